@@ -183,7 +183,9 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             row = _from_json(json.loads(line))
         except ValueError as error:
-            raise RecordError(f"{path} line {number} is damaged ({error}); remove that line or restore the file") from error
+            raise RecordError(
+                f"{path} line {number} is damaged ({error}); remove that line or restore the file"
+            ) from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise RecordError(f"{path} line {number} is damaged (no step number); remove that line or restore the file")
         rows.append(row)

@@ -13,11 +13,10 @@ jvp        the tangent, in a program differentiated in forward mode
 =========  ==========================================================================
 """
 
+import dataclasses
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, TypeVar
-
-import dataclasses
 
 import jax
 from jax.extend.core import Primitive
@@ -41,6 +40,7 @@ class Site:
         probe: the name given to `probe`, or None.
         scope: the name stack (`jax.named_scope` and transformations), from the outermost call on.
         source: `file:line (function)` in the user's code, or an empty string.
+        dims: names of the leading axes that control flow adds to a report, outermost first: a mesh axis, or `scan`.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Site:
     probe: str | None
     scope: str
     source: str
+    dims: tuple[str, ...] = ()
 
 
 Where: TypeAlias = Callable[[Site], bool]
@@ -134,4 +135,3 @@ mlir.register_lowering(probe_p, lambda ctx, x, **_: [x])
 ad.primitive_jvps[probe_p] = _jvp
 ad.primitive_transposes[probe_p] = _transpose
 batching.primitive_batchers[probe_p] = _batch
-

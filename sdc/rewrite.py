@@ -1,0 +1,476 @@
+"""The interpreter under every transformation: it shows selected equations of a step to a rule and carries reports out.
+
+`rewrite(step, where, rule)` traces `step` to a jaxpr, walks it, and calls `rule` in place of each selected equation. The
+rule returns the equation's outputs, perhaps changed, and a *report*: a pytree of arrays. Reports leave control flow so:
+
+=====================  ================================================================================
+`scan`                 stacked on a new leading axis, one row per iteration, in the order of the scanned inputs
+`while`                merged over the iterations with the rule's `merge`, starting from zeros
+`cond`, `switch`       zeros from the branches that were not taken
+`shard_map`, `pmap`    one new leading axis per mesh axis, one row per device
+`jit`, `remat`         handed on; donation and shardings of an inner `jit` are kept
+custom derivatives     the call is inlined: a step is rewritten after it was differentiated
+=====================  ================================================================================
+
+All zeros must therefore mean "nothing happened" in a report. A part of the step without a selected equation is bound as
+it was, so that a step without any comes out as the identical program. This file is the only one that knows the
+internals of JAX; it runs on jax 0.10 and 0.12.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax._src import core, source_info_util
+from jax._src.interpreters import partial_eval
+from jax._src.shard_map import shard_map_p
+from jax._src.sharding_impls import UNSPECIFIED
+from jax.extend.core import primitives
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Int
+
+from .sites import Direction, Site, Where, probe_p, probes
+
+Report: TypeAlias = Any
+Values: TypeAlias = list[Any]
+
+
+class Place(NamedTuple):
+    """Where in the step, and in which iteration, a rule is called.
+
+    Attributes:
+        site: the site.
+        iteration: index of each enclosing `scan` and `while`, outermost first; an array of no dimension each.
+    """
+
+    site: Site
+    iteration: tuple[Int[Array, ""], ...]
+
+
+class Rule(Protocol):
+    """What a transformation does at a site."""
+
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Report]:
+        """Returns the equation's outputs and a report; `bind(*inputs)` evaluates the equation itself."""
+
+    def merge(self, total: Report, new: Report) -> Report:
+        """Merges the reports of two iterations of a `while`; zeros are neutral."""
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Reports(Mapping[str, Any]):
+    """Reports by site name, in program order; a pytree that passes through `jit` and keeps its sites.
+
+    Attributes:
+        sites: the sites, static; `sites[i].dims` names the leading axes of each leaf of report `i`.
+    """
+
+    def __init__(self, sites: Sequence[Site], values: Sequence[Any]) -> None:
+        self.sites = tuple(sites)
+        self._values = tuple(values)
+
+    def __getitem__(self, name: str) -> Any:
+        for site, value in zip(self.sites, self._values, strict=True):
+            if site.name == name:
+                return value
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (site.name for site in self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __repr__(self) -> str:
+        return f"Reports({dict(self)!r})"
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Site, ...]]:
+        keys = (jax.tree_util.DictKey(site.name) for site in self.sites)
+        return list(zip(keys, self._values, strict=True)), self.sites
+
+    @classmethod
+    def tree_unflatten(cls, sites: tuple[Site, ...], values: Sequence[Any]) -> "Reports":
+        return cls(sites, values)
+
+
+def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step: `rule` stands in for every equation that `where` selects.
+
+    Args:
+        step: any function of pytrees of arrays that JAX can trace.
+        where: selects sites.
+        rule: see `Rule`.
+
+    Returns:
+        A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`: it is traced anew
+        at each call.
+
+    Raises:
+        ValueError: a selected probe lies inside a primitive that cannot be entered (it would go unchecked).
+    """
+
+    def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        closed, shape = jax.make_jaxpr(step, return_shape=True)(*args, **kwargs)
+        live = _live(closed)
+        plan = _plan(live, where)
+        outs, reports = _evaluate(plan, live if plan.sites else closed, (), rule, jax.tree.leaves((args, kwargs)))
+        out = jax.tree.unflatten(jax.tree.structure(shape), outs)
+        return out, Reports(plan.sites, [reports[site.name] for site in plan.sites])
+
+    return rewritten
+
+
+def sites(step: Callable[..., Any], where: Where | None = None) -> Callable[..., list[Site]]:
+    """Lists the sites of a step, in program order, without running it.
+
+    Args:
+        step: any function that JAX can trace.
+        where: selects sites; by default the probes.
+
+    Returns:
+        A function of the step's arguments (arrays or `jax.ShapeDtypeStruct`s) that returns the sites.
+    """
+
+    def listed(*args: Any, **kwargs: Any) -> list[Site]:
+        return list(_plan(_live(jax.make_jaxpr(step)(*args, **kwargs)), where or probes).sites)
+
+    return listed
+
+
+def bound_axes() -> dict[str, int]:
+    """Names and sizes of the axes that collectives can use here: `shard_map`, `pmap` and named `vmap` axes."""
+    return {str(name): size for name, size in core.get_axis_env().axis_sizes.items()}
+
+
+def varying(tree: Any) -> Any:
+    """Casts arrays to vary over every manual mesh axis, which `shard_map` with `check_vma=True` wants of reports."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+
+    def cast(x: Any) -> Any:
+        missing = tuple(axis for axis in manual if axis not in jax.typeof(x).manual_axis_type.varying)
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is selected in one jaxpr: sites by equation, plans of the jaxprs inside equations, all sites in order."""
+
+    selected: dict[int, Site]
+    inner: dict[int, tuple["_Plan", ...]]
+    sites: tuple[Site, ...]
+
+
+class _Scope(NamedTuple):
+    """The enclosing equations: their name stack and the report axes that they add."""
+
+    names: tuple[str, ...] = ()
+    dims: tuple[str, ...] = ()
+
+
+def _live(closed: Any) -> Any:
+    """The program without dead equations: XLA drops those, and a report would keep them alive."""
+    jaxpr, consts = _open(closed)
+    jaxpr, _ = partial_eval.dce_jaxpr(
+        partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
+    )
+    return _Bound(jaxpr, consts)
+
+
+class _Bound(NamedTuple):
+    """A jaxpr whose first inputs are bound to constants."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def _plan(live: _Bound, where: Where) -> _Plan:
+    return _plan_jaxpr(live.jaxpr, where, _Scope(), Counter())
+
+
+def _plan_jaxpr(jaxpr: Any, where: Where, scope: _Scope, seen: Counter[str]) -> _Plan:
+    selected: dict[int, Site] = {}
+    inner: dict[int, tuple[_Plan, ...]] = {}
+    found: list[Site] = []
+    for index, eqn in enumerate(jaxpr.eqns):
+        names = scope.names + tuple(name for name in [str(eqn.source_info.name_stack)] if name)
+        site = _site(eqn, names, scope.dims)
+        if site is not None and where(site):
+            seen[site.name] += 1
+            if seen[site.name] > 1:
+                site = dataclasses.replace(site, name=f"{site.name}#{seen[site.name]}")
+            selected[index] = site
+            found.append(site)
+        inside = _Scope(names, scope.dims + _dims(eqn))
+        if eqn.primitive in _RULES:
+            plans = tuple(_plan_jaxpr(_open(body)[0], where, inside, seen) for body in _bodies(eqn))
+            if any(plan.sites for plan in plans):
+                inner[index] = plans
+                found.extend(site for plan in plans for site in plan.sites)
+        else:
+            _refuse_hidden_probes(eqn, where, inside)
+    return _Plan(selected, inner, tuple(found))
+
+
+def _refuse_hidden_probes(eqn: Any, where: Where, scope: _Scope) -> None:
+    """A probe that cannot be reached must not pass for a probe that was checked."""
+    for body in core.jaxprs_in_params(eqn.params):
+        hidden = _plan_jaxpr(_open(body)[0], lambda site: probes(site) and where(site), scope, Counter())
+        if hidden.sites:
+            raise ValueError(
+                f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
+                f"({_source(eqn)}), which cannot be entered; move the probe outside it"
+            )
+
+
+def _site(eqn: Any, names: tuple[str, ...], dims: tuple[str, ...]) -> Site | None:
+    scope = "/".join(names)
+    direction: Direction = "remat" if "rematted_computation" in scope else "bwd" if "transpose(" in scope else "fwd"
+    if eqn.primitive is not probe_p:
+        name = "/".join((direction, *names, eqn.primitive.name))
+        return Site(name, eqn.primitive.name, direction, None, scope, _source(eqn), dims)
+    stated = eqn.params["direction"]
+    if ("bwd" if stated == "bwd" else "fwd") not in eqn.params["directions"]:
+        return None
+    direction = direction if stated == "fwd" else stated
+    probe = eqn.params["name"]
+    return Site(f"{direction}/{probe}", probe_p.name, direction, probe, scope, _source(eqn), dims)
+
+
+def _source(eqn: Any) -> str:
+    return source_info_util.summarize(eqn.source_info) if eqn.source_info.traceback is not None else ""
+
+
+def _dims(eqn: Any) -> tuple[str, ...]:
+    if eqn.primitive is primitives.scan_p:
+        return ("scan",)
+    if eqn.primitive is shard_map_p:
+        return _manual_axes(eqn)
+    return ()
+
+
+def _manual_axes(eqn: Any) -> tuple[str, ...]:
+    """The mesh axes that a `shard_map` makes manual, in the order of the mesh."""
+    return tuple(str(axis) for axis in eqn.params["mesh"].axis_names if axis in eqn.params["newly_manual_axes"])
+
+
+def _bodies(eqn: Any) -> tuple[Any, ...]:
+    if eqn.primitive is primitives.while_p:
+        return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    if eqn.primitive is primitives.cond_p:
+        return tuple(eqn.params["branches"])
+    return (eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"],)
+
+
+def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Jaxpr and constants: jax 0.10 has open and closed jaxprs, jax 0.12 has one class for both."""
+    return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "consts") else (jaxpr, ())
+
+
+# ------------------------------------------------------------------------------------------------------------ evaluate
+
+
+def _evaluate(
+    plan: _Plan, closed: Any, iteration: tuple[Any, ...], rule: Rule, args: Sequence[Any]
+) -> tuple[Values, dict[str, Report]]:
+    """Evaluates a jaxpr with the rule in place of the selected equations."""
+    jaxpr, consts = _open(closed)
+    environment: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    reports: dict[str, Report] = {}
+    last_use = core.last_used(jaxpr)
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        inputs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in eqn.invars]
+        bind = _binder(eqn, plan.inner.get(index), iteration, rule, reports)
+        # The equation keeps its source line and scope, so that a further transformation finds the same sites.
+        names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+        with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+            if site := plan.selected.get(index):
+                outs, report = rule(Place(site, iteration), bind, *inputs)
+                reports[site.name] = varying(report)
+            else:
+                outs = bind(*inputs)
+        environment.update(zip(eqn.outvars, outs, strict=True))
+        core.clean_up_dead_vars(eqn, environment, last_use)
+    outs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in jaxpr.outvars]
+    return outs, reports
+
+
+def _binder(
+    eqn: Any, inner: tuple[_Plan, ...] | None, iteration: tuple[Any, ...], rule: Rule, reports: dict[str, Report]
+) -> Callable[..., Values]:
+    """The evaluation of one equation; the reports from inside it are added to `reports`."""
+
+    def bind(*inputs: Any) -> Values:
+        if inner is not None:
+            outs, inside = _RULES[eqn.primitive](eqn, inner, iteration, rule, list(inputs))
+            reports.update(inside)
+            return outs
+        out = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
+        return list(out) if eqn.primitive.multiple_results else [out]
+
+    return bind
+
+
+def _stage(
+    plan: _Plan, body: Any, iteration: tuple[Any, ...], rule: Rule, inputs: Values
+) -> tuple[Any, Values, Callable[[Values], tuple[Values, dict[str, Report]]]]:
+    """Rewrites a body into a new jaxpr.
+
+    Returns the jaxpr without constants, the values it closes over (they come first among its inputs), and a function
+    that takes its flat outputs apart.
+    """
+    closed, shape = jax.make_jaxpr(lambda *args: _evaluate(plan, body, iteration, rule, args), return_shape=True)(
+        *inputs
+    )
+    structure = jax.tree.structure(shape)
+    jaxpr, consts = _open(closed)
+    return partial_eval.convert_constvars_jaxpr(jaxpr), list(consts), lambda outs: jax.tree.unflatten(structure, outs)
+
+
+def _jit(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+    params = eqn.params
+    jaxpr, consts, unflatten = _stage(plans[0], params["jaxpr"], iteration, rule, inputs)
+    extra = len(jaxpr.outvars) - len(eqn.outvars)
+    outs = eqn.primitive.bind(
+        *consts,
+        *inputs,
+        **{
+            **params,
+            "jaxpr": partial_eval.close_jaxpr(jaxpr),
+            "donated_invars": (False,) * len(consts) + params["donated_invars"],
+            "in_shardings": (UNSPECIFIED,) * len(consts) + params["in_shardings"],
+            "in_layouts": (None,) * len(consts) + params["in_layouts"],
+            "out_shardings": params["out_shardings"] + (UNSPECIFIED,) * extra,
+            "out_layouts": params["out_layouts"] + (None,) * extra,
+        },
+    )
+    return unflatten(outs)
+
+
+def _remat(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+    jaxpr, consts, unflatten = _stage(plans[0], eqn.params["jaxpr"], iteration, rule, inputs)
+    return unflatten(eqn.primitive.bind(*consts, *inputs, **{**eqn.params, "jaxpr": jaxpr}))
+
+
+def _inline(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+    return _evaluate(plans[0], _bodies(eqn)[0], iteration, rule, inputs)
+
+
+def _scan(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+    params = eqn.params
+    if "ft_in" in params:  # jax 0.12
+        num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    consts, carry, xs = inputs[:num_consts], inputs[num_consts:][:num_carry], inputs[num_consts + num_carry :]
+
+    def body(carry: Values, indexed: tuple[Any, Values]) -> tuple[Values, tuple[Values, dict[str, Report]]]:
+        index, x = indexed
+        outs, reports = _evaluate(plans[0], params["jaxpr"], (*iteration, index), rule, [*consts, *carry, *x])
+        return outs[:num_carry], (outs[num_carry:], reports)
+
+    indices = jnp.arange(params["length"], dtype=jnp.int32)
+    carry, (ys, reports) = lax.scan(
+        body, carry, (indices, xs), params["length"], reverse=params["reverse"], unroll=params["unroll"]
+    )
+    return [*carry, *ys], reports
+
+
+def _while(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+    params = eqn.params
+    cond_plan, body_plan = plans
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, init = inputs[:num_cond], inputs[num_cond:][:num_body], inputs[num_cond + num_body :]
+
+    def check(index: Any, carry: Values) -> tuple[Any, dict[str, Report]]:
+        (go_on,), reports = _evaluate(
+            cond_plan, params["cond_jaxpr"], (*iteration, index), rule, [*cond_consts, *carry]
+        )
+        return go_on, reports
+
+    def work(index: Any, carry: Values) -> tuple[Values, dict[str, Report]]:
+        return _evaluate(body_plan, params["body_jaxpr"], (*iteration, index), rule, [*body_consts, *carry])
+
+    def checked_work(index: Any, carry: Values) -> tuple[Any, Values, dict[str, Report]]:
+        """The condition reports too, so it moves into the body: one iteration more, whose work is left out."""
+        go_on, checked = check(index, carry)
+        idle = _zeros(jax.eval_shape(work, index, carry)[1])
+        carry, worked = lax.cond(go_on, work, lambda _, carry: (carry, idle), index, carry)
+        return go_on, carry, {**checked, **worked}
+
+    def body(loop: tuple[Any, Any, Values, dict[str, Report]]) -> tuple[Any, Any, Values, dict[str, Report]]:
+        index, _, carry, reports = loop
+        go_on, carry, new = checked_work(index, carry) if cond_plan.sites else (jnp.bool_(True), *work(index, carry))
+        return index + 1, go_on, carry, {name: varying(rule.merge(reports[name], new[name])) for name in reports}
+
+    def go_on(loop: tuple[Any, Any, Values, dict[str, Report]]) -> Any:
+        return loop[1] if cond_plan.sites else check(loop[0], loop[2])[0]
+
+    start = jnp.int32(0)
+    shapes = jax.eval_shape(checked_work, start, init)[2]
+    _, _, carry, reports = lax.while_loop(go_on, body, (start, jnp.bool_(True), init, _zeros(shapes)))
+    return carry, reports
+
+
+def _cond(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+    index, *operands = inputs
+    branches = [
+        lambda *args, plan=plan, body=body: _evaluate(plan, body, iteration, rule, args)
+        for plan, body in zip(plans, eqn.params["branches"], strict=True)
+    ]
+    shapes = {name: shape for branch in branches for name, shape in jax.eval_shape(branch, *operands)[1].items()}
+
+    def fill(branch: Callable[..., Any]) -> Callable[..., Any]:
+        def filled(*args: Any) -> tuple[Values, dict[str, Report]]:
+            outs, reports = branch(*args)
+            return outs, {name: reports[name] if name in reports else _zeros(shapes[name]) for name in shapes}
+
+        return filled
+
+    return lax.switch(index, [fill(branch) for branch in branches], *operands)
+
+
+def _shard_map(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+    params = eqn.params
+    axes = _manual_axes(eqn)
+
+    def body(iteration: tuple[Any, ...], args: Values) -> tuple[tuple[Any, ...], dict[str, Report]]:
+        outs, reports = _evaluate(plans[0], params["jaxpr"], iteration, rule, args)
+        rows = jax.tree.map(lambda x: lax.expand_dims(x, range(len(axes))), reports)
+        return tuple(outs), rows
+
+    outs, reports = jax.shard_map(
+        body,
+        mesh=params["mesh"],
+        in_specs=(PartitionSpec(), list(params["in_specs"])),
+        out_specs=(tuple(params["out_specs"]), PartitionSpec(*axes)),
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )(iteration, inputs)
+    return list(outs), reports
+
+
+def _zeros(shapes: Any) -> Any:
+    return varying(jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes))
+
+
+_RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
+    primitives.jit_p: _jit,
+    primitives.remat_p: _remat,
+    primitives.scan_p: _scan,
+    primitives.while_p: _while,
+    primitives.cond_p: _cond,
+    shard_map_p: _shard_map,
+    primitives.custom_jvp_call_p: _inline,
+    primitives.custom_vjp_call_p: _inline,
+    primitives.closed_call_p: _inline,
+}

@@ -1,0 +1,21 @@
+"""Eight simulated CPU devices, strict dtype promotion and a compilation cache for the whole suite."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(pytestconfig: pytest.Config) -> Path:
+    """Compiled steps are kept between runs, and shared with the processes that tests start."""
+    cache = Path(pytestconfig.rootpath) / ".jax_cache"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+    return cache
