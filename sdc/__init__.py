@@ -1,6 +1,7 @@
 """Deterministic analysis of silent data corruption in JAX programs."""
 
+from .fingerprint import fingerprint
 from .rewrite import Reports, rewrite, sites
 from .sites import Site, probe
 
-__all__ = ["Reports", "Site", "probe", "rewrite", "sites"]
+__all__ = ["Reports", "Site", "fingerprint", "probe", "rewrite", "sites"]
