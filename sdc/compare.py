@@ -79,7 +79,10 @@ def _as_numbers(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
 def merge(total: Difference, new: Difference) -> Difference:
     """The difference of two tensors taken together."""
     return Difference(
-        *(a + b for a, b in zip(total[:4], new[:4], strict=True)),
+        checked=total.checked + new.checked,
+        mismatched=total.mismatched + new.mismatched,
+        zero_reference=total.zero_reference + new.zero_reference,
+        nonfinite=total.nonfinite + new.nonfinite,
         relative_sum=jnp.minimum(total.relative_sum + new.relative_sum, LARGEST),
         relative_max=jnp.maximum(total.relative_max, new.relative_max),
     )

@@ -111,8 +111,9 @@ def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[...
         where: selects sites; by default the probes.
 
     Returns:
-        A function that returns `(out, digests)`: for each site the digests of the equation's outputs, `uint32[..., n, 2]`
-        behind the axes named in `site.dims`. Iterations of a `while` are mixed into one digest, in order.
+        A function that returns `(out, digests)`: for each site the digests of the equation's outputs,
+        `uint32[..., n, 2]` behind the axes named in `site.dims`. Iterations of a `while` are mixed into one digest, in
+        order.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc

@@ -1,7 +1,8 @@
-"""The interpreter under every transformation: it shows selected equations of a step to a rule and carries reports out.
+"""The interpreter under every transformation: it shows selected equations of a step to a rule.
 
-`rewrite(step, where, rule)` traces `step` to a jaxpr, walks it, and calls `rule` in place of each selected equation. The
-rule returns the equation's outputs, perhaps changed, and a *report*: a pytree of arrays. Reports leave control flow so:
+`rewrite(step, where, rule)` traces `step` to a jaxpr, walks it, and calls `rule` in place of each selected equation.
+The rule returns the equation's outputs, perhaps changed, and a *report*: a pytree of arrays. Reports leave control
+flow so:
 
 =====================  ================================================================================
 `scan`                 stacked on a new leading axis, one row per iteration, in the order of the scanned inputs
@@ -13,12 +14,10 @@ custom derivatives     the call is inlined: a step is rewritten after it was dif
 =====================  ================================================================================
 
 All zeros must therefore mean "nothing happened" in a report. A part of the step without a selected equation is bound as
-it was, so that a step without any comes out as the identical program. This file is the only one that knows the
-internals of JAX; it runs on jax 0.10 and 0.12.
+it was, so that a step without any comes out as the identical program. This file and `plan.py` are the only ones that
+know the internals of JAX; they run on jax 0.10 and 0.12.
 """
 
-import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -27,13 +26,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax._src import core, source_info_util
 from jax._src.interpreters import partial_eval
+from jax._src.named_sharding import UNSPECIFIED
 from jax._src.shard_map import shard_map_p
-from jax._src.sharding_impls import UNSPECIFIED
 from jax.extend.core import primitives
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
-from .sites import Direction, Site, Where, probe_p, probes
+from .plan import ENTERED, Plan, bodies, live_program, manual_axes, open_jaxpr, plan_sites
+from .sites import Site, Where, probes
 
 Report: TypeAlias = Any
 Values: TypeAlias = list[Any]
@@ -106,8 +106,8 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
         rule: see `Rule`.
 
     Returns:
-        A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`: it is traced anew
-        at each call.
+        A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`: it is traced
+        anew at each call.
 
     Raises:
         ValueError: a selected probe lies inside a primitive that cannot be entered (it would go unchecked).
@@ -115,8 +115,8 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
 
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         closed, shape = jax.make_jaxpr(step, return_shape=True)(*args, **kwargs)
-        live = _live(closed)
-        plan = _plan(live, where)
+        live = live_program(closed)
+        plan = plan_sites(live, where)
         outs, reports = _evaluate(plan, live if plan.sites else closed, (), rule, jax.tree.leaves((args, kwargs)))
         out = jax.tree.unflatten(jax.tree.structure(shape), outs)
         return out, Reports(plan.sites, [reports[site.name] for site in plan.sites])
@@ -136,7 +136,7 @@ def sites(step: Callable[..., Any], where: Where | None = None) -> Callable[...,
     """
 
     def listed(*args: Any, **kwargs: Any) -> list[Site]:
-        return list(_plan(_live(jax.make_jaxpr(step)(*args, **kwargs)), where or probes).sites)
+        return list(plan_sites(live_program(jax.make_jaxpr(step)(*args, **kwargs)), where or probes).sites)
 
     return listed
 
@@ -157,132 +157,11 @@ def varying(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """What is selected in one jaxpr: sites by equation, plans of the jaxprs inside equations, all sites in order."""
-
-    selected: dict[int, Site]
-    inner: dict[int, tuple["_Plan", ...]]
-    sites: tuple[Site, ...]
-
-
-class _Scope(NamedTuple):
-    """The enclosing equations: their name stack and the report axes that they add."""
-
-    names: tuple[str, ...] = ()
-    dims: tuple[str, ...] = ()
-
-
-def _live(closed: Any) -> Any:
-    """The program without dead equations: XLA drops those, and a report would keep them alive."""
-    jaxpr, consts = _open(closed)
-    jaxpr, _ = partial_eval.dce_jaxpr(
-        partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
-    )
-    return _Bound(jaxpr, consts)
-
-
-class _Bound(NamedTuple):
-    """A jaxpr whose first inputs are bound to constants."""
-
-    jaxpr: Any
-    consts: Sequence[Any]
-
-
-def _plan(live: _Bound, where: Where) -> _Plan:
-    return _plan_jaxpr(live.jaxpr, where, _Scope(), Counter())
-
-
-def _plan_jaxpr(jaxpr: Any, where: Where, scope: _Scope, seen: Counter[str]) -> _Plan:
-    selected: dict[int, Site] = {}
-    inner: dict[int, tuple[_Plan, ...]] = {}
-    found: list[Site] = []
-    for index, eqn in enumerate(jaxpr.eqns):
-        names = scope.names + tuple(name for name in [str(eqn.source_info.name_stack)] if name)
-        site = _site(eqn, names, scope.dims)
-        if site is not None and where(site):
-            seen[site.name] += 1
-            if seen[site.name] > 1:
-                site = dataclasses.replace(site, name=f"{site.name}#{seen[site.name]}")
-            selected[index] = site
-            found.append(site)
-        inside = _Scope(names, scope.dims + _dims(eqn))
-        if eqn.primitive in _RULES:
-            plans = tuple(_plan_jaxpr(_open(body)[0], where, inside, seen) for body in _bodies(eqn))
-            if any(plan.sites for plan in plans):
-                inner[index] = plans
-                found.extend(site for plan in plans for site in plan.sites)
-        else:
-            _refuse_hidden_probes(eqn, where, inside)
-    return _Plan(selected, inner, tuple(found))
-
-
-def _refuse_hidden_probes(eqn: Any, where: Where, scope: _Scope) -> None:
-    """A probe that cannot be reached must not pass for a probe that was checked."""
-    for body in core.jaxprs_in_params(eqn.params):
-        hidden = _plan_jaxpr(_open(body)[0], lambda site: probes(site) and where(site), scope, Counter())
-        if hidden.sites:
-            raise ValueError(
-                f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
-                f"({_source(eqn)}), which cannot be entered; move the probe outside it"
-            )
-
-
-def _site(eqn: Any, names: tuple[str, ...], dims: tuple[str, ...]) -> Site | None:
-    scope = "/".join(names)
-    direction: Direction = "remat" if "rematted_computation" in scope else "bwd" if "transpose(" in scope else "fwd"
-    if eqn.primitive is not probe_p:
-        name = "/".join((direction, *names, eqn.primitive.name))
-        return Site(name, eqn.primitive.name, direction, None, scope, _source(eqn), dims)
-    stated = eqn.params["direction"]
-    if ("bwd" if stated == "bwd" else "fwd") not in eqn.params["directions"]:
-        return None
-    direction = direction if stated == "fwd" else stated
-    probe = eqn.params["name"]
-    return Site(f"{direction}/{probe}", probe_p.name, direction, probe, scope, _source(eqn), dims)
-
-
-def _source(eqn: Any) -> str:
-    return source_info_util.summarize(eqn.source_info) if eqn.source_info.traceback is not None else ""
-
-
-def _dims(eqn: Any) -> tuple[str, ...]:
-    if eqn.primitive is primitives.scan_p:
-        return ("scan",)
-    if eqn.primitive is shard_map_p:
-        return _manual_axes(eqn)
-    return ()
-
-
-def _manual_axes(eqn: Any) -> tuple[str, ...]:
-    """The mesh axes that a `shard_map` makes manual, in the order of the mesh."""
-    return tuple(str(axis) for axis in eqn.params["mesh"].axis_names if axis in eqn.params["newly_manual_axes"])
-
-
-def _bodies(eqn: Any) -> tuple[Any, ...]:
-    if eqn.primitive is primitives.while_p:
-        return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    if eqn.primitive is primitives.cond_p:
-        return tuple(eqn.params["branches"])
-    return (eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"],)
-
-
-def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """Jaxpr and constants: jax 0.10 has open and closed jaxprs, jax 0.12 has one class for both."""
-    return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "consts") else (jaxpr, ())
-
-
-# ------------------------------------------------------------------------------------------------------------ evaluate
-
-
 def _evaluate(
-    plan: _Plan, closed: Any, iteration: tuple[Any, ...], rule: Rule, args: Sequence[Any]
+    plan: Plan, closed: Any, iteration: tuple[Any, ...], rule: Rule, args: Sequence[Any]
 ) -> tuple[Values, dict[str, Report]]:
     """Evaluates a jaxpr with the rule in place of the selected equations."""
-    jaxpr, consts = _open(closed)
+    jaxpr, consts = open_jaxpr(closed)
     environment: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     reports: dict[str, Report] = {}
     last_use = core.last_used(jaxpr)
@@ -305,7 +184,7 @@ def _evaluate(
 
 
 def _binder(
-    eqn: Any, inner: tuple[_Plan, ...] | None, iteration: tuple[Any, ...], rule: Rule, reports: dict[str, Report]
+    eqn: Any, inner: tuple[Plan, ...] | None, iteration: tuple[Any, ...], rule: Rule, reports: dict[str, Report]
 ) -> Callable[..., Values]:
     """The evaluation of one equation; the reports from inside it are added to `reports`."""
 
@@ -321,7 +200,7 @@ def _binder(
 
 
 def _stage(
-    plan: _Plan, body: Any, iteration: tuple[Any, ...], rule: Rule, inputs: Values
+    plan: Plan, body: Any, iteration: tuple[Any, ...], rule: Rule, inputs: Values
 ) -> tuple[Any, Values, Callable[[Values], tuple[Values, dict[str, Report]]]]:
     """Rewrites a body into a new jaxpr.
 
@@ -332,11 +211,11 @@ def _stage(
         *inputs
     )
     structure = jax.tree.structure(shape)
-    jaxpr, consts = _open(closed)
+    jaxpr, consts = open_jaxpr(closed)
     return partial_eval.convert_constvars_jaxpr(jaxpr), list(consts), lambda outs: jax.tree.unflatten(structure, outs)
 
 
-def _jit(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
     params = eqn.params
     jaxpr, consts, unflatten = _stage(plans[0], params["jaxpr"], iteration, rule, inputs)
     extra = len(jaxpr.outvars) - len(eqn.outvars)
@@ -356,16 +235,16 @@ def _jit(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs:
     return unflatten(outs)
 
 
-def _remat(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
     jaxpr, consts, unflatten = _stage(plans[0], eqn.params["jaxpr"], iteration, rule, inputs)
     return unflatten(eqn.primitive.bind(*consts, *inputs, **{**eqn.params, "jaxpr": jaxpr}))
 
 
-def _inline(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
-    return _evaluate(plans[0], _bodies(eqn)[0], iteration, rule, inputs)
+def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+    return _evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs)
 
 
-def _scan(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
     params = eqn.params
     if "ft_in" in params:  # jax 0.12
         num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
@@ -385,7 +264,7 @@ def _scan(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs
     return [*carry, *ys], reports
 
 
-def _while(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
     params = eqn.params
     cond_plan, body_plan = plans
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
@@ -421,7 +300,7 @@ def _while(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, input
     return carry, reports
 
 
-def _cond(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
     index, *operands = inputs
     branches = [
         lambda *args, plan=plan, body=body: _evaluate(plan, body, iteration, rule, args)
@@ -439,9 +318,9 @@ def _cond(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs
     return lax.switch(index, [fill(branch) for branch in branches], *operands)
 
 
-def _shard_map(eqn: Any, plans: tuple[_Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
     params = eqn.params
-    axes = _manual_axes(eqn)
+    axes = manual_axes(eqn)
 
     def body(iteration: tuple[Any, ...], args: Values) -> tuple[tuple[Any, ...], dict[str, Report]]:
         outs, reports = _evaluate(plans[0], params["jaxpr"], iteration, rule, args)
@@ -474,3 +353,5 @@ _RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
     primitives.custom_vjp_call_p: _inline,
     primitives.closed_call_p: _inline,
 }
+
+assert set(_RULES) == set(ENTERED)

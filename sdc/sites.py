@@ -97,7 +97,7 @@ def probe(x: Tree, name: str, *, directions: Collection[Literal["fwd", "bwd"]] =
     if not directions or not set(directions) <= {"fwd", "bwd"}:
         raise ValueError(f"directions {tuple(directions)!r} of probe {name!r}: expected 'fwd', 'bwd' or both")
 
-    def bind(path: jax.tree_util.KeyPath, leaf: Any) -> Any:
+    def bind(path: tuple[Any, ...], leaf: Any) -> Any:
         suffix = jax.tree_util.keystr(path, simple=True, separator="/")
         return probe_p.bind(
             leaf, name=f"{name}/{suffix}" if suffix else name, direction="fwd", directions=frozenset(directions)

@@ -22,7 +22,7 @@ MESH = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 
 def reference(x: np.ndarray) -> np.ndarray:
     """The definition, word by word."""
-    if x.dtype.itemsize == 2 and x.ndim and x.shape[-1] % 2 == 0 or x.dtype.itemsize >= 4:
+    if (x.dtype.itemsize == 2 and x.ndim and x.shape[-1] % 2 == 0) or x.dtype.itemsize >= 4:
         words = np.ascontiguousarray(x).reshape(-1).view(np.uint32).astype(np.uint64)
     else:
         words = np.ascontiguousarray(x).reshape(-1).view(f"u{x.dtype.itemsize}").astype(np.uint64)

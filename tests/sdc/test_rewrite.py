@@ -276,6 +276,12 @@ def test_general_equations_are_sites_with_source_and_direction() -> None:
     assert len({site.name for site in found}) == 3
 
 
+def test_a_probe_knows_the_line_that_calls_it() -> None:
+    (site,) = sdc.sites(step_plain)(X)
+    assert "test_rewrite.py" in site.source
+    assert "(probed)" in site.source
+
+
 def test_closed_over_tracers_are_accepted() -> None:
     def outer(x: Any, y: Any) -> Any:
         def step(x: Any) -> Any:
