@@ -1,0 +1,1 @@
+"""From run records to statistics, tables, figures and one offline HTML page."""

@@ -1,0 +1,74 @@
+"""What the numbers of a report mean: the text at its end."""
+
+import math
+from typing import NamedTuple
+
+from .statistics import burn_in_steps, needed_mismatches
+
+
+class Definition(NamedTuple):
+    """A quantity, its equation number in the study (or an empty string), its formula and what to know about it."""
+
+    name: str
+    equation: str
+    formula: str
+    text: str
+
+
+SOURCE = (
+    "Equation numbers are those of Ma, Pei, Lausen and Karypis, Understanding Silent Data Corruption in LLM Training "
+    "(arXiv 2502.12340). Twin 0 is the reference f, another twin the suspect f'."
+)
+
+BURSTS = (
+    "Bounds and intervals take every element to fail independently of the others. Corruption comes in bursts, in time "
+    "and within a tensor, so the true uncertainty is larger: expected mismatches of "
+    f"{needed_mismatches():.0f} make a clean run improbable (5 %) if elements are independent, but it takes "
+    f"{needed_mismatches(shape=1):.0f} if the rate varies between runs like an exponential variable, and "
+    f"{needed_mismatches(shape=0.5):.0f} if it varies like a gamma variable of shape 1/2. Plan a burn-in as three "
+    f"mean intervals between bursts: node 13 of the study (first mismatch after step 450) needs {burn_in_steps(450):,} "
+    f"steps, node 14 (one spike in 4,500 steps) {burn_in_steps(4500):,}."
+)
+
+DEFINITIONS = (
+    Definition(
+        "Mismatch frequency of a submodule at a microstep",
+        "(1)",
+        "freq = Σ_t #(f'(x_t) ≠ f(x_t)) / (TP · MBS · L · H)",
+        "Share of elements that differ in any bit, over all tensor-parallel ranks t: NaN equals the same NaN, and -0 "
+        "differs from +0.",
+    ),
+    Definition(
+        "Mismatch frequency",
+        "(2)",
+        "freq = mean over decoder layers of (1)",
+        "Here also the mean over microsteps, which is mismatched / checked elements.",
+    ),
+    Definition(
+        "Mismatch severity of a submodule at a microstep",
+        "(3)",
+        "sev = max_t mean |f' - f| / |f|",
+        "The mean is over mismatched elements with a finite, non-zero reference and a finite value. The paper "
+        "leaves the others open; here they stay out of the mean and are counted as zero reference and non-finite.",
+    ),
+    Definition("Mismatch severity", "(4)", "sev = max over decoder layers of (3)", "Here also the maximum over steps."),
+    Definition(
+        "Worst-case noise-to-signal",
+        "(5)",
+        "max over steps of ‖g' - g‖₂ / ‖g‖₂",
+        "g: gradient of an optimizer step before clipping, reference and suspect.",
+    ),
+    Definition(
+        "Upper bound and interval of a frequency",
+        "",
+        f"x = 0: {-math.log(0.05):.3g} / n;  x > 0: χ²₀.₉₅(2x + 2) / (2n)",
+        "One-sided 95 % bound for x mismatches in n checked elements; intervals are two-sided, exact (Garwood), 95 %.",
+    ),
+    Definition(
+        "Verdict",
+        "",
+        "corrupt | clean | inconclusive",
+        "Corrupt: any bit differed anywhere. Clean: something was checked and nothing differed. Inconclusive: too "
+        "little was checked to say. What was not checked is not clean.",
+    ),
+)

@@ -1,0 +1,266 @@
+"""The figures of a report as SVG text: no global state, no raster, the same bytes for the same record.
+
+Colours are Okabe and Ito's, and every line has a marker or a dash pattern of its own, so no figure relies on colour.
+"""
+
+import dataclasses
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import matplotlib
+import matplotlib.style
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from .series import Line, PerTwin, Row, mapping, number, per_site, per_twin, step_numbers, thin
+from .tables import show
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e6ea",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure: title, caption, and an `<svg>` element without prologue and with ids of its own."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A figure that the record cannot give, and why."""
+
+    title: str
+    reason: str
+
+
+def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+    """Mismatch frequency (2) of every site at each step, logarithmic where above zero.
+
+    Args:
+        summary: contents of `summary.json`.
+        steps: lines of `steps.jsonl`.
+        mark: text drawn into the figure, such as that faults are simulated; may be empty.
+    """
+    title = "Mismatch frequency over time"
+    sites = [*mapping(summary.get("submodules")), *mapping(summary.get("other_sites"))]
+    measured = {site: values for site in sites if np.isfinite(values := per_site(steps, site, "frequency")).any()}
+    if not measured:
+        return LeftOut(title, "no submodule was compared (that needs --sync compute)")
+    if not any((values > 0).any() for values in measured.values()):
+        return LeftOut(title, "no submodule mismatched at any step")
+    with _drawing("frequency", mark) as drawing:
+        axes = drawing.figure.subplots()
+        for place, (site, values) in enumerate(measured.items()):
+            x, y = thin(step_numbers(steps), np.where(np.isfinite(values) & (values > 0), values, np.nan))
+            style = {"color": COLOURS[place % 6], "marker": MARKERS[place % 6]}
+            axes.plot(x, y, label=site, linewidth=1, markersize=3.5 if len(x) < 200 else 2, **style)
+            known = number(mapping(mapping(summary.get("published")).get(site)).get("frequency"))
+            if known is not None and np.isfinite(known) and known > 0:
+                axes.axhline(known, color=style["color"], linewidth=1, linestyle=DASHES[2])
+        _finish(axes, "mismatch frequency", logarithmic=True)
+    dotted = " Dotted: published mean of the simulated node." if mapping(summary.get("published")) else ""
+    return drawing.picture(title, f"Equation (2) per step. A step without a mismatch has no point.{dotted}")
+
+
+def layers_heat_map(summary: Row, *, mark: str) -> Picture | LeftOut:
+    """Frequency and severity of every layer and site, one above the other."""
+    title = "Mismatches by layer"
+    layers = mapping(summary.get("layers"))
+    sites = [site for site, row in layers.items() if any(number(value) is not None for value in row["frequency"])]
+    if not sites:
+        return LeftOut(title, "no submodule was compared layer by layer (that needs --sync compute)")
+    if not any(sum(layers[site]["mismatched"]) for site in sites):
+        return LeftOut(title, "no layer mismatched")
+    with _drawing("layers", mark, height=1.3 + 0.56 * len(sites)) as drawing:
+        panels = drawing.figure.subplots(1, 2)
+        for axes, quantity in zip(panels, ("frequency", "severity"), strict=True):
+            lists = [layers[site][quantity] for site in sites]
+            table = np.asarray([[np.nan if (v := number(x)) is None else v for x in values] for values in lists])
+            _heat_map(drawing.figure, axes, sites, table, quantity)
+    return drawing.picture(
+        title,
+        "Left: frequency (1) over all steps. Right: severity (3), largest of all steps. Layer 0 is the first. "
+        "Grey: measured, zero. White: nothing to measure.",
+    )
+
+
+def gradients(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+    """Norm of the gradient beside the norm of its difference from the reference's."""
+    title = "Gradient difference beside gradient norm"
+    norm, difference = per_twin(steps, "gradient_norm"), per_twin(steps, "gradient_difference")
+    if norm is None:
+        return LeftOut(title, "the record holds no gradient norms")
+    with _drawing("gradients", mark) as drawing:
+        axes = drawing.figure.subplots()
+        lines = {"norm, twin 0 (reference)": norm[0]} if difference is not None else {"norm": norm[0]}
+        if difference is not None:
+            lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
+        drawn = _lines(axes, step_numbers(steps), lines, positive=True)
+        _finish(axes, "L2 norm", logarithmic=drawn)
+    caption = "L2 norms of the gradient of each optimizer step."
+    if difference is None:
+        return drawing.picture("Gradient norm", caption + _not_finite({"gradient norm": norm}))
+    zero = "" if (difference[1:] > 0).any() else " No difference above zero was measured."
+    finite = _not_finite({"gradient norm": norm, "gradient difference": difference})
+    return drawing.picture(title, f"{caption} A difference of zero has no point.{zero}{finite}")
+
+
+def parameter_difference(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+    """Norm of the difference of the parameters from the reference's."""
+    title = "Parameter difference"
+    difference = per_twin(steps, "parameter_difference")
+    if difference is None or len(difference) < 2:
+        return LeftOut(title, "the record holds no parameter differences")
+    if not (difference[1:] != 0).any():
+        return LeftOut(title, "the parameters of the twins never differed")
+    if not (np.isfinite(difference[1:]) & (difference[1:] > 0)).any():
+        return LeftOut(title, "no finite difference above zero was measured")
+    with _drawing("parameters", mark) as drawing:
+        axes = drawing.figure.subplots()
+        lines = {f"‖θ' - θ‖, twin {twin}": difference[twin] for twin in range(1, len(difference))}
+        norm = per_twin(steps, "parameter_norm")
+        if norm is not None:
+            lines["‖θ‖, twin 0 (reference)"] = norm[0]
+        _finish(axes, "L2 norm", logarithmic=_lines(axes, step_numbers(steps), lines, positive=True))
+    caption = "L2 norm over all parameters after each step, before any synchronization of them."
+    return drawing.picture(title, caption + _not_finite({"parameter difference": difference}))
+
+
+def losses(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+    """Training loss of every twin."""
+    loss = per_twin(steps, "loss")
+    if loss is None:
+        return LeftOut("Loss", "the record holds no losses")
+    with _drawing("losses", mark) as drawing:
+        axes = drawing.figure.subplots()
+        names = [f"twin {twin}{'' if twin else ' (reference)'}" for twin in range(len(loss))]
+        lines = dict(zip(names, loss, strict=True)) if len(loss) > 1 else {"loss": loss[0]}
+        _lines(axes, step_numbers(steps), lines, positive=False)
+        _finish(axes, "loss", logarithmic=False)
+    caption = "Training loss of each step." + (" Lines that cover each other are equal." if len(loss) > 1 else "")
+    return drawing.picture("Losses of the twins" if len(loss) > 1 else "Loss", caption + _not_finite({"loss": loss}))
+
+
+class _Drawing:
+    """A figure under way, and its SVG once it is done."""
+
+    def __init__(self, name: str, height: float) -> None:
+        self.name = name
+        self.figure = Figure(figsize=(7.6, height), layout="constrained")
+        self.svg = ""
+
+    def picture(self, title: str, caption: str) -> Picture:
+        return Picture(title, caption, self.svg)
+
+    def render(self) -> None:
+        file = io.StringIO()
+        FigureCanvasSVG(self.figure).print_svg(file, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        svg = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue()[file.getvalue().index("<svg") :], flags=re.DOTALL)
+        # All figures stand in one page, where an id must be unique.
+        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
+        self.svg = svg.replace("<svg ", '<svg role="img" ', 1).strip()
+
+
+@contextmanager
+def _drawing(name: str, mark: str, height: float = 2.9) -> Iterator[_Drawing]:
+    """Figures are made and rendered under matplotlib's defaults, whatever the user's settings are."""
+    with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": name}]):  # type: ignore[list-item]
+        drawing = _Drawing(name, height)
+        yield drawing
+        if mark:
+            drawing.figure.text(0.995, 0.005, mark, ha="right", va="bottom", fontsize=7.5, color="#8a3b00")
+            drawing.figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))  # type: ignore[union-attr]
+        drawing.render()
+
+
+def _lines(axes: Axes, x: Line, lines: dict[str, Line], *, positive: bool) -> bool:
+    """Draws lines that differ in colour and dash; returns whether any point was drawn."""
+    drawn = False
+    for place, (label, values) in enumerate(lines.items()):
+        shown = np.isfinite(values) & ((values > 0) | (not positive))
+        style = {"color": COLOURS[place % 6], "linestyle": DASHES[place % 4], "linewidth": 1.4}
+        alone = shown.sum() < 40  # with few points a marker shows where they are, even beside gaps
+        axes.plot(
+            *thin(x, np.where(shown, values, np.nan)),
+            label=label,
+            marker=MARKERS[place % 6] if alone else "",
+            markersize=3,
+            **style,
+        )
+        drawn = drawn or bool(shown.any())
+    return drawn
+
+
+def _finish(axes: Axes, label: str, *, logarithmic: bool) -> None:
+    axes.set(xlabel="step", ylabel=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, quantity: str) -> None:
+    cells = np.where(np.isinf(table), np.nanmax(table[np.isfinite(table)], initial=1), table)
+    positive = cells[np.isfinite(cells) & (cells > 0)]
+    axes.set(title=quantity, xlabel="layer")
+    axes.grid(visible=False)
+    axes.pcolormesh(np.where(cells == 0, 0.5, np.nan), cmap="Greys", vmin=0, vmax=3, edgecolors="white", linewidth=1)
+    if positive.size:
+        low, high = positive.min(), positive.max()
+        scale = LogNorm(low if low < high else low / 10, high)
+        # Twelve colours keep the colour bar a drawing; with 50 or more it would become an image.
+        colours = matplotlib.colormaps["viridis_r"].resampled(12)
+        mesh = axes.pcolormesh(
+            np.where(cells > 0, cells, np.nan), cmap=colours, norm=scale, edgecolors="white", linewidth=1
+        )
+        bar = figure.colorbar(mesh, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.2g}"), pad=0.02)
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        bar.ax.yaxis.set_major_locator(LogLocator(numticks=5))
+        if high / low < 100:  # too few powers of ten to label
+            bar.set_ticks([scale.vmin, np.sqrt(scale.vmin * scale.vmax), scale.vmax])  # type: ignore[operator]
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True))
+    axes.set_xticks([layer + 0.5 for layer in range(0, table.shape[1], 1 + table.shape[1] // 17)])
+    axes.set_xticklabels([f"{tick - 0.5:.0f}" for tick in axes.get_xticks()])
+    axes.set_yticks(np.arange(len(sites)) + 0.5, sites)
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    if table.shape[1] <= 4:
+        for (row, column), value in np.ndenumerate(table):
+            if value > 0:
+                dark = positive.size and value > np.sqrt(positive.min() * positive.max())
+                style = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "black"}
+                axes.text(column + 0.5, row + 0.5, show(float(value)), **style)
+
+
+def _not_finite(quantities: dict[str, PerTwin]) -> str:
+    """Says what cannot be drawn, be it NaN, infinite or absent."""
+    parts = [
+        f"{name} of twin {twin} at {int((~np.isfinite(values)).sum()):,} steps"
+        for name, table in quantities.items()
+        for twin, values in enumerate(table)
+        if not np.isfinite(values).all()
+    ]
+    return f" Not finite or not recorded, and so not drawn: {', '.join(parts)}." if parts else ""

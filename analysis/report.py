@@ -1,0 +1,245 @@
+"""The report of a run: `report.html`, one page that needs no network, and `report.md` with the same tables."""
+
+import dataclasses
+import importlib.resources
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from sdc.records import RecordError, Run, read_run, write_text
+
+from . import figures, tables
+from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
+from .figures import LeftOut, Picture
+from .series import mapping, sequence
+from .statistics import excluded_interval
+from .summary import summarize
+from .tables import Table, escape, show
+
+HTML, MARKDOWN = "report.html", "report.md"
+LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE"}
+SIMULATED = "simulated faults"
+SYNC = {
+    "compute": "compute: submodules are compared and repaired, forward and backward",
+    "params": "params: parameters and optimizer state are overwritten after every step",
+    "none": "none: twins run free",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All text of a report, before it becomes HTML or Markdown.
+
+    Attributes:
+        title: name of the run.
+        verdict: `corrupt`, `clean`, `inconclusive`, or `training` for a run that compares nothing.
+        label: the verdict for reading.
+        reason: why.
+        simulated: what the simulated faults are; empty where the run injected none.
+        notes: what to know before reading on.
+        facts: the run in a few lines.
+        measured: tables of what was measured.
+        pictures: figures.
+        left_out: what the record cannot show, and why.
+        settings: tables of configuration and environment.
+        command: the command line that made the run.
+    """
+
+    title: str
+    verdict: str
+    label: str
+    reason: str
+    simulated: str
+    notes: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    measured: tuple[Table, ...]
+    pictures: tuple[Picture, ...]
+    left_out: tuple[LeftOut, ...]
+    settings: tuple[Table, ...]
+    command: str
+    definitions: tuple[Definition, ...] = DEFINITIONS
+    definitions_source: str = SOURCE
+    bursts: str = BURSTS
+
+
+def write_report(path: Path) -> Path:
+    """Writes `report.html` and `report.md` into a run folder, each whole or not at all.
+
+    The same record gives the same bytes.
+
+    Args:
+        path: a run folder, of a run that has ended or not.
+
+    Returns:
+        Path of the HTML page.
+
+    Raises:
+        RecordError: the folder holds no readable run, or cannot be written.
+    """
+    report = build(read_run(path))
+    html, markdown = to_html(report), to_markdown(report)
+    try:
+        write_text(path / MARKDOWN, markdown)
+        write_text(path / HTML, html)
+    except OSError as error:
+        raise RecordError(
+            f"cannot write a report into {path}: {error.strerror}; make room or make it writable"
+        ) from error
+    return path / HTML
+
+
+def build(run: Run) -> Report:
+    """Collects the text, tables and figures of a report."""
+    manifest = run.manifest
+    # What the run says about itself wins: it may know of a peer that vanished, which no line tells.
+    summary = summarize(manifest, run.steps, run.mismatches) | (run.summary or {})
+    suspect = mapping(manifest.get("suspect"))
+    simulated = _simulated(suspect) if summary["simulated"] or suspect.get("simulated") else ""
+    verdict, label, reason = _verdict(summary, ended=run.summary is not None)
+    mark = SIMULATED if simulated else ""
+    twin = manifest.get("kind") != "train"
+
+    drawn = [figures.losses(run.steps, mark=mark), figures.gradients(run.steps, mark=mark)]
+    measured: list[tuple[Table | None, str, str]] = []
+    if twin:
+        drawn = [
+            figures.frequency_over_time(summary, run.steps, mark=mark),
+            figures.layers_heat_map(summary, mark=mark),
+            drawn[1],
+            figures.parameter_difference(run.steps, mark=mark),
+            drawn[0],
+        ]
+        nothing = "no submodule was compared (that needs --sync compute)"
+        measured = [
+            (tables.submodules(summary), "Mismatch frequency and severity by submodule", nothing),
+            (tables.counts(summary), "Elements by submodule", nothing),
+            (tables.whole_step(summary), "Whole-step comparison", "no gradient and no parameter was compared"),
+            (tables.ranks(run.mismatches), "Mismatches by rank", "no mismatch at a submodule was recorded"),
+            (tables.first_mismatches(run.mismatches), "First mismatches", "no mismatch at a submodule was recorded"),
+        ]
+    measured.append((tables.training(summary), "Training", "no step was done"))
+    left_out = [LeftOut(title, why) for table, title, why in measured if table is None or not table.rows]
+    prefix = f"[{SIMULATED}] " if simulated else ""
+    settings = (
+        tables.flat("Environment", manifest.get("environment")),
+        tables.flat("Program and data", {key: manifest.get(key) for key in ("program", "data", "seed")}),
+        tables.flat("Configuration", manifest.get("config")),
+    )
+    return Report(
+        title=run.path.resolve().name,
+        verdict=verdict,
+        label=label + (" (simulated faults)" if simulated and verdict == "corrupt" else ""),
+        reason=reason,
+        simulated=simulated,
+        notes=tuple(_notes(run, summary)),
+        facts=tuple(_facts(manifest, summary, suspect)),
+        measured=tuple(
+            dataclasses.replace(table, caption=prefix + table.caption) for table, *_ in measured if table and table.rows
+        ),
+        pictures=tuple(
+            dataclasses.replace(picture, caption=prefix + picture.caption)
+            for picture in drawn
+            if isinstance(picture, Picture)
+        ),
+        left_out=(*left_out, *(picture for picture in drawn if isinstance(picture, LeftOut))),
+        settings=tuple(table for table in settings if table),
+        command=shlex.join(map(str, sequence(manifest.get("command")))),
+    )
+
+
+def to_html(report: Report) -> str:
+    """The report as one HTML page without scripts, images or links to elsewhere."""
+    template = importlib.resources.files(__package__).joinpath("templates", "report.html.jinja")
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["drawing"] = Markup  # matplotlib has escaped the text within its drawings
+    return environment.from_string(template.read_text(encoding="utf-8")).render(report=report)
+
+
+def to_markdown(report: Report) -> str:
+    """The report as Markdown: everything but the figures."""
+    parts = [f"# {escape(report.title)}: {escape(report.label)}", escape(report.reason)]
+    if report.simulated:
+        parts.append(f"> **SIMULATED FAULTS**: {escape(report.simulated)}")
+    parts += [f"> {escape(note)}" for note in report.notes]
+    parts.append("\n".join(f"- {escape(name)}: {escape(value)}" for name, value in report.facts))
+    parts += [table.markdown() for table in report.measured]
+    if report.left_out:
+        parts += [
+            "## Left out",
+            "\n".join(f"- {escape(item.title)}: {escape(item.reason)}" for item in report.left_out),
+        ]
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", report.command)), default=0))
+    parts += ["## How to reproduce", f"{fence}\n{report.command}\n{fence}"]
+    parts += [table.markdown() for table in report.settings]
+    parts += ["## Definitions", escape(report.definitions_source), escape(report.bursts)]
+    parts.append(
+        "\n".join(
+            f"- **{escape(item.name)}** {item.equation}: {escape(item.formula)}. {escape(item.text)}"
+            for item in report.definitions
+        )
+    )
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _simulated(suspect: Any) -> str:
+    faults = "; ".join(map(str, sequence(suspect.get("faults"))))
+    name = suspect.get("name")
+    what = f"suspect {name}" if name else "the suspect"
+    return f"{what} ran on sound hardware and was corrupted on purpose" + (f": {faults}" if faults else "")
+
+
+def _verdict(summary: dict[str, Any], *, ended: bool) -> tuple[str, str, str]:
+    verdict, reason = summary["verdict"], summary["reason"]
+    if verdict is None:
+        return "training", "TRAINING RUN" if ended else "TRAINING RUN, NOT ENDED", reason
+    if not ended and verdict != "corrupt":  # a verdict is never "clean" before its time
+        return "inconclusive", f"{LABELS['inconclusive']}: the run has not ended", f"so far: {reason}"
+    return verdict, LABELS.get(verdict, str(verdict)), reason
+
+
+def _notes(run: Run, summary: dict[str, Any]) -> list[str]:
+    notes = []
+    planned = run.manifest.get("steps")
+    if run.summary is None:
+        notes.append(
+            f"This run has not ended: {summary['steps']} of {show(planned)} planned steps are on record, "
+            "and everything here is computed from them."
+        )
+    elif isinstance(planned, int) and summary["steps"] < planned:
+        notes.append(f"This run ended early: {summary['steps']} of {planned} planned steps were done.")
+    if summary["verdict"] == "clean":
+        notes.append(
+            "The bound takes elements to fail independently. Corruption is bursty: what speaks for itself is only that "
+            f"{summary['steps']} steps without a mismatch exclude (95 %) bursts that come, on average, every "
+            f"{excluded_interval(summary['steps']):.3g} steps or oftener."
+        )
+    return notes
+
+
+def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[str, str]]:
+    mesh = " × ".join(f"{axis} {size}" for axis, size in mapping(manifest.get("mesh")).items())
+    steps = f"{summary['steps']} of {show(manifest.get('steps'))} planned"
+    facts = [("steps", steps), ("started", manifest.get("created"))]
+    if manifest.get("kind") != "train":
+        sync = summary["sync"]
+        first = summary["first_mismatch_step"]
+        facts += [
+            ("suspect", suspect.get("name") or "not named"),
+            ("faults", "simulated" if suspect.get("simulated") else "none injected: what is found here is real"),
+            ("synchronization", SYNC.get(str(sync), sync)),
+            ("first mismatch", "none" if first is None else f"step {first}"),
+            ("twins", manifest.get("twins")),
+            ("comparison", manifest.get("compare")),
+        ]
+    facts += [("mesh", mesh or None), ("placement", manifest.get("placement"))]
+    return [(name, str(value)) for name, value in facts if value is not None]

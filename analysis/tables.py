@@ -1,0 +1,213 @@
+"""The tables of a report: built once, shown as Markdown, as HTML and on a terminal."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from .series import Row, mapping, number, sequence, worst
+from .statistics import frequency_interval, frequency_upper_bound
+from .summary import COMPARED, COUNTS, SUBMODULES
+
+NOT_MEASURED = "–"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of finished text.
+
+    Attributes:
+        caption: what it shows.
+        header: names of the columns.
+        rows: cells, one per column; the first names the row.
+        note: what to know when reading it; may be empty.
+    """
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown, with every character of its text shown literally."""
+        lines = [
+            f"**{escape(self.caption)}**",
+            "",
+            _line(self.header),
+            _line(["---", *["---:"] * (len(self.header) - 1)]),
+        ]
+        lines += [_line([escape(cell) for cell in row]) for row in self.rows]
+        return "\n".join(lines + (["", escape(self.note)] if self.note else [])) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows literally, on one line."""
+    return re.sub(r"([\\`*_\[\]<>|&~#$])", r"\\\1", " ".join(text.split()))
+
+
+def show(value: Any) -> str:
+    """A number for reading: three digits; counts in full with separators; a dash for what was not measured."""
+    found = number(value)
+    if found is None:
+        return NOT_MEASURED
+    if math.isnan(found):
+        return "NaN"
+    if math.isinf(found):
+        return "∞" if found > 0 else "-∞"
+    return f"{value:,}" if isinstance(value, int) else f"{found:.3g}"
+
+
+def submodules(summary: Row) -> Table | None:
+    """Measured frequency and severity of each site, beside the published values where the run simulates a node.
+
+    Args:
+        summary: contents of `summary.json`.
+
+    Returns:
+        The table; None where no site was compared.
+    """
+    sites = {**mapping(summary.get("submodules")), **mapping(summary.get("other_sites"))}
+    if not any(site["checked"] for site in sites.values()):
+        return None
+    published = mapping(summary.get("published"))
+    header: tuple[str, ...] = ("site", "frequency (2)", "95 % interval", "severity (4)")
+    if published:
+        header = (
+            *("site", "frequency (2)", "95 % interval", "published", "measured / published"),
+            *("severity (4)", "published", "measured / published"),
+        )
+    rows = []
+    for name, site in sites.items():
+        known = mapping(published.get(name))
+        measured = []
+        for quantity in ("frequency", "severity"):
+            measured.append(show(site[quantity]))
+            if quantity == "frequency":
+                measured.append(_interval(site))
+            if published:
+                measured += [show(known.get(quantity)), _ratio(site[quantity], known.get(quantity))]
+        rows.append((name, *measured))
+    note = "Intervals take elements to be independent; bursts make them too narrow."
+    if published:
+        note += (
+            " Published: mean frequency and largest severity of that node in the study; a simulated fault draws its "
+            "size, so its largest severity depends on how many mismatches there were."
+        )
+    return Table("Mismatch frequency and severity by submodule", header, tuple(rows), note)
+
+
+def counts(summary: Row) -> Table | None:
+    """Element counts behind the frequencies, and the injected ones, which are the ground truth of a simulation."""
+    sites = {**mapping(summary.get("submodules")), **mapping(summary.get("other_sites"))}
+    if not any(site["checked"] or site["injected"] for site in sites.values()):
+        return None
+    rows = tuple((name, *(show(site[count]) for count in COUNTS)) for name, site in sites.items())
+    note = ""
+    if any(site["checked"] for site in sites.values()) and summary.get("simulated"):
+        differ = [name for name, site in sites.items() if site["checked"] and site["mismatched"] != site["injected"]]
+        note = f"Mismatched differs from injected at {', '.join(differ)}: the check or the injection is at fault."
+        note = note if differ else "Mismatched equals injected at every site that was compared."
+    return Table("Elements by submodule", ("site", *(name.replace("_", " ") for name in COUNTS)), rows, note)
+
+
+def whole_step(summary: Row) -> Table | None:
+    """Bitwise comparison of gradients, and of parameters with the optimizer state."""
+    rows = []
+    for part, name in COMPARED.items():
+        checked, mismatched = summary[part]["checked"], summary[part]["mismatched"]
+        if checked:
+            bound = frequency_upper_bound(min(mismatched, checked), checked)
+            rows.append((name, show(checked), show(mismatched), show(mismatched / checked), show(bound)))
+    header = ("compared", "checked", "mismatched", "frequency", "upper bound, 95 %")
+    note = (
+        "Elements summed over steps. Without synchronization a difference persists and is counted again at every step."
+    )
+    return Table("Whole-step comparison", header, tuple(rows), note) if rows else None
+
+
+def training(summary: Row) -> Table:
+    """Scalars of the training run."""
+    rows = [(f"last loss, twin {twin}", show(loss)) for twin, loss in enumerate(sequence(summary["final_loss"]))]
+    if summary["verdict"] is None:
+        rows = [("last loss", show(loss)) for loss in sequence(summary["final_loss"])]
+    rows += [
+        (name, show(summary[key]))
+        for key, name in (
+            ("worst_noise_to_signal", "worst-case noise-to-signal (5)"),
+            ("parameter_difference", "parameter difference ‖θ' - θ‖₂ after the last step"),
+            ("seconds_per_step", "seconds per step, median"),
+        )
+        if summary[key] is not None
+    ]
+    return Table("Training", ("quantity", "value"), tuple(rows))
+
+
+def ranks(mismatches: Sequence[Row]) -> Table | None:
+    """Mismatches by device: where on the mesh the corruption sits."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in mismatches:
+        for rank in map(mapping, sequence(row.get("ranks"))):
+            if number(rank.get("mismatched")) not in (None, 0.0):
+                place = (show(rank.get("twin")), show(rank.get("data")), show(rank.get("model")))
+                found.setdefault(place, []).append({"site": row.get("site"), **rank})
+    rows = tuple(
+        (
+            " / ".join(place),
+            show(sum(count for rank in hits if isinstance(count := rank["mismatched"], int))),
+            show(worst(rank.get("relative_max") for rank in hits)),
+            ", ".join(sorted({str(rank["site"]) for rank in hits})),
+        )
+        for place, hits in sorted(found.items())
+    )
+    header = ("twin / data / model", "mismatched", "largest relative error", "sites")
+    return Table("Mismatches by rank", header, rows) if rows else None
+
+
+def first_mismatches(mismatches: Sequence[Row], limit: int = 10) -> Table | None:
+    """The first lines of `mismatches.jsonl` in which something mismatched."""
+    hits = [row for row in mismatches if number(row.get("mismatched")) not in (None, 0.0)]
+    names = ("step", "microstep", "layer", "mismatched", "injected", "severity", "relative_max")
+    order = {site: place for place, site in enumerate(SUBMODULES)}
+    hits.sort(
+        key=lambda row: (row["step"], number(row.get("microstep")) or 0, order.get(str(row.get("site")), len(order)))
+    )
+    rows = tuple((str(row.get("site")), *(show(row.get(name)) for name in names)) for row in hits[:limit])
+    note = f"{len(rows):,} of {len(hits):,} recorded; layers count from 0."
+    return (
+        Table("First mismatches", ("site", *(name.replace("_", " ") for name in names)), rows, note) if rows else None
+    )
+
+
+def flat(caption: str, value: Any) -> Table | None:
+    """A nested record as one row per leaf, `a.b.c` beside its value."""
+    rows = tuple(_leaves("", value))
+    return Table(caption, ("setting", "value"), rows) if rows else None
+
+
+def _leaves(prefix: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [
+            leaf for key, item in value.items() for leaf in _leaves(f"{prefix}.{key}" if prefix else str(key), item)
+        ]
+    if isinstance(value, list):
+        value = ", ".join(map(str, value))
+    return [] if value is None else [(prefix, str(value))]
+
+
+def _interval(site: Row) -> str:
+    if not site["checked"]:
+        return NOT_MEASURED
+    if not site["mismatched"]:
+        return f"below {show(site['frequency_upper_95'])}"
+    low, high = frequency_interval(min(site["mismatched"], site["checked"]), site["checked"])
+    return f"{show(low)} to {show(high)}"
+
+
+def _ratio(measured: Any, published: Any) -> str:
+    over, under = number(measured), number(published)
+    return NOT_MEASURED if over is None or not under else show(over / under)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

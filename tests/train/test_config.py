@@ -1,0 +1,69 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sdc.train.config import PRESETS, check, get_config, tiny
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_named_documented_and_run_on_one_device(name: str) -> None:
+    config = get_config(name)
+    assert config.name == name
+    docstring = PRESETS[name].__doc__ or ""
+    assert all(word in docstring for word in ("Command:", "Time:", "Expected:"))
+    check(config, data=1, model=1)
+
+
+def test_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"--config 'huge' is unknown; choose one of tiny, bench, .*llama3_8b"):
+        get_config("huge")
+
+
+@pytest.mark.parametrize(("name", "global_batch", "layers"), [("llama3_8b_16l", 16, 16), ("llama3_8b", 256, 32)])
+def test_the_8b_presets_are_those_of_the_study(name: str, global_batch: int, layers: int) -> None:
+    config = get_config(name)
+    model, optimizer = config.model, config.optimizer
+    assert (model.heads, model.kv_heads, model.head_dim, model.width) == (32, 8, 128, 4096)
+    assert (model.layers, model.ffn_width, model.dtype, config.sequence_length) == (layers, 16384, "bfloat16", 4096)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.clip) == (0.9, 0.99, 0.01, 1.0)
+    assert (optimizer.warmup_steps, optimizer.total_steps) == (2_000, 100_000)
+    assert (config.batch_size, config.batch_size * config.microsteps) == (1, global_batch)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        (1, 3, "heads 8 is not divisible by --model 3; choose --model 1 or 2 or 4"),
+        (1, 8, "kv_heads 4 is not divisible by --model 8; choose --model 1 or 2 or 4"),
+        (3, 1, "width 64 is not divisible by --data 3; choose --data 1 or 2 or 4"),
+        (8, 1, "batch_size 4 is not divisible by --data 8; choose --data 1 or 2 or 4"),
+        (0, 1, "--data 0: expected a number of ranks of at least 1"),
+        (1, -2, "--model -2: expected a number of ranks of at least 1"),
+    ],
+)
+def test_a_mesh_that_does_not_divide_is_refused(data: int, model: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        check(tiny(), data, model)
+    assert "\n" not in str(error.value)
+
+
+def test_query_heads_must_divide_over_key_heads() -> None:
+    uneven = dataclasses.replace(tiny(), model=dataclasses.replace(tiny().model, heads=6))
+    with pytest.raises(ValueError, match="heads 6 is not divisible by kv_heads 4"):
+        check(uneven, 1, 1)
+
+
+@given(data=st.integers(1, 12), model=st.integers(1, 12))
+def test_exactly_the_divisors_are_accepted(data: int, model: int) -> None:
+    config = tiny()
+    sizes = config.model
+    over_model = math.gcd(sizes.heads, sizes.kv_heads, sizes.ffn_width, sizes.vocab_size, config.sequence_length)
+    fits = over_model % model == 0 and math.gcd(sizes.width, config.batch_size) % data == 0
+    try:
+        check(config, data, model)
+    except ValueError:
+        assert not fits
+    else:
+        assert fits

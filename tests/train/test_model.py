@@ -1,0 +1,251 @@
+"""The decoder against a plain one: no modules, no scan, no collectives, one device."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from sdc.train import model as model_module
+from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, get_config
+from sdc.train.model import logits, param_specs, rotate, rotations
+from sdc.train.parallel import cross_entropy, lookup
+from sdc.train.step import (
+    BATCH_SPEC,
+    Metrics,
+    TrainState,
+    abstract_state,
+    device_step,
+    init_state,
+    metrics_specs,
+    state_specs,
+)
+
+import sdc
+
+CONFIG = TrainConfig(
+    name="test",
+    model=ModelConfig(vocab_size=64, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=48),
+    optimizer=OptimizerConfig(learning_rate=2e-2, warmup_steps=2, total_steps=50, weight_decay=0.1, clip=0.5),
+    sequence_length=16,
+    batch_size=4,
+    microsteps=2,
+)
+TIED = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, tied=True))
+QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
+TOKENS = np.random.default_rng(0).integers(0, 64, (2, 4, 17), dtype=np.int32)
+
+
+def make_mesh(data: int, model: int) -> Mesh:
+    return jax.make_mesh((data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def sharded_step(config: TrainConfig, data: int, model: int) -> Any:
+    specs = state_specs(config)
+    return jax.shard_map(
+        functools.partial(device_step, config=config),
+        mesh=make_mesh(data, model),
+        in_specs=(specs, BATCH_SPEC),
+        out_specs=(specs, metrics_specs(config)),
+        check_vma=False,
+    )
+
+
+@functools.cache
+def initial() -> TrainState:
+    return jax.jit(functools.partial(init_state, CONFIG), compiler_options=QUICK)(jax.random.key(0))
+
+
+def plain_loss(params: Any, tokens: Any, config: ModelConfig) -> Any:
+    """Mean cross entropy, layer by layer and head by head; rotary embedding by complex numbers."""
+
+    def norm(x: Any, scale: Any) -> Any:
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + config.norm_epsilon) * scale
+
+    def turn(x: Any) -> Any:  # x: batch, sequence, head_dim
+        half = config.head_dim // 2
+        angle = np.outer(np.arange(x.shape[1]), config.rope_theta ** (-np.arange(half) / half)).astype(np.float32)
+        z = jax.lax.complex(x[..., :half], x[..., half:]) * jax.lax.complex(np.cos(angle), np.sin(angle))
+        return jnp.concatenate([z.real, z.imag], -1)
+
+    x = params["embedding"][tokens[:, :-1]]
+    length = x.shape[1]
+    future = np.triu(np.ones((length, length), bool), 1)
+    for index in range(config.layers):
+        layer = jax.tree.map(lambda leaf, index=index: leaf[index], params["blocks"])
+        attn, ffn = layer["attn"], layer["ffn"]
+        h = norm(x, layer["attn_norm"]["scale"])
+        for head in range(config.heads):
+            kv_head = head // (config.heads // config.kv_heads)
+            q, k = turn(h @ attn["query"][:, head]), turn(h @ attn["key"][:, kv_head])
+            scores = jnp.where(future, -1e30, q @ k.mT / np.float32(np.sqrt(config.head_dim)))
+            x = x + jax.nn.softmax(scores) @ (h @ attn["value"][:, kv_head]) @ attn["out"][head]
+        h = norm(x, layer["ffn_norm"]["scale"])
+        gate = h @ ffn["gate"]
+        x = x + (gate / (1 + jnp.exp(-gate)) * (h @ ffn["up"])) @ ffn["down"]
+    head = params["embedding"].T if config.tied else params["head"]
+    probabilities = jax.nn.softmax(norm(x, params["norm"]["scale"]) @ head)
+    return -jnp.log(jnp.take_along_axis(probabilities, tokens[:, 1:, None], -1)).mean()
+
+
+@functools.cache
+def plain(config: TrainConfig) -> tuple[TrainState, Any, Any]:
+    """A state with arbitrary parameters, and the plain decoder's loss and gradient there."""
+    rng = np.random.default_rng(1)
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract_state(config))
+    params = jax.tree.map(lambda leaf: rng.normal(0.1, 0.3, leaf.shape).astype(np.float32), state.params)
+    loss = functools.partial(plain_loss, tokens=TOKENS.reshape(-1, 17), config=config.model)
+    return state._replace(params=params), *jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(params)
+
+
+@pytest.mark.parametrize(
+    ("config", "data", "model"),
+    [(CONFIG, 1, 1), (CONFIG, 2, 1), (CONFIG, 1, 2), (CONFIG, 2, 2), (TIED, 1, 2)],
+    ids=["1x1", "2x1", "1x2", "2x2", "1x2-tied"],
+)
+def test_loss_and_gradient_are_those_of_the_plain_decoder(config: TrainConfig, data: int, model: int) -> None:
+    state, loss, gradient = plain(config)
+    metrics: Metrics = jax.jit(sharded_step(config, data, model), compiler_options=QUICK)(state, TOKENS)[1]
+    np.testing.assert_allclose(metrics.loss, loss, rtol=1e-6)
+    for path, expected in jax.tree_util.tree_leaves_with_path(gradient):
+        actual = functools.reduce(lambda tree, key: tree[key.key], path, metrics.gradient)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=3e-7, err_msg=jax.tree_util.keystr(path))
+    norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradient)))
+    np.testing.assert_allclose(metrics.gradient_norm, norm, rtol=1e-5)
+
+
+def test_initial_state_is_bitwise_the_same_on_every_mesh_and_sharded_as_stated() -> None:
+    specs = state_specs(CONFIG)
+    shardings = jax.tree.map(functools.partial(NamedSharding, make_mesh(2, 2)), specs)
+    state = jax.jit(functools.partial(init_state, CONFIG), out_shardings=shardings, compiler_options=QUICK)(
+        jax.random.key(0)
+    )
+    jax.tree.map(np.testing.assert_array_equal, initial(), state)
+    # ZeRO-1: each of the four devices of the 2x2 mesh holds a quarter of every matrix, and of its moments.
+    adam = state.optimizer[0]
+    for leaf in jax.tree.leaves((state.params["blocks"]["attn"], adam.mu["embedding"], adam.nu["head"])):
+        assert {shard.data.size * 4 for shard in leaf.addressable_shards} == {leaf.size}
+    assert state.params["norm"]["scale"].addressable_shards[0].data.shape == (16,)
+
+
+def test_xavier_uniform() -> None:
+    params = initial().params
+    for leaf, inputs, outputs in [
+        (params["embedding"], 64, 32),
+        (params["blocks"]["attn"]["key"], 32, 16),
+        (params["blocks"]["ffn"]["down"], 48, 32),
+    ]:
+        bound = np.sqrt(6 / (inputs + outputs))
+        assert np.abs(leaf).max() <= bound
+        assert np.std(leaf) == pytest.approx(bound / np.sqrt(3), rel=0.05)
+    np.testing.assert_array_equal(params["blocks"]["ffn_norm"]["scale"], np.ones((2, 32)))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("smollm2_135m", 134_515_008), ("llama3_8b_16l", 4_943_122_432), ("llama3_8b", 8_835_567_616)],
+)
+def test_parameter_counts(name: str, count: int) -> None:
+    config = get_config(name)
+    sizes = config.model
+    attention = 2 * sizes.width * sizes.head_dim * (sizes.heads + sizes.kv_heads)
+    layer = attention + 3 * sizes.width * sizes.ffn_width + 2 * sizes.width
+    embeddings = sizes.vocab_size * sizes.width * (1 if sizes.tied else 2)
+    assert sizes.layers * layer + embeddings + sizes.width == count
+    assert sum(leaf.size for leaf in jax.tree.leaves(abstract_state(config).params)) == count
+
+
+def test_every_parameter_is_sharded_over_its_width_and_every_matrix_over_model() -> None:
+    shapes, specs = abstract_state(CONFIG).params, param_specs(CONFIG.model)
+    for shape, spec in zip(jax.tree.leaves(shapes), jax.tree.leaves(specs), strict=True):
+        assert len(spec) == shape.ndim
+        assert shape.shape[spec.index("data")] == 32
+        assert ("model" in spec) == (spec not in (P("data"), P(None, "data")))
+
+
+def test_the_four_submodules_of_the_study_are_the_probes() -> None:
+    step = sharded_step(CONFIG, 1, 2)
+    sites = sdc.sites(step)(abstract_state(CONFIG), jax.ShapeDtypeStruct(TOKENS.shape, jnp.int32))
+    assert sorted(site.name for site in sites) == ["bwd/attn", "bwd/ffn", "fwd/attn", "fwd/ffn"]
+    for site in sites:
+        assert site.probe in site.scope
+
+
+def test_the_ffn_is_recomputed_and_attention_is_not() -> None:
+    step = sharded_step(CONFIG, 1, 2)
+    arguments = abstract_state(CONFIG), jax.ShapeDtypeStruct(TOKENS.shape, jnp.int32)
+    products = sdc.sites(step, lambda site: site.primitive == "dot_general")(*arguments)
+    remat = [site for site in products if site.direction == "remat"]
+    assert len(remat) >= 2  # gate and up; the output itself need not be recomputed
+    assert all("ffn" in site.scope for site in remat)
+
+
+def test_probes_lower_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = abstract_state(CONFIG), jax.ShapeDtypeStruct(TOKENS.shape, jnp.int32)
+    probed = jax.jit(sharded_step(CONFIG, 1, 2)).lower(*arguments).as_text()
+    monkeypatch.setattr(model_module, "probe", lambda x, name, directions: x)
+    assert jax.jit(sharded_step(CONFIG, 1, 2)).lower(*arguments).as_text() == probed
+
+
+def test_a_prediction_does_not_see_the_future() -> None:
+    config, params = CONFIG.model, initial().params
+
+    def predict(tokens: Any) -> Any:
+        bound = jax.vmap(functools.partial(logits, config, params), axis_name="data", axis_size=1)
+        return jax.vmap(bound, axis_name="model")(tokens[None, None])[0, 0]
+
+    changed = TOKENS[0, :, :-1].copy()
+    changed[:, 9] = (changed[:, 9] + 1) % 64
+    before, after = predict(TOKENS[0, :, :-1]), predict(changed)
+    np.testing.assert_array_equal(before[:, :9], after[:, :9])
+    assert np.all(np.any(before[:, 9:] != after[:, 9:], axis=-1))
+
+
+@given(hnp.arrays(np.float32, (2, 8), elements=st.floats(-4, 4, width=32)), st.integers(0, 8), st.integers(0, 7))
+@settings(deadline=None, max_examples=30)
+def test_rotary_scores_depend_on_the_distance_alone(pair: np.ndarray, distance: int, shift: int) -> None:
+    cos, sin = rotations(16, 8, 500.0)
+
+    def at(vector: Any, position: int) -> Any:
+        rotation = cos[position : position + 1], sin[position : position + 1]
+        return np.asarray(rotate(jnp.asarray(vector)[None, None, None], rotation))[0, 0, 0]
+
+    query, key = pair
+    np.testing.assert_allclose(
+        at(query, distance) @ at(key, 0), at(query, distance + shift) @ at(key, shift), atol=1e-4
+    )
+    np.testing.assert_allclose(np.linalg.norm(at(query, shift)), np.linalg.norm(query), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_cross_entropy_over_a_sharded_vocabulary_is_safe_with_large_logits(ranks: int) -> None:
+    table = np.array([[[1e4, -1e4, 0.0, 3.0], [2.0, 2.0, 2.0, 2.0], [-1e4, -1e4, -1e4, -1e4 - 1]]], np.float32)
+    targets = np.array([[1, 3, 0]], np.int32)
+    mesh = make_mesh(1, ranks)
+    loss = jax.shard_map(
+        cross_entropy, mesh=mesh, in_specs=(P(None, None, "model"), P()), out_specs=P(), check_vma=False
+    )
+    expected = [[2e4, np.log(4), np.log(3 + np.exp(-1))]]
+    np.testing.assert_allclose(loss(table, targets), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_lookup_in_a_sharded_table_finds_each_row_on_one_rank(ranks: int) -> None:
+    table = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
+    tokens = np.array([[0, 7, 3, 4, 4]], np.int32)
+    found = jax.shard_map(
+        lambda table, tokens: lookup(table, tokens)[None],
+        mesh=make_mesh(1, ranks),
+        in_specs=(P("model"), P()),
+        out_specs=P("model"),
+        check_vma=False,
+    )(table, tokens)
+    np.testing.assert_array_equal(found.sum(0), table[tokens])
+    np.testing.assert_array_equal((found != 0).any(-1).sum(0), np.ones_like(tokens))

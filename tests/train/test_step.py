@@ -1,0 +1,222 @@
+"""The step: clipping and AdamW against optax, accumulation, precision, placement, and the 8B configurations."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, tiny
+from sdc.train.optimizer import learning_rate
+from sdc.train.parallel import global_norm
+from sdc.train.step import (
+    BATCH_SPEC,
+    Metrics,
+    TrainState,
+    abstract_state,
+    device_step,
+    init_state,
+    metrics_specs,
+    state_specs,
+)
+
+CONFIG = TrainConfig(
+    name="test",
+    model=ModelConfig(vocab_size=64, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=48),
+    optimizer=OptimizerConfig(learning_rate=2e-2, warmup_steps=2, total_steps=50, weight_decay=0.1, clip=0.5),
+    sequence_length=16,
+    batch_size=4,
+    microsteps=2,
+)
+# Text with structure: each token is the one before plus one, so that there is something to learn.
+QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
+TOKENS = (np.random.default_rng(0).integers(0, 64, (2, 4, 1)) + np.arange(17)).astype(np.int32) % 64
+
+
+def bind(config: TrainConfig, mesh: Any) -> Any:
+    specs = state_specs(config)
+    return jax.shard_map(
+        functools.partial(device_step, config=config),
+        mesh=mesh,
+        in_specs=(specs, BATCH_SPEC),
+        out_specs=(specs, metrics_specs(config)),
+        check_vma=False,
+    )
+
+
+@functools.cache
+def compiled(config: TrainConfig, data: int, model: int) -> Any:
+    mesh = jax.make_mesh((data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    shardings = jax.tree.map(functools.partial(NamedSharding, mesh), (state_specs(config), BATCH_SPEC))
+    return jax.jit(bind(config, mesh), in_shardings=shardings, compiler_options=QUICK)
+
+
+@functools.cache
+def initial() -> TrainState:
+    return jax.jit(functools.partial(init_state, CONFIG), compiler_options=QUICK)(jax.random.key(0))
+
+
+@functools.cache
+def trained() -> tuple[list[TrainState], list[Metrics]]:
+    """Twelve steps on a 2×2 mesh: states before and after each, and metrics."""
+    states, metrics = [initial()], []
+    for _ in range(12):
+        state, metric = compiled(CONFIG, 2, 2)(states[-1], TOKENS)
+        states.append(jax.device_get(state))
+        metrics.append(jax.device_get(metric))
+    return states, metrics
+
+
+def test_the_loss_starts_near_the_entropy_of_a_guess_and_falls() -> None:
+    losses = [float(metric.loss) for metric in trained()[1]]
+    assert losses[0] == pytest.approx(np.log(64), abs=0.5)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_clipping_and_adamw_are_those_of_optax_on_unsharded_parameters() -> None:
+    config = CONFIG.optimizer
+    states, metrics = trained()
+
+    def matrices(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: "scale" not in str(path), params)
+
+    schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, 2, 50)
+    reference = optax.chain(
+        optax.clip_by_global_norm(config.clip),
+        optax.adamw(lambda count: schedule(count + 1), 0.9, 0.99, 1e-8, weight_decay=0.1, mask=matrices),
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        params, optimizer = states[0].params, reference.init(states[0].params)
+        update = jax.jit(reference.update, compiler_options=QUICK)
+        for step, metric in enumerate(metrics[:4]):
+            updates, optimizer = update(metric.gradient, optimizer, params)
+            params = optax.apply_updates(params, updates)
+            chex.assert_trees_all_close(states[step + 1].params, params, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(metric.gradient_norm, optax.tree.norm(metric.gradient), rtol=1e-5)
+    assert metrics[0].gradient_norm > config.clip  # so that clipping was put to the test
+
+
+def test_counters_and_learning_rate_agree() -> None:
+    states, metrics = trained()
+    assert [int(state.step) for state in states] == list(range(13))
+    assert [int(state.optimizer[0].count) for state in states] == list(range(13))
+    np.testing.assert_allclose([metric.learning_rate for metric in metrics[:3]], [0.01, 0.02, 0.02], rtol=1e-2)
+
+
+def test_learning_rate_rises_linearly_and_ends_at_zero() -> None:
+    config = OptimizerConfig(learning_rate=1.0, warmup_steps=4, total_steps=12)
+    rates = [float(learning_rate(config, jnp.int32(step))) for step in range(13)]
+    np.testing.assert_allclose(rates[:4], [0.25, 0.5, 0.75, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(rates[7], 0.5, rtol=1e-6)  # half of the cosine's way
+    np.testing.assert_allclose(rates[11:], [0.0, 0.0], atol=1e-6)
+
+
+def test_two_microsteps_are_one_of_twice_the_batch() -> None:
+    whole = dataclasses.replace(CONFIG, batch_size=8, microsteps=1)
+    state, metrics = compiled(whole, 1, 1)(initial(), TOKENS.reshape(1, 8, 17))
+    np.testing.assert_allclose(metrics.loss, trained()[1][0].loss, rtol=1e-6)
+    chex.assert_trees_all_close(metrics.gradient, trained()[1][0].gradient, rtol=1e-4, atol=1e-6)
+    assert int(state.step) == 1
+
+
+def test_bound_by_vmap_it_is_the_same_step() -> None:
+    step = functools.partial(device_step, config=CONFIG)
+    bound = jax.jit(jax.vmap(jax.vmap(step, axis_name="data"), axis_name="model"), compiler_options=QUICK)
+    state, metrics = bound(*jax.tree.map(lambda leaf: leaf[None, None], (initial(), TOKENS)))
+    states, reference = trained()
+    np.testing.assert_allclose(metrics.loss[0, 0], reference[0].loss, rtol=1e-6)
+    moments = jax.tree.map(lambda leaf: leaf[0, 0], state.optimizer[0].mu)
+    chex.assert_trees_all_close(moments, states[1].optimizer[0].mu, rtol=1e-4, atol=1e-7)
+
+
+def test_twins_by_vmap_inside_shard_map_are_bitwise_equal() -> None:
+    mesh = jax.make_mesh((1, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    specs = jax.tree.map(lambda spec: P(None, *spec), (state_specs(CONFIG), BATCH_SPEC, metrics_specs(CONFIG)))
+    step = jax.shard_map(
+        jax.vmap(functools.partial(device_step, config=CONFIG), axis_name="twin"),
+        mesh=mesh,
+        in_specs=specs[:2],
+        out_specs=(specs[0], specs[2]),
+        check_vma=False,
+    )
+    twins = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (initial(), TOKENS))
+    state, metrics = jax.jit(step, compiler_options=QUICK)(*twins)
+    for leaf in jax.tree.leaves((state, metrics)):
+        np.testing.assert_array_equal(leaf[0], leaf[1])
+    np.testing.assert_allclose(metrics.loss[0], trained()[1][0].loss, rtol=1e-6)
+
+
+def test_bfloat16_keeps_a_float32_master_and_stays_near_float32() -> None:
+    config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, dtype="bfloat16"))
+    state, metrics = compiled(config, 2, 2)(initial(), TOKENS)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, initial())
+    chex.assert_trees_all_equal_dtypes(metrics, trained()[1][0])
+    reference = trained()[1][0]
+    np.testing.assert_allclose(metrics.loss, reference.loss, rtol=1e-2)
+    difference = jax.tree.map(lambda mine, theirs: mine - theirs, jax.device_get(metrics.gradient), reference.gradient)
+    assert 0 < optax.tree.norm(difference) < 0.03 * reference.gradient_norm
+    text = compiled(config, 2, 2).lower(initial(), TOKENS).as_text()
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert products
+    assert all("xbf16>" in line and "xf32>" not in line for line in products)
+
+
+def test_the_second_step_does_not_compile_again() -> None:
+    trained()
+    assert compiled(CONFIG, 2, 2)._cache_size() <= 2  # uncommitted initial arrays, and those from the host
+
+
+def test_global_norm_counts_what_model_ranks_hold_in_common_once() -> None:
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    specs = {"matrix": P("data", "model"), "scale": P("data")}
+    leaves = {"matrix": jnp.full((2, 2), 2.0), "scale": jnp.full(2, 3.0)}
+    norm = jax.shard_map(
+        functools.partial(global_norm, specs=specs), mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=False
+    )(leaves)
+    np.testing.assert_allclose(norm, np.sqrt(4 * 4 + 2 * 9))
+
+
+def test_tiny_learns_within_twenty_steps_as_its_docstring_says() -> None:
+    config = tiny()
+    text = np.frombuffer((b"The quick brown fox jumps over the lazy dog. " * 400)[: 2 * 4 * 129], np.uint8)
+    tokens = text.astype(np.int32).reshape(2, 4, 129)
+    state = jax.jit(functools.partial(init_state, config), compiler_options=QUICK)(jax.random.key(0))
+    step = compiled(config, 1, 1)
+    losses = []
+    for _ in range(20):
+        state, metrics = step(state, tokens)
+        losses.append(float(metrics.loss))
+    assert losses[0] == pytest.approx(np.log(320), abs=0.5)
+    assert losses[-1] < 3.5
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8), (1, 2, 8)], ids=["twins", "data"])
+@pytest.mark.parametrize("name", ["llama3_8b_16l", "llama3_8b"])
+def test_the_8b_configurations_lower_for_a_mesh_of_sixteen(name: str, shape: tuple[int, int, int]) -> None:
+    config = get_config(name)
+    config = dataclasses.replace(config, batch_size=shape[1], microsteps=config.microsteps // shape[1])
+    check(config, shape[1], shape[2])
+    mesh = AbstractMesh(shape, ("twin", "data", "model"), axis_types=(AxisType.Auto,) * 3)
+    specs = state_specs(config)
+
+    def place(leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    batch = jax.ShapeDtypeStruct((config.microsteps, config.batch_size, config.sequence_length + 1), jnp.int32)
+    traced = jax.jit(bind(config, mesh), donate_argnums=0).trace(
+        jax.tree.map(place, abstract_state(config), specs), place(batch, BATCH_SPEC)
+    )
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert "num_partitions = 16" in text
+    # The feed-forward of one rank: an eighth of 16,384, at the full width of 4,096, in bfloat16.
+    assert "tensor<4096x2048xbf16>" in text
+    state, metrics = traced.out_info
+    assert jax.tree.map(lambda leaf: leaf.shape, state.params) == jax.tree.map(
+        lambda leaf: leaf.shape, metrics.gradient
+    )

@@ -1,0 +1,251 @@
+"""Training configurations: frozen dataclasses, and presets as functions that return them.
+
+A preset's docstring gives the command, the time it takes and the result to expect.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+DType: TypeAlias = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A Llama-3-style decoder.
+
+    Attributes:
+        vocab_size: rows of the embedding; at least the tokenizer's vocabulary, padded so that it divides over the mesh.
+        layers: decoder layers.
+        width: of the residual stream (d in the paper).
+        heads: query heads.
+        kv_heads: key and value heads; each serves `heads / kv_heads` query heads.
+        head_dim: width of one head.
+        ffn_width: inner width of the feed-forward network.
+        rope_theta: base of the rotary embedding's wavelengths.
+        norm_epsilon: added to the mean square in RMSNorm.
+        tied: whether the output head is the transposed embedding.
+        dtype: of activations and of the parameters used to compute them; master parameters are always float32.
+    """
+
+    vocab_size: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_width: int
+    rope_theta: float = 500_000.0
+    norm_epsilon: float = 1e-5
+    tied: bool = False
+    dtype: DType = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with global-norm clipping, linear warm-up and a cosine.
+
+    Attributes:
+        learning_rate: at the end of the warm-up.
+        warmup_steps: steps of linear rise; the first step already uses `learning_rate / warmup_steps`.
+        total_steps: step at which the cosine reaches zero, warm-up included.
+        beta1: decay of the gradient's mean.
+        beta2: decay of the gradient's mean square.
+        epsilon: added to the root of the mean square.
+        weight_decay: decoupled, on matrices only.
+        clip: largest global norm of the gradient.
+    """
+
+    learning_rate: float
+    warmup_steps: int
+    total_steps: int
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides what a training step computes.
+
+    Attributes:
+        name: of the preset.
+        model: the decoder.
+        optimizer: the optimizer.
+        sequence_length: tokens of a sequence that are predicted.
+        batch_size: sequences in one microstep, over all data ranks.
+        microsteps: microsteps whose gradients one step accumulates.
+    """
+
+    name: str
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    sequence_length: int
+    batch_size: int
+    microsteps: int = 1
+
+
+def tiny() -> TrainConfig:
+    """Shows everything within a minute on two CPU cores; the default. 0.2 M parameters, byte vocabulary.
+
+    Command: `sdc train --config tiny --steps 20`
+    Time: about 0.1 s a step on two cores, as much again for each further twin.
+    Expected: the loss falls from 6.0, a little above ln(320) = 5.77, to 3.5 or less in 20 steps.
+    """
+    return TrainConfig(
+        name="tiny",
+        model=ModelConfig(vocab_size=320, layers=4, width=64, heads=8, kv_heads=4, head_dim=8, ffn_width=192),
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=5, total_steps=1_000),
+        sequence_length=128,
+        batch_size=4,
+        microsteps=2,
+    )
+
+
+def bench() -> TrainConfig:
+    """The workload of `sdc bench`: matrices large enough that arithmetic dominates, small enough for a CPU.
+
+    Command: `sdc bench lockstep`
+    Time: about 0.7 s a step on one CPU core, in float32 and in bfloat16. 12.9 M parameters.
+    Expected: ratios of step times within the limits that BENCHMARKS.md states.
+    """
+    return TrainConfig(
+        name="bench",
+        model=ModelConfig(vocab_size=320, layers=4, width=512, heads=8, kv_heads=4, head_dim=64, ffn_width=1536),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=10, total_steps=1_000),
+        sequence_length=256,
+        batch_size=2,
+    )
+
+
+def smollm2_135m() -> TrainConfig:
+    """The shape of SmolLM2-135M (134,515,008 parameters, tied head), trained from scratch.
+
+    Command: `sdc train --config smollm2_135m --tokenizer tokenizer.json --corpus FOLDER`
+    Time: meant for an accelerator; 32,768 tokens a step.
+    Expected: a first loss near ln(49152) = 10.8, falling from the first steps on.
+    """
+    return TrainConfig(
+        name="smollm2_135m",
+        model=ModelConfig(
+            vocab_size=49_152,
+            layers=30,
+            width=576,
+            heads=9,
+            kv_heads=3,
+            head_dim=64,
+            ffn_width=1_536,
+            rope_theta=100_000.0,
+            tied=True,
+            dtype="bfloat16",
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=500, total_steps=20_000),
+        sequence_length=2_048,
+        batch_size=4,
+        microsteps=4,
+    )
+
+
+def llama3_8b_16l() -> TrainConfig:
+    """The SDC study's model for the submodule question: the 8B decoder at half its depth, global batch 16 (appendix B).
+
+    4,943,122,432 parameters.
+
+    Command: `sdc twin --config llama3_8b_16l --sync compute --model 8 --tokenizer tokenizer.json --corpus FOLDER`
+    Time: meant for two nodes of eight accelerators (lowered for them in the tests); 65,536 tokens a step.
+    Expected: `clean` on healthy nodes; on corrupting ones the frequencies of the study's table 1.
+    """
+    return _llama3("llama3_8b_16l", layers=16, global_batch=16)
+
+
+def llama3_8b() -> TrainConfig:
+    """The SDC study's model for the gradient and training questions: 32 layers, global batch 256 (appendix B).
+
+    8,835,567,616 parameters: more than Llama 3 8B, whose feed-forward is narrower (14,336).
+
+    Command: `sdc twin --config llama3_8b --sync params --model 8 --tokenizer tokenizer.json --corpus FOLDER`
+    Time: meant for two nodes of eight accelerators (lowered for them in the tests); 1,048,576 tokens a step.
+    Expected: `clean` on healthy nodes; on corrupting ones noise-to-signal ratios as in the study's figure 5.
+    """
+    return _llama3("llama3_8b", layers=32, global_batch=256)
+
+
+def _llama3(name: str, *, layers: int, global_batch: int) -> TrainConfig:
+    return TrainConfig(
+        name=name,
+        model=ModelConfig(
+            vocab_size=128_256,
+            layers=layers,
+            width=4_096,
+            heads=32,
+            kv_heads=8,
+            head_dim=128,
+            ffn_width=16_384,
+            dtype="bfloat16",
+        ),
+        # The study does not print its learning rate; this is that of Llama 3 8B (Llama Team, 2024, table 3).
+        optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=2_000, total_steps=100_000),
+        sequence_length=4_096,
+        batch_size=1,
+        microsteps=global_batch,
+    )
+
+
+PRESETS: dict[str, Callable[[], TrainConfig]] = {
+    preset.__name__: preset for preset in (tiny, bench, smollm2_135m, llama3_8b_16l, llama3_8b)
+}
+
+
+def get_config(name: str) -> TrainConfig:
+    """Returns the preset of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"--config {name!r} is unknown; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]()
+
+
+def check(config: TrainConfig, data: int, model: int) -> None:
+    """Checks that a configuration divides over a mesh.
+
+    Args:
+        config: the configuration.
+        data: ranks of the `data` axis: data parallelism, optimizer state sharded over the width.
+        model: ranks of the `model` axis: heads, feed-forward, vocabulary and sequence are sharded over it.
+
+    Raises:
+        ValueError: a size is not positive or does not divide.
+    """
+    sizes = config.model
+    over_model = {
+        "heads": sizes.heads,
+        "kv_heads": sizes.kv_heads,
+        "ffn_width": sizes.ffn_width,
+        "vocab_size": sizes.vocab_size,
+        "sequence_length": config.sequence_length,
+    }
+    over_data = {"width": sizes.width, "batch_size": config.batch_size}
+    for axis, ranks, lengths in (("model", model, over_model), ("data", data, over_data)):
+        if ranks < 1:
+            raise ValueError(f"--{axis} {ranks}: expected a number of ranks of at least 1")
+        for name, length in lengths.items():
+            if length % ranks:
+                choices = _divisors(math.gcd(*lengths.values()))
+                raise ValueError(
+                    f"config {config.name}: {name} {length} is not divisible by --{axis} {ranks}; "
+                    f"choose --{axis} {' or '.join(map(str, choices))}"
+                )
+    if sizes.heads % sizes.kv_heads:
+        raise ValueError(
+            f"config {config.name}: heads {sizes.heads} is not divisible by kv_heads {sizes.kv_heads}; "
+            "choose kv_heads that divide heads"
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]

@@ -1,0 +1,191 @@
+"""Llama-3-style decoder, written per device with explicit collectives.
+
+The modules define parameters of global shape, each beside its partition over the mesh, and are called on one device
+with that device's parameters: its part of heads, feed-forward and vocabulary, in full width. Between submodules the
+residual stream is sharded over the sequence; a submodule gathers the sequence before and reduce-scatters it after. The
+probes stand where the SDC study looks (section 4): at a submodule's output before the reduce-scatter, and at the
+gradient of its input before the reduce-scatter of the backward pass.
+
+Letters of shapes, sizes on one device:
+
+    B  sequences             D  width                    F  feed-forward
+    S  sequence (queries)    H  query heads              V  vocabulary
+    T  sequence (keys)       K  key and value heads      L  layers
+    P  part of the sequence  G  query heads of one key   C  width of one head
+"""
+
+import functools
+import math
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from sdc.sites import probe
+
+from .config import ModelConfig
+from .parallel import DATA, MODEL, gather_sequence, lookup, scatter_sequence
+
+Params: TypeAlias = dict[str, Any]
+Rotation: TypeAlias = tuple[Float[Array, "S C/2"], Float[Array, "S C/2"]]
+
+
+def matrix(rngs: nnx.Rngs, shape: tuple[int, ...], spec: P, *, inputs: int, outputs: int) -> nnx.Param[Array]:
+    """A matrix, Xavier uniform: in [-b, b] with b = sqrt(6 / (inputs + outputs)) (the study's appendix B.2)."""
+    bound = math.sqrt(6 / (inputs + outputs))
+    return nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -bound, bound), spec=spec)
+
+
+class RMSNorm(nnx.Module):
+    """Divides by the root mean square over the width, in float32."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.epsilon = config.norm_epsilon
+        self.scale = nnx.Param(jnp.ones(config.width, jnp.float32), spec=P(DATA))
+
+    def __call__(self, x_BPD: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
+        x32_BPD = x_BPD.astype(jnp.float32)
+        mean_square_BP1 = jnp.mean(jnp.square(x32_BPD), axis=-1, keepdims=True)
+        return (x32_BPD * jax.lax.rsqrt(mean_square_BP1 + self.epsilon)).astype(x_BPD.dtype) * self.scale[...]
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with grouped queries (GQA) and rotary positions; softmax in float32."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, dim = config.width, config.head_dim
+        queries, keys = config.heads * dim, config.kv_heads * dim
+        heads = P(DATA, MODEL, None)
+        self.query = matrix(rngs, (width, config.heads, dim), heads, inputs=width, outputs=queries)
+        self.key = matrix(rngs, (width, config.kv_heads, dim), heads, inputs=width, outputs=keys)
+        self.value = matrix(rngs, (width, config.kv_heads, dim), heads, inputs=width, outputs=keys)
+        self.out = matrix(rngs, (config.heads, dim, width), P(MODEL, None, DATA), inputs=queries, outputs=width)
+
+    def __call__(self, x_BSD: Float[Array, "B S D"], rotation: Rotation) -> Float[Array, "B S D"]:
+        q_BSHC = rotate(jnp.einsum("bsd,dhc->bshc", x_BSD, self.query[...]), rotation)
+        k_BTKC = rotate(jnp.einsum("btd,dkc->btkc", x_BSD, self.key[...]), rotation)
+        v_BTKC = jnp.einsum("btd,dkc->btkc", x_BSD, self.value[...])
+        batch, length, kv_heads, dim = k_BTKC.shape
+
+        q_BSKGC = q_BSHC.reshape(batch, length, kv_heads, -1, dim)
+        scores_BKGST = jnp.einsum("bskgc,btkc->bkgst", q_BSKGC, k_BTKC).astype(jnp.float32) * dim**-0.5
+        position_S = jnp.arange(length)
+        causal_ST = position_S[:, None] >= position_S[None, :]
+        weights_BKGST = jax.nn.softmax(jnp.where(causal_ST, scores_BKGST, -jnp.inf), axis=-1).astype(x_BSD.dtype)
+        mixed_BSKGC = jnp.einsum("bkgst,btkc->bskgc", weights_BKGST, v_BTKC)
+        return jnp.einsum("bshc,hcd->bsd", mixed_BSKGC.reshape(q_BSHC.shape), self.out[...])
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU: a gate with the SiLU activation times a linear map, projected back."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, inner = config.width, config.ffn_width
+        self.gate = matrix(rngs, (width, inner), P(DATA, MODEL), inputs=width, outputs=inner)
+        self.up = matrix(rngs, (width, inner), P(DATA, MODEL), inputs=width, outputs=inner)
+        self.down = matrix(rngs, (inner, width), P(MODEL, DATA), inputs=inner, outputs=width)
+
+    def __call__(self, x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        return (jax.nn.silu(x_BSD @ self.gate[...]) * (x_BSD @ self.up[...])) @ self.down[...]
+
+
+class Block(nnx.Module):
+    """One decoder layer on the residual stream, which is sharded over the sequence."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.attn_norm = RMSNorm(config)
+        self.attn = Attention(config, rngs)
+        self.ffn_norm = RMSNorm(config)
+        self.ffn = FeedForward(config, rngs)
+
+    def __call__(self, x_BPD: Float[Array, "B P D"], rotation: Rotation) -> Float[Array, "B P D"]:
+        with jax.named_scope("attn"):
+            h_BSD = probe(gather_sequence(self.attn_norm(x_BPD)), "attn", directions=["bwd"])
+            y_BSD = probe(self.attn(h_BSD, rotation), "attn", directions=["fwd"])
+            x_BPD = x_BPD + scatter_sequence(y_BSD)
+        with jax.named_scope("ffn"):
+            h_BSD = probe(gather_sequence(self.ffn_norm(x_BPD)), "ffn", directions=["bwd"])
+            # The scan over layers already keeps XLA from merging the recomputation with the forward pass.
+            y_BSD = probe(jax.checkpoint(self.ffn, prevent_cse=False)(h_BSD), "ffn", directions=["fwd"])
+            return x_BPD + scatter_sequence(y_BSD)
+
+
+class Decoder(nnx.Module):
+    """Embedding, layers, final norm and output head. Parameters of the layers are stacked: their first axis is L."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        rows, width = config.vocab_size, config.width
+        self.config = config
+        self.embedding = matrix(rngs, (rows, width), P(MODEL, DATA), inputs=rows, outputs=width)
+        self.blocks = nnx.vmap(lambda key: Block(config, nnx.Rngs(key)))(jax.random.split(rngs.params(), config.layers))
+        self.norm = RMSNorm(config)
+        if not config.tied:
+            self.head = matrix(rngs, (width, rows), P(DATA, MODEL), inputs=width, outputs=rows)
+
+    def __call__(self, tokens_BS: Int[Array, "B S"]) -> Float[Array, "B S V"]:
+        with jax.named_scope("embed"):
+            x_BPD = scatter_sequence(lookup(self.embedding[...], tokens_BS))
+        rotation = rotations(tokens_BS.shape[1], self.config.head_dim, self.config.rope_theta)
+        definition, layers = nnx.split(self.blocks)
+
+        def layer(x_BPD: Float[Array, "B P D"], params: nnx.State[Any, Any]) -> tuple[Float[Array, "B P D"], None]:
+            return nnx.merge(definition, params)(x_BPD, rotation), None
+
+        x_BPD, _ = jax.lax.scan(layer, x_BPD, layers)
+        with jax.named_scope("head"):
+            h_BSD = gather_sequence(self.norm(x_BPD))
+            if self.config.tied:
+                return jnp.einsum("bsd,vd->bsv", h_BSD, self.embedding[...])
+            return h_BSD @ self.head[...]
+
+
+def rotations(length: int, dim: int, theta: float) -> Rotation:
+    """Cosine and sine of the rotary embedding's angles: position times theta^(-2i/C) for the pair i, in float32."""
+    frequency = theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x_BSHC: Float[Array, "B S H C"], rotation: Rotation) -> Float[Array, "B S H C"]:
+    """Turns the pair (i, i + C/2) of each head by the angle of its position and of i, in float32."""
+    cos, sin = (table[:, None, :] for table in rotation)
+    first, second = jnp.split(x_BSHC.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x_BSHC.dtype)
+
+
+def init_params(config: ModelConfig, key: Array) -> Params:
+    """Initial master parameters: global shapes, float32; the values do not depend on the sharding they are given."""
+    return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(key))))
+
+
+def param_specs(config: ModelConfig) -> Params:
+    """Partition of every parameter: its width over `data`, heads, feed-forward or vocabulary over `model`."""
+    _, state = _definition(config)
+    specs = nnx.to_pure_dict(state, lambda param: param.get_metadata("spec"))
+    specs["blocks"] = jax.tree.map(lambda spec: P(None, *spec), specs["blocks"])
+    return specs
+
+
+def logits(config: ModelConfig, params: Params, tokens_BS: Int[Array, "B S"]) -> Float[Array, "B S V"]:
+    """Logits of the next token at every position.
+
+    Args:
+        config: the decoder.
+        params: this device's parameters in full width and compute dtype (`parallel.gather_width`).
+        tokens_BS: token numbers, the same on every model rank.
+
+    Returns:
+        This model rank's part of the vocabulary, in compute dtype.
+    """
+    definition, _ = _definition(config)
+    decoder: Decoder = nnx.merge(definition, nnx.State(params))
+    return decoder(tokens_BS)
+
+
+@functools.cache
+def _definition(config: ModelConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State[Any, Any]]:
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))

@@ -1,0 +1,143 @@
+"""One training step as a per-device function with explicit collectives over `data` and `model`.
+
+The step knows nothing of twins, meshes or the tools that transform it. Bind both axes, of any size, with `shard_map` or
+`vmap`:
+
+    specs = state_specs(config)
+    step = jax.shard_map(
+        functools.partial(device_step, config=config), mesh=mesh,
+        in_specs=(specs, BATCH_SPEC), out_specs=(specs, metrics_specs(config)), check_vma=False,
+    )
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from .config import TrainConfig
+from .model import Params, init_params, logits, param_specs
+from .optimizer import adamw, learning_rate
+from .parallel import DATA, MODEL, cross_entropy, gather_width, global_norm, scatter_width
+
+BATCH_SPEC = P(None, DATA, None)
+"""Partition of a batch: int32 tokens [microsteps, batch_size, sequence_length + 1]."""
+
+
+class TrainState(NamedTuple):
+    """Everything that a step carries on, without redundancy: ZeRO-1 shards the width of every leaf over `data`.
+
+    Attributes:
+        step: steps done, int32 scalar.
+        params: master parameters, float32.
+        optimizer: optax state; its leaves mirror the parameters.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    optimizer: optax.OptState
+
+
+class Metrics(NamedTuple):
+    """What a step tells about itself.
+
+    Attributes:
+        loss: mean cross entropy over the global batch in nats a token, float32.
+        gradient_norm: global Euclidean norm of the gradient before clipping, float32.
+        learning_rate: of this step, float32.
+        gradient: mean gradient before clipping, float32, sharded like the master parameters.
+    """
+
+    loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+    gradient: Params
+
+
+def init_state(config: TrainConfig, key: Array) -> TrainState:
+    """Initial state of global shape, the same values for any mesh; jit it with `out_shardings` to make it in place."""
+    params = init_params(config.model, key)
+    return TrainState(jnp.zeros((), jnp.int32), params, adamw(config.optimizer, param_specs(config.model)).init(params))
+
+
+def abstract_state(config: TrainConfig) -> TrainState:
+    """Global shapes and dtypes of the state, as `jax.ShapeDtypeStruct`."""
+    state: TrainState = jax.eval_shape(lambda: init_state(config, jax.random.key(0)))
+    return state
+
+
+def state_specs(config: TrainConfig) -> TrainState:
+    """Partition of the state."""
+    specs = param_specs(config.model)
+    optimizer = optax.tree_utils.tree_map_params(
+        adamw(config.optimizer, specs),
+        lambda _, spec: spec,
+        abstract_state(config).optimizer,
+        specs,
+        transform_non_params=lambda _: P(),
+    )
+    whole: Any = P()
+    return TrainState(whole, specs, optimizer)
+
+
+def metrics_specs(config: TrainConfig) -> Metrics:
+    """Partition of the metrics."""
+    whole: Any = P()
+    return Metrics(whole, whole, whole, param_specs(config.model))
+
+
+def device_step(
+    state: TrainState, tokens: Int[Array, "microsteps batch length"], *, config: TrainConfig
+) -> tuple[TrainState, Metrics]:
+    """One optimizer step on one device.
+
+    Args:
+        state: this device's part of the state.
+        tokens: int32 [microsteps, batch_size / data ranks, sequence_length + 1], the same on every model rank; position
+            i + 1 is the target of position i.
+        config: the configuration.
+
+    Returns:
+        The next state and the metrics; scalars are the same on every device.
+    """
+    specs = param_specs(config.model)
+    with jax.named_scope("gather_params"):
+        params = gather_width(state.params, specs, config.model.dtype)
+    loss, gradient = _loss_and_gradient(params, tokens, config)
+    with jax.named_scope("reduce_gradient"):
+        gradient = scatter_width(gradient, specs)
+        norm = global_norm(gradient, specs)
+    with jax.named_scope("optimizer"):
+        clip = config.optimizer.clip
+        clipped = jax.tree.map(lambda leaf: leaf * (clip / jnp.maximum(norm, clip)), gradient)
+        rate = learning_rate(config.optimizer, state.step)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+            direction, optimizer = adamw(config.optimizer, specs).update(clipped, state.optimizer, state.params)
+        master = jax.tree.map(lambda param, leaf: param - rate * leaf, state.params, direction)
+    return TrainState(state.step + 1, master, optimizer), Metrics(loss, norm, rate, gradient)
+
+
+def _loss_and_gradient(
+    params: Params, tokens: Int[Array, "microsteps batch length"], config: TrainConfig
+) -> tuple[Float[Array, ""], Params]:
+    """The mean loss over the global batch, and this rank's summand of its gradient (float32)."""
+    ranks = lax.axis_size(DATA) * lax.axis_size(MODEL)
+
+    def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
+        """This rank's summand of the mean loss: every model rank sees the loss of the same tokens."""
+        nll_BS = cross_entropy(logits(config.model, params, tokens_BS[:, :-1]), tokens_BS[:, 1:])
+        return jnp.mean(nll_BS) / (ranks * tokens.shape[0])
+
+    def microstep(
+        sums: tuple[Float[Array, ""], Params], tokens_BS: Int[Array, "batch length"]
+    ) -> tuple[tuple[Float[Array, ""], Params], None]:
+        return jax.tree.map(lambda total, part: total + part.astype(jnp.float32), sums, run(params, tokens_BS)), None
+
+    run = jax.value_and_grad(share)
+    zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), params)
+    (loss, gradient), _ = lax.scan(microstep, (jnp.zeros((), jnp.float32), zeros), tokens)
+    return lax.psum(loss, (DATA, MODEL)), gradient
