@@ -12,10 +12,12 @@ from contextlib import contextmanager
 import matplotlib
 import matplotlib.style
 import numpy as np
+from jaxtyping import Bool
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from .series import Line, PerTwin, Row, mapping, number, per_site, per_twin, step_numbers, thin
@@ -73,11 +75,11 @@ def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Pic
         axes = drawing.figure.subplots()
         for place, (site, values) in enumerate(measured.items()):
             x, y = thin(step_numbers(steps), np.where(np.isfinite(values) & (values > 0), values, np.nan))
-            style = {"color": COLOURS[place % 6], "marker": MARKERS[place % 6]}
-            axes.plot(x, y, label=site, linewidth=1, markersize=3.5 if len(x) < 200 else 2, **style)
+            colour, size = COLOURS[place % 6], 3.5 if len(x) < 200 else 2.0
+            axes.plot(x, y, label=site, color=colour, linewidth=1, marker=MARKERS[place % 6], markersize=size)
             known = number(mapping(mapping(summary.get("published")).get(site)).get("frequency"))
             if known is not None and np.isfinite(known) and known > 0:
-                axes.axhline(known, color=style["color"], linewidth=1, linestyle=DASHES[2])
+                axes.axhline(known, color=colour, linewidth=1, linestyle=DASHES[2])
         _finish(axes, "mismatch frequency", logarithmic=True)
     dotted = " Dotted: published mean of the simulated node." if mapping(summary.get("published")) else ""
     return drawing.picture(title, f"Equation (2) per step. A step without a mismatch has no point.{dotted}")
@@ -111,13 +113,13 @@ def gradients(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
     norm, difference = per_twin(steps, "gradient_norm"), per_twin(steps, "gradient_difference")
     if norm is None:
         return LeftOut(title, "the record holds no gradient norms")
+    lines = {"norm, twin 0 (reference)": norm[0]} if difference is not None else {"norm": norm[0]}
+    if difference is not None:
+        lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
+    if not _drawable(lines, positive=True):
+        return LeftOut(title, "no gradient norm is finite and above zero")
     with _drawing("gradients", mark) as drawing:
-        axes = drawing.figure.subplots()
-        lines = {"norm, twin 0 (reference)": norm[0]} if difference is not None else {"norm": norm[0]}
-        if difference is not None:
-            lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
-        drawn = _lines(axes, step_numbers(steps), lines, positive=True)
-        _finish(axes, "L2 norm", logarithmic=drawn)
+        _curves(drawing, steps, lines, "L2 norm", positive=True)
     caption = "L2 norms of the gradient of each optimizer step."
     if difference is None:
         return drawing.picture("Gradient norm", caption + _not_finite({"gradient norm": norm}))
@@ -136,13 +138,11 @@ def parameter_difference(steps: Sequence[Row], *, mark: str) -> Picture | LeftOu
         return LeftOut(title, "the parameters of the twins never differed")
     if not (np.isfinite(difference[1:]) & (difference[1:] > 0)).any():
         return LeftOut(title, "no finite difference above zero was measured")
+    norm = per_twin(steps, "parameter_norm")
+    lines = {"norm, twin 0 (reference)": norm[0]} if norm is not None else {}
+    lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
     with _drawing("parameters", mark) as drawing:
-        axes = drawing.figure.subplots()
-        lines = {f"‖θ' - θ‖, twin {twin}": difference[twin] for twin in range(1, len(difference))}
-        norm = per_twin(steps, "parameter_norm")
-        if norm is not None:
-            lines["‖θ‖, twin 0 (reference)"] = norm[0]
-        _finish(axes, "L2 norm", logarithmic=_lines(axes, step_numbers(steps), lines, positive=True))
+        _curves(drawing, steps, lines, "L2 norm", positive=True)
     caption = "L2 norm over all parameters after each step, before any synchronization of them."
     return drawing.picture(title, caption + _not_finite({"parameter difference": difference}))
 
@@ -152,12 +152,12 @@ def losses(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
     loss = per_twin(steps, "loss")
     if loss is None:
         return LeftOut("Loss", "the record holds no losses")
+    names = [f"twin {twin}{'' if twin else ' (reference)'}" for twin in range(len(loss))]
+    lines = dict(zip(names, loss, strict=True)) if len(loss) > 1 else {"loss": loss[0]}
+    if not _drawable(lines, positive=False):
+        return LeftOut("Loss", "no loss on record is finite")
     with _drawing("losses", mark) as drawing:
-        axes = drawing.figure.subplots()
-        names = [f"twin {twin}{'' if twin else ' (reference)'}" for twin in range(len(loss))]
-        lines = dict(zip(names, loss, strict=True)) if len(loss) > 1 else {"loss": loss[0]}
-        _lines(axes, step_numbers(steps), lines, positive=False)
-        _finish(axes, "loss", logarithmic=False)
+        _curves(drawing, steps, lines, "loss", positive=False)
     caption = "Training loss of each step." + (" Lines that cover each other are equal." if len(loss) > 1 else "")
     return drawing.picture("Losses of the twins" if len(loss) > 1 else "Loss", caption + _not_finite({"loss": loss}))
 
@@ -165,9 +165,11 @@ def losses(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
 class _Drawing:
     """A figure under way, and its SVG once it is done."""
 
-    def __init__(self, name: str, height: float) -> None:
+    def __init__(self, name: str, height: float, mark: str) -> None:
         self.name = name
-        self.figure = Figure(figsize=(7.6, height), layout="constrained")
+        band = 0.17 / height if mark else 0.0  # below the axes, for the mark
+        self.figure = Figure(figsize=(7.6, height), layout=ConstrainedLayoutEngine(rect=(0, band, 1, 1 - band)))
+        self.figure.text(0.995, 0.01, mark, ha="right", va="bottom", fontsize=7.5, color="#8a3b00")
         self.svg = ""
 
     def picture(self, title: str, caption: str) -> Picture:
@@ -185,31 +187,38 @@ class _Drawing:
 @contextmanager
 def _drawing(name: str, mark: str, height: float = 2.9) -> Iterator[_Drawing]:
     """Figures are made and rendered under matplotlib's defaults, whatever the user's settings are."""
-    with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": name}]):  # type: ignore[list-item]
-        drawing = _Drawing(name, height)
+    with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": name}]):
+        drawing = _Drawing(name, height, mark)
         yield drawing
-        if mark:
-            drawing.figure.text(0.995, 0.005, mark, ha="right", va="bottom", fontsize=7.5, color="#8a3b00")
-            drawing.figure.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))  # type: ignore[union-attr]
         drawing.render()
 
 
-def _lines(axes: Axes, x: Line, lines: dict[str, Line], *, positive: bool) -> bool:
-    """Draws lines that differ in colour and dash; returns whether any point was drawn."""
-    drawn = False
-    for place, (label, values) in enumerate(lines.items()):
-        shown = np.isfinite(values) & ((values > 0) | (not positive))
-        style = {"color": COLOURS[place % 6], "linestyle": DASHES[place % 4], "linewidth": 1.4}
-        alone = shown.sum() < 40  # with few points a marker shows where they are, even beside gaps
+def _shown(values: Line, positive: bool) -> Bool[np.ndarray, " steps"]:
+    return np.isfinite(values) & ((values > 0) | (not positive))
+
+
+def _drawable(lines: dict[str, Line], *, positive: bool) -> bool:
+    return any(_shown(values, positive).any() for values in lines.values())
+
+
+def _curves(drawing: _Drawing, steps: Sequence[Row], lines: dict[str, Line], label: str, *, positive: bool) -> None:
+    """Draws lines that differ in colour and dash; on a logarithmic scale where they are `positive`."""
+    axes = drawing.figure.subplots()
+    for place, (name, values) in enumerate(lines.items()):
+        shown = _shown(values, positive)
+        if not shown.any():
+            continue
+        few = shown.sum() < 40  # then a marker shows where the points are, even beside gaps
         axes.plot(
-            *thin(x, np.where(shown, values, np.nan)),
-            label=label,
-            marker=MARKERS[place % 6] if alone else "",
+            *thin(step_numbers(steps), np.where(shown, values, np.nan)),
+            label=name,
+            color=COLOURS[place % 6],
+            linestyle=DASHES[place % 4],
+            linewidth=1.4,
+            marker=MARKERS[place % 6] if few else "",
             markersize=3,
-            **style,
         )
-        drawn = drawn or bool(shown.any())
-    return drawn
+    _finish(axes, label, logarithmic=positive)
 
 
 def _finish(axes: Axes, label: str, *, logarithmic: bool) -> None:
@@ -219,6 +228,9 @@ def _finish(axes: Axes, label: str, *, logarithmic: bool) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
+        low, high = axes.get_ylim()
+        if high < 100 * low:  # too few powers of ten to label
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
@@ -230,18 +242,17 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
     axes.pcolormesh(np.where(cells == 0, 0.5, np.nan), cmap="Greys", vmin=0, vmax=3, edgecolors="white", linewidth=1)
     if positive.size:
         low, high = positive.min(), positive.max()
-        scale = LogNorm(low if low < high else low / 10, high)
+        low = low if low < high else low / 10
         # Twelve colours keep the colour bar a drawing; with 50 or more it would become an image.
         colours = matplotlib.colormaps["viridis_r"].resampled(12)
         mesh = axes.pcolormesh(
-            np.where(cells > 0, cells, np.nan), cmap=colours, norm=scale, edgecolors="white", linewidth=1
+            np.where(cells > 0, cells, np.nan), cmap=colours, norm=LogNorm(low, high), edgecolors="white", linewidth=1
         )
         bar = figure.colorbar(mesh, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.2g}"), pad=0.02)
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         bar.ax.yaxis.set_major_locator(LogLocator(numticks=5))
         if high / low < 100:  # too few powers of ten to label
-            bar.set_ticks([scale.vmin, np.sqrt(scale.vmin * scale.vmax), scale.vmax])  # type: ignore[operator]
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, integer=True))
+            bar.set_ticks([low, np.sqrt(low * high), high])
     axes.set_xticks([layer + 0.5 for layer in range(0, table.shape[1], 1 + table.shape[1] // 17)])
     axes.set_xticklabels([f"{tick - 0.5:.0f}" for tick in axes.get_xticks()])
     axes.set_yticks(np.arange(len(sites)) + 0.5, sites)
@@ -251,8 +262,8 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
         for (row, column), value in np.ndenumerate(table):
             if value > 0:
                 dark = positive.size and value > np.sqrt(positive.min() * positive.max())
-                style = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "black"}
-                axes.text(column + 0.5, row + 0.5, show(float(value)), **style)
+                colour = "white" if dark else "black"
+                axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=7, color=colour)
 
 
 def _not_finite(quantities: dict[str, PerTwin]) -> str:

@@ -133,7 +133,7 @@ def build(run: Run) -> Report:
         title=run.path.resolve().name,
         verdict=verdict,
         label=label + (" (simulated faults)" if simulated and verdict == "corrupt" else ""),
-        reason=reason,
+        reason=f"{reason[:1].upper()}{reason[1:]}.",
         simulated=simulated,
         notes=tuple(_notes(run, summary)),
         facts=tuple(_facts(manifest, summary, suspect)),

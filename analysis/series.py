@@ -19,6 +19,14 @@ def number(value: Any) -> float | None:
     return float(value)
 
 
+def count(value: Any) -> int | None:
+    """A recorded count: a whole number, not below zero; None for anything else."""
+    found = number(value)
+    if found is None or not math.isfinite(found) or found < 0 or found != math.floor(found):
+        return None
+    return int(value)
+
+
 def mapping(value: Any) -> Row:
     """A recorded object; an empty one where there is none."""
     return value if isinstance(value, Mapping) else {}

@@ -87,7 +87,7 @@ def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE
 
     Example:
         >>> [round(needed_mismatches(shape=shape)) for shape in (math.inf, 1, 0.5)]
-        [3, 19, 200]
+        [3, 19, 199]
     """
     if math.isinf(shape):
         return -math.log(1 - confidence)

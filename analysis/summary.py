@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .series import Row, mapping, number, sequence, worst
+from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_upper_bound
 
 SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
@@ -78,13 +78,13 @@ def _site(steps: Sequence[Row], site: str) -> dict[str, Any]:
 
 
 def _total(rows: Iterable[Row], names: Sequence[str] = COUNTS[:2]) -> dict[str, int]:
-    """Sums counts. A line whose counts are not all finite is damaged: nothing of it counts, least of all as checked."""
+    """Sums counts. A line with something else for a count is damaged: nothing of it counts, least of all as checked."""
     total = dict.fromkeys(names, 0)
     for row in rows:
-        counts = {name: number(row.get(name, 0)) for name in names}
-        if all(value is not None and math.isfinite(value) for value in counts.values()):
+        counts = {name: found for name in names if (found := count(row.get(name, 0))) is not None}
+        if len(counts) == len(names):
             for name in names:
-                total[name] += int(row.get(name, 0))
+                total[name] += counts[name]
     return total
 
 
@@ -104,10 +104,10 @@ def _layers(
         counts = [_total(lines, ("mismatched", "injected")) for lines in here]
         checked = total["checked"] / layers if layers else 0
         table[site] = {
-            "frequency": [count["mismatched"] / checked if checked else None for count in counts],
+            "frequency": [each["mismatched"] / checked if checked else None for each in counts],
             "severity": [worst(row.get("severity") for row in lines) for lines in here],
-            "mismatched": [count["mismatched"] for count in counts],
-            "injected": [count["injected"] for count in counts],
+            "mismatched": [each["mismatched"] for each in counts],
+            "injected": [each["injected"] for each in counts],
         }
     return table
 
@@ -119,10 +119,10 @@ def _differ(values: Sequence[Any]) -> bool:
 
 
 def _first_mismatch(steps: Sequence[Row], mismatches: Sequence[Row]) -> int | None:
-    found = [row["step"] for row in mismatches if number(row.get("mismatched")) not in (None, 0.0)]
+    found = [row["step"] for row in mismatches if count(row.get("mismatched"))]
     for row in steps:
         compared = [*mapping(row.get("sites")).values(), *(row.get(part) for part in COMPARED)]
-        counted = any(number(mapping(entry).get("mismatched")) not in (None, 0.0) for entry in compared)
+        counted = any(count(mapping(entry).get("mismatched")) for entry in compared)
         if counted or any(_differ(sequence(row.get(key))) for key in BITWISE):
             found.append(row["step"])
     return min(found, default=None)
@@ -138,8 +138,8 @@ def _verdict(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[s
     if not summary["steps"]:
         return "inconclusive", "no step was done"
     checked = {"submodule outputs and input gradients": total["checked"]}
-    checked |= {name: summary[part]["checked"] for part, name in (*reversed(COMPARED.items()),)}
-    what, elements = next(((name, count) for name, count in checked.items() if count), ("", 0))
+    checked |= {name: summary[part]["checked"] for part, name in reversed(COMPARED.items())}
+    what, elements = next((item for item in checked.items() if item[1]), ("", 0))
     if not elements:
         return "inconclusive", f"nothing was checked in {summary['steps']} steps"
     if total["injected"]:

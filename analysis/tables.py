@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .series import Row, mapping, number, sequence, worst
+from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_interval, frequency_upper_bound
 from .summary import COMPARED, COUNTS, SUBMODULES
 
@@ -46,8 +46,8 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|&~#$])", r"\\\1", " ".join(text.split()))
 
 
-def show(value: Any) -> str:
-    """A number for reading: three digits; counts in full with separators; a dash for what was not measured."""
+def show(value: Any, *, digits: int = 3) -> str:
+    """A number for reading: some digits; counts in full with separators; a dash for what was not measured."""
     found = number(value)
     if found is None:
         return NOT_MEASURED
@@ -55,7 +55,7 @@ def show(value: Any) -> str:
         return "NaN"
     if math.isinf(found):
         return "∞" if found > 0 else "-∞"
-    return f"{value:,}" if isinstance(value, int) else f"{found:.3g}"
+    return f"{value:,}" if isinstance(value, int) else f"{found:.{digits}g}"
 
 
 def submodules(summary: Row) -> Table | None:
@@ -102,7 +102,7 @@ def counts(summary: Row) -> Table | None:
     sites = {**mapping(summary.get("submodules")), **mapping(summary.get("other_sites"))}
     if not any(site["checked"] or site["injected"] for site in sites.values()):
         return None
-    rows = tuple((name, *(show(site[count]) for count in COUNTS)) for name, site in sites.items())
+    rows = tuple((name, *(show(site[key]) for key in COUNTS)) for name, site in sites.items())
     note = ""
     if any(site["checked"] for site in sites.values()) and summary.get("simulated"):
         differ = [name for name, site in sites.items() if site["checked"] and site["mismatched"] != site["injected"]]
@@ -128,9 +128,10 @@ def whole_step(summary: Row) -> Table | None:
 
 def training(summary: Row) -> Table:
     """Scalars of the training run."""
-    rows = [(f"last loss, twin {twin}", show(loss)) for twin, loss in enumerate(sequence(summary["final_loss"]))]
-    if summary["verdict"] is None:
-        rows = [("last loss", show(loss)) for loss in sequence(summary["final_loss"])]
+    loss = sequence(summary["final_loss"])
+    names = [f"last loss, twin {twin}" for twin in range(len(loss))] if len(loss) > 1 else ["last loss"]
+    # Twins can differ in the last bits: nine digits tell two float32 numbers apart.
+    rows = [(name, show(value, digits=9)) for name, value in zip(names, loss, strict=False)]
     rows += [
         (name, show(summary[key]))
         for key, name in (
@@ -148,13 +149,13 @@ def ranks(mismatches: Sequence[Row]) -> Table | None:
     found: dict[tuple[str, str, str], list[Row]] = {}
     for row in mismatches:
         for rank in map(mapping, sequence(row.get("ranks"))):
-            if number(rank.get("mismatched")) not in (None, 0.0):
+            if count(rank.get("mismatched")):
                 place = (show(rank.get("twin")), show(rank.get("data")), show(rank.get("model")))
                 found.setdefault(place, []).append({"site": row.get("site"), **rank})
     rows = tuple(
         (
             " / ".join(place),
-            show(sum(count for rank in hits if isinstance(count := rank["mismatched"], int))),
+            show(sum(count(rank["mismatched"]) or 0 for rank in hits)),
             show(worst(rank.get("relative_max") for rank in hits)),
             ", ".join(sorted({str(rank["site"]) for rank in hits})),
         )
@@ -166,7 +167,7 @@ def ranks(mismatches: Sequence[Row]) -> Table | None:
 
 def first_mismatches(mismatches: Sequence[Row], limit: int = 10) -> Table | None:
     """The first lines of `mismatches.jsonl` in which something mismatched."""
-    hits = [row for row in mismatches if number(row.get("mismatched")) not in (None, 0.0)]
+    hits = [row for row in mismatches if count(row.get("mismatched"))]
     names = ("step", "microstep", "layer", "mismatched", "injected", "severity", "relative_max")
     order = {site: place for place, site in enumerate(SUBMODULES)}
     hits.sort(

@@ -18,7 +18,7 @@ from .compare import Difference
 from .compare import merge as merge_differences
 from .rewrite import Place, Reports, Values, bound_axes, rewrite, varying
 from .sites import Where, probes
-from .twins import agreement, measure, nothing_found
+from .twins import Agreement, agreement, measure, nothing_found
 
 Compare: TypeAlias = Literal["gated", "always"]
 Tree = TypeVar("Tree")
@@ -76,7 +76,7 @@ def lockstep(
 
 
 def synchronize(
-    tree: Tree, axis_name: str, *, repair: bool = True, compare: Compare = "gated"
+    tree: Tree, axis_name: str, *, repair: bool = True, compare: Compare = "gated", agreed: Agreement | None = None
 ) -> tuple[Tree, Mismatch]:
     """Compares a pytree between twins and overwrites it with the reference's, bit for bit.
 
@@ -87,6 +87,7 @@ def synchronize(
         axis_name: the twin axis, bound.
         repair: whether to overwrite; otherwise the tree is only compared.
         compare: see `lockstep`.
+        agreed: what `twins.agreement` says of the tree's leaves, where that is known already.
 
     Returns:
         The tree, and one `Mismatch` over all its leaves.
@@ -101,8 +102,9 @@ def synchronize(
         nothing = jnp.zeros(lax.axis_size(axis_name), jnp.uint32)
         none = nothing.astype(jnp.float32)
         return tree, Mismatch(Difference(nothing, nothing, nothing, nothing, none, none), jnp.uint32(0))
-    agreed, mismatch = _synchronize([jnp.asarray(leaf) for leaf in leaves], axis_name, compare)
-    return jax.tree.unflatten(structure, agreed) if repair else tree, mismatch
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    repaired, mismatch = _synchronize(leaves, agreed or agreement(leaves, axis_name), axis_name, compare)
+    return jax.tree.unflatten(structure, repaired) if repair else tree, mismatch
 
 
 class _Lockstep:
@@ -112,14 +114,15 @@ class _Lockstep:
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Mismatch]:
         # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is compared is
         # what is consumed.
-        return _synchronize(lax.optimization_barrier(bind(*inputs)), self.axis_name, self.compare)
+        outs = lax.optimization_barrier(bind(*inputs))
+        return _synchronize(outs, agreement(outs, self.axis_name), self.axis_name, self.compare)
 
     def merge(self, total: Mismatch, new: Mismatch) -> Mismatch:
         return Mismatch(merge_differences(total.difference, new.difference), total.undecided + new.undecided)
 
 
-def _synchronize(leaves: Values, axis_name: str, compare: Compare) -> tuple[Values, Mismatch]:
-    reference, undecided, differs = agreement(leaves, axis_name)
+def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Compare) -> tuple[Values, Mismatch]:
+    reference, undecided, differs = agreed
 
     def repair(leaves: Values) -> tuple[Values, Difference]:
         chosen, found = measure(leaves, reference, axis_name)

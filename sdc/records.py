@@ -108,12 +108,16 @@ class RunWriter:
         """Writes `summary.json`, which marks the run as ended."""
         write_json(self.path / SUMMARY, summary)
 
+    def close(self) -> None:
+        """Closes the files; the record stays readable."""
+        self._steps.close()
+        self._mismatches.close()
+
     def __enter__(self) -> "RunWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._steps.close()
-        self._mismatches.close()
+        self.close()
 
 
 def read_run(path: Path) -> Run:
@@ -136,12 +140,12 @@ def read_run(path: Path) -> Run:
 
 def encode(value: Any) -> str:
     """One line of strict JSON; see the module for non-finite numbers."""
-    return json.dumps(_to_json(value), allow_nan=False, ensure_ascii=False)
+    return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file whole or not at all."""
-    write_text(path, json.dumps(_to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n")
+    write_text(path, json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n")
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -192,13 +196,14 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
+    """A value in strict JSON's terms; see the module for non-finite numbers."""
     if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
+        return [to_json(item) for item in value]
     if hasattr(value, "tolist"):  # NumPy arrays and scalars
-        return _to_json(value.tolist())
+        return to_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Path):

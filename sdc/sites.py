@@ -14,7 +14,7 @@ jvp        the tangent, in a program differentiated in forward mode
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -71,7 +71,7 @@ def matching(pattern: str) -> Where:
     return lambda site: fnmatchcase(site.name, pattern)
 
 
-def probe(x: Tree, name: str, *, directions: Collection[Literal["fwd", "bwd"]] = ("fwd", "bwd")) -> Tree:
+def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = ("fwd", "bwd")) -> Tree:
     """Names the values of `x` as a site; returns `x`.
 
     Args:

@@ -1,0 +1,64 @@
+"""Numbers out of records, whatever stands in their place."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sdc.analysis.series import count, number, per_site, per_twin, thin, worst
+
+
+@pytest.mark.parametrize("value", [None, True, "3", [3], {}])
+def test_what_is_no_number_is_none(value: object) -> None:
+    assert number(value) is None
+    assert count(value) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1, 0.5])
+def test_what_is_no_count_is_none(value: float) -> None:
+    assert count(value) is None
+
+
+def test_counts_stay_exact() -> None:
+    assert count(2**63 + 1) == 2**63 + 1
+    assert count(7.0) == 7
+
+
+def test_worst_lets_nan_win_over_infinity() -> None:
+    assert worst([1.0, None, 3.0]) == 3.0
+    assert worst([1.0, math.inf]) == math.inf
+    assert math.isnan(worst([math.inf, math.nan]) or 0.0)
+    assert worst([None]) is None
+
+
+def test_per_twin_marks_what_is_missing() -> None:
+    rows = [
+        {"step": 0, "loss": [1.0, 2.0]},
+        {"step": 1, "loss": 3.0},
+        {"step": 2},
+        {"step": 3, "loss": [None, math.inf]},
+    ]
+    table = per_twin(rows, "loss")
+    np.testing.assert_array_equal(table, [[1.0, 3.0, np.nan, np.nan], [2.0, np.nan, np.nan, np.inf]])
+    assert per_twin(rows, "gradient_norm") is None
+    assert per_twin([{"step": 0, "loss": [None, None]}], "loss") is None
+
+
+def test_per_site_marks_what_is_missing() -> None:
+    rows = [{"step": 0, "sites": {"fwd/attn": {"frequency": 0.5}}}, {"step": 1, "sites": None}, {"step": 2}]
+    np.testing.assert_array_equal(per_site(rows, "fwd/attn", "frequency"), [0.5, np.nan, np.nan])
+
+
+@given(st.integers(0, 5000), st.integers(0, 2**31))
+def test_thinning_keeps_spikes_and_order(length: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    x, y = np.arange(float(length)), draw.normal(size=length)
+    y[draw.random(length) < 0.1] = np.nan
+    thin_x, thin_y = thin(x, y, limit=200)
+    assert len(thin_x) == len(thin_y) <= 200
+    assert (np.diff(thin_x) > 0).all()
+    np.testing.assert_array_equal(thin_y, y[thin_x.astype(int)])
+    if np.isfinite(y).any():
+        assert np.nanmax(thin_y) == np.nanmax(y)
+        assert np.nanmin(thin_y) == np.nanmin(y)

@@ -1,0 +1,93 @@
+"""Limits of a frequency against SciPy's chi-square quantiles, and the figures of a clean burn-in."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+from sdc.analysis.statistics import (
+    EXACT_LIMIT,
+    burn_in_steps,
+    excluded_interval,
+    frequency_interval,
+    frequency_upper_bound,
+    needed_mismatches,
+)
+
+COUNTS = [1, 2, 10, 137, EXACT_LIMIT, EXACT_LIMIT + 1, 10**6, 10**9]
+
+
+@pytest.mark.parametrize(("confidence", "numerator"), [(0.95, 2.99573), (0.99, 4.60517)])
+def test_without_a_mismatch_the_bound_is_the_rule_of_three(confidence: float, numerator: float) -> None:
+    bound = frequency_upper_bound(0, 10**12, confidence=confidence)
+    assert bound * 10**12 == pytest.approx(numerator, rel=1e-5)
+    assert frequency_upper_bound(0, 10**12, confidence=confidence, recall=0.5) == pytest.approx(2 * bound)
+
+
+@pytest.mark.parametrize("mismatched", COUNTS)
+def test_limits_are_chi_square_quantiles(mismatched: int) -> None:
+    checked = 10**12
+    upper = chi2.ppf(0.95, 2 * mismatched + 2) / 2 / checked
+    assert frequency_upper_bound(mismatched, checked) == pytest.approx(upper, rel=2e-6)
+    low, high = frequency_interval(mismatched, checked)
+    assert low == pytest.approx(chi2.ppf(0.025, 2 * mismatched) / 2 / checked, rel=2e-6)
+    assert high == pytest.approx(chi2.ppf(0.975, 2 * mismatched + 2) / 2 / checked, rel=2e-6)
+
+
+def test_interval_without_a_mismatch_starts_at_zero() -> None:
+    low, high = frequency_interval(0, 1000)
+    assert low == 0
+    assert high == pytest.approx(3.68888e-3, rel=1e-5)
+
+
+def test_bounds_hold_as_often_as_they_say() -> None:
+    draw, n, frequency, trials = random.Random(1), 400, 0.02, 1500
+    found = [sum(draw.random() < frequency for _ in range(n)) for _ in range(trials)]
+    held = sum(frequency <= frequency_upper_bound(x, n) for x in found) / trials
+    inside = sum(low <= frequency <= high for low, high in (frequency_interval(x, n) for x in found)) / trials
+    assert 0.95 <= held < 0.985  # exact limits of a discrete variable hold a little oftener
+    assert 0.95 <= inside < 0.985
+
+
+@given(st.integers(0, 2000), st.integers(1, 10**6), st.floats(0.5, 0.999))
+def test_limits_enclose_the_estimate_and_are_frequencies(mismatched: int, more: int, confidence: float) -> None:
+    checked = mismatched + more
+    low, high = frequency_interval(mismatched, checked, confidence=confidence)
+    assert 0 <= low <= mismatched / checked <= high <= 1
+    bound = frequency_upper_bound(mismatched, checked, confidence=confidence)
+    assert mismatched / checked <= bound <= high
+    assert frequency_upper_bound(mismatched, checked + 1, confidence=confidence) <= bound
+
+
+@pytest.mark.parametrize(
+    ("mismatched", "checked", "options"),
+    [
+        (0, 0, {}),
+        (-1, 10, {}),
+        (11, 10, {}),
+        (0, 10, {"confidence": 1.0}),
+        (0, 10, {"confidence": 0.0}),
+        (0, 10, {"recall": 0.0}),
+        (0, 10, {"recall": 1.1}),
+    ],
+)
+def test_impossible_counts_and_shares_are_refused(mismatched: int, checked: int, options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        frequency_upper_bound(mismatched, checked, **options)
+    with pytest.raises(ValueError, match="expected"):
+        frequency_interval(mismatched, checked, **options)
+
+
+def test_bursts_make_a_clean_run_weaker_evidence() -> None:
+    assert needed_mismatches() == pytest.approx(-math.log(0.05))
+    assert needed_mismatches(shape=1) == pytest.approx(19)
+    assert needed_mismatches(shape=0.5) == pytest.approx(199.5)
+    assert needed_mismatches(shape=1e7) == pytest.approx(needed_mismatches(), rel=1e-4)
+
+
+def test_burn_in_is_three_mean_intervals() -> None:
+    assert burn_in_steps(450) == 1349
+    assert burn_in_steps(4500) == 13481
+    assert excluded_interval(burn_in_steps(450)) == pytest.approx(450, rel=1e-3)

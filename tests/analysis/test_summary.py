@@ -1,0 +1,162 @@
+"""Verdict and totals from the lines of a record."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+from sdc.analysis.summary import SUBMODULES, summarize
+
+from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps
+
+RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
+REAL = {"suspect": {"name": None, "simulated": False, "faults": []}, "published": None}
+
+
+def test_clean_states_the_bound_over_everything_that_was_checked() -> None:
+    summary = summarize(manifest(**REAL), *steps(20))
+    elements = 20 * 4 * len(SUBMODULES) * ELEMENTS
+    assert summary["verdict"] == "clean"
+    assert f"{elements:,} checked elements" in summary["reason"]
+    assert f"below {-math.log(0.05) / elements:.2g}" in summary["reason"]
+    assert "95 %" in summary["reason"]
+    assert summary["first_mismatch_step"] is None
+    assert summary["simulated"] is False
+    site = summary["submodules"]["fwd/attn"]
+    assert site["checked"] == 20 * 4 * ELEMENTS
+    assert (site["frequency"], site["severity"], site["mismatched"]) == (0.0, None, 0)
+    assert site["frequency_upper_95"] == pytest.approx(-math.log(0.05) / site["checked"])
+
+
+def test_corrupt_totals_are_those_of_the_lines() -> None:
+    rows, mismatches = steps(20, rates=RATES)
+    summary = summarize(manifest(), rows, mismatches)
+    assert summary["verdict"] == "corrupt"
+    assert summary["first_mismatch_step"] == 0
+    assert summary["published"] == PUBLISHED
+    assert summary["simulated"] is True
+    for site in SUBMODULES:
+        here = [row for row in mismatches if row["site"] == site]
+        total = summary["submodules"][site]
+        assert total["mismatched"] == total["injected"] == sum(row["mismatched"] for row in here)
+        assert total["frequency"] == total["mismatched"] / (20 * 4 * ELEMENTS)
+        assert total["severity"] == max(row["severity"] for row in here)
+        layers = summary["layers"][site]
+        for layer in range(4):
+            hits = [row for row in here if row["layer"] == layer]
+            assert layers["mismatched"][layer] == sum(row["mismatched"] for row in hits)
+            assert layers["frequency"][layer] == layers["mismatched"][layer] / (20 * ELEMENTS)
+            assert layers["severity"][layer] == max((row["severity"] for row in hits), default=None)
+        assert sum(layers["frequency"]) / 4 == pytest.approx(total["frequency"])  # equation (2)
+    assert summary["seconds_per_step"] == 0.5  # a median: compilation in the first step does not count
+
+
+def test_a_site_in_between_is_listed_apart() -> None:
+    rows, mismatches = steps(2)
+    rows[1]["sites"]["remat/ffn"] = {"checked": 10, "mismatched": 1, "injected": 1, "severity": 0.5}
+    summary = summarize(manifest(), rows, mismatches)
+    assert summary["verdict"] == "corrupt"
+    assert summary["first_mismatch_step"] == 1
+    assert summary["other_sites"]["remat/ffn"]["frequency"] == 0.1
+    assert "remat/ffn" in summary["reason"]
+    assert list(summary["submodules"]) == list(SUBMODULES)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss": [2.0, math.nextafter(2.0, 3.0)]},
+        {"loss": [0.0, -0.0]},
+        {"loss": [math.nan, 2.0]},
+        {"loss": [math.inf, 2.0]},
+        {"gradient_norm": [1.0, 1.5]},
+        {"state": {"checked": 10, "mismatched": 1}},
+        {"gradient": {"checked": 10, "mismatched": 1}},
+    ],
+)
+def test_one_difference_anywhere_is_corruption(change: dict[str, Any]) -> None:
+    rows, _ = steps(5)
+    rows[3] |= change
+    summary = summarize(manifest(**REAL), rows, [])
+    assert summary["verdict"] == "corrupt"
+    assert summary["first_mismatch_step"] == 3
+
+
+@pytest.mark.parametrize("loss", [[math.nan, math.nan], [math.inf, math.inf], [3, 3.0]])
+def test_equal_losses_are_equal_even_when_not_finite(loss: list[float]) -> None:
+    rows, _ = steps(5)
+    rows[3]["loss"] = loss
+    assert summarize(manifest(**REAL), rows, [])["verdict"] == "clean"
+
+
+def test_a_mismatch_of_a_step_that_a_crash_cut_off_still_counts() -> None:
+    rows, _ = steps(5)
+    late = {"step": 5, "microstep": 0, "site": "fwd/attn", "layer": 1, "checked": 9, "mismatched": 1, "injected": 1}
+    summary = summarize(manifest(), rows, [late])
+    assert summary["verdict"] == "corrupt"
+    assert summary["first_mismatch_step"] == 5
+    assert summary["layers"]["fwd/attn"]["mismatched"] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([], "no step"),
+        ([step_row(0), step_row(1)], "nothing was checked"),
+        (
+            [step_row(0) | {"sites": {site: {"checked": 0, "mismatched": 0} for site in SUBMODULES}}],
+            "nothing was checked",
+        ),
+        ([step_row(0) | {"state": {"checked": math.nan, "mismatched": 0}}], "nothing was checked"),
+    ],
+)
+def test_what_was_not_checked_is_not_clean(rows: list[dict[str, Any]], reason: str) -> None:
+    summary = summarize(manifest(**REAL), rows, [])
+    assert summary["verdict"] == "inconclusive"
+    assert reason in summary["reason"]
+
+
+def test_a_fault_that_nothing_saw_is_not_clean() -> None:
+    rows, _ = steps(5)
+    rows[2]["sites"]["fwd/ffn"]["injected"] = 7
+    summary = summarize(manifest(), rows, [])
+    assert summary["verdict"] == "inconclusive"
+    assert "7 values" in summary["reason"]
+
+
+def test_parameters_alone_make_a_run_clean() -> None:
+    row = step_row(0) | {"state": {"checked": 500, "mismatched": 0}, "sites": {"fwd/attn": {"injected": 0}}}
+    summary = summarize(manifest(**REAL, sync="params"), [row], [])
+    assert summary["verdict"] == "clean"
+    assert "500 checked elements (parameters and optimizer state)" in summary["reason"]
+    assert summary["submodules"]["fwd/attn"]["frequency"] is None
+
+
+def test_free_twins_report_drift() -> None:
+    rows = free_steps(60)
+    summary = summarize(manifest(sync="none"), rows, [])
+    assert summary["verdict"] == "corrupt"
+    assert summary["first_mismatch_step"] == 5
+    assert summary["worst_noise_to_signal"] == max(row["noise_to_signal"][1] for row in rows)  # the spike
+    assert summary["parameter_difference"] == rows[-1]["parameter_difference"][1]
+    assert summary["final_loss"] == rows[-1]["loss"]
+    assert summary["submodules"]["fwd/attn"]["injected"] == 180
+    assert summary["layers"]["fwd/attn"]["frequency"] == [None] * 4
+    rows[3]["noise_to_signal"] = [0.0, math.nan]
+    assert math.isnan(summarize(manifest(sync="none"), rows, [])["worst_noise_to_signal"])
+
+
+def test_training_has_no_verdict() -> None:
+    summary = summarize(manifest(kind="train", twins=1, suspect={}, published=None), [step_row(0, 1)], [])
+    assert summary["verdict"] is None
+    assert summary["final_loss"] == step_row(0, 1)["loss"]
+    assert summary["worst_noise_to_signal"] is None
+
+
+def test_damaged_counts_are_neither_checked_nor_mismatched() -> None:
+    rows, mismatches = steps(3, rates=RATES)
+    damaged = copy.deepcopy(rows)
+    damaged[1]["sites"]["fwd/attn"]["checked"] = math.inf
+    before, after = (summarize(manifest(), each, mismatches)["submodules"]["fwd/attn"] for each in (rows, damaged))
+    assert after["checked"] == before["checked"] - 4 * ELEMENTS
+    assert after["mismatched"] == before["mismatched"] - rows[1]["sites"]["fwd/attn"]["mismatched"]

@@ -1,0 +1,112 @@
+"""Tables: measured beside published, and text that cannot break out of a cell."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from sdc.analysis import tables
+from sdc.analysis.summary import summarize
+from sdc.analysis.tables import Table, show
+
+from .records import PUBLISHED, manifest, steps
+
+RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (math.nan, "NaN"),
+        (math.inf, "∞"),
+        (-math.inf, "-∞"),
+        (1234567, "1,234,567"),
+        (0.0, "0"),
+        (1.23456e-9, "1.23e-09"),
+        ("x", "–"),
+    ],
+)
+def test_numbers_are_shown_for_reading(value: object, text: str) -> None:
+    assert show(value) == text
+
+
+def test_published_values_stand_beside_the_measured_ones() -> None:
+    summary = summarize(manifest(), *steps(20, rates=RATES))
+    table = tables.submodules(summary)
+    assert table is not None
+    for row, site in zip(table.rows, PUBLISHED, strict=True):
+        cells = dict(enumerate(row))
+        measured, published = summary["submodules"][site]["frequency"], PUBLISHED[site]["frequency"]
+        assert (cells[0], cells[1], cells[3]) == (site, show(measured), show(published))
+        assert cells[4] == show(measured / published)
+        assert cells[6] == show(PUBLISHED[site]["severity"])
+    assert len(table.header) == len(table.rows[0]) == 8
+
+
+def test_without_a_profile_there_is_nothing_published() -> None:
+    table = tables.submodules(summarize(manifest(published=None), *steps(3)))
+    assert table is not None
+    assert table.header == ("site", "frequency (2)", "95 % interval", "severity (4)")
+    assert table.rows[0][1] == "0"
+    assert table.rows[0][2].startswith("below ")
+
+
+def test_a_published_zero_has_no_ratio() -> None:
+    published = {site: {"frequency": 0.0, "severity": 0.0} for site in PUBLISHED}
+    table = tables.submodules(summarize(manifest(published=published), *steps(3, rates=RATES)))
+    assert table is not None
+    assert [row[4] for row in table.rows] == ["–"] * 4
+
+
+def test_a_simulation_says_whether_every_injection_was_found() -> None:
+    rows, mismatches = steps(3, rates=RATES)
+    found = tables.counts(summarize(manifest(), rows, mismatches))
+    assert found is not None
+    assert "equals injected" in found.note
+    rows[0]["sites"]["bwd/attn"]["injected"] += 1
+    missed = tables.counts(summarize(manifest(), rows, mismatches))
+    assert missed is not None
+    assert "differs from injected at bwd/attn" in missed.note
+
+
+def test_ranks_add_up() -> None:
+    _, mismatches = steps(3, rates=RATES)
+    table = tables.ranks(mismatches)
+    assert table is not None
+    assert table.rows[0][:2] == ("1 / 0 / 1", show(sum(row["mismatched"] for row in mismatches)))
+    assert tables.ranks([]) is None
+
+
+def test_first_mismatches_come_in_the_order_of_the_step() -> None:
+    _, mismatches = steps(3, rates=RATES)
+    table = tables.first_mismatches(mismatches[::-1], limit=5)
+    assert table is not None
+    assert [row[1] for row in table.rows] == ["0"] * 5
+    assert [row[0] for row in table.rows] == ["fwd/attn"] * 4 + ["fwd/ffn"]
+
+
+def test_losses_show_their_last_bits() -> None:
+    rows, _ = steps(3)
+    rows[-1]["loss"] = [2.5, 2.5000002]
+    table = tables.training(summarize(manifest(), rows, []))
+    assert dict(table.rows)["last loss, twin 0"] != dict(table.rows)["last loss, twin 1"]
+
+
+def test_nested_settings_become_one_row_each() -> None:
+    table = tables.flat("x", {"a": {"b": 1, "c": [1, 2]}, "d": None})
+    assert table is not None
+    assert table.rows == (("a.b", "1"), ("a.c", "1, 2"))
+    assert tables.flat("x", None) is None
+
+
+@given(st.text(alphabet="ab|\\`*_[]<>&~#$\n\r!()-+.1 é", max_size=20))
+def test_a_cell_shows_its_text_literally(text: str) -> None:
+    markdown = Table("caption", ("name", "value"), (("row", text), ("after", "1"))).markdown()
+    tokens = [token for token in MarkdownIt("commonmark").enable("table").parse(markdown) if token.type == "inline"]
+    cells = tokens[1:]
+    assert len(cells) == 6
+    shown = "".join(child.content for child in cells[3].children or [])
+    assert shown == " ".join(text.split())
+    assert cells[4].content == "after"

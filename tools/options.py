@@ -1,0 +1,80 @@
+"""Flags that `sdc twin` and `sdc train` have in common."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What to train, where, and what to keep of it."""
+
+    config: str = "tiny"
+    """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
+    steps: int = 20
+    """Optimizer steps."""
+    seed: int = 0
+    """Seed of the parameters, the order of the data and simulated faults."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of activations and compute parameters; by default the configuration's."""
+    data: int = 1
+    """Data-parallel ranks of each twin."""
+    model: int = 1
+    """Tensor-parallel ranks of each twin."""
+    devices: int | None = None
+    """Simulate this many CPU devices, over all processes; on a machine with nothing but a CPU, as many as needed."""
+    corpus: tuple[str, ...] = ("python",)
+    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
+    tokenizer: str = "bytes"
+    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
+    run: Path | None = None
+    """Run folder; by default a new one below runs/."""
+    resume: bool = False
+    """Continue the run in the folder that --run names, from its newest checkpoint."""
+    checkpoint_every: int = 10
+    """Steps from one checkpoint to the next; the last step is always saved."""
+    json: bool = False
+    """Print the summary as JSON, and nothing else, on standard output."""
+    coordinator: str | None = None
+    """HOST:PORT of process 0, for a run of several processes."""
+    processes: int | None = None
+    """Number of processes."""
+    process: int | None = None
+    """Number of this process."""
+    timeout: float = 300.0
+    """Seconds to wait for the other processes at the start."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwinOptions(RunOptions):
+    """Trains twins side by side and compares them bit for bit.
+
+    Example: sdc twin --model 2 --suspect node11 --steps 20
+
+    Without --suspect and --fault the hardware is taken as it is: this is the test of real hosts, one twin on each
+    (`--coordinator`, `--processes`, `--process`, or a cluster that JAX detects). Exit codes: 0 clean, 1 corruption
+    found, 2 bad usage, 3 inconclusive.
+    """
+
+    sync: Literal["compute", "params", "none"] = "compute"
+    """Compare and repair after every submodule (compute), after every optimizer step (params), or only compare."""
+    suspect: str | None = None
+    """Simulated suspect: node1 ... node15 of the published study, or healthy."""
+    fault: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Simulated fault of the last twin, as in bitflip,rate=1e-5,site=fwd/attn; may be given several times."""
+    twins: int = 2
+    """Number of twins. Of two the first is the reference; of three or more the majority is."""
+    placement: Literal["mesh", "vmap"] = "mesh"
+    """One device per twin and rank (mesh), or all twins of a rank on one device (vmap)."""
+    compare: Literal["gated", "always"] = "gated"
+    """Move tensors only where digests differ (gated), or compare all of them every time (always)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainOptions(RunOptions):
+    """Trains one copy, the plain reference run.
+
+    Example: sdc train --config tiny --steps 20 --run runs/reference
+    """

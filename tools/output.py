@@ -1,0 +1,80 @@
+"""What a command prints at its end: a table and a verdict for people, or JSON for programs."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sdc.records import to_json
+
+from .errors import VERDICTS
+from .options import RunOptions
+
+COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow"}
+
+
+def finish(options: RunOptions, summary: Mapping[str, Any]) -> int:
+    """Prints a summary and returns the exit code of its verdict."""
+    if "submodules" in summary:  # process 0; the others have nothing to say
+        show(summary, as_json=options.json)
+    return int(VERDICTS[summary["verdict"]])
+
+
+def show(summary: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints a summary on standard output."""
+    if as_json:
+        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+        return
+    console = Console(highlight=False)
+    if summary["verdict"] is not None:
+        console.print(_submodules(summary))
+    losses = ", ".join(f"{float(loss):.4f}" for loss in summary["final_loss"])
+    console.print(f"{summary['steps']} steps, last loss {losses or 'none'}")
+    for key, label in (
+        ("worst_noise_to_signal", "worst noise-to-signal of the gradient (equation 5)"),
+        ("parameter_difference", "parameter difference"),
+    ):
+        if summary.get(key) is not None and summary.get("sync") in ("params", "none"):
+            console.print(f"{label}: {summary[key]:.3g}")
+    if summary["verdict"] is not None:
+        simulated = "  (simulated faults)" if summary.get("simulated") else ""
+        console.print(f"[{COLOURS[summary['verdict']]}]{summary['verdict'].upper()}[/]{simulated}", end="  ")
+        console.print(summary["reason"], markup=False)
+    if "report" in summary:
+        console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+
+
+def _submodules(summary: Mapping[str, Any]) -> Table:
+    published = summary.get("published") or {}
+    expected = summary.get("expected") or {}
+    title = "Mismatches by submodule" + (" (simulated faults)" if summary.get("simulated") else "")
+    table = Table(title=title, title_justify="left")
+    table.add_column("submodule")
+    for name in ("checked", "mismatched", "injected", "frequency"):
+        table.add_column(name, justify="right")
+    if expected:
+        table.add_column("expected here", justify="right")
+    if published:
+        table.add_column("published", justify="right")
+    table.add_column("severity", justify="right")
+    if published:
+        table.add_column("published", justify="right")
+    for site, row in {**summary["submodules"], **summary["other_sites"]}.items():
+        figures = published.get(site, {})
+        table.add_row(
+            site,
+            *(f"{row[name]:,}" for name in ("checked", "mismatched", "injected")),
+            _number(row["frequency"]),
+            *([_number(expected.get(site))] if expected else []),
+            *([_number(figures.get("frequency"))] if published else []),
+            _number(row["severity"]),
+            *([_number(figures.get("severity"))] if published else []),
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{float(value):.3g}"

@@ -1,0 +1,208 @@
+"""The compiled programs of a run: the step, wrapped in the tools, and what is compared after it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from sdc.train.config import TrainConfig
+from sdc.train.parallel import DATA, MODEL
+from sdc.train.placement import RANKS, TWIN, Placement
+from sdc.train.step import (
+    BATCH_SPEC,
+    Metrics,
+    TrainState,
+    abstract_state,
+    device_step,
+    init_state,
+    metrics_specs,
+    state_specs,
+)
+
+import sdc
+from sdc.determinism import program_fingerprint
+from sdc.fingerprint import tree_digest
+from sdc.lockstep import Compare, Mismatch
+from sdc.rewrite import Reports
+from sdc.tally import tally, total
+from sdc.twins import agreement, squared_distance
+
+NONE = Reports((), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The programs of a run, and what they run on.
+
+    Attributes:
+        config: what is trained.
+        placement: where.
+        sync: `compute`, `params`, or `none`; None for a run without twins.
+        compare: see `lockstep`.
+        faults: simulated.
+    """
+
+    config: TrainConfig
+    placement: Placement
+    sync: str | None = None
+    compare: Compare = "gated"
+    faults: tuple[sdc.Fault, ...] = ()
+
+    def initial_state(self, seed: int) -> TrainState:
+        """The state before the first step, the same for every twin and mesh."""
+        init = jax.jit(
+            lambda key: self.placement.stack(init_state(self.config, key)), out_shardings=self.state_shardings
+        )
+        return init(jax.random.key(seed))
+
+    @functools.cached_property
+    def state_shardings(self) -> Any:
+        return self.placement.sharding(self.placement.spec(state_specs(self.config)))
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, types and shardings of the state."""
+        stacked = jax.eval_shape(self.placement.stack, abstract_state(self.config))
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), stacked, self.state_shardings
+        )
+
+    def abstract_batch(self) -> jax.ShapeDtypeStruct:
+        """Shape, type and sharding of a batch."""
+        shape = (self.config.microsteps, self.config.batch_size, self.config.sequence_length + 1)
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(self.placement.mesh, BATCH_SPEC))
+
+    @functools.cached_property
+    def step(self) -> Callable[..., Any]:
+        """`(state, (tokens, key)) -> (state, metrics, reports)`, jitted."""
+        plain = functools.partial(device_step, config=self.config)
+
+        def fn(state: TrainState, shared: tuple[Any, Any]) -> Any:
+            tokens, key = shared
+            moment = sdc.Moment(key, state.step)
+            injected = sdc.inject(plain, self.faults) if self.faults else lambda _, *args: (plain(*args), NONE)
+            if self.sync == "compute":
+                ((out, events), mismatches) = sdc.lockstep(injected, TWIN, compare=self.compare)(moment, state, tokens)
+            else:
+                (out, events), mismatches = injected(moment, state, tokens), NONE
+            return *out, (mismatches, events)
+
+        specs = state_specs(self.config)
+        mapped = self.placement.map(
+            fn, stacked=specs, shared=(BATCH_SPEC, P()), out=(specs, metrics_specs(self.config), RANKS)
+        )
+        return jax.jit(mapped, donate_argnums=0)
+
+    @functools.cached_property
+    def observe(self) -> Callable[..., Any]:
+        """`((state, gradient), None) -> (state, reports)`: twins compared after the step, and the suspect repaired."""
+        specs = state_specs(self.config)
+        gradient_specs = metrics_specs(self.config).gradient
+        model = self.placement.mesh.shape[MODEL]
+        replicas = [1 if MODEL in spec else model for spec in jax.tree.leaves(gradient_specs)]
+
+        def distance(tree: Any, agreed: Any) -> Any:
+            leaves = jax.tree.leaves(tree)
+            zeros = jnp.zeros(lax.axis_size(TWIN), jnp.float32)
+            return lax.cond(
+                agreed.differs,
+                lambda: squared_distance(leaves, replicas, agreed.reference, TWIN),
+                lambda: zeros,
+            )
+
+        def norm(tree: Any) -> Any:
+            parts = zip(jax.tree.leaves(tree), replicas, strict=True)
+            return lax.psum(sum(jnp.sum(jnp.square(leaf)) / count for leaf, count in parts), (DATA, MODEL))
+
+        def fn(stacked: tuple[TrainState, Any], _: None) -> Any:
+            state, gradient = stacked
+            gradients = agreement(jax.tree.leaves(gradient), TWIN)
+            params = agreement(jax.tree.leaves(state.params), TWIN)
+            squares = {
+                "gradient_difference": distance(gradient, gradients),
+                "parameter_difference": distance(state.params, params),
+                "parameter_norm": norm(state.params),
+            }
+            _, gradient_mismatch = sdc.synchronize(gradient, TWIN, repair=False, compare=self.compare, agreed=gradients)
+            state, mismatch = sdc.synchronize(state, TWIN, repair=self.sync != "none", compare=self.compare)
+            return state, {"squares": squares, "gradient": gradient_mismatch, "state": mismatch}
+
+        mapped = self.placement.map(fn, stacked=(specs, gradient_specs), shared=None, out=(specs, RANKS))
+        return jax.jit(mapped, donate_argnums=0)
+
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 of the StableHLO of the programs; nothing is compiled or run."""
+        state, tokens = self.abstract_state(), self.abstract_batch()
+        key = jax.eval_shape(jax.random.key, 0)
+        lowered = self.step.lower(state, (tokens, key))
+        prints = {"step": program_fingerprint(lowered)}
+        if self.sync is not None:
+            metrics = jax.eval_shape(self.step, state, (tokens, key))[1]
+            shardings = self.placement.sharding(self.placement.spec(metrics_specs(self.config).gradient))
+            gradient = jax.tree.map(
+                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+                metrics.gradient,
+                shardings,
+            )
+            prints["observe"] = program_fingerprint(self.observe.lower((state, gradient), None))
+        return prints
+
+    def state_digest(self, state: TrainState) -> list[str]:
+        """64-bit digest of the state of each twin, in hexadecimal: equal for equal bits, on any mesh."""
+        digest = tree_digest if self.placement.twins is None else jax.vmap(tree_digest)
+        rows = np.atleast_2d(fetch(jax.jit(digest)(state)))
+        return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
+
+    def advance(
+        self, state: TrainState, tokens: Any, key: Any, step: int
+    ) -> tuple[TrainState, Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+        """One step and its line in the record."""
+        state, metrics, reports = self.step(state, (tokens, key))
+        scalars: Metrics = metrics._replace(gradient=None)
+        if self.sync is None:
+            scalars = fetch(scalars)
+            return state, _scalars(scalars, rate=float(scalars.learning_rate)), []
+        state, observed = self.observe((state, metrics.gradient), None)
+        scalars, (mismatches, events), observed = fetch((scalars, reports, observed))
+        sites, rows = tally(mismatches, events, step=step)
+        squares = {name: np.sqrt(value[:, 0, 0].astype(np.float64)) for name, value in observed["squares"].items()}
+        difference, norms = squares["gradient_difference"][0], scalars.gradient_norm.astype(np.float64)
+        reference = int(np.argmin(difference))
+        signal = norms[reference]
+        row = {
+            **_scalars(scalars, rate=float(scalars.learning_rate[0])),
+            "sites": sites,
+            "state": _compared(observed["state"]),
+            "gradient": _compared(observed["gradient"]),
+            "gradient_difference": difference,
+            # Equation (5) of the study is the largest of these over the steps.
+            "noise_to_signal": np.where(difference == 0, 0.0, difference / signal if signal else np.inf),
+            "parameter_difference": squares["parameter_difference"][0],
+            "parameter_norm": squares["parameter_norm"],
+        }
+        return state, row, rows
+
+
+def fetch(tree: Any) -> Any:
+    """Global arrays as NumPy arrays, in every process."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def _scalars(metrics: Metrics, *, rate: float) -> dict[str, Any]:
+    return {
+        "loss": np.atleast_1d(metrics.loss),
+        "gradient_norm": np.atleast_1d(metrics.gradient_norm),
+        "learning_rate": rate,
+    }
+
+
+def _compared(mismatch: Mismatch) -> dict[str, int]:
+    return total(mismatch)

@@ -1,0 +1,39 @@
+"""`sdc report`: the report of a run, written anew from its record."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from sdc.analysis.report import write_report
+from sdc.analysis.summary import summarize
+
+from sdc.records import read_run
+
+from .errors import VERDICTS, usage_errors
+from .output import show
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Writes report.html and report.md of a run, finished or not, and prints its summary.
+
+    Example: sdc report runs/demo
+
+    Exit codes are those of the run: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    json: bool = False
+    """Print the summary as JSON."""
+
+
+def report(options: ReportOptions) -> int:
+    """Writes the report and returns the exit code of the run's verdict."""
+    with usage_errors():
+        run = read_run(options.run)
+        page = write_report(options.run)
+    summary = summarize(run.manifest, run.steps, run.mismatches) | (run.summary or {})
+    show({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
+    return int(VERDICTS[summary["verdict"]])

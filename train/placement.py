@@ -1,0 +1,142 @@
+"""Where twins and ranks live: one device each on a mesh, or all twins of a rank on one device under `vmap`.
+
+A per-device function `fn(stacked, shared)` computes for one twin on one rank. `Placement.map` turns it into a function
+of global arrays. Everything that each twin has for itself (`stacked`, and all outputs) has a leading twin axis; what the
+twins share (the batch) has not. Without twins there is no such axis.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .parallel import DATA, MODEL
+
+TWIN = "twin"
+Kind: TypeAlias = Literal["mesh", "vmap"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A mapping of twins and ranks to devices.
+
+    Attributes:
+        mesh: axes `data` and `model`, with `twin` before them where twins have devices of their own.
+        twins: number of twins; None for a run without.
+    """
+
+    mesh: Mesh
+    twins: int | None
+
+    @property
+    def stacked(self) -> tuple[str | None, ...]:
+        """What a partition of a per-twin array begins with."""
+        if self.twins is None:
+            return ()
+        return (TWIN,) if TWIN in self.mesh.axis_names else (None,)
+
+    @property
+    def ranks(self) -> P:
+        """Partition of a report: one row per twin, data rank and model rank."""
+        return P(*self.stacked, DATA, MODEL)
+
+    def spec(self, tree: Any) -> Any:
+        """Partitions of per-twin arrays, from those of one twin."""
+        return jax.tree.map(lambda spec: P(*self.stacked, *spec), tree)
+
+    def sharding(self, specs: Any) -> Any:
+        """Shardings, from partitions of global arrays."""
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+
+    def stack(self, tree: Any) -> Any:
+        """Gives every twin its copy of a tree of global arrays."""
+        if self.twins is None:
+            return tree
+        twins = self.twins
+        return jax.tree.map(lambda x: jax.numpy.broadcast_to(x[None], (twins, *x.shape)), tree)
+
+    def map(self, fn: Callable[..., Any], *, stacked: Any, shared: Any, out: Any) -> Callable[[Any, Any], Any]:
+        """Places a per-device function.
+
+        Args:
+            fn: a function of `(stacked, shared)`, pytrees of local arrays, for one twin.
+            stacked: partitions of the first argument, of one twin.
+            shared: partitions of the second argument.
+            out: partitions of the outputs, of one twin; `RANKS` for reports, which get one row per rank.
+
+        Returns:
+            A function of global arrays, to be jitted.
+        """
+
+        def expand(outputs: Any, twin_axes: int) -> Any:
+            """Reports get an axis for `data` and `model` behind that of the twins."""
+            return jax.tree.map(
+                lambda spec, tree: (
+                    jax.tree.map(lambda x: jax.lax.expand_dims(x, (twin_axes, twin_axes + 1)), tree)
+                    if spec is RANKS
+                    else tree
+                ),
+                out,
+                outputs,
+                is_leaf=lambda spec: spec is RANKS,
+            )
+
+        def one(stacked: Any, shared: Any) -> Any:
+            return expand(fn(stacked, shared), 0)
+
+        def on_mesh(stacked: Any, shared: Any) -> Any:
+            outputs = one(jax.tree.map(lambda x: x[0], stacked), shared)
+            return jax.tree.map(lambda x: x[None], outputs)
+
+        def on_one_device(stacked: Any, shared: Any) -> Any:
+            return expand(jax.vmap(fn, (0, None), axis_name=TWIN, axis_size=self.twins)(stacked, shared), 1)
+
+        body = one if self.twins is None else on_mesh if self.stacked == (TWIN,) else on_one_device
+        out_specs = jax.tree.map(
+            lambda spec: self.ranks if spec is RANKS else P(*self.stacked, *spec),
+            out,
+            is_leaf=lambda spec: spec is RANKS or isinstance(spec, P),
+        )
+        return jax.shard_map(
+            body, mesh=self.mesh, in_specs=(self.spec(stacked), shared), out_specs=out_specs, check_vma=False
+        )
+
+
+class _Ranks:
+    """Stands for a partition: a report with one row per rank."""
+
+
+RANKS = _Ranks()
+
+
+def place(*, twins: int | None, data: int, model: int, kind: Kind = "mesh") -> Placement:
+    """Lays twins and ranks out over all devices, process by process, so that a twin's ranks are neighbours.
+
+    Args:
+        twins: number of twins, or None.
+        data: data-parallel ranks of a twin.
+        model: model-parallel ranks of a twin.
+        kind: `"mesh"` gives every twin devices of its own, `"vmap"` puts all twins on the same ones.
+
+    Raises:
+        ValueError: the devices at hand are not as many as needed.
+    """
+    devices = jax.devices()
+    twin_axis = twins is not None and kind == "mesh"
+    shape = (twins, data, model) if twin_axis else (data, model)
+    needed = int(np.prod([size for size in shape if size is not None]))
+    if len(devices) != needed:
+        product = " × ".join(
+            f"{size} {name}" for size, name in zip(shape, (TWIN, DATA, MODEL)[-len(shape) :], strict=True)
+        )
+        raise ValueError(
+            f"{len(devices)} devices, but {product} needs {needed}; "
+            "change --twins, --data, --model, or --devices (simulated CPU devices)"
+        )
+    names = (TWIN, DATA, MODEL) if twin_axis else (DATA, MODEL)
+    mesh = Mesh(np.asarray(devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+    return Placement(mesh, twins)
