@@ -76,7 +76,7 @@ def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Pic
         for place, (site, values) in enumerate(measured.items()):
             x, y = thin(step_numbers(steps), np.where(np.isfinite(values) & (values > 0), values, np.nan))
             colour, size = COLOURS[place % 6], 3.5 if len(x) < 200 else 2.0
-            axes.plot(x, y, label=site, color=colour, linewidth=1, marker=MARKERS[place % 6], markersize=size)
+            axes.plot(x, y, label=_short(site), color=colour, linewidth=1, marker=MARKERS[place % 6], markersize=size)
             known = number(mapping(mapping(summary.get("published")).get(site)).get("frequency"))
             if known is not None and np.isfinite(known) and known > 0:
                 axes.axhline(known, color=colour, linewidth=1, linestyle=DASHES[2])
@@ -177,9 +177,9 @@ class _Drawing:
 
     def render(self) -> None:
         file = io.StringIO()
-        FigureCanvasSVG(self.figure).print_svg(file, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        FigureCanvasSVG(self.figure).print_svg(file)
         svg = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue()[file.getvalue().index("<svg") :], flags=re.DOTALL)
-        # All figures stand in one page, where an id must be unique.
+        # The metadata held the date. All figures stand in one page, where an id must be unique.
         svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
         self.svg = svg.replace("<svg ", '<svg role="img" ', 1).strip()
 
@@ -239,23 +239,23 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
     positive = cells[np.isfinite(cells) & (cells > 0)]
     axes.set(title=quantity, xlabel="layer")
     axes.grid(visible=False)
-    axes.pcolormesh(np.where(cells == 0, 0.5, np.nan), cmap="Greys", vmin=0, vmax=3, edgecolors="white", linewidth=1)
+    axes.pcolormesh(np.where(cells == 0, 0.5, np.nan), cmap="Greys", vmin=0, vmax=3, edgecolors="white", linewidth=0.6)
     if positive.size:
         low, high = positive.min(), positive.max()
         low = low if low < high else low / 10
         # Twelve colours keep the colour bar a drawing; with 50 or more it would become an image.
         colours = matplotlib.colormaps["viridis_r"].resampled(12)
         mesh = axes.pcolormesh(
-            np.where(cells > 0, cells, np.nan), cmap=colours, norm=LogNorm(low, high), edgecolors="white", linewidth=1
+            np.where(cells > 0, cells, np.nan), cmap=colours, norm=LogNorm(low, high), edgecolors="white", linewidth=0.6
         )
-        bar = figure.colorbar(mesh, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.2g}"), pad=0.02)
+        bar = figure.colorbar(mesh, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"), pad=0.02)
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         bar.ax.yaxis.set_major_locator(LogLocator(numticks=5))
         if high / low < 100:  # too few powers of ten to label
             bar.set_ticks([low, np.sqrt(low * high), high])
-    axes.set_xticks([layer + 0.5 for layer in range(0, table.shape[1], 1 + table.shape[1] // 17)])
+    axes.set_xticks([layer + 0.5 for layer in range(0, table.shape[1], 1 + table.shape[1] // 9)])
     axes.set_xticklabels([f"{tick - 0.5:.0f}" for tick in axes.get_xticks()])
-    axes.set_yticks(np.arange(len(sites)) + 0.5, sites)
+    axes.set_yticks(np.arange(len(sites)) + 0.5, [_short(site) for site in sites])
     axes.invert_yaxis()
     axes.tick_params(length=0)
     if table.shape[1] <= 4:
@@ -264,6 +264,11 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
                 dark = positive.size and value > np.sqrt(positive.min() * positive.max())
                 colour = "white" if dark else "black"
                 axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=7, color=colour)
+
+
+def _short(name: str, limit: int = 24) -> str:
+    """A name that leaves room for the drawing."""
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
 def _not_finite(quantities: dict[str, PerTwin]) -> str:

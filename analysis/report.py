@@ -17,11 +17,11 @@ from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
 from .figures import LeftOut, Picture
 from .series import mapping, sequence
 from .statistics import excluded_interval
-from .summary import summarize
+from .summary import summary_of
 from .tables import Table, escape, show
 
 HTML, MARKDOWN = "report.html", "report.md"
-LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE"}
+LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE", "training": "TRAINING RUN"}
 SIMULATED = "simulated faults"
 SYNC = {
     "compute": "compute: submodules are compared and repaired, forward and backward",
@@ -95,11 +95,16 @@ def write_report(path: Path) -> Path:
 def build(run: Run) -> Report:
     """Collects the text, tables and figures of a report."""
     manifest = run.manifest
-    # What the run says about itself wins: it may know of a peer that vanished, which no line tells.
-    summary = summarize(manifest, run.steps, run.mismatches) | (run.summary or {})
+    summary = summary_of(run)
     suspect = mapping(manifest.get("suspect"))
     simulated = _simulated(suspect) if summary["simulated"] or suspect.get("simulated") else ""
-    verdict, label, reason = _verdict(summary, ended=run.summary is not None)
+    # A training run has no verdict.
+    verdict = summary["verdict"] or "training"
+    label = LABELS.get(verdict, str(verdict))
+    if simulated and verdict == "corrupt":
+        label += f" ({SIMULATED})"
+    if run.summary is None:
+        label += ", RUN NOT ENDED"
     mark = SIMULATED if simulated else ""
     twin = manifest.get("kind") != "train"
 
@@ -132,8 +137,8 @@ def build(run: Run) -> Report:
     return Report(
         title=run.path.resolve().name,
         verdict=verdict,
-        label=label + (" (simulated faults)" if simulated and verdict == "corrupt" else ""),
-        reason=f"{reason[:1].upper()}{reason[1:]}.",
+        label=label,
+        reason=f"{summary['reason'][:1].upper()}{summary['reason'][1:]}.",
         simulated=simulated,
         notes=tuple(_notes(run, summary)),
         facts=tuple(_facts(manifest, summary, suspect)),
@@ -196,15 +201,6 @@ def _simulated(suspect: Any) -> str:
     name = suspect.get("name")
     what = f"suspect {name}" if name else "the suspect"
     return f"{what} ran on sound hardware and was corrupted on purpose" + (f": {faults}" if faults else "")
-
-
-def _verdict(summary: dict[str, Any], *, ended: bool) -> tuple[str, str, str]:
-    verdict, reason = summary["verdict"], summary["reason"]
-    if verdict is None:
-        return "training", "TRAINING RUN" if ended else "TRAINING RUN, NOT ENDED", reason
-    if not ended and verdict != "corrupt":  # a verdict is never "clean" before its time
-        return "inconclusive", f"{LABELS['inconclusive']}: the run has not ended", f"so far: {reason}"
-    return verdict, LABELS.get(verdict, str(verdict)), reason
 
 
 def _notes(run: Run, summary: dict[str, Any]) -> list[str]:

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sdc.records import Run
+
 from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_upper_bound
 
@@ -56,12 +58,27 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) ->
         "parameter_difference": worst(sequence(drift[-1])) if drift else None,
         "final_loss": list(sequence(last.get("loss"))),
         "published": manifest.get("published"),
+        "expected": manifest.get("expected"),
         "simulated": bool(suspect.get("simulated")),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
         "first_mismatch_step": _first_mismatch(steps, mismatches),
     }
     verdict, reason = _verdict(manifest, steps, summary, sites)
     return {"verdict": verdict, "reason": reason, **summary}
+
+
+def summary_of(run: Run) -> dict[str, Any]:
+    """The summary of a run as read from its folder, finished or not.
+
+    What the run wrote itself wins over what its lines say: it may know of a peer that vanished. A verdict is never
+    `clean` before its time: a run that has not ended is `corrupt` already, or `inconclusive`.
+    """
+    summary = summarize(run.manifest, run.steps, run.mismatches)
+    if run.summary is not None:
+        return summary | run.summary
+    if summary["verdict"] == "clean":
+        summary |= {"verdict": "inconclusive", "reason": f"the run has not ended; so far: {summary['reason']}"}
+    return summary
 
 
 def _site(steps: Sequence[Row], site: str) -> dict[str, Any]:

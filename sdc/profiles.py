@@ -3,8 +3,9 @@
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
 What the study does not publish is modelled, and said here:
 
-- A mismatched element is off by a relative difference uniform in (0, severity], with a random sign: the study publishes
-  the largest severity of any microstep only.
+- A mismatched element is off by a relative difference uniform in (0, 2 severity], with a random sign, so that the mean
+  over the mismatched elements of a microstep, which is what severity means (equation 3), is the published one. The
+  study publishes the largest of all microsteps only; here every microstep is that severe.
 - Layers are resampled where a model has not 16: each takes the mean frequency and the largest severity of the published
   layers that it covers, so that the mean over the layers (equation 2) and their maximum (equation 4) stay.
 - In time (figures 3 to 6): nodes 10 and 11 begin with a burst that decays, 7 and 14 show isolated spikes, 13 is clean
@@ -99,7 +100,7 @@ def profile(name: str, *, layers: int, twin: int = 1) -> list[Fault]:
         _, frequency, severity = np.asarray(sorted(rows)).T
         if not frequency.any():
             continue
-        what = Relative(tuple(largest_by_layer(severity, layers).tolist()))
+        what = Relative(tuple((2 * largest_by_layer(severity, layers)).tolist()))
         rates = tuple(mean_by_layer(frequency, layers).tolist())
         faults.append(Fault(what, rates, site, at={"twin": twin}, when=_WHEN.get(number, When())))
     return faults

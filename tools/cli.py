@@ -12,6 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import tyro
 
+from .bench.lockstep import BenchOptions, bench
 from .cluster import leave_at_once
 from .errors import CommandError, Exit
 from .options import TrainOptions, TwinOptions
@@ -25,8 +26,14 @@ Command = (
     Annotated[TwinOptions, tyro.conf.subcommand("twin")]
     | Annotated[TrainOptions, tyro.conf.subcommand("train")]
     | Annotated[ReportOptions, tyro.conf.subcommand("report")]
+    | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
 )
-RUN: dict[type, Callable[[Any], int]] = {TwinOptions: twin, TrainOptions: train, ReportOptions: report}
+RUN: dict[type, Callable[[Any], int]] = {
+    TwinOptions: twin,
+    TrainOptions: train,
+    ReportOptions: report,
+    BenchOptions: bench,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,7 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit code; prints errors as one line on standard error."""
     try:
-        options = tyro.cli(Command, args=list(arguments), prog="sdc", description=DESCRIPTION)  # type: ignore[call-overload] # a union
+        options = tyro.cli(
+            Command,
+            args=list(arguments),
+            prog="sdc",
+            description=DESCRIPTION,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
         return RUN[type(options)](options)
     except CommandError as error:
         label = "inconclusive" if error.code is Exit.INCONCLUSIVE else "error"

@@ -4,7 +4,9 @@ JAX's own runtime carries the data. A process that waits for a lost peer inside 
 thread looks whether the others are alive, and ends this process with exit code 3 and a message when one is not.
 """
 
+import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -46,15 +48,16 @@ def joined(coordinator: str | None, processes: int | None, process: int | None, 
         )
     if coordinator is not None and not _is_address(coordinator):
         raise CommandError(f"--coordinator {coordinator!r}: expected HOST:PORT, as in 10.0.0.1:4321")
+    if coordinator is not None:
+        _keep_standard_output()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Without this the runtime aborts the whole process, without a word that a person could use, when a peer is lost.
-    jax.config.update("jax_enable_recoverability", True)
+    _end_aborts_well()
     message = f"a peer did not come within {timeout:g} s; start all processes, or raise --timeout"
     alone = False
     with _Guard(timeout, message):
         try:
             # JAX's own limit is longer: it would abort the process.
-            if not _initialize(coordinator, processes, process, initialization_timeout=int(timeout) + 60):
+            if not _initialize(coordinator, processes, process, int(timeout) + 60):
                 alone = True
             devices = jax.devices()
         except Exception as error:
@@ -82,6 +85,7 @@ def joined(coordinator: str | None, processes: int | None, process: int | None, 
         raise
     else:
         watch.stop(DONE)
+        watch.wait_for_the_others()
 
 
 def leave_at_once(code: int) -> None:
@@ -123,6 +127,7 @@ class _Watch(threading.Thread):
 
     def __init__(self, timeout: float) -> None:
         super().__init__(daemon=True, name="watch")
+        assert distributed.global_state.client is not None
         self._client = distributed.global_state.client
         self._ended = threading.Event()
         self._patience = min(PATIENCE, timeout)
@@ -163,16 +168,48 @@ class _Watch(threading.Thread):
         except jax.errors.JaxRuntimeError:
             return  # process 0 is gone, so nobody asks
 
+    def wait_for_the_others(self) -> None:
+        """Process 0 carries the runtime: if it left first, the others would think that it was lost."""
+        deadline = time.monotonic() + self._patience
+        while jax.process_index() == 0 and time.monotonic() < deadline:
+            words = dict(self._client.key_value_dir_get("sdc/alive/")).values()
+            if sum(word in (DONE, FAILED) for word in words) == jax.process_count():
+                time.sleep(BEAT)  # the others leave now
+                return
+            time.sleep(0.1)
+
+
+def _keep_standard_output() -> None:
+    """Gloo writes on standard output, which belongs to the command: it gets standard error instead."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(own, "w", encoding="utf-8")
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _aborted(_: int) -> None:
+    os.write(2, b"sdc: inconclusive: the runtime gave up on a lost peer (its log is above); nothing can be said\n")
+    os._exit(Exit.INCONCLUSIVE)
+
+
+def _end_aborts_well() -> None:
+    """The runtime aborts the process when process 0 is lost: let that end with exit code 3 and a message.
+
+    Python's own signal handlers do not run in an abort, so this one is set below it.
+    """
+    ctypes.CDLL(None).signal(int(signal.SIGABRT), _aborted)
+
 
 def _give_up(message: str) -> None:
     print(f"sdc: inconclusive: {message}", file=sys.stderr, flush=True)
     os._exit(Exit.INCONCLUSIVE)
 
 
-def _initialize(coordinator: str | None, processes: int | None, process: int | None, **options: int) -> bool:
+def _initialize(coordinator: str | None, processes: int | None, process: int | None, patience: int) -> bool:
     """Starts JAX's distributed runtime; false where neither flags nor the environment name a cluster."""
     try:
-        jax.distributed.initialize(coordinator, processes, process, **options)
+        jax.distributed.initialize(coordinator, processes, process, initialization_timeout=patience)
     except ValueError:
         if coordinator is not None:
             raise

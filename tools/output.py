@@ -1,10 +1,12 @@
 """What a command prints at its end: a table and a verdict for people, or JSON for programs."""
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +30,8 @@ def show(summary: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
         return
-    console = Console(highlight=False)
+    # A table cut to the width of a pipe or a narrow window would hide figures.
+    console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
     if summary["verdict"] is not None:
         console.print(_submodules(summary))
     losses = ", ".join(f"{float(loss):.4f}" for loss in summary["final_loss"])
@@ -51,17 +54,17 @@ def _submodules(summary: Mapping[str, Any]) -> Table:
     published = summary.get("published") or {}
     expected = summary.get("expected") or {}
     title = "Mismatches by submodule" + (" (simulated faults)" if summary.get("simulated") else "")
-    table = Table(title=title, title_justify="left")
-    table.add_column("submodule")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("submodule", no_wrap=True)
     for name in ("checked", "mismatched", "injected", "frequency"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     if expected:
-        table.add_column("expected here", justify="right")
+        table.add_column("expected", justify="right", no_wrap=True)
     if published:
-        table.add_column("published", justify="right")
-    table.add_column("severity", justify="right")
+        table.add_column("published", justify="right", no_wrap=True)
+    table.add_column("severity", justify="right", no_wrap=True)
     if published:
-        table.add_column("published", justify="right")
+        table.add_column("published", justify="right", no_wrap=True)
     for site, row in {**summary["submodules"], **summary["other_sites"]}.items():
         figures = published.get(site, {})
         table.add_row(

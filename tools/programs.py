@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -79,7 +79,7 @@ class Programs:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(self.placement.mesh, BATCH_SPEC))
 
     @functools.cached_property
-    def step(self) -> Callable[..., Any]:
+    def step(self) -> jax.stages.Wrapped:
         """`(state, (tokens, key)) -> (state, metrics, reports)`, jitted."""
         plain = functools.partial(device_step, config=self.config)
 
@@ -100,7 +100,7 @@ class Programs:
         return jax.jit(mapped, donate_argnums=0)
 
     @functools.cached_property
-    def observe(self) -> Callable[..., Any]:
+    def observe(self) -> jax.stages.Wrapped:
         """`((state, gradient), None) -> (state, reports)`: twins compared after the step, and the suspect repaired."""
         specs = state_specs(self.config)
         gradient_specs = metrics_specs(self.config).gradient

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 from sdc.analysis.report import write_report
-from sdc.analysis.summary import summarize
+from sdc.analysis.summary import summary_of
 
 from sdc.records import read_run
 
@@ -34,6 +34,6 @@ def report(options: ReportOptions) -> int:
     with usage_errors():
         run = read_run(options.run)
         page = write_report(options.run)
-    summary = summarize(run.manifest, run.steps, run.mismatches) | (run.summary or {})
+    summary = summary_of(run)
     show({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
     return int(VERDICTS[summary["verdict"]])

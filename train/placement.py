@@ -1,11 +1,12 @@
 """Where twins and ranks live: one device each on a mesh, or all twins of a rank on one device under `vmap`.
 
 A per-device function `fn(stacked, shared)` computes for one twin on one rank. `Placement.map` turns it into a function
-of global arrays. Everything that each twin has for itself (`stacked`, and all outputs) has a leading twin axis; what the
-twins share (the batch) has not. Without twins there is no such axis.
+of global arrays. Everything that each twin has for itself (`stacked`, and all outputs) has a leading twin axis; what
+the twins share (the batch) has not. Without twins there is no such axis.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -126,17 +127,16 @@ def place(*, twins: int | None, data: int, model: int, kind: Kind = "mesh") -> P
         ValueError: the devices at hand are not as many as needed.
     """
     devices = jax.devices()
-    twin_axis = twins is not None and kind == "mesh"
-    shape = (twins, data, model) if twin_axis else (data, model)
-    needed = int(np.prod([size for size in shape if size is not None]))
+    axes = {DATA: data, MODEL: model}
+    if twins is not None and kind == "mesh":
+        axes = {TWIN: twins, **axes}
+    needed = math.prod(axes.values())
     if len(devices) != needed:
-        product = " × ".join(
-            f"{size} {name}" for size, name in zip(shape, (TWIN, DATA, MODEL)[-len(shape) :], strict=True)
-        )
+        product = " × ".join(f"{size} {name}" for name, size in axes.items())
         raise ValueError(
             f"{len(devices)} devices, but {product} needs {needed}; "
             "change --twins, --data, --model, or --devices (simulated CPU devices)"
         )
-    names = (TWIN, DATA, MODEL) if twin_axis else (DATA, MODEL)
-    mesh = Mesh(np.asarray(devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+    grid = np.asarray(devices).reshape(tuple(axes.values()))
+    mesh = Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     return Placement(mesh, twins)

@@ -113,9 +113,8 @@ def test_real_hardware_is_never_called_simulated(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", manifest(**REAL), *steps(5, rates=RATES))
     text = html(path)
     assert "✖ CORRUPT" in text
-    assert "simulated" not in text.split("</style>")[1].split("<h2>How to reproduce")[0].replace(
-        "a simulated fault", ""
-    )
+    body = text.split("</style>")[1].split("<h2>How to reproduce")[0]
+    assert "simulated" not in body.lower()
     assert "what is found here is real" in text
 
 
@@ -127,9 +126,11 @@ def test_text_in_figures_is_text(corrupt: Path) -> None:
 
 def test_the_same_record_gives_the_same_bytes(corrupt: Path) -> None:
     first = (html(corrupt), (corrupt / "report.md").read_bytes())
-    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.grid": False}):  # a user's settings
+    with matplotlib.rc_context(
+        {"axes.facecolor": "black", "svg.fonttype": "path", "xtick.labelsize": 20}
+    ):  # a user's settings
         assert (html(corrupt), (corrupt / "report.md").read_bytes()) == first
-    assert "matplotlib" not in first[0].lower()
+    assert matplotlib.__version__ not in first[0]
 
 
 def test_clean_explains_how_sure_it_is(tmp_path: Path) -> None:
@@ -155,10 +156,11 @@ def test_free_twins_show_drift_and_leave_the_submodules_out(tmp_path: Path) -> N
 def test_a_run_that_has_not_ended_is_not_called_clean(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", manifest(**REAL, steps=50), *steps(20), ended=False)
     page = Page(html(path))
-    assert "INCONCLUSIVE: the run has not ended" in page.words
+    assert "? INCONCLUSIVE, RUN NOT ENDED The run has not ended; so far: no mismatch" in page.words
     assert "20 of 50 planned steps" in page.words
     assert "✔ CLEAN" not in page.words
-    (path / "steps.jsonl").open("a").write('{"step": 20, "lo')  # cut off by a crash
+    with (path / "steps.jsonl").open("a") as lines:
+        lines.write('{"step": 20, "lo')  # cut off by a crash
     assert "20 of 50 planned steps" in Page(html(path)).words
 
 
@@ -222,6 +224,15 @@ def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
     assert not re.search(r"(?<!\\)<script", outside)
 
 
+def test_a_dollar_in_a_name_stays_a_dollar() -> None:
+    rows, mismatches = steps(3, rates=RATES)
+    for row in rows:
+        row["sites"]["fwd/$x_1$"] = row["sites"]["fwd/attn"]
+    picture = figures.frequency_over_time(summarize(manifest(), rows, mismatches), rows, mark="")
+    assert isinstance(picture, figures.Picture)
+    assert ">fwd/$x_1$<" in picture.svg
+
+
 def replaced(value: Any, values: "itertools.cycle[Any]") -> Any:
     """The record with every number but steps and layers replaced."""
     if isinstance(value, dict):
@@ -271,9 +282,8 @@ def test_heat_map_has_a_cell_for_every_layer_and_no_image() -> None:
     assert isinstance(picture, figures.Picture)
     assert "<image" not in picture.svg
     root = ET.fromstring(picture.svg)
-    paths = [
-        item for item in root.iter("{http://www.w3.org/2000/svg}path") if "stroke: #ffffff" in item.get("style", "")
-    ]
+    drawn = root.iter("{http://www.w3.org/2000/svg}path")
+    paths = [item for item in drawn if "stroke: #ffffff" in item.get("style", "")]
     mismatched = np.count_nonzero([summary["layers"][site]["mismatched"] for site in PUBLISHED])
     assert len(paths) >= 2 * mismatched == 2 * 4 * 32
 
@@ -283,9 +293,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-def test_a_full_disk_is_one_clear_line_and_leaves_the_old_report(
-    corrupt: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_clear_line(corrupt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = html(corrupt)
 
     def full(descriptor: int) -> None:

@@ -33,12 +33,7 @@ def test_worst_lets_nan_win_over_infinity() -> None:
 
 
 def test_per_twin_marks_what_is_missing() -> None:
-    rows = [
-        {"step": 0, "loss": [1.0, 2.0]},
-        {"step": 1, "loss": 3.0},
-        {"step": 2},
-        {"step": 3, "loss": [None, math.inf]},
-    ]
+    rows = [{"loss": [1.0, 2.0]}, {"loss": 3.0}, {}, {"loss": [None, math.inf]}]
     table = per_twin(rows, "loss")
     np.testing.assert_array_equal(table, [[1.0, 3.0, np.nan, np.nan], [2.0, np.nan, np.nan, np.inf]])
     assert per_twin(rows, "gradient_norm") is None

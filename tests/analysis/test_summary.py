@@ -2,10 +2,13 @@
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sdc.analysis.summary import SUBMODULES, summarize
+from sdc.analysis.summary import SUBMODULES, summarize, summary_of
+
+from sdc.records import Run
 
 from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps
 
@@ -82,7 +85,7 @@ def test_one_difference_anywhere_is_corruption(change: dict[str, Any]) -> None:
     assert summary["first_mismatch_step"] == 3
 
 
-@pytest.mark.parametrize("loss", [[math.nan, math.nan], [math.inf, math.inf], [3, 3.0]])
+@pytest.mark.parametrize("loss", [[math.nan, -math.nan], [math.inf, math.inf], [3, 3.0]])
 def test_equal_losses_are_equal_even_when_not_finite(loss: list[float]) -> None:
     rows, _ = steps(5)
     rows[3]["loss"] = loss
@@ -104,7 +107,7 @@ def test_a_mismatch_of_a_step_that_a_crash_cut_off_still_counts() -> None:
         ([], "no step"),
         ([step_row(0), step_row(1)], "nothing was checked"),
         (
-            [step_row(0) | {"sites": {site: {"checked": 0, "mismatched": 0} for site in SUBMODULES}}],
+            [step_row(0) | {"sites": {"fwd/attn": {"checked": 0}}}],
             "nothing was checked",
         ),
         ([step_row(0) | {"state": {"checked": math.nan, "mismatched": 0}}], "nothing was checked"),
@@ -160,3 +163,15 @@ def test_damaged_counts_are_neither_checked_nor_mismatched() -> None:
     before, after = (summarize(manifest(), each, mismatches)["submodules"]["fwd/attn"] for each in (rows, damaged))
     assert after["checked"] == before["checked"] - 4 * ELEMENTS
     assert after["mismatched"] == before["mismatched"] - rows[1]["sites"]["fwd/attn"]["mismatched"]
+
+
+def test_a_verdict_is_not_clean_before_its_time() -> None:
+    about, (rows, mismatches) = manifest(**REAL), steps(3)
+    ended = summarize(about, rows, mismatches)
+    assert ended["verdict"] == "clean"
+    assert summary_of(Run(Path("run"), about, rows, mismatches, ended))["verdict"] == "clean"
+    early = summary_of(Run(Path("run"), about, rows, mismatches, None))
+    assert early["verdict"] == "inconclusive"
+    assert ended["reason"] in early["reason"]
+    rows[1]["state"]["mismatched"] = 1
+    assert summary_of(Run(Path("run"), about, rows, mismatches, None))["verdict"] == "corrupt"

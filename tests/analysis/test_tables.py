@@ -53,6 +53,15 @@ def test_without_a_profile_there_is_nothing_published() -> None:
     assert table.rows[0][2].startswith("below ")
 
 
+def test_what_bursts_let_expect_stands_beside_the_measured() -> None:
+    expected = {site: 2 * known["frequency"] for site, known in PUBLISHED.items()}
+    table = tables.submodules(summarize(manifest(expected=expected), *steps(3, rates=RATES)))
+    assert table is not None
+    assert table.header[3] == "expected here"
+    assert [row[3] for row in table.rows] == [show(value) for value in expected.values()]
+    assert {len(row) for row in table.rows} == {len(table.header)}
+
+
 def test_a_published_zero_has_no_ratio() -> None:
     published = {site: {"frequency": 0.0, "severity": 0.0} for site in PUBLISHED}
     table = tables.submodules(summarize(manifest(published=published), *steps(3, rates=RATES)))

@@ -3,11 +3,16 @@
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
+
+import numpy as np
 
 KINDS = ("all-reduce", "all-gather", "collective-permute", "reduce-scatter", "all-to-all", "collective-broadcast")
 _OPCODE = re.compile(rf" = (?P<shape>.*?) (?P<kind>{'|'.join(KINDS)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b(?P<type>[a-z]+\d+\w*|pred)\[(?P<dims>[\d,]*)\]")
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
+_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=(?:\{(?P<lists>(?:\{[\d,]*\},?)*)\}|(?P<iota>\S+))")
+_IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
 _CALLS = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 
 
@@ -18,12 +23,20 @@ class Collective:
     Attributes:
         kind: opcode.
         sizes: bytes of each array that it returns on a device (XLA joins several into one instruction).
+        groups: the devices that talk to one another, by their position in the program's device assignment; empty for
+            all with all.
         conditional: whether it runs only inside a branch of a conditional.
     """
 
     kind: str
     sizes: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
     conditional: bool
+
+    def crosses(self, part: Sequence[int]) -> bool:
+        """Whether anything passes between devices of different parts, `part[i]` being that of device i."""
+        groups = self.groups or (tuple(range(len(part))),)
+        return any(len({part[device] for device in group}) > 1 for group in groups)
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -49,13 +62,37 @@ def collectives(hlo: str) -> list[Collective]:
             for one, several in _CALLS.findall(line):
                 pending.extend(part.strip(" %") for part in (one or several).split(","))
     return [
-        Collective(match["kind"], tuple(_bytes(*array) for array in _ARRAY.findall(match["shape"])), name not in always)
+        Collective(
+            match["kind"],
+            tuple(_bytes(*array) for array in _ARRAY.findall(match["shape"])),
+            _groups(line),
+            name not in always,
+        )
         for name, lines in bodies.items()
         for line in lines
         if (match := _OPCODE.search(line))
     ]
 
 
+def _groups(line: str) -> tuple[tuple[int, ...], ...]:
+    match = _GROUPS.search(line)
+    if match is None:
+        return ()
+    if match["lists"] is not None:
+        return tuple(_numbers(group) for group in re.findall(r"\{([\d,]+)\}", match["lists"]))
+    iota = _IOTA.match(match["iota"])
+    if iota is None:
+        raise ValueError(f"cannot read the replica groups of {line.strip()[:200]!r}")
+    devices = np.arange(math.prod(_numbers(iota["dims"]))).reshape(_numbers(iota["dims"]))
+    if iota["order"]:
+        devices = devices.transpose(_numbers(iota["order"]))
+    return tuple(tuple(group) for group in devices.reshape(_numbers(iota["shape"])).tolist())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
+
+
 def _bytes(dtype: str, dims: str) -> int:
     bits = 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
-    return math.prod(int(dim) for dim in dims.split(",") if dim) * bits // 8
+    return math.prod(_numbers(dims)) * bits // 8

@@ -1,0 +1,31 @@
+# The two things that a newcomer needs: `make demo` and `make test`. Both install what they need into .venv.
+PYTHON ?= python3
+VENV ?= .venv
+RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+BIN = $(VENV)/bin
+
+.PHONY: demo test test-latest
+
+$(VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+# Two twins, one of them on a simulated corrupting node: finding the corruption (exit code 1) is the success.
+demo: $(VENV)/.installed
+	@$(BIN)/sdc twin --model 2 --suspect node11 --steps 20 --run $(RUN); code=$$?; \
+	if [ $$code -eq 1 ]; then echo "demo: the simulated corruption was found, as it should be"; \
+	else echo "demo: expected exit code 1 (corruption found), got $$code" >&2; exit 1; fi
+
+# Linters, types on the built wheel in a fresh environment, then the suite.
+test: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tests/check_wheel.py
+	$(BIN)/python -m pytest
+
+# The suite once more on Python 3.12 with the newest jax.
+test-latest:
+	$(MAKE) VENV=.venv-latest PYTHON=python3.12 .venv-latest/.installed
+	.venv-latest/bin/python -m pytest

@@ -1,0 +1,151 @@
+"""`sdc bench lockstep`: what lock-step costs when nothing is wrong, as ratios within one run."""
+
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+from sdc.train.config import get_config
+from sdc.train.placement import place
+
+from sdc.determinism import environment, prepare
+
+from ..errors import usage_errors
+from ..programs import Programs
+from .collectives import collectives
+
+SYNCS = ("none", "compute")
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchOptions:
+    """Measures what gated lock-step costs twins when nothing is wrong, against twins without synchronization.
+
+    Example: sdc bench lockstep --json
+
+    Both programs are compiled first and then take turns, so that what else the machine does hits both alike. Medians.
+    """
+
+    benchmark: Annotated[Literal["lockstep"], tyro.conf.Positional]
+    """What to measure."""
+    config: str = "bench"
+    """Configuration."""
+    steps: int = 15
+    """Measured steps of each program, after two that are not measured."""
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    """Types to measure."""
+    json: bool = False
+    """Print JSON."""
+
+
+def bench(options: BenchOptions) -> int:
+    """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
+    with usage_errors():
+        prepare(cpu_devices=2)
+        if options.steps < 1:
+            raise ValueError(f"--steps {options.steps}: expected at least 1")
+        config = get_config(options.config)
+    result: dict[str, Any] = {"environment": environment(), "config": options.config, "steps": options.steps}
+    for dtype in options.dtypes:
+        typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+        placement = place(twins=2, data=1, model=1)
+        result[dtype] = _measure({sync: Programs(typed, placement, sync) for sync in SYNCS}, options.steps)
+    if options.json:
+        sys.stdout.write(json.dumps(result, indent=1) + "\n")
+    else:
+        _show(result, options)
+    return 0
+
+
+def _measure(programs: dict[str, Programs], steps: int) -> dict[str, Any]:
+    key = jax.random.key(1)
+    batch = programs["none"].abstract_batch()
+    vocabulary = programs["none"].config.model.vocab_size
+    tokens = jax.device_put(
+        np.random.default_rng(0).integers(0, vocabulary, batch.shape).astype(np.int32), batch.sharding
+    )
+    compiled = {
+        sync: program.step.lower(program.abstract_state(), (batch, jax.eval_shape(jax.random.key, 0))).compile()
+        for sync, program in programs.items()
+    }
+    step: dict[str, list[float]] = {sync: [] for sync in programs}
+    whole: dict[str, list[float]] = {sync: [] for sync in programs}
+    states = {sync: program.initial_state(0) for sync, program in programs.items()}
+
+    for number in range(steps + 2):
+        for sync, program in programs.items():
+            started = time.perf_counter()
+            state, metrics, reports = jax.block_until_ready(program.step(states[sync], (tokens, key)))
+            stepped = time.perf_counter()
+            states[sync], observed = jax.block_until_ready(program.observe((state, metrics.gradient), None))
+            ended = time.perf_counter()
+            if sync == "compute":
+                _check_that_it_worked(reports[0], observed)
+            if number >= 2:
+                step[sync].append(stepped - started)
+                whole[sync].append(ended - started)
+
+    twins = range(programs["compute"].placement.mesh.size)  # one device per twin
+    crossing = [c for c in collectives(compiled["compute"].as_text() or "") if c.crosses(twins) and not c.conditional]
+    memory = {sync: _peak(program) for sync, program in compiled.items()}
+    return {
+        "step_seconds": {sync: statistics.median(values) for sync, values in step.items()},
+        "step_ratio": _ratio(step),
+        "whole_step_seconds": {sync: statistics.median(values) for sync, values in whole.items()},
+        "whole_step_ratio": _ratio(whole),
+        "peak_bytes": memory,
+        "peak_memory_ratio": memory["compute"] / memory["none"],
+        "probes": sum(len(c.sizes) for c in crossing),
+        "largest_probe_bytes": max(size for c in crossing for size in c.sizes),
+    }
+
+
+def _check_that_it_worked(mismatches: Any, observed: Any) -> None:
+    """A benchmark of a comparison that compares nothing would be a fine figure."""
+    checked = sum(int(m.difference.checked.sum()) for m in mismatches.values())
+    wrong = sum(int(m.difference.mismatched.sum()) for m in [*mismatches.values(), observed["state"]])
+    assert checked > 0
+    if wrong:
+        raise RuntimeError(f"{wrong} elements differ between the twins of this benchmark: this machine corrupts data")
+
+
+def _ratio(seconds: dict[str, list[float]]) -> float:
+    """Median of the ratios of neighbours in time, which share what else the machine does."""
+    return statistics.median(b / a for a, b in zip(seconds["none"], seconds["compute"], strict=True))
+
+
+def _peak(compiled: Any) -> int:
+    analysis = compiled.memory_analysis()
+    return int(
+        analysis.temp_size_in_bytes
+        + analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
+
+
+def _show(result: dict[str, Any], options: BenchOptions) -> None:
+    bars: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "step_ratio": ("1.10", lambda x: f"{x:.3f}"),
+        "whole_step_ratio": ("", lambda x: f"{x:.3f}"),
+        "peak_memory_ratio": ("1.10", lambda x: f"{x:.3f}"),
+        "largest_probe_bytes": ("64", str),
+    }
+    table = Table(
+        title=f"lock-step against --sync none, config {options.config}, {result['environment']['device_kind']}"
+    )
+    table.add_column("figure")
+    table.add_column("bar", justify="right")
+    for dtype in options.dtypes:
+        table.add_column(dtype, justify="right")
+    for name, (bar, show) in bars.items():
+        table.add_row(name, bar, *(show(result[dtype][name]) for dtype in options.dtypes))
+    Console(highlight=False).print(table)
