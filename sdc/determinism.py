@@ -24,6 +24,8 @@ GPU_FLAGS = (
     "--xla_gpu_exclude_nondeterministic_ops=true",
     "--xla_gpu_autotune_level=0",
 )
+THREADS = "NPROC"
+"""The environment variable from which XLA takes the size of its thread pool on a CPU."""
 PACKAGES = ("jax-sdc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 OPTIONS = (
     "jax_default_matmul_precision",
@@ -34,11 +36,14 @@ OPTIONS = (
 )
 
 
-def prepare(*, cpu_devices: int, only_cpu: bool = False) -> None:
+def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool = False) -> None:
     """Sets what makes every backend deterministic; call it before anything runs on a device.
 
     Args:
         cpu_devices: simulate this many CPU devices in this process, where there is nothing but a CPU.
+        cpu_threads: size of XLA's thread pool on a CPU, at least `cpu_devices` (by default as many). XLA splits matrix
+            products by the size of the pool, and rounds each part: another size, other last bits. Processes whose
+            results are compared need the same.
         only_cpu: use the CPU although there is something better.
 
     Raises:
@@ -53,6 +58,7 @@ def prepare(*, cpu_devices: int, only_cpu: bool = False) -> None:
         if not given:
             flags.append(flag)
     os.environ["XLA_FLAGS"] = " ".join(flags)
+    os.environ[THREADS] = str(max(cpu_threads or 0, cpu_devices))
     if only_cpu:
         jax.config.update("jax_platforms", "cpu")
     try:
@@ -75,6 +81,7 @@ def environment() -> dict[str, Any]:
         # Kernels for the host are compiled for its instruction set, and split over its cores.
         "processor": _processor(),
         "processors": os.cpu_count(),
+        "cpu_threads": os.environ.get(THREADS),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "options": {name: str(getattr(jax.config, name)) for name in OPTIONS},
     }

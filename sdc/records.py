@@ -85,13 +85,19 @@ class RunWriter:
             raise RecordError(f"cannot write run folder {path}: {error.strerror}; name another with --run") from error
 
     @classmethod
-    def resume(cls, path: Path, step: int) -> "RunWriter":
+    def resume(cls, path: Path, step: int, manifest: Mapping[str, Any]) -> "RunWriter":
         """Continues a run folder at `step`: lines of that step and later ones are dropped, and so is the summary.
+
+        The new manifest stands in for the old one, but for the time of creation; `resumed_at` lists the steps at which
+        the run was continued.
 
         Raises:
             RecordError: there is no readable run in the folder.
         """
         run = read_run(path)
+        history = {key: run.manifest[key] for key in ("created", "resumed_at") if key in run.manifest}
+        continued = [*history.get("resumed_at", []), step]
+        write_json(path / MANIFEST, {"schema": SCHEMA, **manifest, **history, "resumed_at": continued})
         (path / SUMMARY).unlink(missing_ok=True)
         write_lines(path / STEPS, (row for row in run.steps if row["step"] < step))
         write_lines(path / MISMATCHES, (row for row in run.mismatches if row["step"] < step))

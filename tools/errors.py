@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from sdc.train.checkpoints import CheckpointError
-
 from sdc.records import RecordError
+from sdc.train.checkpoints import CheckpointError
 
 
 class Exit(IntEnum):

@@ -12,6 +12,13 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+import sdc
+from sdc.determinism import program_fingerprint
+from sdc.fingerprint import tree_digest
+from sdc.lockstep import Compare, Mismatch
+from sdc.rewrite import Reports
+from sdc.tally import tally, total
 from sdc.train.config import TrainConfig
 from sdc.train.parallel import DATA, MODEL
 from sdc.train.placement import RANKS, TWIN, Placement
@@ -25,13 +32,6 @@ from sdc.train.step import (
     metrics_specs,
     state_specs,
 )
-
-import sdc
-from sdc.determinism import program_fingerprint
-from sdc.fingerprint import tree_digest
-from sdc.lockstep import Compare, Mismatch
-from sdc.rewrite import Reports
-from sdc.tally import tally, total
 from sdc.twins import agreement, squared_distance
 
 NONE = Reports((), ())

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summary_of
-
 from sdc.records import read_run
 
 from .errors import VERDICTS, usage_errors

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+
+import sdc
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summarize
+from sdc.determinism import differences, environment, prepare
+from sdc.lockstep import Compare
+from sdc.records import MANIFEST, RunWriter, read_run
 from sdc.train.checkpoints import Checkpoints
 from sdc.train.config import TrainConfig, check, get_config
 from sdc.train.corpus import read_corpus
@@ -19,11 +24,6 @@ from sdc.train.data import Dataset, batches, make_dataset
 from sdc.train.loop import run_steps
 from sdc.train.placement import Kind, place
 from sdc.train.tokenizer import load_tokenizer, padded_vocab
-
-import sdc
-from sdc.determinism import differences, environment, prepare
-from sdc.lockstep import Compare
-from sdc.records import MANIFEST, RunWriter, read_run
 
 from .cluster import everyone, joined
 from .errors import CommandError, Exit, storage_errors, usage_errors
@@ -69,7 +69,12 @@ def execute(options: RunOptions, plan: Plan) -> dict[str, Any]:
     """
     _check_numbers(options)
     with usage_errors():
-        prepare(cpu_devices=_cpu_devices(options, plan), only_cpu=options.devices is not None)
+        prepare(
+            cpu_devices=_cpu_devices(options, plan),
+            # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
+            cpu_threads=max(os.cpu_count() or 1, 4 * options.data * options.model, options.devices or 0),
+            only_cpu=options.devices is not None,
+        )
     with joined(options.coordinator, options.processes, options.process, options.timeout):
         with usage_errors():
             config, dataset = _workload(options)
@@ -237,5 +242,5 @@ def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
 def _open_record(options: RunOptions, folder: Path, manifest: Mapping[str, Any], step: int) -> RunWriter:
     with usage_errors():
         if options.resume and (folder / MANIFEST).is_file():
-            return RunWriter.resume(folder, step)
+            return RunWriter.resume(folder, step, manifest)
         return RunWriter.create(folder, manifest)

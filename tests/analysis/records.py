@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from sdc.analysis.summary import SUBMODULES, summarize
-
 from sdc.records import RunWriter
 
 ELEMENTS = 262_144  # per microstep, layer and site

@@ -11,10 +11,10 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+
 from sdc.analysis import figures
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summarize
-
 from sdc.records import RecordError, write_json
 
 from .records import PUBLISHED, free_steps, manifest, step_row, steps, write_run

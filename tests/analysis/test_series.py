@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sdc.analysis.series import count, number, per_site, per_twin, thin, worst
 
 

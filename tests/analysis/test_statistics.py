@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
+
 from sdc.analysis.statistics import (
     EXACT_LIMIT,
     burn_in_steps,

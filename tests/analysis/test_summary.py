@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sdc.analysis.summary import SUBMODULES, summarize, summary_of
 
+from sdc.analysis.summary import SUBMODULES, summarize, summary_of
 from sdc.records import Run
 
 from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps

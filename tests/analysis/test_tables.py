@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+
 from sdc.analysis import tables
 from sdc.analysis.summary import summarize
 from sdc.analysis.tables import Table, show

@@ -10,12 +10,12 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from sdc.tools.bench.collectives import collectives
 
 import sdc
 from sdc.faults import BitFlip, Relative, Stuck
 from sdc.inject import Moment
 from sdc.rewrite import varying
+from sdc.tools.bench.collectives import collectives
 from tests.sdc.test_compare import CASES
 
 LAYERS, ROWS, WIDTH = 3, 4, 8
@@ -187,7 +187,12 @@ def test_at_most_64_bytes_per_probe_cross_the_twin_axis() -> None:
     run = jax.jit(place(twins(FAULTS), "shard_map", 2))
     text = run.lower(Moment(jax.random.key(0), jnp.int32(0))).compile().as_text()
     found = collectives(text)
-    outside = [size for collective in found if not collective.conditional and collective.crosses((0, 1)) for size in collective.sizes]
+    outside = [
+        size
+        for collective in found
+        if not collective.conditional and collective.crosses((0, 1))
+        for size in collective.sizes
+    ]
     assert outside == [16] * len(SITES)
     assert any(collective.conditional for collective in found)
 

@@ -47,5 +47,5 @@ def test_resampling_keeps_mean_and_maximum(layers: int) -> None:
 
 @pytest.mark.parametrize("name", ["node0", "node16", "nodeX", ""])
 def test_unknown_suspects(name: str) -> None:
-    with pytest.raises(ValueError, match="expected healthy or one of node1 ... node15"):
+    with pytest.raises(ValueError, match="expected healthy or one of node1 "):
         profiles.profile(name, layers=4)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
+
 from sdc.train.checkpoints import CheckpointError, Checkpoints
 from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from sdc.train.step import TrainState, abstract_state, init_state, state_specs

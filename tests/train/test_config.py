@@ -4,6 +4,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sdc.train.config import PRESETS, check, get_config, tiny
 
 

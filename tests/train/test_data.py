@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sdc.train.corpus import Corpus
 from sdc.train.data import DataError, Dataset, batches, make_dataset
 from sdc.train.tokenizer import ByteTokenizer

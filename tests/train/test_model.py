@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+import sdc
 from sdc.train import model as model_module
 from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, get_config
 from sdc.train.model import logits, param_specs, rotate, rotations
@@ -27,8 +29,6 @@ from sdc.train.step import (
     metrics_specs,
     state_specs,
 )
-
-import sdc
 
 CONFIG = TrainConfig(
     name="test",

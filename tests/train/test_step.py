@@ -12,6 +12,7 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
 from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, tiny
 from sdc.train.optimizer import learning_rate
 from sdc.train.parallel import global_norm

@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sdc.train.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer, TokenizerError, load_tokenizer, padded_vocab
 
 TEXT = "the quick brown fox jumps over the lazy dog, né?\n"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import statistics
 import sys
 import time
@@ -13,10 +14,10 @@ import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
-from sdc.train.config import get_config
-from sdc.train.placement import place
 
 from sdc.determinism import environment, prepare
+from sdc.train.config import get_config
+from sdc.train.placement import place
 
 from ..errors import usage_errors
 from ..programs import Programs
@@ -49,7 +50,7 @@ class BenchOptions:
 def bench(options: BenchOptions) -> int:
     """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
     with usage_errors():
-        prepare(cpu_devices=2)
+        prepare(cpu_devices=2, cpu_threads=os.cpu_count())
         if options.steps < 1:
             raise ValueError(f"--steps {options.steps}: expected at least 1")
         config = get_config(options.config)
