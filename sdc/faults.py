@@ -258,13 +258,20 @@ def describe(faults: Sequence[Fault]) -> list[str]:
 
 
 def _describe(fault: Fault) -> str:
-    rates = np.atleast_1d(fault.rate)
-    rate = f"{rates.mean():.3g}" + (f" (layers {rates.min():.3g} to {rates.max():.3g})" if rates.size > 1 else "")
-    parts: list[Any] = [fault.what, f"rate {rate}", f"site {fault.site}"]
+    fields = [f"{field.name} {_range(getattr(fault.what, field.name))}" for field in dataclasses.fields(fault.what)]
+    parts = [" ".join([type(fault.what).__name__.lower(), *fields]), f"rate {_range(fault.rate)}", f"site {fault.site}"]
     if fault.layer is not None:
         parts.append(f"layer {fault.layer}")
-    if fault.at:
-        parts.append("at " + " ".join(f"{axis} {index}" for axis, index in fault.at.items()))
-    if fault.when != When():
-        parts.append(fault.when)
-    return ", ".join(str(part) for part in parts)
+    parts += [f"{axis} {index}" for axis, index in fault.at.items()]
+    for field in dataclasses.fields(When):
+        if (value := getattr(fault.when, field.name)) != field.default:
+            parts.append(f"{field.name} {value:g}")
+    return ", ".join(parts)
+
+
+def _range(value: float | tuple[float, ...]) -> str:
+    values = np.atleast_1d(value)
+    if not values.size:
+        return "any"
+    low, high = values.min(), values.max()
+    return f"{high:.3g}" if low == high else f"{low:.3g} to {high:.3g}"

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import sdc
-from sdc.faults import BitFlip, Gaussian, Relative, Scale, Stuck, When, parse_fault
+from sdc.faults import BitFlip, Gaussian, Relative, Scale, Stuck, When, describe, parse_fault
 from sdc.inject import Moment
 
 SIZE = 4096
@@ -246,6 +246,17 @@ def test_parse_fault() -> None:
     assert fault.when == When(onset=3, burst=2.0, decay=5.0)
     assert parse_fault("scale,factor=2,rate=1").what == Scale(2.0)
     assert math.isnan(parse_fault("nan,rate=0.5").what.value)  # type: ignore[union-attr] # nan is Stuck
+
+
+def test_describe() -> None:
+    faults = [
+        parse_fault("bitflip,rate=1e-4,site=fwd/attn,layer=2,onset=3", at={"twin": 1}),
+        sdc.Fault(Relative((1.0, 2.5)), (0.1, 0.2), "bwd/*", when=When(burst=4.0, decay=5.0)),
+    ]
+    assert describe(faults) == [
+        "bitflip bits any, rate 0.0001, site fwd/attn, layer 2, twin 1, onset 3",
+        "relative severity 1 to 2.5, rate 0.1 to 0.2, site bwd/*, burst 4, decay 5",
+    ]
 
 
 @pytest.mark.parametrize(
