@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 BIN = $(VENV)/bin
+LATEST ?= python3.12
 
 .PHONY: demo test test-latest
 
@@ -27,5 +28,5 @@ test: $(VENV)/.installed
 
 # The suite once more on Python 3.12 with the newest jax.
 test-latest:
-	$(MAKE) VENV=.venv-latest PYTHON=python3.12 .venv-latest/.installed
+	$(MAKE) VENV=.venv-latest PYTHON=$(LATEST) .venv-latest/.installed
 	.venv-latest/bin/python -m pytest

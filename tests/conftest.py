@@ -5,6 +5,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import settings
+
+# The same examples in every run; compilation makes the first of them slow.
+settings.register_profile("suite", derandomize=True, deadline=None)
+settings.load_profile("suite")
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)

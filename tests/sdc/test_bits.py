@@ -36,7 +36,7 @@ def test_keys_round_trip() -> None:
     assert (jax.random.key_data(bits.from_words(bits.to_words(key), key)) == jax.random.key_data(key)).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 5).map(lambda n: 2 * n), st.integers(0, 100))
 def test_packing_joins_neighbours(length: int, seed: int) -> None:
     x = random_array("bfloat16", (length,), seed)

@@ -44,7 +44,7 @@ def test_keys_are_compared_by_their_data() -> None:
 floats = st.floats(-8, 8, width=32, allow_subnormal=False)  # XLA on CPU flushes denormal numbers
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(floats, floats), min_size=4, max_size=4))
 def test_difference_against_numpy(pairs: list[tuple[float, float]]) -> None:
     a, b = np.asarray(pairs, np.float32).T.copy()

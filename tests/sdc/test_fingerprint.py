@@ -72,7 +72,7 @@ def test_a_shard_that_cuts_pairs_is_refused() -> None:
         digest(jnp.zeros((2, 3), jnp.bfloat16), shape=(2, 6), offset=(0, 3))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 63), st.integers(0, 31), st.integers(0, 1000))
 def test_no_single_bit_is_missed(element: int, bit: int, seed: int) -> None:
     x = random_array("float32", (64,), seed)
