@@ -45,8 +45,10 @@ def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
         reference = jnp.argmax(votes).astype(jnp.int32)
         undecided = (2 * jnp.max(votes) <= len(digests)).astype(jnp.uint32)
     differs = jnp.any(~same)
-    # A conditional around a collective needs the same branch on every device.
-    others = tuple(axis for axis in bound_axes() if axis != axis_name)
+    # A conditional around a collective needs the same branch on every device. Axes of size one have nobody to tell,
+    # but `shard_map` may take them to vary.
+    typed = jax.typeof(differs).manual_axis_type.varying
+    others = tuple(axis for axis, size in bound_axes().items() if axis != axis_name and (size > 1 or axis in typed))
     if others:
         differs = lax.pmax(varying(differs.astype(jnp.int32)), (*others, axis_name)) > 0
     return Agreement(reference, undecided, differs)

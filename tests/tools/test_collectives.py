@@ -42,6 +42,9 @@ def test_forms_of_replica_groups() -> None:
         "replica_groups={{0,2},{1,3}}": ((0, 2), (1, 3)),
         "replica_groups=[2,2]<=[4]": ((0, 1), (2, 3)),
         "replica_groups=[2,2]<=[2,2]T(1,0)": ((0, 2), (1, 3)),
+        "replica_groups=mesh['a'=2,'b'=2] {'b'}": ((0, 1), (2, 3)),
+        "replica_groups=mesh['a'=2,'b'=2] {'a'}": ((0, 2), (1, 3)),
+        "replica_groups=mesh['a'=2,'b'=2] {'a','b'}": ((0, 1, 2, 3),),
         "replica_groups={}": (),
     }
     for text, groups in lines.items():

@@ -11,8 +11,11 @@ KINDS = ("all-reduce", "all-gather", "collective-permute", "reduce-scatter", "al
 _OPCODE = re.compile(rf" = (?P<shape>.*?) (?P<kind>{'|'.join(KINDS)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b(?P<type>[a-z]+\d+\w*|pred)\[(?P<dims>[\d,]*)\]")
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
-_GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=(?:\{(?P<lists>(?:\{[\d,]*\},?)*)\}|(?P<iota>\S+))")
+_GROUPS = re.compile(
+    r"(?:replica_groups|source_target_pairs)=(?:\{(?P<lists>(?:\{[\d,]*\},?)*)\}|(?P<other>[^\]]*\]\S*(?: \{[^}]*\})?))"
+)
 _IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
+_MESH = re.compile(r"mesh\[(?P<mesh>[^\]]*)\]\s*\{(?P<axes>[^}]*)\}")
 _CALLS = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 
 
@@ -80,7 +83,14 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
         return ()
     if match["lists"] is not None:
         return tuple(_numbers(group) for group in re.findall(r"\{([\d,]+)\}", match["lists"]))
-    iota = _IOTA.match(match["iota"])
+    if mesh := _MESH.match(match["other"]):  # XLA of jax 0.12
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh["mesh"])}
+        talking = re.findall(r"'([^']+)'", mesh["axes"])
+        order = [*(axis for axis in sizes if axis not in talking), *talking]
+        grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        grid = grid.transpose([list(sizes).index(axis) for axis in order])
+        return tuple(tuple(group) for group in grid.reshape(-1, math.prod(sizes[a] for a in talking)).tolist())
+    iota = _IOTA.match(match["other"])
     if iota is None:
         raise ValueError(f"cannot read the replica groups of {line.strip()[:200]!r}")
     devices = np.arange(math.prod(_numbers(iota["dims"]))).reshape(_numbers(iota["dims"]))

@@ -104,8 +104,7 @@ def _measure(programs: dict[str, Programs], steps: int) -> dict[str, Any]:
         "whole_step_ratio": _ratio(whole),
         "peak_bytes": memory,
         "peak_memory_ratio": memory["compute"] / memory["none"],
-        "probes": sum(len(c.sizes) for c in crossing),
-        "largest_probe_bytes": max(size for c in crossing for size in c.sizes),
+        "bytes_per_probe": sum(size for c in crossing for size in c.sizes) / len(reports[0]),
     }
 
 
@@ -138,7 +137,7 @@ def _show(result: dict[str, Any], options: BenchOptions) -> None:
         "step_ratio": ("1.10", lambda x: f"{x:.3f}"),
         "whole_step_ratio": ("", lambda x: f"{x:.3f}"),
         "peak_memory_ratio": ("1.10", lambda x: f"{x:.3f}"),
-        "largest_probe_bytes": ("64", str),
+        "bytes_per_probe": ("64", lambda x: f"{x:g}"),
     }
     table = Table(
         title=f"lock-step against --sync none, config {options.config}, {result['environment']['device_kind']}"
