@@ -31,8 +31,8 @@ from .options import RunOptions
 from .programs import Programs
 from .progress import Progress
 
-# A run is resumed only with the settings that it was started with; these may change.
-FREE = ("steps", "checkpoint_every")
+# A run is resumed only with the settings that it was started with.
+SETTINGS = ("kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,8 @@ def execute(options: RunOptions, plan: Plan) -> dict[str, Any]:
             "kind": plan.kind,
             "command": ["sdc", *sys.argv[1:]],
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "config": {**dataclasses.asdict(config), "checkpoint_every": options.checkpoint_every},
+            "config": dataclasses.asdict(config),
+            "checkpoint_every": options.checkpoint_every,
             "steps": options.steps,
             "seed": options.seed,
             "layers": config.model.layers,
@@ -214,11 +215,8 @@ def _folder(options: RunOptions, plan: Plan) -> Path:
 def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
     with usage_errors():
         old = read_run(folder).manifest
-    settings = ("kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data")
-    then, now = (
-        {key: {k: v for k, v in m[key].items() if k not in FREE} if key == "config" else m.get(key) for key in settings}
-        for m in (old, json.loads(json.dumps(manifest)))
-    )
+    new = json.loads(json.dumps(manifest))
+    then, now = ({key: m.get(key) for key in SETTINGS} for m in (old, new))
     if lines := differences([then, now]):
         changed = "; ".join(
             line.replace("process 0 has", "the run has").replace("process 1 has", "asked is") for line in lines
@@ -227,8 +225,8 @@ def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
             f"{folder} is a run of another configuration ({changed}); "
             "resume it with its own flags, or name another folder with --run"
         )
-    programs = [{key: m.get(key) for key in ("program", "environment")} for m in (old, manifest)]
-    if lines := differences(json.loads(json.dumps(programs))):
+    programs = [{key: m.get(key) for key in ("program", "environment")} for m in (old, new)]
+    if lines := differences(programs):
         changed = "; ".join(
             line.replace("process 0 has", "the run had").replace("process 1 has", "now") for line in lines
         )

@@ -1,0 +1,133 @@
+"""Bad input: one clear line, the right exit code, nothing half-written."""
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sdc.records import RunWriter
+from sdc.tools import cli
+from sdc.tools.errors import CommandError, Exit, storage_errors, usage_errors
+from tests.tools.command import sdc
+
+
+def files(folder: Path) -> dict[str, str]:
+    (folder / "empty.txt").write_text("")
+    (folder / "short.txt").write_text("a few words")
+    (folder / "binary.txt").write_bytes(b"text\xff\xfe\x00")
+    (folder / "not.json").write_text("{}")
+    with RunWriter.create(folder / "taken", {"kind": "twin"}) as writer:
+        writer.step({"step": 0, "loss": [1.0]})
+        writer.step({"step": 1, "loss": [1.0]})
+        writer.summary({"verdict": "clean"})
+    (folder / "damaged").mkdir()
+    for path in (folder / "taken").iterdir():
+        (folder / "damaged" / path.name).write_bytes(path.read_bytes().replace(b'{"step": 0', b'{"step 0'))
+    return {
+        name: str(folder / name) for name in ("empty.txt", "short.txt", "binary.txt", "not.json", "taken", "damaged")
+    }
+
+
+CASES: dict[str, tuple[str, str]] = {
+    "suspect": ("twin --suspect node99", "unknown suspect 'node99'; expected healthy or one of node1"),
+    "config": ("twin --config huge", "--config 'huge' is unknown; choose one of tiny, bench"),
+    "site": ("twin --steps 1 --fault bitflip,rate=1e-3,site=fwd/mlp", "site 'fwd/mlp' matches no probe of the step"),
+    "fault": ("twin --fault meteor", "unknown kind 'meteor'; expected one of bitflip"),
+    "both": ("twin --suspect node1 --fault nan,rate=1", "--suspect and --fault both describe"),
+    "twins": ("twin --twins 1", "--twins 1: expected two or more"),
+    "steps": ("train --steps 0", "--steps 0: expected a number of at least 1"),
+    "seed": ("train --seed -1", "--seed -1: expected a number from 0"),
+    "devices": ("twin --devices 3", "3 devices, but 2 twin × 1 data × 1 model needs 2"),
+    "heads": ("twin --model 3", "heads 8 is not divisible by --model 3; choose --model 1 or 2 or 4"),
+    "batch": ("train --data 3", "not divisible by --data 3; choose --data 1 or 2 or 4"),
+    "corpus missing": ("train --corpus {folder}/nothing", "nothing"),
+    "corpus empty": ("train --corpus {empty.txt}", "empty.txt"),
+    "corpus short": ("train --corpus {short.txt}", "--corpus"),
+    "corpus binary": ("train --corpus {binary.txt}", "binary.txt"),
+    "tokenizer": ("train --tokenizer {not.json}", "not.json"),
+    "tokenizer missing": ("train --tokenizer {folder}/none.json", "none.json"),
+    "run exists": ("train --steps 1 --run {taken}", "exists already; name another with --run"),
+    "resume nothing": ("train --resume --run {folder}/new", "is no run folder"),
+    "resume unnamed": ("train --resume", "give --run DIR"),
+    "resume other": ("train --steps 3 --resume --run {taken}", "is a run of another configuration"),
+    "report nothing": ("report {folder}/new", "is no run folder"),
+    "report damaged": ("report {damaged}", "steps.jsonl line 1 is damaged"),
+    "coordinator": ("twin --coordinator localhost", "give all three or none"),
+    "address": ("twin --coordinator localhost --processes 2 --process 0", "expected HOST:PORT"),
+    "process": ("twin --coordinator a:1 --processes 2 --process 2", "expected a number from 0 to 1"),
+    "processes": ("twin --devices 3 --coordinator a:1 --processes 2 --process 0", "--devices 3 is not divisible"),
+    "bench steps": ("bench lockstep --steps 0", "--steps 0: expected at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_one_clear_line(case: tuple[str, str], tmp_path: Path) -> None:
+    template, message = case
+    names = files(tmp_path)
+    command = template
+    for name, path in {**names, "folder": str(tmp_path)}.items():
+        command = command.replace("{" + name + "}", path)
+    before = sorted(tmp_path.rglob("*"))
+    if not {"--run", "--resume", "report", "bench"} & set(command.split()):
+        command += f" --run {tmp_path / 'unwanted'}"
+    code, out, err = sdc(*command.split())
+    assert code == 2, err
+    assert out == ""
+    (line,) = [line for line in err.splitlines() if line.startswith("sdc: ")]
+    assert line.startswith("sdc: error: ")
+    assert message in line
+    assert "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", [["twin", "--suspct", "node1"], ["twin", "--sync", "all"], ["dance"], []])
+def test_unknown_flags_and_commands(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.run(arguments)
+    assert ended.value.code == 2
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("twin", "train", "report", "bench"):
+        with pytest.raises(SystemExit) as ended:
+            cli.run([command, "--help"])
+        assert ended.value.code == 0
+        assert f"Example: sdc {command}" in capsys.readouterr().out
+
+
+def test_a_failure_of_the_tool_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own exit code for an uncaught exception is 1, which would say "corruption found"."""
+
+    def broken(_: object) -> int:
+        raise RuntimeError("broken")
+
+    monkeypatch.setitem(cli.RUN, cli.TrainOptions, broken)
+    assert cli.run(["train"]) == Exit.INCONCLUSIVE
+    assert "please report it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("guard", [usage_errors, lambda: storage_errors("runs/x")])
+def test_a_full_disk_is_the_users_to_mend(guard: Callable[[], object]) -> None:
+    with pytest.raises(CommandError) as error, guard():  # type: ignore[attr-defined] # a context manager
+        raise OSError(28, os.strerror(28))
+    assert error.value.code == Exit.USAGE
+    assert "No space left" in str(error.value)
+
+
+def test_a_disk_that_fills_up_during_a_run(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for a full disk; the record stays readable."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        code, _, err = sdc("train", "--steps", 3, "--checkpoint-every", 1, "--run", tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 2, err
+    assert "sdc: error: cannot write" in err
+    assert "--resume" in err
+    code, _, err = sdc("report", tmp_path / "run")
+    assert code == 0, err
