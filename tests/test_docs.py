@@ -1,0 +1,94 @@
+"""What the documentation says is so: its Python runs, its commands parse, its links lead somewhere, doctests hold."""
+
+import doctest
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from sdc.faults import parse_fault
+from sdc.tools.cli import Command
+from sdc.tools.options import TwinOptions
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PACKAGES = {"sdc": "sdc", "train": "sdc.train", "analysis": "sdc.analysis", "tools": "sdc.tools"}
+MODULES = sorted(
+    ".".join([package, *path.relative_to(ROOT / folder).with_suffix("").parts]).removesuffix(".__init__")
+    for folder, package in PACKAGES.items()
+    for path in (ROOT / folder).rglob("*.py")
+)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path: Path, language: str) -> Iterator[tuple[int, str]]:
+    """Fenced blocks of a language, each with the number of lines above it."""
+    text = path.read_text(encoding="utf-8")
+    for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        yield text.count("\n", 0, match.start(1)), match[1]
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Arguments of every `sdc` command in a shell block, up to the next shell operator, with its page."""
+    found = []
+    for path in PAGES:
+        for _, block in blocks(path, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+                lexer.whitespace_split = True
+                words = list(lexer)
+                if "sdc" in words:
+                    rest = words[words.index("sdc") + 1 :]
+                    end = next((i for i, word in enumerate(rest) if re.fullmatch(r"[();<>|&]+", word)), len(rest))
+                    found.append((name(path), rest[:end]))
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in RUN if any(blocks(path, "python"))], ids=name)
+def test_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "documentation"}
+    for above, block in blocks(path, "python"):
+        exec(compile("\n" * above + block, str(path), "exec"), namespace)  # tracebacks show the page's own lines
+
+
+@pytest.mark.parametrize(("page", "arguments"), commands())
+def test_commands_parse(page: str, arguments: list[str]) -> None:
+    options = tyro.cli(Command, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    if isinstance(options, TwinOptions):
+        for spec in options.fault:
+            parse_fault(spec)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        page = path.parent / file if file else path
+        assert page.is_file(), f"{name(path)} links to {target}"
+        if anchor:
+            assert anchor in anchors(page), f"{name(path)} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_doctests(module: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(module))
+    assert not failed
