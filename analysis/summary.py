@@ -151,7 +151,11 @@ def _verdict(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[s
     total = {name: sum(site[name] for site in sites.values()) for name in COUNTS}
     first = summary["first_mismatch_step"]
     if first is not None:
-        return "corrupt", f"{_evidence(steps, summary, sites, total)}; first at step {first}"
+        guesses = sum(
+            mapping(site).get("undecided") or 0 for row in steps for site in mapping(row.get("sites")).values()
+        )
+        guessed = f"; {guesses:,} times no majority agreed, so that the reference was a guess" if guesses else ""
+        return "corrupt", f"{_evidence(steps, summary, sites, total)}; first at step {first}{guessed}"
     if not summary["steps"]:
         return "inconclusive", "no step was done"
     checked = {"submodule outputs and input gradients": total["checked"]}

@@ -86,8 +86,8 @@ def submodules(summary: Row) -> Table | None:
     if published:
         note += (
             " Published: mean frequency and largest severity of that node in the study. A simulated fault changes an "
-            "element by anything up to the published severity; the measured one is a mean over elements (3), and so "
-            "comes to about half of it where many mismatched."
+            "element by anything up to twice the published severity, so that the mean over many mismatched elements, "
+            "which severity (3) is, comes to the published one; a mean over few can be up to twice as large."
         )
     return Table("Mismatch frequency and severity by submodule", (*header, "severity (4)", *beside), tuple(rows), note)
 

@@ -70,6 +70,8 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
 def environment() -> dict[str, Any]:
     """What this process computes with; equal between processes whose results may be compared bit for bit."""
     device = jax.local_devices()[0]
+    # Kernels for a CPU are compiled for its instruction set, and split over the threads of a pool.
+    host = {"processor": _processor(), "processors": os.cpu_count(), "cpu_threads": os.environ.get(THREADS)}
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -78,10 +80,7 @@ def environment() -> dict[str, Any]:
         "device_kind": device.device_kind,
         "local_devices": jax.local_device_count(),
         "machine": platform.machine(),
-        # Kernels for the host are compiled for its instruction set, and split over its cores.
-        "processor": _processor(),
-        "processors": os.cpu_count(),
-        "cpu_threads": os.environ.get(THREADS),
+        **(host if device.platform == "cpu" else {}),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "options": {name: str(getattr(jax.config, name)) for name in OPTIONS},
     }

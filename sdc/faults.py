@@ -274,4 +274,4 @@ def _range(value: float | tuple[float, ...]) -> str:
     if not values.size:
         return "any"
     low, high = values.min(), values.max()
-    return f"{high:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    return f"{high:.3g}" if low == high or np.isnan(high) else f"{low:.3g} to {high:.3g}"

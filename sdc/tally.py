@@ -26,7 +26,8 @@ def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str,
         step: number of the step.
 
     Returns:
-        For `steps.jsonl`, by site: counts, frequency (mean of equation (2) over the microsteps) and severity (largest
+        `undecided` counts the ranks on which no majority of three or more twins agreed, so that the reference was a
+        guess. For `steps.jsonl`, by site: counts, frequency (mean of equation (2) over the microsteps) and severity (largest
         of equation (4)). For `mismatches.jsonl`: a row per microstep, site and layer with a mismatch or an injection.
     """
     sites: dict[str, Any] = {}
@@ -48,7 +49,7 @@ def _total(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     frequencies = [row["frequency"] for row in layers if row["frequency"] is not None]
     severity = largest_severity([row["severity"] for row in layers if row["severity"] is not None])
     return {
-        **{count: sum(row[count] for row in layers) for count in (*COUNTS, "injected")},
+        **{count: sum(row[count] for row in layers) for count in (*COUNTS, "injected", "undecided")},
         "frequency": mean_frequency(frequencies) if frequencies else None,
         "severity": None if np.isnan(severity) else severity,
     }
@@ -56,11 +57,12 @@ def _total(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _by_layer(name: str, mismatch: Mismatch | None, event: Events | None) -> list[dict[str, Any]]:
     """One row per microstep and layer."""
-    difference = None
+    difference = undecided = None
     if mismatch is not None:  # [data, model, microstep, layer, twin]
         difference = {
             key: _loops(np.asarray(value[0]), trailing=1) for key, value in mismatch.difference._asdict().items()
         }
+        undecided = _loops(np.asarray(mismatch.undecided[0]), trailing=0)
     changed = None if event is None else _loops(np.asarray(event.changed), trailing=0, leading=3)
     shape = difference["checked"].shape[2:4] if difference is not None else changed.shape[3:5]  # type: ignore[union-attr] # one of both is there
     rows = []
@@ -68,6 +70,7 @@ def _by_layer(name: str, mismatch: Mismatch | None, event: Events | None) -> lis
         row: dict[str, Any] = {"microstep": microstep, "site": name, "layer": layer}
         row["injected"] = 0 if changed is None else int(changed[:, :, :, microstep, layer].sum())
         part = {} if difference is None else {key: value[:, :, microstep, layer] for key, value in difference.items()}
+        row["undecided"] = 0 if undecided is None else int(undecided[:, :, microstep, layer].sum())
         rows.append({**row, **_figures(part)})
     return rows
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -29,7 +29,9 @@ DONE, FAILED = "done", "failed"
 
 
 @contextmanager
-def joined(coordinator: str | None, processes: int | None, process: int | None, timeout: float) -> Iterator[None]:
+def joined(
+    coordinator: str | None, processes: int | None, process: int | None, timeout: float, prepare: Callable[[int], None]
+) -> Iterator[None]:
     """Joins the processes of a run for the time of the block.
 
     Args:
@@ -38,6 +40,7 @@ def joined(coordinator: str | None, processes: int | None, process: int | None, 
         processes: number of processes.
         process: number of this one.
         timeout: seconds to wait for the others.
+        prepare: told the number of processes before JAX starts its devices.
     """
     given = [value is not None for value in (coordinator, processes, process)]
     if any(given) and not all(given):
@@ -48,21 +51,17 @@ def joined(coordinator: str | None, processes: int | None, process: int | None, 
         )
     if coordinator is not None and not _is_address(coordinator):
         raise CommandError(f"--coordinator {coordinator!r}: expected HOST:PORT, as in 10.0.0.1:4321")
-    if coordinator is not None:
-        _keep_standard_output()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     _end_aborts_well()
     message = f"a peer did not come within {timeout:g} s; start all processes, or raise --timeout"
-    alone = False
     with _Guard(timeout, message):
-        try:
-            # JAX's own limit is longer: it would abort the process.
-            if not _initialize(coordinator, processes, process, int(timeout) + 60):
-                alone = True
-            devices = jax.devices()
-        except Exception as error:
-            raise CommandError(f"cannot join the other processes ({_first_line(error)})", Exit.INCONCLUSIVE) from error
-    if alone or jax.process_count() == 1:
+        # JAX's own limit is longer: it would abort the process.
+        count = _initialize(coordinator, processes, process, int(timeout) + 60)
+        if count > 1:
+            _keep_standard_output()
+        prepare(count)
+        devices = _devices()
+    if count == 1:
         yield
         return
     watch = _Watch(timeout)
@@ -79,7 +78,9 @@ def joined(coordinator: str | None, processes: int | None, process: int | None, 
     except jax.errors.JaxRuntimeError as error:
         # A collective failed, most likely since a peer was lost; the watch would say so a little later.
         watch.stop(FAILED)
-        raise CommandError(f"a peer was lost ({_first_line(error)}); nothing can be said", Exit.INCONCLUSIVE) from error
+        raise CommandError(
+            f"the run failed, or a peer was lost ({_first_line(error)}); nothing can be said", Exit.INCONCLUSIVE
+        ) from error
     except BaseException:
         watch.stop(FAILED)
         raise
@@ -206,15 +207,23 @@ def _give_up(message: str) -> None:
     os._exit(Exit.INCONCLUSIVE)
 
 
-def _initialize(coordinator: str | None, processes: int | None, process: int | None, patience: int) -> bool:
-    """Starts JAX's distributed runtime; false where neither flags nor the environment name a cluster."""
+def _initialize(coordinator: str | None, processes: int | None, process: int | None, patience: int) -> int:
+    """Starts JAX's runtime where flags or the environment name a cluster; returns the number of processes."""
     try:
         jax.distributed.initialize(coordinator, processes, process, initialization_timeout=patience)
-    except ValueError:
-        if coordinator is not None:
-            raise
-        return False
-    return True
+    except Exception as error:
+        if isinstance(error, ValueError) and coordinator is None:
+            return 1  # no cluster was named or detected
+        raise CommandError(f"cannot join the other processes ({_first_line(error)})", Exit.INCONCLUSIVE) from error
+    return int(distributed.global_state.num_processes or 1)
+
+
+def _devices() -> list[jax.Device]:
+    """All devices of all processes; this is when the processes find one another."""
+    try:
+        return list(jax.devices())
+    except Exception as error:
+        raise CommandError(f"cannot start the devices ({_first_line(error)})", Exit.INCONCLUSIVE) from error
 
 
 def _is_address(text: str) -> bool:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import sdc
 from sdc.determinism import program_fingerprint
 from sdc.fingerprint import tree_digest
-from sdc.lockstep import Compare, Mismatch
+from sdc.lockstep import Compare
 from sdc.rewrite import Reports
 from sdc.tally import tally, total
 from sdc.train.config import TrainConfig
@@ -101,7 +101,7 @@ class Programs:
 
     @functools.cached_property
     def observe(self) -> jax.stages.Wrapped:
-        """`((state, gradient), None) -> (state, reports)`: twins compared after the step, and the suspect repaired."""
+        """`(state, gradient) -> (state, reports)`, jitted: twins compared after the step, and the suspect repaired."""
         specs = state_specs(self.config)
         gradient_specs = metrics_specs(self.config).gradient
         model = self.placement.mesh.shape[MODEL]
@@ -134,7 +134,7 @@ class Programs:
             return state, {"squares": squares, "gradient": gradient_mismatch, "state": mismatch}
 
         mapped = self.placement.map(fn, stacked=(specs, gradient_specs), shared=None, out=(specs, RANKS))
-        return jax.jit(mapped, donate_argnums=0)
+        return jax.jit(lambda state, gradient: mapped((state, gradient), None), donate_argnums=0)
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of the StableHLO of the programs; nothing is compiled or run."""
@@ -150,7 +150,7 @@ class Programs:
                 metrics.gradient,
                 shardings,
             )
-            prints["observe"] = program_fingerprint(self.observe.lower((state, gradient), None))
+            prints["observe"] = program_fingerprint(self.observe.lower(state, gradient))
         return prints
 
     def state_digest(self, state: TrainState) -> list[str]:
@@ -168,7 +168,7 @@ class Programs:
         if self.sync is None:
             scalars = fetch(scalars)
             return state, _scalars(scalars, rate=float(scalars.learning_rate)), []
-        state, observed = self.observe((state, metrics.gradient), None)
+        state, observed = self.observe(state, metrics.gradient)
         scalars, (mismatches, events), observed = fetch((scalars, reports, observed))
         sites, rows = tally(mismatches, events, step=step)
         squares = {name: np.sqrt(value[:, 0, 0].astype(np.float64)) for name, value in observed["squares"].items()}
@@ -178,8 +178,8 @@ class Programs:
         row = {
             **_scalars(scalars, rate=float(scalars.learning_rate[0])),
             "sites": sites,
-            "state": _compared(observed["state"]),
-            "gradient": _compared(observed["gradient"]),
+            "state": total(observed["state"]),
+            "gradient": total(observed["gradient"]),
             "gradient_difference": difference,
             # Equation (5) of the study is the largest of these over the steps.
             "noise_to_signal": np.where(difference == 0, 0.0, difference / signal if signal else np.inf),
@@ -202,7 +202,3 @@ def _scalars(metrics: Metrics, *, rate: float) -> dict[str, Any]:
         "gradient_norm": np.atleast_1d(metrics.gradient_norm),
         "learning_rate": rate,
     }
-
-
-def _compared(mismatch: Mismatch) -> dict[str, int]:
-    return total(mismatch)

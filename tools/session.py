@@ -68,14 +68,17 @@ def execute(options: RunOptions, plan: Plan) -> dict[str, Any]:
         CommandError: with the exit code that the command ends with.
     """
     _check_numbers(options)
-    with usage_errors():
-        prepare(
-            cpu_devices=_cpu_devices(options, plan),
-            # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
-            cpu_threads=max(os.cpu_count() or 1, 4 * options.data * options.model, options.devices or 0),
-            only_cpu=options.devices is not None,
-        )
-    with joined(options.coordinator, options.processes, options.process, options.timeout):
+
+    def start(processes: int) -> None:
+        with usage_errors():
+            prepare(
+                cpu_devices=_cpu_devices(options, plan, processes),
+                # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
+                cpu_threads=max(os.cpu_count() or 1, 4 * options.data * options.model, options.devices or 0),
+                only_cpu=options.devices is not None,
+            )
+
+    with joined(options.coordinator, options.processes, options.process, options.timeout, start):
         with usage_errors():
             config, dataset = _workload(options)
             check(config, options.data, options.model)
@@ -171,13 +174,12 @@ def _check_numbers(options: RunOptions) -> None:
         raise CommandError("--resume continues the run in the folder that --run names; give --run DIR")
 
 
-def _cpu_devices(options: RunOptions, plan: Plan) -> int:
+def _cpu_devices(options: RunOptions, plan: Plan, processes: int) -> int:
     """Simulated devices of this process, where there are no real ones."""
-    processes = options.processes or 1
     twins = plan.twins if plan.twins is not None and plan.placement == "mesh" else 1
     devices = options.devices or twins * options.data * options.model
     if devices % processes:
-        raise ValueError(f"--devices {devices} is not divisible by --processes {processes}; give a multiple")
+        raise ValueError(f"--devices {devices} is not divisible by {processes} processes; give a multiple")
     return devices // processes
 
 

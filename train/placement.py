@@ -7,7 +7,7 @@ the twins share (the batch) has not. Without twins there is no such axis.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -114,19 +114,22 @@ class _Ranks:
 RANKS = _Ranks()
 
 
-def place(*, twins: int | None, data: int, model: int, kind: Kind = "mesh") -> Placement:
-    """Lays twins and ranks out over all devices, process by process, so that a twin's ranks are neighbours.
+def place(
+    *, twins: int | None, data: int, model: int, kind: Kind = "mesh", devices: Sequence[jax.Device] | None = None
+) -> Placement:
+    """Lays twins and ranks out over devices, process by process, so that a twin's ranks are neighbours.
 
     Args:
         twins: number of twins, or None.
         data: data-parallel ranks of a twin.
         model: model-parallel ranks of a twin.
         kind: `"mesh"` gives every twin devices of its own, `"vmap"` puts all twins on the same ones.
+        devices: to use, all of them; by default all there are.
 
     Raises:
         ValueError: the devices at hand are not as many as needed.
     """
-    devices = jax.devices()
+    devices = jax.devices() if devices is None else devices
     axes = {DATA: data, MODEL: model}
     if twins is not None and kind == "mesh":
         axes = {TWIN: twins, **axes}

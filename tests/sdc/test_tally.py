@@ -79,9 +79,17 @@ def test_a_clean_step_has_no_rows_but_counts() -> None:
     assert rows == []
     assert sites["fwd/p"] == {
         "checked": RANKS * MICROSTEPS * LAYERS * SIZE, "mismatched": 0, "zero_reference": 0, "nonfinite": 0,
-        "injected": 0, "frequency": 0.0, "severity": None,
+        "injected": 0, "undecided": 0, "frequency": 0.0, "severity": None,
     }  # fmt: skip
     assert sites["fwd/once"]["checked"] == RANKS * SIZE  # a site outside loops is one layer
+
+
+def test_a_reference_that_was_a_guess_is_counted() -> None:
+    run = sdc.lockstep(lambda x: sdc.probe(x, "p"), "twin")
+    _, mismatches = jax.vmap(run, axis_name="twin")(jnp.asarray([1.0, 2.0, 3.0]))
+    reports = jax.tree.map(lambda a: np.asarray(a)[:, None, None], mismatches)
+    sites, (row,) = tally(reports, NONE, step=0)
+    assert row["undecided"] == sites["fwd/p"]["undecided"] == 1
 
 
 def test_injected_but_not_compared() -> None:

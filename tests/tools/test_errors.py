@@ -57,7 +57,6 @@ CASES: dict[str, tuple[str, str]] = {
     "coordinator": ("twin --coordinator localhost", "give all three or none"),
     "address": ("twin --coordinator localhost --processes 2 --process 0", "expected HOST:PORT"),
     "process": ("twin --coordinator a:1 --processes 2 --process 2", "expected a number from 0 to 1"),
-    "processes": ("twin --devices 3 --coordinator a:1 --processes 2 --process 0", "--devices 3 is not divisible"),
     "bench steps": ("bench lockstep --steps 0", "--steps 0: expected at least 1"),
 }
 

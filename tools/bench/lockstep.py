@@ -57,7 +57,9 @@ def bench(options: BenchOptions) -> int:
     result: dict[str, Any] = {"environment": environment(), "config": options.config, "steps": options.steps}
     for dtype in options.dtypes:
         typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
-        placement = place(twins=2, data=1, model=1)
+        # One device per twin; a single accelerator runs both under vmap.
+        devices = jax.devices()[:2]
+        placement = place(twins=2, data=1, model=1, kind="mesh" if len(devices) == 2 else "vmap", devices=devices)
         result[dtype] = _measure({sync: Programs(typed, placement, sync) for sync in SYNCS}, options.steps)
     if options.json:
         sys.stdout.write(json.dumps(result, indent=1) + "\n")
@@ -86,7 +88,7 @@ def _measure(programs: dict[str, Programs], steps: int) -> dict[str, Any]:
             started = time.perf_counter()
             state, metrics, reports = jax.block_until_ready(program.step(states[sync], (tokens, key)))
             stepped = time.perf_counter()
-            states[sync], observed = jax.block_until_ready(program.observe((state, metrics.gradient), None))
+            states[sync], observed = jax.block_until_ready(program.observe(state, metrics.gradient))
             ended = time.perf_counter()
             if sync == "compute":
                 _check_that_it_worked(reports[0], observed)
