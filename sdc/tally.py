@@ -26,9 +26,10 @@ def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str,
         step: number of the step.
 
     Returns:
-        `undecided` counts the ranks on which no majority of three or more twins agreed, so that the reference was a
-        guess. For `steps.jsonl`, by site: counts, frequency (mean of equation (2) over the microsteps) and severity (largest
+        For `steps.jsonl`, by site: counts, frequency (mean of equation (2) over the microsteps) and severity (largest
         of equation (4)). For `mismatches.jsonl`: a row per microstep, site and layer with a mismatch or an injection.
+        `undecided` counts the ranks on which no majority of three or more twins agreed, so that the reference was a
+        guess.
     """
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []

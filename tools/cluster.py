@@ -188,10 +188,13 @@ def _keep_standard_output() -> None:
     sys.stdout = os.fdopen(own, "w", encoding="utf-8")
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _aborted(_: int) -> None:
     os.write(2, b"sdc: inconclusive: the runtime gave up on a lost peer (its log is above); nothing can be said\n")
     os._exit(Exit.INCONCLUSIVE)
+
+
+_ABORTED = ctypes.CFUNCTYPE(None, ctypes.c_int)(_aborted)
+"""Kept alive as long as the module: the C library holds its address."""
 
 
 def _end_aborts_well() -> None:
@@ -199,7 +202,7 @@ def _end_aborts_well() -> None:
 
     Python's own signal handlers do not run in an abort, so this one is set below it.
     """
-    ctypes.CDLL(None).signal(int(signal.SIGABRT), _aborted)
+    ctypes.CDLL(None).signal(int(signal.SIGABRT), _ABORTED)
 
 
 def _give_up(message: str) -> None:
