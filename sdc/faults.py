@@ -218,7 +218,9 @@ def parse_fault(spec: str, *, at: Mapping[str, int] | None = None) -> Fault:
     """
     kind, *pairs = (part.strip() for part in spec.split(","))
     if kind not in _KINDS:
-        raise ValueError(f"fault {spec!r}: unknown kind {kind!r}; expected one of {', '.join(_KINDS)}")
+        raise ValueError(
+            f"fault {spec!r}: unknown kind {kind!r}; expected one of {', '.join(_KINDS)}, as in 'bitflip,rate=1e-4'"
+        )
     values: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

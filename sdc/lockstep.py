@@ -54,7 +54,8 @@ def lockstep(
         A function that returns `(out, mismatches)`, `mismatches` a `Mismatch` for each site.
 
     Raises:
-        ValueError: `axis_name` is not bound, has fewer than two twins, or `compare` is unknown.
+        ValueError: `axis_name` is not bound, has fewer than two twins, `compare` is unknown, or no site is selected
+            (a probe whose value the step does not use is none).
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -70,7 +71,10 @@ def lockstep(
 
     def stepped(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         _check_axis(axis_name)
-        return twins(*args, **kwargs)
+        out, mismatches = twins(*args, **kwargs)
+        if not mismatches:
+            raise ValueError("no site of the step is selected, so that nothing would be compared; add sdc.probe to it")
+        return out, mismatches
 
     return stepped
 

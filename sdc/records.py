@@ -130,7 +130,8 @@ def read_run(path: Path) -> Run:
     """Reads a run folder, finished or not.
 
     Raises:
-        RecordError: no manifest, a manifest of another schema, or a damaged line that is not the last one.
+        RecordError: no manifest, a manifest of another schema, a damaged line that is not the last one, or a last line
+            that is cut off although the run has ended.
     """
     if not (path / MANIFEST).is_file():
         raise RecordError(f"{path} is no run folder (it has no {MANIFEST}); give the folder that --run named")
@@ -141,7 +142,9 @@ def read_run(path: Path) -> Run:
             "read it with the version of jax-sdc that wrote it"
         )
     summary = _read_json(path / SUMMARY) if (path / SUMMARY).is_file() else None
-    return Run(path, manifest, _read_lines(path / STEPS), _read_lines(path / MISMATCHES), summary)
+    ended = summary is not None
+    steps, mismatches = (_read_lines(path / name, whole=ended) for name in (STEPS, MISMATCHES))
+    return Run(path, manifest, steps, mismatches, summary)
 
 
 def encode(value: Any) -> str:
@@ -184,10 +187,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path, *, whole: bool) -> list[dict[str, Any]]:
+    """Reads JSON lines; where they must be `whole`, a last line that is cut off is damage, not the trace of a crash."""
     if not path.is_file():
+        if whole:
+            raise RecordError(f"{path} is missing although the run has ended; restore it or start the run anew")
         return []
     lines = path.read_bytes().split(b"\n")
+    if whole and lines[-1]:
+        raise RecordError(f"{path} is cut off after line {len(lines) - 1}; restore it or start the run anew")
     rows = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was cut off by a crash
         try:

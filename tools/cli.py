@@ -1,5 +1,7 @@
 """The command `sdc`."""
 
+import contextlib
+import io
 import os
 import sys
 import traceback
@@ -46,18 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit code; prints errors as one line on standard error."""
     try:
-        options = tyro.cli(
-            Command,
-            args=list(arguments),
-            prog="sdc",
-            description=DESCRIPTION,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        options = _parse(arguments)
         return RUN[type(options)](options)
     except CommandError as error:
         label = "inconclusive" if error.code is Exit.INCONCLUSIVE else "error"
         print(f"sdc: {label}: {error}", file=sys.stderr)
         return int(error.code)
+    except BrokenPipeError:  # the reader of our output had enough, as `| head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return int(Exit.INCONCLUSIVE)
     except KeyboardInterrupt:
         print("sdc: inconclusive: interrupted; continue a run with --resume", file=sys.stderr)
         return int(Exit.INCONCLUSIVE)
@@ -66,3 +65,22 @@ def run(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         print("sdc: inconclusive: the command failed (above); please report it", file=sys.stderr)
         return int(Exit.INCONCLUSIVE)
+
+
+def _parse(arguments: Sequence[str]) -> Any:
+    """Options from the command line; tyro's framed message on wrong ones becomes one line."""
+    message = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(message):
+            return tyro.cli(
+                Command,
+                args=list(arguments),
+                prog="sdc",
+                description=DESCRIPTION,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as ended:
+        if ended.code:
+            words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines())
+            raise CommandError(" ".join(words.split()) or "wrong options; see sdc --help") from None
+        raise

@@ -206,6 +206,11 @@ def test_twins_need_an_axis_of_two() -> None:
         sdc.lockstep(step, "twin", compare="never")  # type: ignore[arg-type] # the mistake under test
 
 
+def test_a_step_without_a_site_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing would be compared"):
+        jax.vmap(sdc.lockstep(lambda x: x * 2.0, "twin"), axis_name="twin")(jnp.ones(2))
+
+
 def test_partly_manual_twins_around_an_automatically_sharded_step() -> None:
     mesh = jax.make_mesh((2, 2), ("twin", "data"), axis_types=(AxisType.Auto,) * 2)
     body = lambda w, x: jax.tree.map(lambda a: a[None], sdc.lockstep(step, "twin")(w[0], x))  # noqa: E731 - in one line

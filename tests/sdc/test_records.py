@@ -52,11 +52,24 @@ def test_a_last_line_cut_off_by_a_crash_is_passed_over(folder: Path) -> None:
     assert len(read_run(folder).steps) == 3
 
 
-def test_resuming_drops_what_will_be_done_again(folder: Path) -> None:
+@pytest.mark.parametrize("name", [records.STEPS, records.MISMATCHES])
+def test_a_record_cut_off_after_its_end_is_an_error(folder: Path, name: str) -> None:
     with RunWriter.resume(folder, 3, {"kind": "twin"}) as writer:
         writer.summary({"verdict": "clean"})
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[:-5])
+    with pytest.raises(RecordError, match=f"{name} is cut off after line {whole.count(10) - 1}"):
+        read_run(folder)
+    (folder / name).unlink()
+    with pytest.raises(RecordError, match="is missing although the run has ended"):
+        read_run(folder)
+
+
+def test_resuming_drops_what_will_be_done_again(folder: Path) -> None:
     with (folder / records.STEPS).open("a") as file:
         file.write('{"step": 3, "lo')
+    with RunWriter.resume(folder, 3, {"kind": "twin"}) as writer:
+        writer.summary({"verdict": "clean"})
     with RunWriter.resume(folder, 2, {"kind": "twin", "steps": 9}) as writer:
         writer.step({"step": 2, "loss": [9.0]})
     run = read_run(folder)

@@ -82,10 +82,11 @@ def test_one_clear_line(case: tuple[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["twin", "--suspct", "node1"], ["twin", "--sync", "all"], ["dance"], []])
-def test_unknown_flags_and_commands(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.run(arguments)
-    assert ended.value.code == 2
+def test_unknown_flags_and_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments) == Exit.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sdc: error: ")
+    assert all(argument in line for argument in arguments[1:2])
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
