@@ -4,8 +4,9 @@ from .faults import Fault
 from .fingerprint import fingerprint
 from .inject import Events, Moment, inject
 from .lockstep import Mismatch, lockstep, synchronize
+from .probe import probe
 from .rewrite import Reports, rewrite, sites
-from .sites import Site, probe
+from .sites import Selector, Site
 
 __all__ = [
     "Events",
@@ -13,6 +14,7 @@ __all__ = [
     "Mismatch",
     "Moment",
     "Reports",
+    "Selector",
     "Site",
     "fingerprint",
     "inject",

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Int, Shaped, UInt32
 
 from .bits import as_bits, packs, to_words
-from .rewrite import Place, Reports, Values, rewrite
+from .rewrite import Place, Reports, Values, required
 from .sites import Where, probes
 
 GOLDEN, MIX = 0x9E3779B1, 0xC2B2AE3D
@@ -121,7 +121,7 @@ def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[...
         >>> digests["fwd/p"].shape
         (1, 2)
     """
-    return rewrite(step, where, _Digest())
+    return required(step, where, _Digest())
 
 
 class _Digest:

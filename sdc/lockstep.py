@@ -16,7 +16,7 @@ from jaxtyping import Array, Shaped, UInt32
 
 from .compare import Difference
 from .compare import merge as merge_differences
-from .rewrite import Place, Reports, Values, bound_axes, rewrite, varying
+from .rewrite import Place, Reports, Values, bound_axes, required, varying
 from .sites import Where, probes
 from .twins import Agreement, agreement, measure, nothing_found
 
@@ -67,14 +67,11 @@ def lockstep(
         [0, 1]
     """
     _check_compare(compare)
-    twins = rewrite(step, where, _Lockstep(axis_name, compare))
+    twins = required(step, where, _Lockstep(axis_name, compare))
 
     def stepped(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         _check_axis(axis_name)
-        out, mismatches = twins(*args, **kwargs)
-        if not mismatches:
-            raise ValueError("no site of the step is selected, so that nothing would be compared; add sdc.probe to it")
-        return out, mismatches
+        return twins(*args, **kwargs)
 
     return stepped
 

@@ -1,20 +1,24 @@
 """Which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
 
-This file and `rewrite.py` are the only ones that know the internals of JAX.
+This file, `mark.py` and `rewrite.py` are the only ones that know the internals of JAX.
 """
 
 import dataclasses
-import inspect
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax._src import core, source_info_util
 from jax._src.interpreters import partial_eval
 from jax._src.shard_map import shard_map_p
 from jax.extend.core import primitives
 
-from .sites import Direction, Site, Where, probe_p, probes
+from .flops import flops
+from .mark import HIDDEN, mark_p, port_p
+from .probe import probe_p
+from .sites import Direction, Site, Where, probes
 
 # The primitives whose bodies are walked.
 ENTERED = (
@@ -28,6 +32,7 @@ ENTERED = (
     primitives.custom_vjp_call_p,
     primitives.closed_call_p,
 )
+LIBRARY = os.path.dirname(__file__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +44,22 @@ class Plan:
     sites: tuple[Site, ...]
 
 
-class Scope(NamedTuple):
-    """The enclosing equations: their name stack and the report axes that they add."""
+class Inside(NamedTuple):
+    """What the enclosing equations mean for the sites inside them.
+
+    Attributes:
+        names: their name stacks.
+        dims: the report axes that they add.
+        loops: number of loops among them.
+        order: see `Site.order`.
+        leaves: depth at which the outputs of the enclosing equation leave their scope.
+    """
 
     names: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
+    loops: int = 0
+    order: tuple[int | str, ...] = ()
+    leaves: int = 1
 
 
 def live_program(closed: Any) -> Any:
@@ -64,37 +80,76 @@ class Bound(NamedTuple):
 
 def plan_sites(live: Bound, where: Where) -> Plan:
     """Finds the sites of a program that `where` selects."""
-    return _plan(live.jaxpr, where, Scope(), Counter())
+    return _plan(live.jaxpr, where, Inside(), Counter())
 
 
-def _plan(jaxpr: Any, where: Where, scope: Scope, seen: Counter[str]) -> Plan:
+def _plan(jaxpr: Any, where: Where, inside: Inside, seen: Counter[str]) -> Plan:
     selected: dict[int, Site] = {}
     inner: dict[int, tuple[Plan, ...]] = {}
     found: list[Site] = []
+    names = [inside.names + _components(eqn) for eqn in jaxpr.eqns]
+    leaves = _leaves(jaxpr, names, inside)
     for index, eqn in enumerate(jaxpr.eqns):
-        names = scope.names + tuple(name for name in [str(eqn.source_info.name_stack)] if name)
-        site = _site(eqn, names, scope.dims)
-        if site is not None and where(site):
-            seen[site.name] += 1
-            if seen[site.name] > 1:
-                site = dataclasses.replace(site, name=f"{site.name}#{seen[site.name]}")
-            selected[index] = site
-            found.append(site)
-        inside = Scope(names, scope.dims + _dims(eqn))
+        here = inside._replace(names=names[index], order=(*inside.order, index), leaves=leaves[index])
+        if any(HIDDEN in name for name in here.names):
+            continue
         if eqn.primitive in ENTERED:
-            plans = tuple(_plan(open_jaxpr(body)[0], where, inside, seen) for body in bodies(eqn))
+            plans = tuple(
+                _plan(open_jaxpr(body)[0], where, _enter(eqn, number, here), seen)
+                for number, body in enumerate(bodies(eqn))
+            )
             if any(plan.sites for plan in plans):
                 inner[index] = plans
                 found.extend(site for plan in plans for site in plan.sites)
-        else:
-            _refuse_hidden_probes(eqn, where, inside)
+            continue
+        site = _site(eqn, here)
+        if site is not None:
+            # All sites are numbered, selected or not, so that a name means the same whatever is selected.
+            seen[site.name] += 1
+            if seen[site.name] > 1:
+                site = dataclasses.replace(site, name=f"{site.name}#{seen[site.name]}")
+            if where(site):
+                selected[index] = site
+                found.append(site)
+        if eqn.primitive is not mark_p:
+            _refuse_hidden_probes(eqn, where, here)
     return Plan(selected, inner, tuple(found))
 
 
-def _refuse_hidden_probes(eqn: Any, where: Where, scope: Scope) -> None:
+def _components(eqn: Any) -> tuple[str, ...]:
+    return tuple(name for name in str(eqn.source_info.name_stack).split("/") if name)
+
+
+def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> list[int]:
+    """For each equation, the smallest depth at which a reader of its outputs is in another scope; see `Site`."""
+    made_by = {var: index for index, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
+    depth = [len(own) + 1 for own in names]
+
+    def read(var: Any, reader: tuple[str, ...] | None) -> None:
+        if isinstance(var, core.Literal) or var not in made_by:
+            return
+        index = made_by[var]
+        if reader is None:  # it leaves the body
+            depth[index] = min(depth[index], inside.leaves, len(inside.names) + 1)
+            return
+        own = names[index]
+        common = next((i for i, (a, b) in enumerate(zip(own, reader, strict=False)) if a != b), None)
+        if common is None and len(reader) >= len(own):
+            return  # the reader is in the same scope, or deeper
+        depth[index] = min(depth[index], (min(len(own), len(reader)) if common is None else common) + 1)
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        for var in eqn.invars:
+            read(var, names[index])
+    for var in jaxpr.outvars:
+        read(var, None)
+    return depth
+
+
+def _refuse_hidden_probes(eqn: Any, where: Where, inside: Inside) -> None:
     """A probe that cannot be reached must not pass for a probe that was checked."""
     for body in core.jaxprs_in_params(eqn.params):
-        hidden = _plan(open_jaxpr(body)[0], lambda site: probes(site) and where(site), scope, Counter())
+        hidden = _plan(open_jaxpr(body)[0], lambda site: probes(site) and where(site), inside, Counter())
         if hidden.sites:
             raise ValueError(
                 f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
@@ -102,34 +157,71 @@ def _refuse_hidden_probes(eqn: Any, where: Where, scope: Scope) -> None:
             )
 
 
-def _site(eqn: Any, names: tuple[str, ...], dims: tuple[str, ...]) -> Site | None:
-    scope = "/".join(names)
-    direction: Direction = "remat" if "rematted_computation" in scope else "bwd" if "transpose(" in scope else "fwd"
-    if eqn.primitive is not probe_p:
-        name = "/".join((direction, *names, eqn.primitive.name))
-        return Site(name, eqn.primitive.name, direction, None, scope, _source(eqn), dims)
-    stated = eqn.params["direction"]
-    if ("bwd" if stated == "bwd" else "fwd") not in eqn.params["directions"]:
+def _site(eqn: Any, inside: Inside) -> Site | None:
+    """The site that an equation is; None for one that has no values to look at."""
+    marked = eqn.primitive is mark_p
+    primitive, params = (eqn.params["of"], dict(eqn.params["params"])) if marked else (eqn.primitive, eqn.params)
+    operands = eqn.invars[eqn.params["outputs"] :] if marked else eqn.invars
+    outputs = [var.aval for var in eqn.outvars]
+    if not any(_has_values(aval) for aval in outputs):
         return None
-    direction = direction if stated == "fwd" else stated
-    probe = eqn.params["name"]
-    return Site(f"{direction}/{probe}", probe_p.name, direction, probe, scope, _source(eqn), dims)
+    scope = "/".join(inside.names)
+    direction: Direction = "remat" if "rematted_computation" in scope else "bwd" if "transpose(" in scope else "fwd"
+    name, probe, kind = "", None, primitive.name
+    if primitive is port_p:
+        direction = params["direction"]
+        kind = "argument" if direction == "arg" else "result"
+        name = f"{direction}/{params['path']}"
+    elif primitive is probe_p:
+        stated = params["direction"]
+        if ("bwd" if stated == "bwd" else "fwd") not in params["directions"]:
+            return None
+        direction = direction if stated == "fwd" else stated
+        probe = params["name"]
+        name = f"{direction}/{probe}"
+    return Site(
+        name=name or "/".join((direction, *inside.names, kind)),
+        primitive=kind,
+        direction=direction,
+        probe=probe,
+        scope=scope,
+        source=_source(eqn),
+        dims=inside.dims,
+        loops=inside.loops,
+        outputs=tuple(
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype) if _has_values(aval) else jax.ShapeDtypeStruct((0,), bool)
+            for aval in outputs
+        ),
+        flops=flops(kind, params, [var.aval for var in operands], outputs),
+        order=inside.order,
+        leaves=inside.leaves,
+    )
+
+
+def _has_values(aval: Any) -> bool:
+    """Whether an array has bits: tokens, references and the zeros of integer tangents have none."""
+    return isinstance(aval, core.ShapedArray) and aval.dtype != jax.dtypes.float0
 
 
 def _source(eqn: Any) -> str:
     """The line of the user's code that an equation comes from; for a probe, the line that calls `probe`."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        if frame.file_name != inspect.getfile(Site):
+        if os.path.dirname(frame.file_name) != LIBRARY:
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
 
 
-def _dims(eqn: Any) -> tuple[str, ...]:
+def _enter(eqn: Any, number: int, here: Inside) -> Inside:
+    """The inside of body `number` of an equation."""
+    order: tuple[int | str, ...] = (*here.order, number)
     if eqn.primitive is primitives.scan_p:
-        return ("scan",)
+        order = (*here.order, "reversed" if eqn.params["reverse"] else "scan")
+        return here._replace(dims=(*here.dims, "scan"), loops=here.loops + 1, order=order)
+    if eqn.primitive is primitives.while_p:
+        return here._replace(loops=here.loops + 1, order=order)
     if eqn.primitive is shard_map_p:
-        return manual_axes(eqn)
-    return ()
+        return here._replace(dims=here.dims + manual_axes(eqn), order=order)
+    return here._replace(order=order)
 
 
 def manual_axes(eqn: Any) -> tuple[str, ...]:

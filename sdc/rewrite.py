@@ -14,8 +14,10 @@ custom derivatives     the call is inlined: a step is rewritten after it was dif
 =====================  ================================================================================
 
 All zeros must therefore mean "nothing happened" in a report. A part of the step without a selected equation is bound as
-it was, so that a step without any comes out as the identical program. This file and `plan.py` are the only ones that
-know the internals of JAX; they run on jax 0.10 and 0.12.
+it was, so that a step without any comes out as the identical program. What a rule returns as an equation's outputs
+stands for that equation from then on (`mark.py`), so that transformations compose: the outer one sees what the inner
+one made of it. This file, `plan.py` and `mark.py` are the only ones that know the internals of JAX; they run on jax
+0.10 and 0.12.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +34,9 @@ from jax.extend.core import primitives
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
+from .mark import HIDDEN, mark, mark_p, port_p
 from .plan import ENTERED, Plan, bodies, live_program, manual_axes, open_jaxpr, plan_sites
-from .sites import Site, Where, probes
+from .sites import Site, Where, as_selector, check_hits, everything
 
 Report: TypeAlias = Any
 Values: TypeAlias = list[Any]
@@ -55,7 +58,11 @@ class Rule(Protocol):
     """What a transformation does at a site."""
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Report]:
-        """Returns the equation's outputs and a report; `bind(*inputs)` evaluates the equation itself."""
+        """Returns the equation's outputs and a report; `bind(*inputs)` evaluates the equation itself.
+
+        A rule changes outputs, not inputs: where another transformation has been at work on the equation before, its
+        outputs are given.
+        """
 
     def merge(self, total: Report, new: Report) -> Report:
         """Merges the reports of two iterations of a `while`; zeros are neutral."""
@@ -114,31 +121,89 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
     """
 
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
-        closed, shape = jax.make_jaxpr(step, return_shape=True)(*args, **kwargs)
+        closed, shape = _trace(step, args, kwargs)
         live = live_program(closed)
         plan = plan_sites(live, where)
-        outs, reports = _evaluate(plan, live if plan.sites else closed, (), rule, jax.tree.leaves((args, kwargs)))
+        program = live if plan.sites else closed
+        outs, reports = _evaluate(plan, program, (), _Applied(where, rule), jax.tree.leaves((args, kwargs)))
         out = jax.tree.unflatten(jax.tree.structure(shape), outs)
         return out, Reports(plan.sites, [reports[site.name] for site in plan.sites])
 
     return rewritten
 
 
-def sites(step: Callable[..., Any], where: Where | None = None) -> Callable[..., list[Site]]:
-    """Lists the sites of a step, in program order, without running it.
+def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> list[Site]:
+    """Lists the sites of a step that a selector hits, in program order, without running the step.
+
+    `print(*sdc.sites(step, *args), sep="\n")` shows them with shapes, dtypes, operations and source lines.
 
     Args:
         step: any function that JAX can trace.
-        where: selects sites; by default the probes.
+        args: of the step, arrays or `jax.ShapeDtypeStruct`s.
+        where: selects sites; by default all.
+        kwargs: of the step.
 
-    Returns:
-        A function of the step's arguments (arrays or `jax.ShapeDtypeStruct`s) that returns the sites.
+    Raises:
+        ValueError: the selector hits nothing; the message lists near misses.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> from sdc.sites import direction, primitive
+        >>> gradient = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)))
+        >>> where = primitive("dot_general") & direction("bwd")
+        >>> [site] = sdc.sites(gradient, jnp.ones((4, 2)), jnp.ones((8, 4)), where=where)
+        >>> site.outputs[0].shape, site.flops
+        ((4, 2), 128)
+    """
+    live = live_program(_trace(step, args, kwargs)[0])
+    found = plan_sites(live, where).sites
+    if not found:
+        check_hits(where, plan_sites(live, everything).sites, found)
+    return list(found)
+
+
+def required(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[..., tuple[Any, Reports]]:
+    """As `rewrite`, but a selector that hits nothing is an error: a tool must not pass over what it was asked to do.
+
+    Raises:
+        ValueError: see `rewrite`, and when nothing is selected; the message lists near misses.
     """
 
-    def listed(*args: Any, **kwargs: Any) -> list[Site]:
-        return list(plan_sites(live_program(jax.make_jaxpr(step)(*args, **kwargs)), where or probes).sites)
+    def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        out, reports = rewrite(step, where, rule)(*args, **kwargs)
+        if not reports:
+            sites(step, *args, where=where, **kwargs)
+        return out, reports
 
-    return listed
+    return rewritten
+
+
+def _trace(step: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The program of a step, with a site at every array that goes into it and comes out of it; shapes of its outputs.
+
+    Raises:
+        ValueError: JAX cannot trace the step.
+    """
+
+    def port(direction: str, tree: Any) -> Any:
+        def bind(path: Any, leaf: Any) -> Any:
+            if not isinstance(jax.typeof(leaf), core.ShapedArray):
+                return leaf
+            return port_p.bind(leaf, direction=direction, path=jax.tree_util.keystr(path, simple=True, separator="/"))
+
+        return jax.tree_util.tree_map_with_path(bind, tree)
+
+    def ported(*args: Any, **kwargs: Any) -> Any:
+        return port("out", step(*port("arg", args), **port("arg", kwargs)))
+
+    try:
+        return jax.make_jaxpr(ported, return_shape=True)(*args, **kwargs)
+    except jax.errors.JAXTypeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"the step cannot be traced, and so not transformed ({reason}); it must run under jax.jit: bind what is "
+            "static with functools.partial, and branch with jax.lax.cond"
+        ) from error
 
 
 def bound_axes() -> dict[str, int]:
@@ -157,8 +222,44 @@ def varying(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
+class _Applied:
+    """A rule, and what every rule needs: the choice of iterations, and marks for the transformations outside."""
+
+    def __init__(self, where: Where, rule: Rule) -> None:
+        self.selector, self.rule = as_selector(where), rule
+        self.merge = rule.merge
+
+    def __call__(self, eqn: Any, place: Place, operands: Values) -> tuple[Values, Report]:
+        primitive, params, known = eqn.primitive, eqn.params, None
+        if primitive is mark_p:
+            outputs, primitive, params = params["outputs"], params["of"], dict(params["params"])
+            known, operands = operands[:outputs], operands[outputs:]
+
+        def bind(*inputs: Any) -> Values:
+            return _bind(eqn, inputs) if known is None else list(known)
+
+        with jax.named_scope(HIDDEN):
+            outs, report = self._act(place, bind, operands)
+        return mark(outs, operands, primitive, params), report
+
+    def _act(self, place: Place, bind: Callable[..., Values], inputs: Values) -> tuple[Values, Report]:
+        if self.selector.chosen(place.site):
+            outs, report = self.rule(place, bind, *inputs)
+            return outs, varying(report)
+
+        def act(*inputs: Any) -> tuple[Values, Report]:
+            outs, report = self.rule(place, bind, *inputs)
+            return list(outs), varying(report)
+
+        def rest(*inputs: Any) -> tuple[Values, Report]:
+            return bind(*inputs), idle
+
+        idle = _zeros(jax.eval_shape(act, *inputs)[1])
+        return lax.cond(self.selector.now(place.site, place.iteration), act, rest, *inputs)
+
+
 def _evaluate(
-    plan: Plan, closed: Any, iteration: tuple[Any, ...], rule: Rule, args: Sequence[Any]
+    plan: Plan, closed: Any, iteration: tuple[Any, ...], rule: _Applied, args: Sequence[Any]
 ) -> tuple[Values, dict[str, Report]]:
     """Evaluates a jaxpr with the rule in place of the selected equations."""
     jaxpr, consts = open_jaxpr(closed)
@@ -168,39 +269,31 @@ def _evaluate(
 
     for index, eqn in enumerate(jaxpr.eqns):
         inputs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in eqn.invars]
-        bind = _binder(eqn, plan.inner.get(index), iteration, rule, reports)
         # The equation keeps its source line and scope, so that a further transformation finds the same sites.
         names = source_info_util.current_name_stack() + eqn.source_info.name_stack
         with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
             if site := plan.selected.get(index):
-                outs, report = rule(Place(site, iteration), bind, *inputs)
-                reports[site.name] = varying(report)
+                outs, reports[site.name] = rule(eqn, Place(site, iteration), inputs)
+            elif index in plan.inner:
+                outs, inside = _RULES[eqn.primitive](eqn, plan.inner[index], iteration, rule, inputs)
+                reports.update(inside)
+            elif eqn.primitive is port_p:
+                outs = inputs
             else:
-                outs = bind(*inputs)
+                outs = _bind(eqn, inputs)
         environment.update(zip(eqn.outvars, outs, strict=True))
         core.clean_up_dead_vars(eqn, environment, last_use)
     outs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in jaxpr.outvars]
     return outs, reports
 
 
-def _binder(
-    eqn: Any, inner: tuple[Plan, ...] | None, iteration: tuple[Any, ...], rule: Rule, reports: dict[str, Report]
-) -> Callable[..., Values]:
-    """The evaluation of one equation; the reports from inside it are added to `reports`."""
-
-    def bind(*inputs: Any) -> Values:
-        if inner is not None:
-            outs, inside = _RULES[eqn.primitive](eqn, inner, iteration, rule, list(inputs))
-            reports.update(inside)
-            return outs
-        out = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
-        return list(out) if eqn.primitive.multiple_results else [out]
-
-    return bind
+def _bind(eqn: Any, inputs: Sequence[Any]) -> Values:
+    out = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
 
 
 def _stage(
-    plan: Plan, body: Any, iteration: tuple[Any, ...], rule: Rule, inputs: Values
+    plan: Plan, body: Any, iteration: tuple[Any, ...], rule: _Applied, inputs: Values
 ) -> tuple[Any, Values, Callable[[Values], tuple[Values, dict[str, Report]]]]:
     """Rewrites a body into a new jaxpr.
 
@@ -215,7 +308,7 @@ def _stage(
     return partial_eval.convert_constvars_jaxpr(jaxpr), list(consts), lambda outs: jax.tree.unflatten(structure, outs)
 
 
-def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     params = eqn.params
     jaxpr, consts, unflatten = _stage(plans[0], params["jaxpr"], iteration, rule, inputs)
     extra = len(jaxpr.outvars) - len(eqn.outvars)
@@ -235,16 +328,16 @@ def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: 
     return unflatten(outs)
 
 
-def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     jaxpr, consts, unflatten = _stage(plans[0], eqn.params["jaxpr"], iteration, rule, inputs)
     return unflatten(eqn.primitive.bind(*consts, *inputs, **{**eqn.params, "jaxpr": jaxpr}))
 
 
-def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     return _evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs)
 
 
-def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     params = eqn.params
     if "ft_in" in params:  # jax 0.12
         num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
@@ -264,7 +357,7 @@ def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs:
     return [*carry, *ys], reports
 
 
-def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     params = eqn.params
     cond_plan, body_plan = plans
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
@@ -300,7 +393,7 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs
     return carry, reports
 
 
-def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     index, *operands = inputs
     branches = [
         lambda *args, plan=plan, body=body: _evaluate(plan, body, iteration, rule, args)
@@ -318,7 +411,7 @@ def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs:
     return lax.switch(index, [fill(branch) for branch in branches], *operands)
 
 
-def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Rule, inputs: Values) -> Any:
+def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     params = eqn.params
     axes = manual_axes(eqn)
 

@@ -1,31 +1,43 @@
-"""Sites: the named places of a step at which tools look, and the probe that a model author puts on a tensor.
+"""Sites: the places of a step at which tools look, and selectors, which choose among them.
 
-A *site* is one equation of a step's program. A *probe* is a named identity. It lowers to nothing, so that a step with
-probes compiles to the program without them, and its derivative probes the cotangent:
+A *site* is one operation of a step's program (an equation that is no loop, branch or call), a `probe`, or an array that
+goes into the step or comes out of it. Its direction says in which pass it lies:
 
 =========  ==========================================================================
 direction  the value that the site sees
 =========  ==========================================================================
-fwd        the value in the forward pass
-bwd        the cotangent (the gradient of the loss with respect to the value)
-remat      the value in a forward pass that is recomputed for the backward pass
-jvp        the tangent, in a program differentiated in forward mode
+fwd        a value of the forward pass; also what is no part of a derivative, such as the optimizer
+bwd        a value of the backward pass; of a probe, the cotangent (the gradient with respect to its value)
+remat      a value of a forward pass that is recomputed for the backward pass
+jvp        a tangent, in a program differentiated in forward mode
+arg        an array given to the step: a parameter, a part of the optimizer's state, the batch
+out        an array that the step returns
 =========  ==========================================================================
+
+Selectors combine with `&`, `|` and `~`:
+
+    primitive("dot_general") & direction("bwd") & scope("*attn*") & iteration(3)
+
+The same line is the language of `--where` on the command line (`parse_selector`).
 """
 
+import ast
 import dataclasses
+import difflib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import jax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
-Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp"]
-Tree = TypeVar("Tree")
-
-probe_p = Primitive("probe")
+Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp", "arg", "out"]
+DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "remat", "jvp", "arg", "out")
+PROBE = "probe"
+COLLECTIVES = (
+    "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_gather_invariant", "all_to_all",
+    "ragged_all_to_all", "reduce_scatter", "pgather",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,105 +45,333 @@ class Site:
     """One place of a step.
 
     Attributes:
-        name: the key of its report, unique in a step: `direction/probe`, or `direction/scope/primitive` for an equation
-            that is no probe; a second site of the same name ends in `#2`.
-        primitive: name of the JAX primitive.
+        name: the key of its report, unique in a step: `direction/probe`, `direction/scope/primitive` for an operation,
+            `arg/path` and `out/path` for the step's own arrays; a second site of the same name ends in `#2`.
+        primitive: name of the JAX primitive; `argument` or `result` for the step's own arrays.
         direction: see the module.
         probe: the name given to `probe`, or None.
         scope: the name stack (`jax.named_scope` and transformations), from the outermost call on.
         source: `file:line (function)` in the user's code, or an empty string.
         dims: names of the leading axes that control flow adds to a report, outermost first: a mesh axis, or `scan`.
+        loops: number of enclosing loops (`scan` and `while`).
+        outputs: shapes and dtypes of the values, on one device and for one iteration.
+        flops: floating-point operations of one evaluation on one device; see `flops`.
+        order: its place in the program: numbers of the enclosing equations and its own, with `"scan"` or `"reversed"`
+            where a loop is entered.
+        leaves: number of scopes, from the outermost, that a reader of the value shares at the least, plus one: the
+            depth at which the value leaves its scope.
     """
 
     name: str
     primitive: str
     direction: Direction
-    probe: str | None
-    scope: str
-    source: str
+    probe: str | None = None
+    scope: str = ""
+    source: str = ""
     dims: tuple[str, ...] = ()
+    loops: int = 0
+    outputs: tuple[jax.ShapeDtypeStruct, ...] = ()
+    flops: int = 0
+    order: tuple[int | str, ...] = ()
+    leaves: int = 1
+
+    @property
+    def path(self) -> str | None:
+        """Path of the array in the step's arguments or results; None for other sites."""
+        return self.name.partition("/")[2] if self.direction in ("arg", "out") else None
+
+    def __str__(self) -> str:
+        shapes = " ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in self.outputs)
+        axes = f" by {' × '.join(self.dims)}" if self.dims else ""
+        return f"{self.name}  {shapes}{axes}  {self.flops:,} FLOP  {self.source}".rstrip()
 
 
 Where: TypeAlias = Callable[[Site], bool]
+Iteration: TypeAlias = tuple[Any, ...]
 
 
-def probes(site: Site) -> bool:
-    """Selects every probe."""
-    return site.primitive == probe_p.name
+class Selector:
+    """Chooses sites, and iterations of them; combine selectors with `&`, `|` and `~`.
+
+    A selector is a predicate of sites. Where it asks for an iteration, the predicate says whether any iteration is
+    chosen, and `now` which.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        chosen: Callable[[Site], bool | None],
+        now: Callable[[Site, Iteration], Any] | None = None,
+        *,
+        terms: Sequence["Selector"] = (),
+        attribute: Callable[[Site], str] | None = None,
+        patterns: Sequence[str] = (),
+    ) -> None:
+        self.text = text
+        self.chosen = chosen
+        self.now = now or (lambda site, iteration: chosen(site))
+        self._terms = tuple(terms)
+        self._attribute, self._patterns = attribute, tuple(patterns)
+
+    def __call__(self, site: Site) -> bool:
+        """Whether the site is chosen, in some iteration at least."""
+        return self.chosen(site) is not False
+
+    def __and__(self, other: Where) -> "Selector":
+        return _combined("&", self, other)
+
+    def __or__(self, other: Where) -> "Selector":
+        return _combined("|", self, other)
+
+    def __invert__(self) -> "Selector":
+        def chosen(site: Site) -> bool | None:
+            found = self.chosen(site)
+            return None if found is None else not found
+
+        def now(site: Site, iteration: Iteration) -> Any:
+            found = self.now(site, iteration)
+            return not found if isinstance(found, bool) else ~found
+
+        return Selector(f"~{_bracketed(self)}", chosen, now, terms=[self])
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def leaves(self) -> list["Selector"]:
+        """The terms that this selector combines."""
+        return [leaf for term in self._terms for leaf in term.leaves()] if self._terms else [self]
+
+    def near(self, sites: Sequence[Site]) -> list[str]:
+        """What the sites have that resembles a pattern of this term."""
+        if self._attribute is None:
+            return []
+        values = list(dict.fromkeys(value for site in sites if (value := self._attribute(site))))
+        wanted = [pattern.strip("*").lower() for pattern in self._patterns]
+
+        def resembles(value: str, word: str) -> bool:
+            value = value.lower()
+            return word in value or bool(difflib.get_close_matches(word, [value, *value.split("/")], 1, 0.6))
+
+        return [value for value in values if any(word and resembles(value, word) for word in wanted)][:4]
 
 
-def matching(pattern: str) -> Where:
-    """Selects the sites whose name matches a shell-style pattern.
+def _bracketed(selector: Selector) -> str:
+    return f"({selector.text})" if len(selector._terms) > 1 else selector.text
+
+
+def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Selector:
+    right = as_selector(right)
+    decided = operator == "|"  # the truth of one side that settles the whole
+
+    def chosen(site: Site) -> bool | None:
+        found = left.chosen(site), right.chosen(site)
+        return decided if decided in found else None if None in found else not decided
+
+    def now(site: Site, iteration: Iteration) -> Any:
+        a, b = left.now(site, iteration), right.now(site, iteration)
+        return a | b if decided else a & b
+
+    return Selector(f"{_bracketed(left)} {operator} {_bracketed(right)}", chosen, now, terms=[left, right])
+
+
+def as_selector(where: Where) -> Selector:
+    """A predicate of sites as a selector, so that it combines with others."""
+    return where if isinstance(where, Selector) else Selector(getattr(where, "__name__", "where"), where)
+
+
+def _matches(name: str, attribute: Callable[[Site], str | None], patterns: Sequence[str]) -> Selector:
+    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise ValueError(f'{name}{tuple(patterns)}: expected one pattern or more, as in {name}("*attn*")')
+
+    def chosen(site: Site) -> bool:
+        value = attribute(site)
+        return value is not None and any(fnmatchcase(value, pattern) for pattern in patterns)
+
+    text = f"{name}({', '.join(_quoted(pattern) for pattern in patterns)})"
+    return Selector(text, chosen, attribute=lambda site: attribute(site) or "", patterns=patterns)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+everything = Selector("everything", lambda site: True)
+"""Selects every site."""
+
+probes = Selector("probes", lambda site: site.primitive == PROBE)
+"""Selects every probe."""
+
+operations = Selector("operations", lambda site: site.direction not in ("arg", "out"))
+"""Selects everything but the arrays that go into the step and come out of it."""
+
+collectives = Selector("collectives", lambda site: site.primitive in COLLECTIVES)
+"""Selects communication between devices: sums, gathers, scatters and permutations over a mesh axis."""
+
+
+def primitive(*patterns: str) -> Selector:
+    """Selects by the name of the JAX primitive: `primitive("dot_general")`, `primitive("exp", "log*")`."""
+    return _matches("primitive", lambda site: site.primitive, patterns)
+
+
+def scope(*patterns: str) -> Selector:
+    """Selects by the name stack: `scope("*attn*")`. The whole stack must match, so begin and end with `*`."""
+    return _matches("scope", lambda site: site.scope, patterns)
+
+
+def probed(*patterns: str) -> Selector:
+    """Selects probes by the name given to `probe`: `probed("attn")`."""
+    return _matches("probed", lambda site: site.probe, patterns)
+
+
+def source(*patterns: str) -> Selector:
+    """Selects by source line, `file:line (function)`: `source("*/model.py:*")`, `source("*(attention)")`."""
+    return _matches("source", lambda site: site.source, patterns)
+
+
+def argument(*patterns: str) -> Selector:
+    """Selects arrays given to the step, by their path: `argument("0/params/*")` in the first argument."""
+    return _matches("argument", lambda site: site.path if site.direction == "arg" else None, patterns)
+
+
+def result(*patterns: str) -> Selector:
+    """Selects arrays that the step returns, by their path."""
+    return _matches("result", lambda site: site.path if site.direction == "out" else None, patterns)
+
+
+def matching(*patterns: str) -> Selector:
+    """Selects by the site's whole name, with or without the number of its repetition.
 
     Example:
         >>> from sdc.sites import Site, matching
-        >>> matching("fwd/*")(Site("fwd/attn", "probe", "fwd", "attn", "", ""))
+        >>> matching("fwd/*")(Site("fwd/attn", "probe", "fwd", "attn"))
         True
     """
-    return lambda site: fnmatchcase(site.name, pattern)
+    selector = _matches("matching", lambda site: site.name.partition("#")[0], patterns)
+    exact = [pattern for pattern in patterns if "#" in pattern]
+    return Selector(
+        selector.text,
+        lambda site: selector(site) or any(fnmatchcase(site.name, pattern) for pattern in exact),
+        attribute=lambda site: site.name,
+        patterns=patterns,
+    )
 
 
-def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = ("fwd", "bwd")) -> Tree:
-    """Names the values of `x` as a site; returns `x`.
+def direction(*names: Direction) -> Selector:
+    """Selects by direction: `direction("bwd", "remat")`; see the module."""
+    if not names or not set(names) <= set(DIRECTIONS):
+        raise ValueError(f"direction{names}: expected some of {', '.join(DIRECTIONS)}")
+    text = f"direction({', '.join(map(_quoted, names))})"
+    return Selector(text, lambda site: site.direction in names, attribute=lambda site: site.direction, patterns=names)
+
+
+def iteration(*numbers: int, loop: int = -1) -> Selector:
+    """Selects iterations of a loop, from 0: of the innermost one, which in a scanned model is the layer.
 
     Args:
-        x: an array, or a pytree of arrays; each leaf becomes a site (`name/path` where `x` is a pytree).
-        name: the site's name, without `#` and without glob characters.
-        directions: `("fwd",)` looks only at the value, `("bwd",)` only at its cotangent.
+        numbers: of the iterations.
+        loop: which of the enclosing loops, 0 being the outermost and -1 the innermost.
+    """
+    if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ValueError(f"iteration{numbers}: expected one number or more, from 0")
 
-    Returns:
-        `x`, bit for bit.
+    def inside(site: Site) -> bool:
+        return -site.loops <= loop < site.loops
+
+    def now(site: Site, indices: Iteration) -> Any:
+        if not inside(site):
+            return False
+        found = indices[loop] == numbers[0]
+        for number in numbers[1:]:
+            found |= indices[loop] == number
+        return found
+
+    text = f"iteration({', '.join(map(str, numbers))}{'' if loop == -1 else f', loop={loop}'})"
+    return Selector(text, lambda site: None if inside(site) else False, now)
+
+
+def boundary(depth: int) -> Selector:
+    """Selects values that leave their scope at this depth or further out: what bisecting looks at first.
+
+    At depth 1 these are the values that pass from one outermost scope to another. Whatever goes wrong inside a scope
+    can be seen from outside only through them.
+    """
+    if depth < 1:
+        raise ValueError(f"boundary({depth}): expected a depth of at least 1")
+    return Selector(f"boundary({depth})", lambda site: site.leaves <= depth)
+
+
+_WORDS: dict[str, Selector] = {
+    "everything": everything, "probes": probes, "operations": operations, "collectives": collectives,
+}  # fmt: skip
+_CALLS: dict[str, Callable[..., Selector]] = {
+    "primitive": primitive, "scope": scope, "probed": probed, "source": source, "argument": argument, "result": result,
+    "matching": matching, "direction": direction, "iteration": iteration, "boundary": boundary,
+}  # fmt: skip
+
+
+def parse_selector(text: str) -> Selector:
+    """A selector from a line of text, written as in Python.
 
     Raises:
-        ValueError: the name is empty or holds one of `#*?[]`, or a direction is unknown.
+        ValueError: the line cannot be understood.
 
     Example:
-        >>> import jax, jax.numpy as jnp, sdc
-        >>> def loss(w, x):
-        ...     return jnp.sum(sdc.probe(x @ w, "ffn") ** 2)
-        >>> [site.name for site in sdc.sites(jax.grad(loss))(jnp.ones((2, 2)), jnp.ones((1, 2)))]
-        ['fwd/ffn', 'bwd/ffn']
+        >>> from sdc.sites import parse_selector
+        >>> parse_selector('primitive("dot_general") & ~direction("bwd")')
+        primitive("dot_general") & ~direction("bwd")
     """
-    if not name or set(name) & set("#*?[]"):
-        raise ValueError(f"probe name {name!r} is empty or holds one of '#*?[]'; choose a plain name such as 'attn'")
-    if not directions or not set(directions) <= {"fwd", "bwd"}:
-        raise ValueError(f"directions {tuple(directions)!r} of probe {name!r}: expected 'fwd', 'bwd' or both")
+    example = 'as in \'primitive("dot_general") & direction("bwd")\''
 
-    def bind(path: tuple[Any, ...], leaf: Any) -> Any:
-        suffix = jax.tree_util.keystr(path, simple=True, separator="/")
-        return probe_p.bind(
-            leaf, name=f"{name}/{suffix}" if suffix else name, direction="fwd", directions=frozenset(directions)
+    def build(node: ast.expr) -> Selector:
+        match node:
+            case ast.BinOp(left, ast.BitAnd(), right):
+                return build(left) & build(right)
+            case ast.BinOp(left, ast.BitOr(), right):
+                return build(left) | build(right)
+            case ast.UnaryOp(ast.Invert(), operand):
+                return ~build(operand)
+            case ast.Name(name) if name in _WORDS:
+                return _WORDS[name]
+            case ast.Call(ast.Name(name), arguments, keywords) if name in _CALLS:
+                named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in keywords}
+                return _CALLS[name](*map(ast.literal_eval, arguments), **named)
+        raise ValueError(
+            f"{ast.unparse(node)!r} is no selector; expected {', '.join([*_WORDS, *_CALLS])}, joined with & | ~"
         )
 
-    return jax.tree_util.tree_map_with_path(bind, x)
+    try:
+        return build(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError:
+        raise ValueError(f"selector {text!r} cannot be read; write it as in Python, {example}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"selector {text!r}: {error}; {example}") from None
 
 
-def _abstract_eval(x: Any, **_: Any) -> Any:
-    return x
+def check_hits(where: Where, sites: Sequence[Site], chosen: Sequence[Site]) -> None:
+    """Refuses a selector that hits nothing: a tool that looks at nothing would find nothing.
 
+    Args:
+        where: the selector.
+        sites: all sites of the step.
+        chosen: those that it hits.
 
-def _jvp(primals: Any, tangents: Any, *, name: str, direction: Direction, directions: frozenset[str]) -> Any:
-    (x,), (tangent,) = primals, tangents
-    out = probe_p.bind(x, name=name, direction=direction, directions=directions)
-    if isinstance(tangent, ad.Zero):
-        return out, tangent
-    return out, probe_p.bind(tangent, name=name, direction="jvp", directions=directions)
-
-
-def _transpose(cotangent: Any, x: Any, *, name: str, direction: Direction, directions: frozenset[str]) -> Any:
-    del x, direction
-    if isinstance(cotangent, ad.Zero):
-        return [cotangent]
-    return [probe_p.bind(cotangent, name=name, direction="bwd", directions=directions)]
-
-
-def _batch(args: Any, dims: Any, **params: Any) -> Any:
-    return probe_p.bind(*args, **params), dims[0]
-
-
-probe_p.def_impl(lambda x, **_: x)
-probe_p.def_abstract_eval(_abstract_eval)
-mlir.register_lowering(probe_p, lambda ctx, x, **_: [x])
-ad.primitive_jvps[probe_p] = _jvp
-ad.primitive_transposes[probe_p] = _transpose
-batching.primitive_batchers[probe_p] = _batch
+    Raises:
+        ValueError: none is hit; the message lists near misses.
+    """
+    if chosen:
+        return
+    selector = as_selector(where)
+    hints = []
+    for leaf in selector.leaves():
+        count = sum(map(leaf, sites))
+        near = [] if count else leaf.near(sites)
+        alone = f"{leaf.text} alone hits {count:,}" if len(selector.leaves()) > 1 else ""
+        like = f"near misses: {', '.join(near)}" if near else ""
+        remedy = "name tensors with sdc.probe, or select operations" if leaf is probes and not count else ""
+        hints += [hint for hint in (alone, like, remedy) if hint]
+    common = ", ".join(f"{name} ×{count}" for name, count in Counter(site.primitive for site in sites).most_common(8))
+    raise ValueError(
+        f"selector {selector.text} hits none of the step's {len(sites):,} sites"
+        + "".join(f"; {hint}" for hint in hints)
+        + f"; the step has {common or 'nothing that depends on its arguments'}"
+    )

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdc
+from sdc.sites import primitive, probes
 from sdc.train import model as model_module
 from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, get_config
 from sdc.train.model import logits, param_specs, rotate, rotations
@@ -172,7 +173,7 @@ def test_every_parameter_is_sharded_over_its_width_and_every_matrix_over_model()
 
 def test_the_four_submodules_of_the_study_are_the_probes() -> None:
     step = sharded_step(CONFIG, 1, 2)
-    sites = sdc.sites(step)(abstract_state(CONFIG), jax.ShapeDtypeStruct(TOKENS.shape, jnp.int32))
+    sites = sdc.sites(step, abstract_state(CONFIG), jax.ShapeDtypeStruct(TOKENS.shape, jnp.int32), where=probes)
     assert sorted(site.name for site in sites) == ["bwd/attn", "bwd/ffn", "fwd/attn", "fwd/ffn"]
     for site in sites:
         assert site.probe in site.scope
@@ -181,7 +182,7 @@ def test_the_four_submodules_of_the_study_are_the_probes() -> None:
 def test_the_ffn_is_recomputed_and_attention_is_not() -> None:
     step = sharded_step(CONFIG, 1, 2)
     arguments = abstract_state(CONFIG), jax.ShapeDtypeStruct(TOKENS.shape, jnp.int32)
-    products = sdc.sites(step, lambda site: site.primitive == "dot_general")(*arguments)
+    products = sdc.sites(step, *arguments, where=primitive("dot_general"))
     remat = [site for site in products if site.direction == "remat"]
     assert len(remat) >= 2  # gate and up; the output itself need not be recomputed
     assert all("ffn" in site.scope for site in remat)
