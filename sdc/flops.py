@@ -7,12 +7,13 @@ from typing import Any
 import jax.numpy as jnp
 
 # What moves, makes or reinterprets data computes nothing.
-FREE = frozenset(
-    "argument result probe broadcast_in_dim reshape transpose squeeze expand_dims slice dynamic_slice rev pad concatenate "
-    "dynamic_update_slice gather scatter iota copy copy_p convert_element_type bitcast_convert_type select_n "
-    "optimization_barrier stop_gradient ppermute all_gather all_gather_invariant all_to_all pvary pbroadcast "
-    "sharding_constraint axis_index device_put split".split()
-)
+FREE = frozenset({
+    "argument", "result", "probe", "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims",
+    "slice", "dynamic_slice", "rev", "pad", "concatenate", "dynamic_update_slice", "gather", "scatter", "iota",
+    "copy", "copy_p", "convert_element_type", "bitcast_convert_type", "select_n", "optimization_barrier",
+    "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",
+    "sharding_constraint", "axis_index", "device_put", "split",
+})  # fmt: skip
 
 
 def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:

@@ -153,7 +153,7 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
         >>> where = primitive("dot_general") & direction("bwd")
         >>> [site] = sdc.sites(gradient, jnp.ones((4, 2)), jnp.ones((8, 4)), where=where)
         >>> site.outputs[0].shape, site.flops
-        ((4, 2), 128)
+        ((2, 4), 128)
     """
     live = live_program(_trace(step, args, kwargs)[0])
     found = plan_sites(live, where).sites

@@ -1,5 +1,6 @@
 """Selectors choose what they say, combine as sets do, and never hit nothing in silence."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -163,7 +164,7 @@ def test_iterations_on_a_mesh(check_vma: bool) -> None:
 def test_boundaries_are_what_leaves_a_scope() -> None:
     """Depth 1 cuts between the outermost scopes; each depth more adds what passes between scopes inside."""
     cuts = [hits(boundary(depth)) for depth in range(1, 6)]
-    assert all(a <= b for a, b in zip(cuts, cuts[1:], strict=False))
+    assert all(a <= b for a, b in itertools.pairwise(cuts))
     assert len(cuts[0]) < len(SITES) / 2
     assert {"arg/1", "out/1"} <= cuts[0]
     (product,) = sdc.sites(step, PARAMS, X, where=primitive("dot_general") & direction("fwd") & scope("*attn"))
