@@ -89,9 +89,10 @@ def _plan(jaxpr: Any, where: Where, inside: Inside, seen: Counter[str]) -> Plan:
     found: list[Site] = []
     names = [inside.names + _components(eqn) for eqn in jaxpr.eqns]
     leaves = _leaves(jaxpr, names, inside)
+    doubled = _doubled_ports(jaxpr)
     for index, eqn in enumerate(jaxpr.eqns):
         here = inside._replace(names=names[index], order=(*inside.order, index), leaves=leaves[index])
-        if any(HIDDEN in name for name in here.names):
+        if any(HIDDEN in name for name in here.names) or index in doubled:
             continue
         if eqn.primitive in ENTERED:
             plans = tuple(
@@ -118,6 +119,24 @@ def _plan(jaxpr: Any, where: Where, inside: Inside, seen: Counter[str]) -> Plan:
 
 def _components(eqn: Any) -> tuple[str, ...]:
     return tuple(name for name in str(eqn.source_info.name_stack).split("/") if name)
+
+
+def _doubled_ports(jaxpr: Any) -> set[int]:
+    """Ports of the outer of two transformations where the inner one has marked the same array: the mark stands."""
+    ports = {
+        var: index
+        for index, eqn in enumerate(jaxpr.eqns)
+        if eqn.primitive is port_p
+        for var in (eqn.outvars[0] if eqn.params["direction"] == "arg" else eqn.invars[0],)
+        if isinstance(var, core.Var)
+    }
+    marked = (
+        (eqn.invars[1] if dict(eqn.params["params"])["direction"] == "arg" else eqn.outvars[0], eqn)
+        for eqn in jaxpr.eqns
+        if eqn.primitive is mark_p and eqn.params["of"] is port_p
+    )
+    found = ((ports[var], eqn) for var, eqn in marked if isinstance(var, core.Var) and var in ports)
+    return {index for index, eqn in found if dict(eqn.params["params"]) == dict(jaxpr.eqns[index].params)}
 
 
 def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> list[int]:
@@ -171,7 +190,7 @@ def _site(eqn: Any, inside: Inside) -> Site | None:
     if primitive is port_p:
         direction = params["direction"]
         kind = "argument" if direction == "arg" else "result"
-        name = f"{direction}/{params['path']}"
+        name = f"{direction}/{params['path']}".rstrip("/")  # a step can return a single array
     elif primitive is probe_p:
         stated = params["direction"]
         if ("bwd" if stated == "bwd" else "fwd") not in params["directions"]:

@@ -3,6 +3,8 @@
     manifest.json      what ran: configuration, versions, devices, program fingerprint, data digest
     steps.jsonl        one line a step
     mismatches.jsonl   one line a step, microstep, site and layer with a mismatch
+    trace.jsonl        of a trace, instead: one line a step with its digests
+    injections.jsonl   of a campaign, instead of both: one line an injection
     summary.json       verdict and tables; absent while the run is under way
 
 Whole files are written beside their place and renamed, so that a reader sees the old one or the new one. Lines are
@@ -22,6 +24,7 @@ from typing import IO, Any
 SCHEMA = 1
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 MANIFEST, STEPS, MISMATCHES, SUMMARY = "manifest.json", "steps.jsonl", "mismatches.jsonl", "summary.json"
+TRACE, INJECTIONS = "trace.jsonl", "injections.jsonl"
 
 
 class RecordError(ValueError):
@@ -47,8 +50,30 @@ class Run:
     summary: dict[str, Any] | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Campaign:
+    """The record of a campaign as read from its folder.
+
+    Attributes:
+        path: the run folder.
+        manifest: contents of `manifest.json`.
+        injections: lines of `injections.jsonl`.
+        summary: contents of `summary.json`, or None for a campaign that has not ended.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    injections: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+
 class RunWriter:
     """Writes a run folder; use it as a context manager.
+
+    Args:
+        path: the run folder.
+        details: name of the file of lines that a step can have beside its own; None for a record of single lines.
+        lines: name of the file of lines, one a step, or one an injection.
 
     Example:
         >>> import tempfile
@@ -61,13 +86,20 @@ class RunWriter:
         [2.5, nan]
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, details: str | None = MISMATCHES, *, lines: str = STEPS) -> None:
         self.path = path
-        self._steps: IO[str] = (path / STEPS).open("a", encoding="utf-8")
-        self._mismatches: IO[str] = (path / MISMATCHES).open("a", encoding="utf-8")
+        self._lines: IO[str] = (path / lines).open("a", encoding="utf-8")
+        self._details: IO[str] | None = (path / details).open("a", encoding="utf-8") if details else None
 
     @classmethod
-    def create(cls, path: Path, manifest: Mapping[str, Any]) -> "RunWriter":
+    def create(
+        cls,
+        path: Path,
+        manifest: Mapping[str, Any],
+        details: str | None = MISMATCHES,
+        *,
+        lines: str = STEPS,
+    ) -> "RunWriter":
         """Starts a new run folder.
 
         Raises:
@@ -80,12 +112,21 @@ class RunWriter:
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / MANIFEST, {"schema": SCHEMA, **manifest})
-            return cls(path)
+            return cls(path, details, lines=lines)
         except OSError as error:
             raise RecordError(f"cannot write run folder {path}: {error.strerror}; name another with --run") from error
 
     @classmethod
-    def resume(cls, path: Path, step: int, manifest: Mapping[str, Any]) -> "RunWriter":
+    def resume(
+        cls,
+        path: Path,
+        step: int,
+        manifest: Mapping[str, Any],
+        details: str | None = MISMATCHES,
+        *,
+        lines: str = STEPS,
+        key: str = "step",
+    ) -> "RunWriter":
         """Continues a run folder at `step`: lines of that step and later ones are dropped, and so is the summary.
 
         The new manifest stands in for the old one, but for the time of creation; `resumed_at` lists the steps at which
@@ -94,21 +135,24 @@ class RunWriter:
         Raises:
             RecordError: there is no readable run in the folder.
         """
-        run = read_run(path)
-        history = {key: run.manifest[key] for key in ("created", "resumed_at") if key in run.manifest}
+        old, _ = _read_ends(path)
+        files = [lines, *([details] if details else [])]
+        rows = {name: read_lines(path / name, whole=False, key=key) for name in files}
+        history = {name: old[name] for name in ("created", "resumed_at") if name in old}
         continued = [*history.get("resumed_at", []), step]
         write_json(path / MANIFEST, {"schema": SCHEMA, **manifest, **history, "resumed_at": continued})
         (path / SUMMARY).unlink(missing_ok=True)
-        write_lines(path / STEPS, (row for row in run.steps if row["step"] < step))
-        write_lines(path / MISMATCHES, (row for row in run.mismatches if row["step"] < step))
-        return cls(path)
+        for name in files:
+            write_lines(path / name, (row for row in rows[name] if row[key] < step))
+        return cls(path, details, lines=lines)
 
-    def step(self, row: Mapping[str, Any], mismatches: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Appends one step and its mismatches; both are on disk when this returns."""
-        self._mismatches.writelines(encode(mismatch) + "\n" for mismatch in mismatches)
-        self._mismatches.flush()
-        self._steps.write(encode(row) + "\n")
-        self._steps.flush()
+    def step(self, row: Mapping[str, Any], details: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Appends one line and its details; both are on disk when this returns."""
+        if self._details is not None:
+            self._details.writelines(encode(detail) + "\n" for detail in details)
+            self._details.flush()
+        self._lines.write(encode(row) + "\n")
+        self._lines.flush()
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`, which marks the run as ended."""
@@ -116,8 +160,9 @@ class RunWriter:
 
     def close(self) -> None:
         """Closes the files; the record stays readable."""
-        self._steps.close()
-        self._mismatches.close()
+        self._lines.close()
+        if self._details is not None:
+            self._details.close()
 
     def __enter__(self) -> "RunWriter":
         return self
@@ -133,18 +178,47 @@ def read_run(path: Path) -> Run:
         RecordError: no manifest, a manifest of another schema, a damaged line that is not the last one, or a last line
             that is cut off although the run has ended.
     """
+    manifest, summary = _read_ends(path)
+    ended = summary is not None
+    # A trace has digests in the place of mismatches; they are read by `traces.read_trace`.
+    steps = read_lines(path / STEPS, whole=ended)
+    mismatches = [] if manifest.get("kind") == "trace" else read_lines(path / MISMATCHES, whole=ended)
+    return Run(path, manifest, steps, mismatches, summary)
+
+
+def read_campaign(path: Path) -> Campaign:
+    """Reads the folder of a campaign, finished or not.
+
+    Raises:
+        RecordError: see `read_run`.
+    """
+    manifest, summary = _read_ends(path)
+    if manifest.get("kind") != "campaign":
+        raise RecordError(f"{path} holds a run of kind {manifest.get('kind')!r}; give the folder of a campaign")
+    rows = read_lines(path / INJECTIONS, whole=summary is not None, key="injection")
+    return Campaign(path, manifest, rows, summary)
+
+
+def read_kind(path: Path) -> str:
+    """The kind of run that a folder holds.
+
+    Raises:
+        RecordError: see `read_run`.
+    """
+    return str(_read_ends(path)[0].get("kind"))
+
+
+def _read_ends(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Manifest and summary of a run folder."""
     if not (path / MANIFEST).is_file():
         raise RecordError(f"{path} is no run folder (it has no {MANIFEST}); give the folder that --run named")
-    manifest = _read_json(path / MANIFEST)
+    manifest = read_json(path / MANIFEST)
     if manifest.get("schema") != SCHEMA:
         raise RecordError(
             f"{path / MANIFEST} has schema {manifest.get('schema')!r}, this version reads schema {SCHEMA}; "
             "read it with the version of jax-sdc that wrote it"
         )
-    summary = _read_json(path / SUMMARY) if (path / SUMMARY).is_file() else None
-    ended = summary is not None
-    steps, mismatches = (_read_lines(path / name, whole=ended) for name in (STEPS, MISMATCHES))
-    return Run(path, manifest, steps, mismatches, summary)
+    return manifest, read_json(path / SUMMARY) if (path / SUMMARY).is_file() else None
 
 
 def encode(value: Any) -> str:
@@ -177,7 +251,12 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; see the module for non-finite numbers.
+
+    Raises:
+        RecordError: it is damaged.
+    """
     try:
         value = _from_json(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, OSError) as error:
@@ -187,8 +266,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_lines(path: Path, *, whole: bool) -> list[dict[str, Any]]:
-    """Reads JSON lines; where they must be `whole`, a last line that is cut off is damage, not the trace of a crash."""
+def read_lines(path: Path, *, whole: bool, key: str = "step") -> list[dict[str, Any]]:
+    """Reads JSON lines; where they must be `whole`, a last line that is cut off is damage, not the trace of a crash.
+
+    Raises:
+        RecordError: a line is damaged, or has no number under `key`.
+    """
     if not path.is_file():
         if whole:
             raise RecordError(f"{path} is missing although the run has ended; restore it or start the run anew")
@@ -204,8 +287,10 @@ def _read_lines(path: Path, *, whole: bool) -> list[dict[str, Any]]:
             raise RecordError(
                 f"{path} line {number} is damaged ({error}); remove that line or restore the file"
             ) from error
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise RecordError(f"{path} line {number} is damaged (no step number); remove that line or restore the file")
+        if not isinstance(row, dict) or not isinstance(row.get(key), int):
+            raise RecordError(
+                f"{path} line {number} is damaged (no {key} number); remove that line or restore the file"
+            )
         rows.append(row)
     return rows
 

@@ -204,6 +204,9 @@ probes = Selector("probes", lambda site: site.primitive == PROBE)
 operations = Selector("operations", lambda site: site.direction not in ("arg", "out"))
 """Selects everything but the arrays that go into the step and come out of it."""
 
+arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
+"""Selects operations that compute floating-point numbers, rather than move them."""
+
 collectives = Selector("collectives", lambda site: site.primitive in COLLECTIVES)
 """Selects communication between devices: sums, gathers, scatters and permutations over a mesh axis."""
 
@@ -289,6 +292,17 @@ def iteration(*numbers: int, loop: int = -1) -> Selector:
     return Selector(text, lambda site: None if inside(site) else False, now)
 
 
+def inside(prefix: str) -> Selector:
+    """Selects everything in a scope and in the scopes inside it: `inside("jvp()/attn")`."""
+    wanted = prefix.split("/") if prefix else []
+    return Selector(
+        f"inside({_quoted(prefix)})",
+        lambda site: site.scope.split("/")[: len(wanted)] == wanted,
+        attribute=lambda site: site.scope,
+        patterns=[prefix],
+    )
+
+
 def boundary(depth: int) -> Selector:
     """Selects values that leave their scope at this depth or further out: what bisecting looks at first.
 
@@ -301,11 +315,13 @@ def boundary(depth: int) -> Selector:
 
 
 _WORDS: dict[str, Selector] = {
-    "everything": everything, "probes": probes, "operations": operations, "collectives": collectives,
+    "everything": everything, "probes": probes, "operations": operations, "arithmetic": arithmetic,
+    "collectives": collectives,
 }  # fmt: skip
 _CALLS: dict[str, Callable[..., Selector]] = {
     "primitive": primitive, "scope": scope, "probed": probed, "source": source, "argument": argument, "result": result,
-    "matching": matching, "direction": direction, "iteration": iteration, "boundary": boundary,
+    "matching": matching, "direction": direction, "iteration": iteration, "inside": inside,
+    "boundary": boundary,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdc
 from sdc.rewrite import Place, rewrite
-from sdc.sites import matching, probes
+from sdc.sites import everything, matching, probes
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 MESH = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
@@ -351,3 +351,14 @@ def test_bad_probe_names(name: str) -> None:
 def test_bad_probe_directions() -> None:
     with pytest.raises(ValueError, match="expected 'fwd', 'bwd'"):
         sdc.probe(X, "p", directions=("sideways",))  # type: ignore[arg-type] # the mistake under test
+
+
+def test_arrays_of_the_step_stay_one_site_through_two_transformations() -> None:
+    def outer(x: Any) -> Any:
+        return rewrite(step_plain, everything, Total(2.0))(x)[0]
+
+    names = [site.name for site in sdc.sites(outer, X)]
+    assert names == [site.name for site in sdc.sites(step_plain, X)]
+    _, reports = rewrite(outer, everything, Total())(X + 1.0)
+    assert reports["arg/0"]["sum"] == 2.0 * 8.0  # as the inner one has made it: doubled at each of five sites
+    assert reports["out"]["sum"] == 2.0**6 * 8.0
