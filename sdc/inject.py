@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt32
 
 from .bits import as_bits
-from .compare import mismatch
 from .faults import Fault, by_layer
-from .rewrite import Place, Reports, Values, bound_axes, rewrite
-from .sites import Site, probes
+from .patterns import One, Whole
+from .rewrite import Place, Reports, Values, bound_axes, rewrite, sites
+from .sites import Selector, Site, check_hits, probes
 
 # From this share of hit elements on, drawing for every element is cheaper than scattering the hits.
 DENSE = 1 / 16
@@ -34,116 +34,178 @@ class Moment(NamedTuple):
     step: Int[Array, ""]
 
 
+class Hits(NamedTuple):
+    """The first elements that were changed, in order of output and index; rows beyond the changed ones are zero.
+
+    Attributes:
+        output: number of the operation's output.
+        index: flat index of the element, row-major.
+        old: its bits before, as two 32-bit words, the lower one first.
+        new: its bits after.
+    """
+
+    output: UInt32[Array, "k"]
+    index: UInt32[Array, "k"]
+    old: UInt32[Array, "k 2"]
+    new: UInt32[Array, "k 2"]
+
+
 class Events(NamedTuple):
     """What faults did at one site: the ground truth.
 
     Attributes:
-        drawn: hits, one element counted once per fault.
+        drawn: elements hit, counted once per fault.
         changed: elements whose bits are not what they were; what an exact comparison finds.
+        hits: the first of those one by one, where they were asked for, else None.
     """
 
     drawn: UInt32[Array, ""]
     changed: UInt32[Array, ""]
+    hits: Hits | None = None
 
 
-def inject(step: Callable[..., Any], faults: Sequence[Fault]) -> Callable[..., tuple[Any, Reports]]:
-    """Transforms a step: its probes are corrupted as the faults say. A simulation; real hardware needs none.
+def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step: its values are corrupted as the faults say. A simulation; real hardware needs none.
 
     At low rates the cost follows the number of faults, not the size of the tensors: the distances between hits are
-    drawn from their geometric distribution, so that every element is hit independently with exactly its rate.
+    drawn from their geometric distribution, so that at every element a hit starts independently with exactly its rate.
 
     Args:
-        step: any function that JAX can trace, with probes.
-        faults: applied in order where several meet.
+        step: any function that JAX can trace.
+        faults: applied in order where several meet. A fault hits what its selector chooses (operations, collectives,
+            the step's own arguments, probes), as far as that holds real numbers; or probes by their names.
+        record: how many changed elements of each site to return one by one.
 
     Returns:
         A function of `(moment, *args)`, `moment` a `Moment`, that returns `(out, events)`: `Events` for each site that
         a fault can hit.
 
     Raises:
-        ValueError: a fault names a site, layer or mesh axis that the step does not have.
+        ValueError: a fault names a site, layer or mesh axis that the step does not have, or one that holds no real
+            numbers, or bits that its numbers do not have.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
-        >>> fault = sdc.Fault(sdc.faults.Scale(2.0), rate=1.0, site="fwd/p")
-        >>> step = sdc.inject(lambda x: sdc.probe(x, "p"), [fault])
-        >>> out, events = step(sdc.Moment(jax.random.key(0), jnp.int32(0)), jnp.ones(3))
-        >>> out.tolist(), int(events["fwd/p"].changed)
-        ([2.0, 2.0, 2.0], 3)
+        >>> from sdc.sites import primitive
+        >>> fault = sdc.Fault(sdc.faults.Scale(2.0), rate=1.0, site=primitive("sin"))
+        >>> step = sdc.inject(lambda x: jnp.sin(x) + 1.0, [fault])
+        >>> out, events = step(sdc.Moment(jax.random.key(0), jnp.int32(0)), jnp.zeros(3) + jnp.pi / 2)
+        >>> out.tolist(), int(events["fwd/sin"].changed)
+        ([3.0, 3.0, 3.0], 3)
     """
 
     def injected(moment: Moment, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
-        rule = _Inject(tuple(faults), moment)
-        out, events = rewrite(step, rule.where, rule)(*args, **kwargs)
-        rule.check_all_faults_have_a_site()
+        rule = _Inject(tuple(faults), moment, record)
+        out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)
+        for number in sorted(set(range(len(faults))) - rule.placed):
+            _refuse(faults[number], sites(step, *args, **kwargs))
         return out, events
 
     return injected
 
 
+def corruptible(x: Any) -> bool:
+    """Whether an array holds real numbers, which faults can hit: no keys, truth values or complex numbers."""
+    return jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
+
+
+def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:
+    """The bits of real numbers as two 32-bit words each, the lower one first."""
+    bits = as_bits(x)
+    if bits.dtype.itemsize > 4:
+        return lax.bitcast_convert_type(bits, jnp.uint32)
+    return jnp.stack([bits.astype(jnp.uint32), jnp.zeros(bits.shape, jnp.uint32)], axis=-1)
+
+
+def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
+    """Says why a fault hits nothing."""
+    if not isinstance(fault.site, Selector):
+        names = sorted({site.name for site in all_sites if probes(site)})
+        raise ValueError(f"site {fault.site!r} matches no probe of the step; it has {', '.join(names) or 'none'}")
+    chosen = [site for site in all_sites if fault.site(site)]
+    check_hits(fault.site, all_sites, chosen)
+    raise ValueError(
+        f"selector {fault.site} hits {chosen[0].name!r}, which holds {chosen[0].outputs[0].dtype.name}; "
+        "faults hit real numbers, choose another site"
+    )
+
+
 class _Inject:
-    def __init__(self, faults: tuple[Fault, ...], moment: Moment) -> None:
-        self.faults, self.moment = faults, moment
-        self._seen: set[str] = set()
-        self._hit: set[int] = set()
+    def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
+        self.faults, self.moment, self.record = faults, moment, record
+        self.placed: set[int] = set()
+        """Numbers of the faults that can hit a site of the step."""
 
-    def where(self, site: Site) -> bool:
-        if not probes(site):
+    def chosen(self, site: Site) -> bool:
+        if not any(map(corruptible, site.outputs)):
             return False
-        self._seen.add(site.name)
-        hit = {index for index, fault in enumerate(self.faults) if fnmatchcase(site.name, fault.site)}
-        self._hit |= hit
-        return bool(hit)
+        placed = {number for number, fault in enumerate(self.faults) if _may_hit(fault, site)}
+        self.placed |= placed
+        return bool(placed)
 
-    def check_all_faults_have_a_site(self) -> None:
-        for index, fault in enumerate(self.faults):
-            if index not in self._hit:
-                raise ValueError(
-                    f"site {fault.site!r} matches no probe of the step; it has {', '.join(sorted(self._seen))}"
-                )
+    def now(self, site: Site, iteration: tuple[Any, ...]) -> bool:
+        return True
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
-        # The corrupted value goes through the probe, so that a transformation around this one sees it there.
-        corrupted, events = self._corrupt(place, inputs[0])
-        return bind(corrupted), events
+        outs, events = [], []
+        for number, x in enumerate(bind(*inputs)):
+            if corruptible(x):
+                x, event = self._corrupt(place, number, x)
+                events.append(event)
+            outs.append(x)
+        total = events[0]
+        for event in events[1:]:
+            total = self.merge(total, event)
+        return outs, total
 
     def merge(self, total: Events, new: Events) -> Events:
-        return Events(total.drawn + new.drawn, total.changed + new.changed)
+        hits = None
+        if total.hits is not None and new.hits is not None:
+            at = total.changed.astype(jnp.int32) + jnp.arange(self.record, dtype=jnp.int32)
+            # Rows without a hit are zero, and so is what lies beyond the known ones.
+            hits = jax.tree.map(lambda a, b: a.at[at].add(b, mode="drop"), total.hits, new.hits)
+        return Events(total.drawn + new.drawn, total.changed + new.changed, hits)
 
-    def _corrupt(self, place: Place, x: Shaped[Array, "*shape"]) -> tuple[Shaped[Array, "*shape"], Events]:
-        if not (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)):
-            raise ValueError(f"site {place.site.name!r} holds {x.dtype}; faults hit real numbers, name another site")
+    def _corrupt(
+        self, place: Place, output: int, before: Shaped[Array, "*shape"]
+    ) -> tuple[Shaped[Array, "*shape"], Events]:
         key = _key(self.moment, place)
+        key = key if output == 0 else jax.random.fold_in(key, output)
         layer = place.iteration[-1] if place.iteration else jnp.int32(0)
-        before, flat = x, x.reshape(-1)
+        flat = before.reshape(-1)
         drawn = jnp.uint32(0)
         touched: list[Int32[Array, hits]] = []
-        dense = False
+        everywhere = False
         for number, fault in enumerate(self.faults):
-            if not fnmatchcase(place.site.name, fault.site) or not flat.size:
+            if not _may_hit(fault, place.site) or not flat.size:
                 continue
-            element_key, value_key = jax.random.split(jax.random.fold_in(key, number))
-            rate = self._rate(number, fault, layer)
-            if fault.largest_rate() > DENSE:
-                dense = True
-                hit = jax.random.uniform(element_key, flat.shape) < rate
-                flat = jnp.where(hit, fault.what(value_key, flat, layer), flat)
-                drawn += jnp.sum(hit, dtype=jnp.uint32)
+            draws = jax.random.split(jax.random.fold_in(key, number))
+            rate = self._rate(number, fault, place, layer)
+            if isinstance(fault.pattern, Whole):
+                flat, hit = _hit_whole(fault, draws, rate, flat, layer)
+                everywhere = True
+            elif fault.largest_rate() > DENSE:
+                flat, hit = _hit_densely(fault, draws, rate, flat, layer)
+                everywhere = True
             else:
-                at = _bernoulli_positions(element_key, rate, flat.size, fault.largest_rate())
-                values = fault.what(value_key, flat.at[at].get(mode="clip"), layer)
-                flat = flat.at[at].set(values, mode="drop")
-                drawn += jnp.sum(at < flat.size, dtype=jnp.uint32)
-                touched.append(at)
-        after = flat.reshape(x.shape)
+                at = _bernoulli_positions(draws[0], rate, flat.size, fault.largest_rate())
+                groups = fault.pattern.positions(at, before.shape)
+                values = fault.what(draws[1], flat.at[groups].get(mode="clip"), layer)
+                flat = flat.at[groups].set(values, mode="drop")
+                hit = jnp.sum(groups < flat.size, dtype=jnp.uint32)
+                touched.append(groups.reshape(-1))
+            drawn += hit
+        after = flat.reshape(before.shape)
         _check_varies(place, before, after)
-        changed = jnp.sum(mismatch(before, after), dtype=jnp.uint32) if dense else _changed(before, after, touched)
-        return after, Events(drawn, changed)
+        changed, hits = self._compare(output, before.reshape(-1), flat, None if everywhere or not touched else touched)
+        return after, Events(drawn, changed, hits)
 
-    def _rate(self, number: int, fault: Fault, layer: Int[Array, ""]) -> Float32[Array, ""]:
-        """Probability that an element is hit, here and now."""
+    def _rate(self, number: int, fault: Fault, place: Place, layer: Int[Array, ""]) -> Float32[Array, ""]:
+        """Probability that a hit starts at an element, here and now."""
         rate = by_layer(fault.rate, layer)
         here = jnp.bool_(True)
+        if isinstance(fault.site, Selector):
+            here &= fault.site.now(place.site, place.iteration)
         if fault.layer is not None:
             here &= layer == fault.layer
         axes = bound_axes()
@@ -159,6 +221,63 @@ class _Inject:
         # Spikes come upon the whole device at once, not upon single sites.
         spikes = jax.random.fold_in(jax.random.fold_in(self.moment.key, self.moment.step), number)
         return jnp.where(here, jnp.minimum(rate * fault.when.factor(spikes, self.moment.step), 1.0), 0.0)
+
+    def _compare(
+        self,
+        output: int,
+        before: Shaped[Array, "size"],
+        after: Shaped[Array, "size"],
+        touched: list[Int32[Array, "_"]] | None,
+    ) -> tuple[UInt32[Array, ""], Hits | None]:
+        """Elements among those touched (None: all), each once, whose bits changed; the first of them one by one."""
+        if touched is None:
+            at, first, old, new = jnp.arange(before.size, dtype=jnp.int32), jnp.bool_(True), before, after
+        else:
+            at = jnp.sort(jnp.concatenate(touched))
+            first = jnp.concatenate([jnp.ones(1, jnp.bool_), at[1:] != at[:-1]]) & (at < before.size)
+            old, new = (x.at[at].get(mode="clip") for x in (before, after))
+        differs = first & (as_bits(old) != as_bits(new))
+        changed = jnp.sum(differs, dtype=jnp.uint32)
+        if not self.record:
+            return changed, None
+        (rows,) = jnp.nonzero(differs, size=self.record, fill_value=at.size)
+        known = rows < at.size
+
+        def pick(x: Shaped[Array, "n *rest"]) -> Shaped[Array, "k *rest"]:
+            picked = x.at[rows].get(mode="clip")
+            return jnp.where(known.reshape(-1, *[1] * (x.ndim - 1)), picked, 0).astype(jnp.uint32)
+
+        outputs = jnp.where(known, jnp.uint32(output), 0).astype(jnp.uint32)
+        return changed, Hits(outputs, pick(at), pick(words(old)), pick(words(new)))
+
+
+def _may_hit(fault: Fault, site: Site) -> bool:
+    if isinstance(fault.site, Selector):
+        return fault.site(site)
+    return probes(site) and fnmatchcase(site.name.partition("#")[0], fault.site)
+
+
+def _hit_whole(
+    fault: Fault, draws: PRNGKeyArray, rate: Float32[Array, ""], flat: Shaped[Array, "size"], layer: Int[Array, ""]
+) -> tuple[Shaped[Array, "size"], UInt32[Array, ""]]:
+    """Hits all elements if a hit starts at any: with probability 1 - (1 - rate)^size."""
+    any_start = -jnp.expm1(flat.size * jnp.log1p(-jnp.minimum(rate, 1 - 2.0**-24)))
+    hit = (jax.random.uniform(draws[0]) < any_start) & (rate > 0)
+    values = fault.what(draws[1], flat, layer)
+    return jnp.where(hit, values, flat), jnp.where(hit, jnp.uint32(flat.size), jnp.uint32(0))
+
+
+def _hit_densely(
+    fault: Fault, draws: PRNGKeyArray, rate: Float32[Array, ""], flat: Shaped[Array, "size"], layer: Int[Array, ""]
+) -> tuple[Shaped[Array, "size"], UInt32[Array, ""]]:
+    """Draws for every element."""
+    if fault.pattern != One():
+        raise ValueError(
+            f"rate={fault.rate} of a pattern of several elements would hit most of the tensor; "
+            f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
+        )
+    hit = jax.random.uniform(draws[0], flat.shape) < rate
+    return jnp.where(hit, fault.what(draws[1], flat, layer), flat), jnp.sum(hit, dtype=jnp.uint32)
 
 
 def _check_varies(place: Place, before: Shaped[Array, "*shape"], after: Shaped[Array, "*shape"]) -> None:
@@ -203,15 +322,3 @@ def _bernoulli_positions(
     # Saturating sums cannot wrap, and are associative.
     after = lax.associative_scan(lambda a, b: jnp.minimum(a + b, jnp.uint32(size + 1)), gap)
     return (after - 1).astype(jnp.int32)
-
-
-def _changed(
-    before: Shaped[Array, "*shape"], after: Shaped[Array, "*shape"], touched: list[Int32[Array, "hits"]]
-) -> UInt32[Array, ""]:
-    """Elements among those touched, each counted once, whose bits changed."""
-    if not touched:
-        return jnp.uint32(0)
-    at = jnp.sort(jnp.concatenate(touched))
-    first: Bool[Array, hits] = jnp.concatenate([jnp.ones(1, jnp.bool_), at[1:] != at[:-1]]) & (at < before.size)
-    old, new = (as_bits(x).reshape(-1).at[at].get(mode="clip") for x in (before, after))
-    return jnp.sum(first & (old != new), dtype=jnp.uint32)

@@ -78,3 +78,42 @@ class TrainOptions(RunOptions):
 
     Example: sdc train --config tiny --steps 20 --run runs/reference
     """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TraceOptions(RunOptions):
+    """Records a digest of every selected value at every step of a run, in the folder RUN.
+
+    Example: sdc trace runs/golden --steps 20 --where 'primitive("dot_general")'
+
+    Trace the same run on two machines, or on two days, and compare with `sdc diff`; or give the healthy machine's trace
+    with --against and compare at once. Exit codes: 0 traced (with --against: equal), 1 the traces part, 2 bad usage,
+    3 inconclusive.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, a new one."""
+    where: str = "everything"
+    """Selector of the values: everything, probes, primitive("dot_general") & direction("bwd"), boundary(1), ..."""
+    against: Path | None = None
+    """A recorded trace; compare with it at every step, and stop at the first difference."""
+    simulate: str | None = None
+    """Simulated fault, as in step=3,site=bwd/*/dot_general,iteration=0+2,element=7,bit=30,model=1; none for a golden
+    trace of the same program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffOptions:
+    """Compares two traces: the first step and operation at which they part, and what agrees before it.
+
+    Example: sdc diff runs/golden runs/suspect
+
+    Exit codes: 0 equal, 1 they part, 2 bad usage or a damaged trace, 3 not comparable.
+    """
+
+    run_a: Annotated[Path, tyro.conf.Positional]
+    """Run folder of a trace."""
+    run_b: Annotated[Path, tyro.conf.Positional]
+    """Run folder of another trace of the same program."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import sdc
 from sdc.determinism import program_fingerprint
 from sdc.fingerprint import tree_digest
 from sdc.lockstep import Compare
+from sdc.records import MISMATCHES
 from sdc.rewrite import Reports
 from sdc.tally import tally, total
 from sdc.train.config import TrainConfig
@@ -49,11 +51,25 @@ class Programs:
         faults: simulated.
     """
 
+    details: ClassVar[str] = MISMATCHES
+    """Name of the file of details that the record has beside `steps.jsonl`."""
+
     config: TrainConfig
     placement: Placement
     sync: str | None = None
     compare: Compare = "gated"
     faults: tuple[sdc.Fault, ...] = ()
+
+    def begin(self, manifest: Mapping[str, Any], folder: Path | None) -> None:
+        """Told what runs, before the first step; `folder` is the run folder in the process that writes it."""
+
+    def ended(self) -> bool:
+        """Whether what was found ends the run early."""
+        return False
+
+    def conclusion(self) -> Mapping[str, Any]:
+        """What is to be added to the summary."""
+        return {}
 
     def initial_state(self, seed: int) -> TrainState:
         """The state before the first step, the same for every twin and mesh."""
@@ -77,6 +93,13 @@ class Programs:
         """Shape, type and sharding of a batch."""
         shape = (self.config.microsteps, self.config.batch_size, self.config.sequence_length + 1)
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(self.placement.mesh, BATCH_SPEC))
+
+    @functools.cached_property
+    def plain(self) -> Callable[..., Any]:
+        """`(state, tokens) -> (state, metrics)` on global arrays, without twins and tools."""
+        specs = state_specs(self.config)
+        step = functools.partial(device_step, config=self.config)
+        return self.placement.map(step, stacked=specs, shared=BATCH_SPEC, out=(specs, metrics_specs(self.config)))
 
     @functools.cached_property
     def step(self) -> jax.stages.Wrapped:
@@ -167,7 +190,7 @@ class Programs:
         scalars: Metrics = metrics._replace(gradient=None)
         if self.sync is None:
             scalars = fetch(scalars)
-            return state, _scalars(scalars, rate=float(scalars.learning_rate)), []
+            return state, scalar_row(scalars, rate=float(scalars.learning_rate)), []
         state, observed = self.observe(state, metrics.gradient)
         scalars, (mismatches, events), observed = fetch((scalars, reports, observed))
         sites, rows = tally(mismatches, events, step=step)
@@ -176,7 +199,7 @@ class Programs:
         reference = int(np.argmin(difference))
         signal = norms[reference]
         row = {
-            **_scalars(scalars, rate=float(scalars.learning_rate[0])),
+            **scalar_row(scalars, rate=float(scalars.learning_rate[0])),
             "sites": sites,
             "state": total(observed["state"]),
             "gradient": total(observed["gradient"]),
@@ -196,7 +219,8 @@ def fetch(tree: Any) -> Any:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def _scalars(metrics: Metrics, *, rate: float) -> dict[str, Any]:
+def scalar_row(metrics: Metrics, *, rate: float) -> dict[str, Any]:
+    """The scalars of a step, one number per twin, as a line of `steps.jsonl` has them."""
     return {
         "loss": np.atleast_1d(metrics.loss),
         "gradient_norm": np.atleast_1d(metrics.gradient_norm),

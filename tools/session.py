@@ -5,13 +5,12 @@ import datetime
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-import sdc
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summarize
 from sdc.determinism import differences, environment, prepare
@@ -22,7 +21,7 @@ from sdc.train.config import TrainConfig, check, get_config
 from sdc.train.corpus import read_corpus
 from sdc.train.data import Dataset, batches, make_dataset
 from sdc.train.loop import run_steps
-from sdc.train.placement import Kind, place
+from sdc.train.placement import Kind, Placement, place
 from sdc.train.tokenizer import load_tokenizer, padded_vocab
 
 from .cluster import everyone, joined
@@ -32,7 +31,7 @@ from .programs import Programs
 from .progress import Progress
 
 # A run is resumed only with the settings that it was started with.
-SETTINGS = ("kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data")
+SETTINGS = ("kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data", "where")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +39,19 @@ class Plan:
     """What kind of run this is.
 
     Attributes:
-        kind: `twin` or `train`.
+        kind: `twin`, `train` or `trace`.
         twins: number of twins, or None.
         placement: see `place`.
-        faults: simulated, for a model of so many layers.
-        manifest: what the kind adds to the manifest.
+        programs: what runs, for a configuration and a placement.
+        manifest: what the kind adds to the manifest, for a model of so many layers.
         sync: see `Programs`.
         compare: see `Programs`.
     """
 
     kind: str
+    programs: Callable[[TrainConfig, Placement], Programs]
     twins: int | None = None
     placement: Kind = "mesh"
-    faults: Callable[[int], Sequence[sdc.Fault]] = lambda layers: ()
     manifest: Callable[[int], Mapping[str, Any]] = lambda layers: {}
     sync: str | None = None
     compare: Compare = "gated"
@@ -83,8 +82,7 @@ def execute(options: RunOptions, plan: Plan) -> dict[str, Any]:
             config, dataset = _workload(options)
             check(config, options.data, options.model)
             placement = place(twins=plan.twins, data=options.data, model=options.model, kind=plan.placement)
-            faults = tuple(plan.faults(config.model.layers))
-            programs = Programs(config, placement, plan.sync, plan.compare, faults)
+            programs = plan.programs(config, placement)
             source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
             key = jax.random.key(options.seed + 1)
             program = programs.fingerprint()
@@ -136,7 +134,9 @@ def _run(
     if step > options.steps:
         raise CommandError(f"{folder} holds {step} steps already; give --steps {step} or more")
 
-    writer = _open_record(options, folder, manifest, step) if first_process else None
+    writer = _open_record(options, folder, manifest, step, programs.details) if first_process else None
+    with usage_errors():
+        programs.begin(manifest, folder if first_process else None)
     everyone("ready")
     with storage_errors(folder), Progress(options.steps, first=step, show=first_process) as progress:
         state = run_steps(
@@ -148,6 +148,7 @@ def _run(
             writer=writer,
             checkpoints=checkpoints,
             on_step=progress.update,
+            ended=programs.ended,
         )
     digest = programs.state_digest(state)
     summary: dict[str, Any] = {}
@@ -156,6 +157,7 @@ def _run(
             writer.close()
             run = read_run(folder)
             summary = {**summarize(run.manifest, run.steps, run.mismatches), "state_digest": digest}
+            summary |= programs.conclusion()
             writer.summary(summary)
             summary |= {"run": str(folder), "report": str(write_report(folder))}
     return {**summary, "verdict": json.loads(everyone(json.dumps(summary.get("verdict")))[0])}
@@ -239,8 +241,8 @@ def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def _open_record(options: RunOptions, folder: Path, manifest: Mapping[str, Any], step: int) -> RunWriter:
+def _open_record(options: RunOptions, folder: Path, manifest: Mapping[str, Any], step: int, details: str) -> RunWriter:
     with usage_errors():
         if options.resume and (folder / MANIFEST).is_file():
-            return RunWriter.resume(folder, step, manifest)
-        return RunWriter.create(folder, manifest)
+            return RunWriter.resume(folder, step, manifest, details)
+        return RunWriter.create(folder, manifest, details)

@@ -10,6 +10,7 @@ from sdc.profiles import HEALTHY, expected_frequency, profile, published
 from .errors import CommandError, usage_errors
 from .options import TwinOptions
 from .output import finish
+from .programs import Programs
 from .session import Plan, execute
 
 
@@ -26,7 +27,9 @@ def twin(options: TwinOptions) -> int:
         kind="twin",
         twins=options.twins,
         placement=options.placement,
-        faults=lambda layers: _faults(options, layers),
+        programs=lambda config, placement: Programs(
+            config, placement, options.sync, options.compare, tuple(_faults(options, config.model.layers))
+        ),
         manifest=lambda layers: _suspect(options, layers),
         sync=options.sync,
         compare=options.compare,

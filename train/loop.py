@@ -25,7 +25,7 @@ class Batches(Protocol):
 
 
 Advance = Callable[[Any, Array, int], tuple[Any, Mapping[str, Any], Sequence[Mapping[str, Any]]]]
-"""`(state, batch, step) -> (state, row of steps.jsonl, rows of mismatches.jsonl)`."""
+"""`(state, batch, step) -> (state, row of steps.jsonl, rows of the file of details beside it)`."""
 
 
 def run_steps(
@@ -38,6 +38,7 @@ def run_steps(
     writer: RunWriter | None,
     checkpoints: Checkpoints,
     on_step: Callable[[Mapping[str, Any]], None],
+    ended: Callable[[], bool] = lambda: False,
 ) -> Any:
     """Runs the steps of a run.
 
@@ -50,6 +51,7 @@ def run_steps(
         writer: the run record; None in processes that do not write it.
         checkpoints: saved when due, and after the last step.
         on_step: told of each row, for the progress display.
+        ended: asked after each step; true ends the run early.
 
     Returns:
         The last state.
@@ -57,12 +59,15 @@ def run_steps(
     for step in steps:
         tokens = place_batch(next(batches), placement)
         started = time.perf_counter()
-        state, row, mismatches = advance(state, tokens, step)
+        state, row, details = advance(state, tokens, step)
         row = {"step": step, **row, "seconds": time.perf_counter() - started}
         if writer is not None:
-            writer.step(row, mismatches)
-        checkpoints.save(step + 1, state, batches.get_state(), force=step + 1 == steps.stop)
+            writer.step(row, details)
+        last = ended() or step + 1 == steps.stop
+        checkpoints.save(step + 1, state, batches.get_state(), force=last)
         on_step(row)
+        if last:
+            break
     return state
 
 

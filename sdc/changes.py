@@ -1,0 +1,343 @@
+"""Kinds of faults: what becomes of the elements that are hit, as data.
+
+Every kind makes a `Change`: arithmetic, bit masks and a rotation, given as arrays. `apply` carries it out. Because a
+change is data, one compiled program can serve every fault of a campaign (`strike`); and because every kind is defined
+by the changes that it makes, simulated faults of a given rate (`inject`) and campaigns share one definition.
+
+Sources of the kinds:
+
+- Single bits are the classical model of a particle strike. *The Anatomy of Silent Data Corruption: GPU Error Pattern
+  Study and Modeling Guidance* (arXiv:2605.04213) injected stuck-at faults into the gates of a data-center GPU: fewer
+  than 40 % of the events with flipped bits had a single one, hence `BitFlip(count=...)` and `StuckBit`; 1.01 % of the
+  corrupted outcomes were NaN or infinite, hence `Stuck`.
+- He, Hutton, Chan, De Gruijl, Govindaraju, Patil and Li, *Understanding and Mitigating Hardware Failures in Deep
+  Learning Training Systems* (ISCA 2023): training survives most faults, and those that ruin it act through large values
+  in the optimizer's history: `Scale`, `Stuck`, exponent bits.
+- Dixit et al., *Silent Data Corruptions at Scale* (arXiv:2102.11245), and Hochschild et al., *Cores that don't count*
+  (HotOS 2021): defective processors return wrong values, zeros among them, for certain operations and data.
+- Ma, Pei, Lausen and Karypis, *Understanding Silent Data Corruption in LLM Training* (arXiv:2502.12340): relative
+  errors of the size called severity: `Relative`.
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt32
+
+from .bits import as_bits, from_bits
+
+Field: TypeAlias = Literal["sign", "exponent", "mantissa"]
+FIELDS: tuple[Field, ...] = ("sign", "exponent", "mantissa")
+
+
+class Change(NamedTuple):
+    """What becomes of elements; the fields broadcast against them.
+
+    Elements first take each other's places: of a group of n elements hit together, element k takes the value of element
+    (k + turn) mod n. Then y = x * factor + addend in float32, rounded to the type of x. Then the bits of y become
+    ((bits & keep) | set) ^ flip. Bits are given as two 32-bit words, the lower one first.
+    """
+
+    factor: Float32[Array, "*n"]
+    addend: Float32[Array, "*n"]
+    keep: UInt32[Array, "*n 2"]
+    set: UInt32[Array, "*n 2"]
+    flip: UInt32[Array, "*n 2"]
+    turn: Int32[Array, ""]
+
+
+def neutral() -> Change:
+    """The change that leaves every bit as it is."""
+    none, full = np.zeros(2, np.uint32), np.full(2, 2**32 - 1, np.uint32)
+    return Change(np.float32(1), np.float32(0), full, none, none, np.int32(0))
+
+
+def apply(
+    x: Shaped[Array, "*groups n"], change: Change, *, count: Int[Array, ""] | int | None = None
+) -> Shaped[Array, "*groups n"]:
+    """Carries a change out on groups of elements.
+
+    Args:
+        x: real numbers; the last axis runs over the elements that are hit together.
+        change: see `Change`.
+        count: how many of them there are, where the rest of the last axis is room to spare.
+
+    Returns:
+        The changed elements; where the change is neutral, their very bits.
+    """
+    room = x.shape[-1]
+    if room > 1:
+        count = jnp.maximum(jnp.asarray(room if count is None else count, jnp.int32), 1)
+        x = jnp.take(x, (jnp.arange(room, dtype=jnp.int32) + change.turn) % count, axis=-1)
+    wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+    factor, addend = (jnp.asarray(part, wide.dtype) for part in (change.factor, change.addend))
+    computed = rounded(wide * factor + addend, x)
+    x = jnp.where((factor != 1) | (addend != 0), computed, x)
+    bits = as_bits(x)
+    keep, fixed, flip = (_mask(words, bits.dtype) for words in (change.keep, change.set, change.flip))
+    return from_bits(((bits & keep) | fixed) ^ flip, x)
+
+
+def rounded(wide: Shaped[Array, "*n"], like: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
+    """Numbers in the type of others; integers are rounded to the nearest."""
+    return (jnp.round(wide) if jnp.issubdtype(like.dtype, jnp.integer) else wide).astype(like.dtype)
+
+
+def _mask(words: UInt32[Array, "*n 2"], dtype: Any) -> Shaped[Array, "*n"]:
+    words = jnp.asarray(words)
+    low = words[..., 0].astype(dtype)
+    if np.dtype(dtype).itemsize <= 4:
+        return low
+    return low | (words[..., 1].astype(dtype) << np.dtype(dtype).type(32))
+
+
+def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
+    """Bit positions of a field of a number, 0 being the least significant; all bits where no field is named.
+
+    Raises:
+        ValueError: numbers of this type have no such field.
+
+    Example:
+        >>> from sdc.changes import field_bits
+        >>> field_bits("bfloat16", "exponent")
+        (7, 8, 9, 10, 11, 12, 13, 14)
+    """
+    width = jax.dtypes.itemsize_bits(jnp.dtype(dtype))
+    if field is None:
+        return tuple(range(width))
+    if jnp.issubdtype(dtype, jnp.floating):
+        mantissa = jnp.finfo(dtype).nmant
+        exponent = jnp.finfo(dtype).nexp
+        sign = (mantissa + exponent,) if mantissa + exponent < width else ()
+        fields = {"sign": sign, "exponent": range(mantissa, mantissa + exponent), "mantissa": range(mantissa)}
+    elif jnp.issubdtype(dtype, jnp.signedinteger):
+        fields = {"sign": (width - 1,), "mantissa": range(width - 1)}
+    else:
+        fields = {"mantissa": range(width)}
+    if not fields.get(field):
+        raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {' or '.join(fields)}, or name bits")
+    return tuple(fields[field])
+
+
+def _choices(dtype: Any, bits: tuple[int, ...], field: Field | None) -> tuple[int, ...]:
+    """The bits that a fault draws from."""
+    of_field = field_bits(dtype, field)
+    width = len(field_bits(dtype))
+    if bits and max(bits) >= width:
+        raise ValueError(
+            f"bit {max(bits)} of a {width}-bit {jnp.dtype(dtype).name} does not exist; give bits below {width}"
+        )
+    return bits or of_field
+
+
+def _check_bits(bits: tuple[int, ...], field: Field | None) -> None:
+    if field is not None and field not in FIELDS:
+        raise ValueError(f"field={field!r}: expected {', '.join(FIELDS)}")
+    if bits and field is not None:
+        raise ValueError(f"bits={bits} and field={field!r} both choose bits; give one of them")
+    if any(bit < 0 for bit in bits) or len(set(bits)) < len(bits):
+        raise ValueError(f"bits={bits}: expected different bits from 0 on")
+
+
+def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
+    """Masks with one bit each."""
+    shift = bit.astype(jnp.uint32)
+    one = jnp.uint32(1)
+    low = jnp.where(shift < 32, one << (shift & 31), 0)
+    high = jnp.where(shift < 32, 0, one << (shift & 31))
+    return jnp.stack([low, high], axis=-1).astype(jnp.uint32)
+
+
+class Kind:
+    """What every kind of fault can do: make changes, and carry them out."""
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        """Draws the changes of elements.
+
+        Args:
+            key: of what is drawn.
+            shape: of the changes: one for each element, or `()` for one that all elements share.
+            dtype: of the elements.
+            layer: index of the innermost loop.
+
+        Raises:
+            ValueError: elements of this type cannot be changed so.
+        """
+        raise NotImplementedError
+
+    def __call__(self, key: PRNGKeyArray, x: Shaped[Array, "*n"], layer: Int[Array, ""]) -> Shaped[Array, "*n"]:
+        """The elements after the fault."""
+        return apply(x, self.change(key, x.shape, x.dtype, layer))
+
+
+@dataclasses.dataclass(frozen=True)
+class BitFlip(Kind):
+    """Bits of the element are inverted.
+
+    Attributes:
+        bits: the bits to draw from, 0 being the least significant; all bits of the type where empty.
+        field: draw from the bits of this field instead.
+        count: how many different bits of the element are inverted.
+    """
+
+    bits: tuple[int, ...] = ()
+    field: Field | None = None
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_bits(self.bits, self.field)
+        if self.count < 1:
+            raise ValueError(f"count={self.count}: expected at least one bit")
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        choices = _choices(dtype, self.bits, self.field)
+        if self.count > len(choices):
+            raise ValueError(f"count={self.count}, but there are only {len(choices)} bits to draw from")
+        if self.count == 1:
+            return neutral()._replace(flip=_words(jax.random.choice(key, jnp.asarray(choices, jnp.int32), shape)))
+        # The bits with the largest of independent draws are a uniform choice without repetition.
+        order = jnp.argsort(jax.random.uniform(key, (*shape, len(choices))), axis=-1)[..., : self.count]
+        words = _words(jnp.asarray(choices, jnp.int32)[order])
+        return neutral()._replace(flip=lax.reduce(words, jnp.uint32(0), lax.bitwise_or, (words.ndim - 2,)))
+
+
+@dataclasses.dataclass(frozen=True)
+class StuckBit(Kind):
+    """One bit of the element always reads 0, or always 1: a permanent fault of a latch or a line.
+
+    Attributes:
+        value: 0 or 1.
+        bits: as of `BitFlip`.
+        field: as of `BitFlip`.
+    """
+
+    value: int
+    bits: tuple[int, ...] = ()
+    field: Field | None = None
+
+    def __post_init__(self) -> None:
+        _check_bits(self.bits, self.field)
+        if self.value not in (0, 1):
+            raise ValueError(f"value={self.value}: a bit is stuck at 0 or at 1")
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        choices = jnp.asarray(_choices(dtype, self.bits, self.field), jnp.int32)
+        mask = _words(jax.random.choice(key, choices, shape))
+        return neutral()._replace(set=mask) if self.value else neutral()._replace(keep=~mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sign(Kind):
+    """The sign bit of the element is inverted."""
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        return BitFlip(field="sign").change(key, (), dtype, layer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(Kind):
+    """The element is multiplied by a factor."""
+
+    factor: float
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        return neutral()._replace(factor=jnp.float32(self.factor))
+
+
+@dataclasses.dataclass(frozen=True)
+class Add(Kind):
+    """A number is added to the element."""
+
+    value: float
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        return neutral()._replace(addend=jnp.float32(self.value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Relative(Kind):
+    """The element x becomes x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
+
+    A change that rounding would undo becomes a change of the last bit, so that a hit element is always another number.
+    Zeros, NaNs and infinities stay as they are. (The bare `change` does neither.)
+
+    Attributes:
+        severity: the largest relative change; one number, or one per layer.
+    """
+
+    severity: float | tuple[float, ...]
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        size, sign = jax.random.split(key)
+        u = 1.0 - jax.random.uniform(size, shape)
+        severity = by_layer(self.severity, layer)
+        change = jnp.where(jax.random.bernoulli(sign, shape=shape), 1.0, -1.0) * u * severity
+        return neutral()._replace(factor=(1.0 + change).astype(jnp.float32))
+
+    def __call__(self, key: PRNGKeyArray, x: Shaped[Array, "*n"], layer: Int[Array, ""]) -> Shaped[Array, "*n"]:
+        changed = apply(x, self.change(key, x.shape, x.dtype, layer))
+        neighbour = from_bits(as_bits(x) ^ jnp.ones((), as_bits(x).dtype), x)
+        changed = jnp.where(as_bits(changed) == as_bits(x), neighbour, changed)
+        finite = jnp.isfinite(x) if jnp.issubdtype(x.dtype, jnp.floating) else True
+        return jnp.where((x == 0) | ~jnp.asarray(finite), x, changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian(Kind):
+    """Noise from N(0, sigma^2) is added to the element."""
+
+    sigma: float
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        return neutral()._replace(addend=self.sigma * jax.random.normal(key, shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stuck(Kind):
+    """The element becomes a given value: zero, a stuck number, NaN or an infinity.
+
+    Integers know no NaN and no infinity: asking for one is an error.
+    """
+
+    value: float
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        if not math.isfinite(self.value) and not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"{jnp.dtype(dtype).name} holds no {self.value}; choose a number for stuck,value=")
+        bits = as_bits(jnp.asarray(self.value, dtype))
+        words = [bits.astype(jnp.uint32), jnp.uint32(0)]
+        if bits.dtype.itemsize > 4:
+            words[1] = (bits >> np.uint64(32)).astype(jnp.uint32)
+        return neutral()._replace(keep=np.zeros(2, np.uint32), set=jnp.stack(words))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotate(Kind):
+    """Elements that are hit together take each other's values: wrong addresses rather than wrong numbers.
+
+    Of two elements (`Run(2)`) it is a swap.
+
+    Attributes:
+        by: element k takes the value of element k + by.
+    """
+
+    by: int = 1
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        return neutral()._replace(turn=jnp.int32(self.by))
+
+
+What: TypeAlias = BitFlip | StuckBit | Sign | Scale | Add | Relative | Gaussian | Stuck | Rotate
+
+
+def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32[Array, ""]:
+    """The value for a layer: the one number, or the layer's own, or zero beyond the last."""
+    values = jnp.atleast_1d(jnp.asarray(value, jnp.float32))
+    if values.size == 1:
+        return values[0]
+    return values.at[layer].get(mode="fill", fill_value=0.0)

@@ -1,0 +1,152 @@
+"""Patterns: which elements of a tensor are hit together.
+
+Beam experiments on GPUs and other accelerators find corrupted outputs of matrix products that are single elements,
+lines, squares, or scattered: Oliveira, Pilla, Hanzich, Fratin, Fernandes, Lunardi, Cela, Navaux, Carro and Rech,
+*Radiation-Induced Error Criticality in Modern HPC Parallel Accelerators* (HPCA 2017). A `Run` or a `Row` is a line, a
+`Tile` a square. Corrupted addresses on a data-center GPU are periodic, in step with the warps of 32 threads to which
+they are dealt out (*The Anatomy of Silent Data Corruption: GPU Error Pattern Study and Modeling Guidance*,
+arXiv:2605.04213): a `Stride`.
+"""
+
+import dataclasses
+import math
+from typing import TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+@dataclasses.dataclass(frozen=True)
+class One:
+    """One element."""
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        """Elements hit together, in a tensor of this shape, at most."""
+        return 1
+
+    def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+        """Flat indices of the elements hit together.
+
+        Args:
+            start: flat index at which each hit starts; the size of the tensor for none.
+            shape: of the tensor.
+
+        Returns:
+            Indices, row-major; the size of the tensor stands for an element outside of it, which is not hit.
+        """
+        return start[:, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(One):
+    """Neighbours in memory; a run ends with the tensor.
+
+    Attributes:
+        length: elements.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        _positive(run=self.length)
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        return self.length
+
+    def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+        return _within(start, jnp.arange(self.length, dtype=start.dtype), shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stride(One):
+    """Elements at a constant distance in memory.
+
+    Attributes:
+        count: elements.
+        step: distance from one to the next.
+        align: the first one lies at a multiple of this; a start elsewhere is rounded down.
+    """
+
+    count: int
+    step: int
+    align: int = 1
+
+    def __post_init__(self) -> None:
+        _positive(count=self.count, step=self.step, align=self.align)
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        return self.count
+
+    def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+        size = math.prod(shape)
+        aligned = jnp.where(start < size, start // self.align * self.align, size).astype(start.dtype)
+        return _within(aligned, jnp.arange(self.count, dtype=start.dtype) * self.step, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile(One):
+    """A rectangle of the last two axes, ending at their edges. A vector is taken as one row.
+
+    Attributes:
+        rows: along the last axis but one.
+        columns: along the last axis.
+    """
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        _positive(rows=self.rows, columns=self.columns)
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        return self.rows * self.columns
+
+    def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+        height, width = (1, 1, *shape)[-2:]
+        size = math.prod(shape)
+        row, column = start // max(width, 1) % max(height, 1), start % max(width, 1)
+        down = jnp.repeat(jnp.arange(self.rows, dtype=start.dtype), self.columns)
+        right = jnp.tile(jnp.arange(self.columns, dtype=start.dtype), self.rows)
+        inside = (row[:, None] + down < height) & (column[:, None] + right < width) & (start[:, None] < size)
+        return jnp.where(inside, start[:, None] + down * width + right, size).astype(start.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row(One):
+    """All of the last axis."""
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        return shape[-1] if shape else 1
+
+    def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+        width, size = self.size(shape), math.prod(shape)
+        first = jnp.where(start < size, start // max(width, 1) * width, size).astype(start.dtype)
+        return _within(first, jnp.arange(width, dtype=start.dtype), shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole(One):
+    """The whole tensor."""
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape)
+
+    def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+        size = math.prod(shape)
+        every = jnp.arange(size, dtype=start.dtype)
+        return jnp.where(start[:, None] < size, every, size).astype(start.dtype)
+
+
+Pattern: TypeAlias = One | Run | Stride | Tile | Row | Whole
+
+
+def _within(first: Int[Array, "hits"], offsets: Int[Array, "n"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+    size = math.prod(shape)
+    at = first[:, None] + offsets
+    return jnp.where((at < size) & (first[:, None] < size), at, size).astype(first.dtype)
+
+
+def _positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}={size}: expected at least 1")

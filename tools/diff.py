@@ -1,0 +1,115 @@
+"""`sdc diff`: the first step and operation at which two traces part."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from sdc.analysis.series import mapping
+from sdc.first_difference import FirstDifference
+from sdc.records import to_json
+from sdc.sites import Site
+from sdc.traces import NotComparable, Trace, TraceDifference, read_trace
+from sdc.traces import diff as diff_traces
+
+from .errors import VERDICTS, CommandError, Exit, usage_errors
+from .options import DiffOptions
+from .output import COLOURS
+
+
+def diff(options: DiffOptions) -> int:
+    """Compares two traces and returns the exit code."""
+    with usage_errors():
+        a, b = read_trace(options.run_a), read_trace(options.run_b)
+        try:
+            found = diff_traces(a, b)
+        except NotComparable as error:
+            raise CommandError(str(error), Exit.INCONCLUSIVE) from error
+    result = describe(a, b, found)
+    if options.json:
+        sys.stdout.write(json.dumps(to_json(result), allow_nan=False, indent=1) + "\n")
+    else:
+        _show(result)
+    return int(VERDICTS[result["verdict"]])
+
+
+def describe(a: Trace, b: Trace, found: TraceDifference) -> dict[str, Any]:
+    """The comparison of two traces as JSON."""
+    step, first = found.step, found.first
+    steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
+    shorter = "" if len(a.lines) == len(b.lines) else f"; one has {len(a.lines):,} steps, the other {len(b.lines):,}"
+    digests = sum(_digests(shape) for shape in a.shapes)
+    result: dict[str, Any] = {
+        "verdict": "clean" if first is None else "corrupt",
+        "reason": f"all {digests * len(found.steps):,} digests of {steps} agree{shorter}",
+        "runs": [str(a.path), str(b.path)],
+        "simulated": any(bool(mapping(trace.manifest.get("suspect")).get("simulated")) for trace in (a, b)),
+        "where": a.manifest.get("where"),
+        "steps": len(found.steps),
+        "sites": len(a.sites),
+        "first": None,
+    }
+    if first is None:
+        return result
+    return result | {
+        "reason": f"the traces part at step {step}: {first}",
+        "first": {"step": step, **_place(first.site, first.iteration), **_extent(first)},
+        "agreeing": digests * (len(found.steps) - 1) + first.agreeing,
+        "before": [_place(site, iteration) for site, iteration in first.before],
+        "narrow": narrow(first, str(a.manifest.get("where"))),
+    }
+
+
+def narrow(first: FirstDifference, where: str) -> str | None:
+    """The selector with which to trace again, to find the operation inside a guilty scope; None if it is found."""
+    if where == "everything":
+        return None
+    scope = first.site.scope
+    return f'inside("{scope}")' if scope else "everything"
+
+
+def _digests(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape[:-1]:
+        count *= length
+    return count
+
+
+def _place(site: Site, iteration: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "site": site.name, "operation": site.primitive, "direction": site.direction, "scope": site.scope,
+        "source": site.source, "iteration": list(iteration), "layer": iteration[-1] if iteration else None,
+    }  # fmt: skip
+
+
+def _extent(first: FirstDifference) -> dict[str, Any]:
+    return {"devices": list(first.devices), "outputs": list(first.outputs)}
+
+
+def _show(result: dict[str, Any]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    simulated = "  (simulated fault)" if result["simulated"] else ""
+    console.print(f"[{COLOURS[result['verdict']]}]{result['verdict'].upper()}[/]{simulated}", end="  ")
+    console.print(result["reason"], markup=False)
+    if (first := result["first"]) is None:
+        return
+    for label, value in (
+        ("step", first["step"]),
+        ("operation", f"{first['operation']} ({first['direction']})"),
+        ("scope", first["scope"]),
+        (
+            "iteration",
+            ", ".join(map(str, first["iteration"])) + (" (outermost loop first)" if first["iteration"] else ""),
+        ),
+        ("devices", "; ".join(" ".join(f"{k}={v}" for k, v in device.items()) for device in first["devices"])),
+        ("source", first["source"]),
+    ):
+        if value != "":
+            console.print(f"  {label:<10} {value}", markup=False)
+    console.print(f"agree before it: {result['agreeing']:,} digests, the last of them", markup=False)
+    for place in result["before"]:
+        iteration = f"  iteration {', '.join(map(str, place['iteration']))}" if place["iteration"] else ""
+        console.print(f"  {place['site']}{iteration}  {place['source']}", markup=False)
+    if result["narrow"]:
+        console.print(f"narrow down: trace both again with --where '{result['narrow']}'", markup=False)

@@ -1,0 +1,32 @@
+"""`sdc trace`: the digests of every step of a run, for comparison with another run's, at once or later."""
+
+from sdc.sites import parse_selector
+from sdc.traces import read_trace
+
+from .errors import usage_errors
+from .options import TraceOptions
+from .output import finish
+from .session import Plan, execute
+from .simulate import parse_simulation
+from .traced import TracePrograms
+
+
+def trace(options: TraceOptions) -> int:
+    """Traces a run and returns the exit code."""
+    with usage_errors():
+        where = parse_selector(options.where)
+        simulation = None if options.simulate is None else parse_simulation(options.simulate)
+        golden = None if options.against is None else read_trace(options.against)
+    faults = [simulation.text] if simulation is not None and simulation.kind else []
+    plan = Plan(
+        kind="trace",
+        programs=lambda config, placement: TracePrograms(
+            config, placement, where=where, simulation=simulation, golden=golden
+        ),
+        manifest=lambda layers: {
+            "where": where.text,
+            "against": None if golden is None else str(golden.path),
+            "suspect": {"name": "custom" if faults else None, "simulated": bool(faults), "faults": faults},
+        },
+    )
+    return finish(options, execute(options, plan))
