@@ -53,6 +53,7 @@ class Inside(NamedTuple):
         loops: number of loops among them.
         order: see `Site.order`.
         leaves: depth at which the outputs of the enclosing equation leave their scope.
+        source: line of the user's code that calls the enclosing equation.
     """
 
     names: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class Inside(NamedTuple):
     loops: int = 0
     order: tuple[int | str, ...] = ()
     leaves: int = 1
+    source: str = ""
 
 
 def live_program(closed: Any) -> Any:
@@ -91,7 +93,13 @@ def _plan(jaxpr: Any, where: Where, inside: Inside, seen: Counter[str]) -> Plan:
     leaves = _leaves(jaxpr, names, inside)
     doubled = _doubled_ports(jaxpr)
     for index, eqn in enumerate(jaxpr.eqns):
-        here = inside._replace(names=names[index], order=(*inside.order, index), leaves=leaves[index])
+        here = inside._replace(
+            names=names[index],
+            order=(*inside.order, index),
+            leaves=leaves[index],
+            # Functions of JAX itself, such as `jax.nn.silu`, have no line of the user's inside.
+            source=_source(eqn) or inside.source,
+        )
         if any(HIDDEN in name for name in here.names) or index in doubled:
             continue
         if eqn.primitive in ENTERED:
@@ -204,7 +212,7 @@ def _site(eqn: Any, inside: Inside) -> Site | None:
         direction=direction,
         probe=probe,
         scope=scope,
-        source=_source(eqn),
+        source=inside.source,
         dims=inside.dims,
         loops=inside.loops,
         outputs=tuple(

@@ -154,7 +154,13 @@ def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, R
 
     def struck(strike: Strike, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         rule = _Strike(strike)
-        return required(step, as_selector(where) & NUMBERS, rule)(*args, **kwargs)
+        out, events = required(step, as_selector(where) & NUMBERS, rule)(*args, **kwargs)
+        if unknown := sorted(set(strike.device) - rule.mapped):
+            raise ValueError(
+                f"a strike names a device along {unknown[0]!r}, but no such axis is mapped at any of its sites; "
+                f"mapped axes: {', '.join(sorted(rule.mapped)) or 'none'}"
+            )
+        return out, events
 
     return struck
 
@@ -162,6 +168,8 @@ def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, R
 class _Strike:
     def __init__(self, strike: Strike) -> None:
         self.strike = strike
+        self.mapped: set[str] = set()
+        """Mesh axes along which some site has devices."""
         self._names: dict[int, str] = {}
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
@@ -195,12 +203,8 @@ class _Strike:
             here &= (wanted < 0) | (wanted == index)
         axes = bound_axes()
         for axis, wanted in self.strike.device.items():
-            if axis not in axes:
-                raise ValueError(
-                    f"a strike names a device along {axis!r}, but no such axis is mapped at {place.site.name!r}; "
-                    f"mapped axes: {', '.join(sorted(axes)) or 'none'}"
-                )
-            here &= (wanted < 0) | (lax.axis_index(axis) == wanted)
+            here &= (wanted < 0) | ((lax.axis_index(axis) == wanted) if axis in axes else False)
+        self.mapped |= set(axes)
         return here
 
     def _hit(self, number: int, x: Shaped[Array, "*shape"]) -> tuple[Shaped[Array, "*shape"], Events]:

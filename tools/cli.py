@@ -16,9 +16,11 @@ import tyro
 
 from .bench.lockstep import BenchOptions, bench
 from .cluster import leave_at_once
+from .diff import diff
 from .errors import CommandError, Exit
-from .options import TrainOptions, TwinOptions
+from .options import DiffOptions, TraceOptions, TrainOptions, TwinOptions
 from .report import ReportOptions, report
+from .trace import trace
 from .train import train
 from .twin import twin
 
@@ -27,12 +29,16 @@ DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training.
 Command = (
     Annotated[TwinOptions, tyro.conf.subcommand("twin")]
     | Annotated[TrainOptions, tyro.conf.subcommand("train")]
+    | Annotated[TraceOptions, tyro.conf.subcommand("trace")]
+    | Annotated[DiffOptions, tyro.conf.subcommand("diff")]
     | Annotated[ReportOptions, tyro.conf.subcommand("report")]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
 )
 RUN: dict[type, Callable[[Any], int]] = {
     TwinOptions: twin,
     TrainOptions: train,
+    TraceOptions: trace,
+    DiffOptions: diff,
     ReportOptions: report,
     BenchOptions: bench,
 }

@@ -19,7 +19,6 @@ from sdc.traces import Trace, check_comparable, encode, write_sites
 from sdc.train.step import Metrics, TrainState
 
 from .cluster import everyone
-from .errors import CommandError, Exit
 from .programs import Programs, fetch, scalar_row
 from .simulate import Simulation
 
@@ -112,7 +111,3 @@ class TracePrograms(Programs):
         strike = None if self.simulation is None else self.simulation.strike(self.sites, step)
         return self.abstract_batch(), strike
 
-
-def refuse_unequal(error: ValueError) -> CommandError:
-    """A comparison that would mean nothing is inconclusive."""
-    return CommandError(str(error), Exit.INCONCLUSIVE)
