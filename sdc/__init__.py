@@ -1,5 +1,6 @@
 """Deterministic analysis of silent data corruption in JAX programs."""
 
+from .campaign import campaign
 from .faults import Fault
 from .fingerprint import fingerprint
 from .first_difference import FirstDifference, first_difference
@@ -21,6 +22,7 @@ __all__ = [
     "Selector",
     "Site",
     "Strike",
+    "campaign",
     "fingerprint",
     "first_difference",
     "inject",

@@ -139,11 +139,10 @@ def _iterations(site: Site, differs: Bool[np.ndarray, "*axes n"]) -> Iterator[It
 
 
 def _place(site: Site, iteration: Iteration) -> tuple[int, ...]:
-    """When a site is evaluated: the smaller, the earlier."""
+    """When a site is evaluated: the smaller, the earlier. Iterations of a `while` share one digest and so one place."""
     indices = iter(iteration)
-    return tuple(
-        part if isinstance(part, int) else next(indices) if part == "scan" else -next(indices) for part in site.order
-    )
+    number = {"scan": lambda: next(indices), "reversed": lambda: -next(indices), "while": lambda: 0}
+    return tuple(part if isinstance(part, int) else number[part]() for part in site.order)
 
 
 def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int, tuple[tuple[Site, Iteration], ...]]:

@@ -245,7 +245,7 @@ def _enter(eqn: Any, number: int, here: Inside) -> Inside:
         order = (*here.order, "reversed" if eqn.params["reverse"] else "scan")
         return here._replace(dims=(*here.dims, "scan"), loops=here.loops + 1, order=order)
     if eqn.primitive is primitives.while_p:
-        return here._replace(loops=here.loops + 1, order=order)
+        return here._replace(loops=here.loops + 1, order=(*order, "while"))
     if eqn.primitive is shard_map_p:
         return here._replace(dims=here.dims + manual_axes(eqn), order=order)
     return here._replace(order=order)

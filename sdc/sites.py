@@ -56,8 +56,8 @@ class Site:
         loops: number of enclosing loops (`scan` and `while`).
         outputs: shapes and dtypes of the values, on one device and for one iteration.
         flops: floating-point operations of one evaluation on one device; see `flops`.
-        order: its place in the program: numbers of the enclosing equations and its own, with `"scan"` or `"reversed"`
-            where a loop is entered.
+        order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or
+            `"while"` where a loop is entered.
         leaves: number of scopes, from the outermost, that a reader of the value shares at the least, plus one: the
             depth at which the value leaves its scope.
     """

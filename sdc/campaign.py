@@ -1,0 +1,376 @@
+"""Campaigns: thousands of single faults in a training step, and what becomes of training after each.
+
+The step is compiled once, with a strike as data. The clean run is done once, and the state before each of its steps is
+kept. Every injection starts from the state just before its step, runs the struck step and then a few clean ones, and is
+compared with the clean run, until its outcome is certain.
+
+Injections are spread evenly over sites, steps, iterations, devices, elements, kinds of faults and bits by a Kronecker
+sequence, so that the first n of a campaign are as evenly spread as all of it, and injection number i is the same in
+every campaign of the same seed: a campaign can be stopped and resumed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .changes import BitFlip, StuckBit, field_bits
+from .faults import parse_kind
+from .fingerprint import tree_digest
+from .inject import Events, Hits, corruptible
+from .outcomes import Observed, classify, decided, thresholds
+from .patterns import Pattern
+from .rewrite import sites
+from .sites import Site, Where, arithmetic, as_selector
+from .strike import NUMBERS, Strike, no_strike, strike, strike_on
+
+Observe = Callable[[Any, Any], Mapping[str, Any]]
+"""`(state, metrics) -> {"loss": ..., "gradient_norm": ..., "history": ...}`; the last two may be absent."""
+
+
+class Target(NamedTuple):
+    """A site, with the lengths of what encloses it: its mesh axes, and its loops (0 for a `while`)."""
+
+    site: Site
+    devices: dict[str, int]
+    loops: tuple[int, ...]
+
+
+class Injection(NamedTuple):
+    """One injection of a campaign.
+
+    Attributes:
+        step: the struck step.
+        strike: what is struck, as data.
+        row: what the record says of it.
+    """
+
+    step: int
+    strike: Strike
+    row: dict[str, Any]
+
+
+class NotDeterministic(RuntimeError):
+    """The clean run does not repeat itself bit for bit, so that no difference from it would mean anything."""
+
+
+def campaign(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    state: Any,
+    batches: Sequence[Any],
+    *,
+    loss: Callable[[Any, Any], Any],
+    injections: int = 100,
+    where: Where = arithmetic,
+    faults: Sequence[str] = ("bitflip",),
+    follow: int = 5,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Injects single faults into a training step and classifies what becomes of training.
+
+    Args:
+        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace.
+        state: before the first step.
+        batches: one for each step of the clean run.
+        loss: `(state, metrics) -> loss`, of what the step returns.
+        injections: how many.
+        where: selects the sites; by default everything that computes floating-point numbers.
+        faults: kinds and patterns, see `faults.parse_kind`.
+        follow: steps that are followed after the struck one.
+        seed: another seed, other injections.
+
+    Returns:
+        One row per injection: the site, what was changed there, and what `outcomes.classify` says of it.
+
+    Raises:
+        ValueError: nothing is selected, or there are too few batches.
+        NotDeterministic: the clean run does not repeat itself.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> def step(w, x):
+        ...     value, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - 1.0) ** 2))(w)
+        ...     return w - 0.1 * gradient, value
+        >>> batches = [jnp.full((2, 3), 0.1 * n) for n in range(1, 9)]
+        >>> rows = sdc.campaign(step, jnp.zeros(3), batches, loss=lambda state, value: value, injections=20)
+        >>> len(rows), {row["outcome"] for row in rows} <= {"masked", "benign", "spike", "divergence", "nonfinite"}
+        (20, True)
+    """
+    runner = Campaign(
+        step, state, batches, observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where, faults=faults,
+        follow=follow, seed=seed,
+    )  # fmt: skip
+    return list(runner.run(range(injections)))
+
+
+class Campaign:
+    """A campaign that is ready to run: compiled, with the clean run done.
+
+    Args:
+        observe: what is watched of each step, see `Observe`.
+        batch: injections that run at the same time, under `vmap`.
+
+    For the other arguments see `campaign`.
+
+    Attributes:
+        sites: those that can be struck.
+        clean: the clean run, step by step.
+        limits: of the spike detectors.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any, Any], tuple[Any, Any]],
+        state: Any,
+        batches: Sequence[Any],
+        *,
+        observe: Observe,
+        where: Where = arithmetic,
+        faults: Sequence[str] = ("bitflip",),
+        follow: int = 5,
+        seed: int = 0,
+        batch: int = 1,
+    ) -> None:
+        if follow < 0 or len(batches) <= follow:
+            raise ValueError(
+                f"{len(batches)} steps leave none to strike when {follow} are followed; give more than {follow} steps"
+            )
+        if not faults:
+            raise ValueError("no kind of fault is given; give one, as in 'bitflip'")
+        self.faults = [(text, *parse_kind(text)) for text in faults]
+        self.batches, self.follow, self.seed, self.batch = batches, follow, seed, batch
+        where = as_selector(where) & NUMBERS
+        self.sites = sites(step, state, batches[0], where=where)
+        struck = strike(step, where)
+
+        def observed(strike: Strike, state: Any, batch: Any) -> Any:
+            (state, metrics), events = struck(strike, state, batch)
+            scalars = {name: jnp.asarray(value, jnp.float32) for name, value in observe(state, metrics).items()}
+            finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in _floats((state, scalars))]).all()
+            return state, (scalars, finite, tree_digest((state, scalars)), _total(events))
+
+        shapes = jax.eval_shape(struck, no_strike(), state, batches[0])[1]
+        self.targets = [_target(site, shapes[site.name].changed.shape) for site in self.sites]
+        axes = sorted({axis for target in self.targets for axis in target.devices})
+        room = max(pattern.size(x.shape) for _, _, pattern in self.faults for site in self.sites for x in site.outputs)
+        self._shape = {"room": min(room, _largest(self.sites)), "axes": axes}
+        self._step = jax.jit(observed if batch == 1 else jax.vmap(observed))
+        self.clean, self._states = self._clean_run(state)
+        self.limits = thresholds(self.clean)
+        self._check_repeats()
+
+    def plan(self, number: int) -> Injection:
+        """Injection `number` of the campaign."""
+        u = _kronecker(number, self.seed)
+        step = int(next(u) * (len(self.batches) - self.follow))
+        target = self.targets[int(next(u) * len(self.targets))]
+        text, what, pattern = self.faults[int(next(u) * len(self.faults))]
+        site = target.site
+        outputs = [output for output, x in enumerate(site.outputs) if corruptible(x)]
+        output = outputs[int(next(u) * len(outputs))]
+        shape, dtype = site.outputs[output].shape, site.outputs[output].dtype
+        bits: list[int] | None = None
+        place = next(u)
+        if isinstance(what, BitFlip | StuckBit):
+            choices = what.bits or field_bits(dtype, what.field)
+            if isinstance(what, StuckBit) or what.count == 1:
+                bits = [choices[int(place * len(choices))]]
+                what = dataclasses.replace(what, bits=tuple(bits), field=None)
+        # A `while` has no known length: its first iteration is struck.
+        iteration = tuple(int(next(u) * length) for length in target.loops)
+        device = {axis: int(next(u) * length) for axis, length in target.devices.items()}
+        element = int(next(u) * math.prod(shape))
+        key = jax.random.fold_in(jax.random.key(self.seed), number)
+        elements = _elements(pattern, element, shape)
+        struck = strike_on(
+            site, what, elements, iteration=iteration, device=device, output=output, key=key, **self._shape
+        )
+        innermost = len(target.loops) == max(len(other.loops) for other in self.targets)
+        row = {
+            "injection": number,
+            "site": site.name,
+            "operation": site.primitive,
+            "phase": "memory" if site.direction in ("arg", "out") else site.direction,
+            "scope": site.scope,
+            "source": site.source,
+            "dtype": dtype.name,
+            "shape": list(shape),
+            "output": output,
+            "iteration": list(iteration),
+            "layer": iteration[-1] if iteration and innermost else None,
+            "device": device,
+            "step": step,
+            "fault": text,
+            "bits": bits,
+            "field": None if bits is None else _field(dtype, bits[0]),
+        }
+        return Injection(step, struck, row)
+
+    def run(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """Runs injections and yields their rows, in order."""
+        group: list[Injection] = []
+        for number in numbers:
+            group.append(self.plan(number))
+            if len(group) == self.batch:
+                yield from self._run(group)
+                group = []
+        if group:
+            yield from self._run(group)
+
+    def _run(self, group: Sequence[Injection]) -> Iterator[dict[str, Any]]:
+        """Runs some injections at the same time, until the outcome of each is certain."""
+        members = [*group, *[group[-1]] * (self.batch - len(group))]
+        states = self._stack([self._states[member.step] for member in members])
+        strikes = [member.strike for member in members]
+        runs: list[list[Observed]] = [[] for _ in group]
+        events: Events | None = None
+        nothing = no_strike(**self._shape)
+        for latency in range(self.follow + 1):
+            tokens = self._stack([self.batches[member.step + latency] for member in members])
+            states, seen = self._step(self._stack(strikes), states, tokens)
+            observed, happened = self._read(seen)
+            if latency == 0:
+                events, strikes = happened, [nothing] * len(members)
+            open_runs = 0
+            for number, member in enumerate(group):
+                clean = self.clean[member.step + latency - 1] if latency else None
+                if runs[number] and clean and decided(clean, runs[number][-1], first=latency == 1):
+                    continue
+                runs[number].append(observed[number])
+                now = self.clean[member.step + latency]
+                open_runs += not decided(now, observed[number], first=latency == 0)
+            if not open_runs:
+                break
+        assert events is not None
+        for number, member in enumerate(group):
+            yield self._row(member, runs[number], jax.tree.map(lambda x, number=number: x[number], events))
+
+    def _row(self, member: Injection, run: Sequence[Observed], events: Events) -> dict[str, Any]:
+        result = classify(self.clean, run, member.step, self.limits)
+        assert events.hits is not None
+        known = (events.hits.new != events.hits.old).any(-1)
+        first = {name: np.asarray(part)[known][:8] for name, part in events.hits._asdict().items()}
+        digits = 2 * np.dtype(member.row["dtype"]).itemsize
+        if not int(events.drawn):
+            result["outcome"] = "not_reached"
+        return {
+            **member.row,
+            "elements": [int(index) for index in first["index"]],
+            "changed": int(events.changed),
+            "old": [_hexadecimal(words, digits) for words in first["old"]],
+            "new": [_hexadecimal(words, digits) for words in first["new"]],
+            **result,
+        }
+
+    def _clean_run(self, state: Any) -> tuple[list[Observed], list[Any]]:
+        clean, states = [], []
+        strikes = self._stack([no_strike(**self._shape)] * self.batch)
+        for tokens in self.batches:
+            states.append(state)
+            many, seen = self._step(strikes, self._stack([state] * self.batch), self._stack([tokens] * self.batch))
+            state = many if self.batch == 1 else jax.tree.map(lambda x: x[0], many)
+            clean.append(self._read(seen)[0][0])
+        return clean, states
+
+    def _check_repeats(self) -> None:
+        """A clean step, done once more from its stored state, must give the same bits."""
+        for step in {0, len(self.batches) - 1}:
+            _, seen = self._step(
+                self._stack([no_strike(**self._shape)] * self.batch),
+                self._stack([self._states[step]] * self.batch),
+                self._stack([self.batches[step]] * self.batch),
+            )
+            if any(observed.digest != self.clean[step].digest for observed in self._read(seen)[0]):
+                raise NotDeterministic(
+                    f"step {step} of the clean run gave other bits when it was repeated: the program is not "
+                    "deterministic here, or this machine corrupts data; run sdc twin on it"
+                )
+
+    def _stack(self, trees: Sequence[Any]) -> Any:
+        if self.batch == 1:
+            return trees[0]
+        return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
+
+    def _read(self, seen: Any) -> tuple[list[Observed], Events]:
+        """What was observed of each member of a batch, and the events of all."""
+        scalars, finite, digest, events = jax.device_get(seen)
+        if self.batch == 1:
+            scalars, finite, digest, events = jax.tree.map(
+                lambda x: np.asarray(x)[None], (scalars, finite, digest, events)
+            )
+        observed = [
+            Observed(
+                loss=float(scalars["loss"][number]),
+                gradient_norm=float(scalars["gradient_norm"][number]) if "gradient_norm" in scalars else None,
+                history=float(scalars["history"][number]) if "history" in scalars else None,
+                finite=bool(finite[number]),
+                digest=(int(digest[number][0]), int(digest[number][1])),
+            )
+            for number in range(self.batch)
+        ]
+        return observed, events
+
+
+def _kronecker(number: int, seed: int) -> Iterator[float]:
+    """The coordinates of a point of a Kronecker sequence, shifted at random: frac(number * a_d + shift_d).
+
+    The multiples of each coordinate's irrational a_d fill the interval evenly; a_d is the root of a prime.
+    """
+    shifts = np.random.default_rng(seed)
+    for prime in PRIMES:
+        yield float((number * math.sqrt(prime) + shifts.random()) % 1.0)
+
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+
+
+def _target(site: Site, lengths: tuple[int, ...]) -> Target:
+    by_axis = list(zip(site.dims, lengths[len(lengths) - len(site.dims) :], strict=True))
+    devices = {axis: length for axis, length in by_axis if axis != "scan"}
+    scans = iter([length for axis, length in by_axis if axis == "scan"])
+    loops = tuple(0 if part == "while" else next(scans) for part in site.order if isinstance(part, str))
+    return Target(site, devices, loops)
+
+
+def _elements(pattern: Pattern, element: int, shape: tuple[int, ...]) -> list[int]:
+    """The elements of a pattern that starts at one."""
+    size = math.prod(shape)
+    found = np.asarray(pattern.positions(jnp.asarray([element], jnp.int32), shape))[0]
+    return [int(index) for index in found if index < size]
+
+
+def _largest(sites: Sequence[Site]) -> int:
+    return max(math.prod(x.shape) for site in sites for x in site.outputs)
+
+
+def _field(dtype: Any, bit: int) -> str | None:
+    for field in ("sign", "exponent", "mantissa"):
+        try:
+            if bit in field_bits(dtype, field):
+                return field
+        except ValueError:
+            continue
+    return None
+
+
+def _floats(tree: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)]
+
+
+def _total(events: Any) -> Events:
+    """The events of all sites, iterations and devices as those of one: a strike hits one place."""
+
+    def total(leaves: Sequence[Any], trailing: int) -> Any:
+        return sum(leaf.sum(tuple(range(leaf.ndim - trailing)), dtype=leaf.dtype) for leaf in leaves)
+
+    every = list(events.values())
+    hits = [total([event.hits[number] for event in every], trailing) for number, trailing in enumerate((1, 1, 2, 2))]
+    return Events(total([event.drawn for event in every], 0), total([event.changed for event in every], 0), Hits(*hits))
+
+
+def _hexadecimal(words: Any, digits: int) -> str:
+    return f"{(int(words[1]) << 32) | int(words[0]):0{digits}x}"
