@@ -3,57 +3,19 @@
 Colours are Okabe and Ito's, and every line has a marker or a dash pattern of its own, so no figure relies on colour.
 """
 
-import dataclasses
-import io
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import matplotlib
-import matplotlib.style
 import numpy as np
 from jaxtyping import Bool
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from .canvas import COLOURS, DASHES, MARKERS, Drawing, LeftOut, Picture, canvas, short
 from .series import Line, PerTwin, Row, mapping, number, per_site, per_twin, step_numbers, thin
 from .tables import show
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
-STYLE = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e3e6ea",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A figure: title, caption, and an `<svg>` element without prologue and with ids of its own."""
-
-    title: str
-    caption: str
-    svg: str
-
-
-@dataclasses.dataclass(frozen=True)
-class LeftOut:
-    """A figure that the record cannot give, and why."""
-
-    title: str
-    reason: str
 
 
 def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
@@ -71,12 +33,12 @@ def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Pic
         return LeftOut(title, "no submodule was compared (that needs --sync compute)")
     if not any((values > 0).any() for values in measured.values()):
         return LeftOut(title, "no submodule mismatched at any step")
-    with _drawing("frequency", mark) as drawing:
+    with canvas("frequency", mark) as drawing:
         axes = drawing.figure.subplots()
         for place, (site, values) in enumerate(measured.items()):
             x, y = thin(step_numbers(steps), np.where(np.isfinite(values) & (values > 0), values, np.nan))
             colour, size = COLOURS[place % 6], 3.5 if len(x) < 200 else 2.0
-            axes.plot(x, y, label=_short(site), color=colour, linewidth=1, marker=MARKERS[place % 6], markersize=size)
+            axes.plot(x, y, label=short(site), color=colour, linewidth=1, marker=MARKERS[place % 6], markersize=size)
             known = number(mapping(mapping(summary.get("published")).get(site)).get("frequency"))
             if known is not None and np.isfinite(known) and known > 0:
                 axes.axhline(known, color=colour, linewidth=1, linestyle=DASHES[2])
@@ -94,7 +56,7 @@ def layers_heat_map(summary: Row, *, mark: str) -> Picture | LeftOut:
         return LeftOut(title, "no submodule was compared layer by layer (that needs --sync compute)")
     if not any(sum(layers[site]["mismatched"]) for site in sites):
         return LeftOut(title, "no layer mismatched")
-    with _drawing("layers", mark, height=1.3 + 0.56 * len(sites)) as drawing:
+    with canvas("layers", mark, height=1.3 + 0.56 * len(sites)) as drawing:
         panels = drawing.figure.subplots(1, 2)
         for axes, quantity in zip(panels, ("frequency", "severity"), strict=True):
             lists = [layers[site][quantity] for site in sites]
@@ -118,7 +80,7 @@ def gradients(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
         lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
     if not _drawable(lines, positive=True):
         return LeftOut(title, "no gradient norm is finite and above zero")
-    with _drawing("gradients", mark) as drawing:
+    with canvas("gradients", mark) as drawing:
         _curves(drawing, steps, lines, "L2 norm", positive=True)
     caption = "L2 norms of the gradient of each optimizer step."
     if difference is None:
@@ -141,7 +103,7 @@ def parameter_difference(steps: Sequence[Row], *, mark: str) -> Picture | LeftOu
     norm = per_twin(steps, "parameter_norm")
     lines = {"norm, twin 0 (reference)": norm[0]} if norm is not None else {}
     lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
-    with _drawing("parameters", mark) as drawing:
+    with canvas("parameters", mark) as drawing:
         _curves(drawing, steps, lines, "L2 norm", positive=True)
     caption = "L2 norm over all parameters after each step, before any synchronization of them."
     return drawing.picture(title, caption + _not_finite({"parameter difference": difference}))
@@ -156,41 +118,10 @@ def losses(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
     lines = dict(zip(names, loss, strict=True)) if len(loss) > 1 else {"loss": loss[0]}
     if not _drawable(lines, positive=False):
         return LeftOut("Loss", "no loss on record is finite")
-    with _drawing("losses", mark) as drawing:
+    with canvas("losses", mark) as drawing:
         _curves(drawing, steps, lines, "loss", positive=False)
     caption = "Training loss of each step." + (" Lines that cover each other are equal." if len(loss) > 1 else "")
     return drawing.picture("Losses of the twins" if len(loss) > 1 else "Loss", caption + _not_finite({"loss": loss}))
-
-
-class _Drawing:
-    """A figure under way, and its SVG once it is done."""
-
-    def __init__(self, name: str, height: float, mark: str) -> None:
-        self.name = name
-        band = 0.17 / height if mark else 0.0  # below the axes, for the mark
-        self.figure = Figure(figsize=(7.6, height), layout=ConstrainedLayoutEngine(rect=(0, band, 1, 1 - band)))
-        self.figure.text(0.995, 0.01, mark, ha="right", va="bottom", fontsize=7.5, color="#8a3b00")
-        self.svg = ""
-
-    def picture(self, title: str, caption: str) -> Picture:
-        return Picture(title, caption, self.svg)
-
-    def render(self) -> None:
-        file = io.StringIO()
-        FigureCanvasSVG(self.figure).print_svg(file)
-        svg = re.sub(r"<metadata>.*?</metadata>", "", file.getvalue()[file.getvalue().index("<svg") :], flags=re.DOTALL)
-        # The metadata held the date. All figures stand in one page, where an id must be unique.
-        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
-        self.svg = svg.replace("<svg ", '<svg role="img" ', 1).strip()
-
-
-@contextmanager
-def _drawing(name: str, mark: str, height: float = 2.9) -> Iterator[_Drawing]:
-    """Figures are made and rendered under matplotlib's defaults, whatever the user's settings are."""
-    with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": name}]):
-        drawing = _Drawing(name, height, mark)
-        yield drawing
-        drawing.render()
 
 
 def _shown(values: Line, positive: bool) -> Bool[np.ndarray, " steps"]:
@@ -201,7 +132,7 @@ def _drawable(lines: dict[str, Line], *, positive: bool) -> bool:
     return any(_shown(values, positive).any() for values in lines.values())
 
 
-def _curves(drawing: _Drawing, steps: Sequence[Row], lines: dict[str, Line], label: str, *, positive: bool) -> None:
+def _curves(drawing: Drawing, steps: Sequence[Row], lines: dict[str, Line], label: str, *, positive: bool) -> None:
     """Draws lines that differ in colour and dash; on a logarithmic scale where they are `positive`."""
     axes = drawing.figure.subplots()
     for place, (name, values) in enumerate(lines.items()):
@@ -255,7 +186,7 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
             bar.set_ticks([low, np.sqrt(low * high), high])
     axes.set_xticks([layer + 0.5 for layer in range(0, table.shape[1], 1 + table.shape[1] // 9)])
     axes.set_xticklabels([f"{tick - 0.5:.0f}" for tick in axes.get_xticks()])
-    axes.set_yticks(np.arange(len(sites)) + 0.5, [_short(site) for site in sites])
+    axes.set_yticks(np.arange(len(sites)) + 0.5, [short(site) for site in sites])
     axes.invert_yaxis()
     axes.tick_params(length=0)
     if table.shape[1] <= 4:
@@ -264,11 +195,6 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
                 dark = positive.size and value > np.sqrt(positive.min() * positive.max())
                 colour = "white" if dark else "black"
                 axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=7, color=colour)
-
-
-def _short(name: str, limit: int = 24) -> str:
-    """A name that leaves room for the drawing."""
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
 def _not_finite(quantities: dict[str, PerTwin]) -> str:

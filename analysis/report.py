@@ -10,11 +10,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from sdc.records import RecordError, Run, read_run, write_text
+from sdc.records import RecordError, Run, read_campaign, read_kind, read_run, write_text
 
-from . import figures, tables
+from . import campaign_report, figures, tables
+from .campaign_report import SIMULATED
+from .canvas import LeftOut, Picture
 from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
-from .figures import LeftOut, Picture
 from .series import mapping, sequence
 from .statistics import excluded_interval
 from .summary import summary_of
@@ -22,7 +23,6 @@ from .tables import Table, escape, show
 
 HTML, MARKDOWN = "report.html", "report.md"
 LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE", "training": "TRAINING RUN"}
-SIMULATED = "simulated faults"
 SYNC = {
     "compute": "compute: submodules are compared and repaired, forward and backward",
     "params": "params: parameters and optimizer state are overwritten after every step",
@@ -80,7 +80,10 @@ def write_report(path: Path) -> Path:
     Raises:
         RecordError: the folder holds no readable run, or cannot be written.
     """
-    report = build(read_run(path))
+    if read_kind(path) == "campaign":
+        report = Report(**campaign_report.parts(read_campaign(path)))
+    else:
+        report = build(read_run(path))
     html, markdown = to_html(report), to_markdown(report)
     try:
         write_text(path / MARKDOWN, markdown)
@@ -106,7 +109,7 @@ def build(run: Run) -> Report:
     if run.summary is None:
         label += ", RUN NOT ENDED"
     mark = SIMULATED if simulated else ""
-    twin = manifest.get("kind") != "train"
+    twin = manifest.get("kind") == "twin"
 
     drawn = [figures.losses(run.steps, mark=mark), figures.gradients(run.steps, mark=mark)]
     measured: list[tuple[Table | None, str, str]] = []
@@ -226,7 +229,7 @@ def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[s
     mesh = " × ".join(f"{axis} {size}" for axis, size in mapping(manifest.get("mesh")).items())
     steps = f"{summary['steps']} of {show(manifest.get('steps'))} planned"
     facts = [("steps", steps), ("started", manifest.get("created"))]
-    if manifest.get("kind") != "train":
+    if manifest.get("kind") == "twin":
         sync = summary["sync"]
         first = summary["first_mismatch_step"]
         facts += [

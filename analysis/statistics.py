@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
+import numpy as np
+
 CONFIDENCE = 0.95
 
 # Above this count the exact sum is replaced by Wilson and Hilferty's approximation of the chi-square quantile, whose
@@ -70,6 +72,49 @@ def frequency_interval(
     lower = _mean_with_tail(mismatched - 1, 1 - tail) if mismatched else 0.0
     upper = _mean_with_tail(mismatched, tail)
     return min(1.0, lower / (checked * recall)), min(1.0, upper / (checked * recall))
+
+
+def proportion_interval(successes: int, trials: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Two-sided exact interval of a proportion (Clopper and Pearson, Biometrika 26, 1934).
+
+    Args:
+        successes: of the trials.
+        trials: independent ones.
+        confidence: probability with which the interval holds the proportion, at the least.
+
+    Returns:
+        Lower and upper limit: the proportions at which so many successes or more, and so many or fewer, have a
+        probability of half of what the confidence leaves.
+
+    Raises:
+        ValueError: there are no trials, more successes than trials, or the confidence is no share.
+
+    Example:
+        >>> [round(limit, 3) for limit in proportion_interval(5, 10)]
+        [0.187, 0.813]
+    """
+    _validate(successes, trials, confidence, 1.0)
+    tail = (1 - confidence) / 2
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])  # logarithms of factorials
+    chosen = logs[trials] - logs - logs[::-1]  # of binomial coefficients
+
+    def more_than(count: int, p: float) -> float:
+        """Probability of more than so many successes."""
+        k = np.arange(count + 1)
+        return 1.0 - float(np.exp(chosen[: count + 1] + k * math.log(p) + (trials - k) * math.log1p(-p)).sum())
+
+    lower = 0.0 if successes == 0 else _where_rising(lambda p: more_than(successes - 1, p), tail)
+    upper = 1.0 if successes == trials else _where_rising(lambda p: more_than(successes, p), 1 - tail)
+    return lower, upper
+
+
+def _where_rising(rising: Callable[[float], float], value: float) -> float:
+    """Where a function that rises from 0 to 1 over [0, 1] takes a value."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < value else (low, middle)
+    return (low + high) / 2
 
 
 def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE) -> float:

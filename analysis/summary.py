@@ -146,7 +146,7 @@ def _first_mismatch(steps: Sequence[Row], mismatches: Sequence[Row]) -> int | No
 
 
 def _verdict(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> tuple[str | None, str]:
-    if manifest.get("kind") == "train":
+    if manifest.get("kind") != "twin":
         return None, "a training run has no twin to compare with"
     total = {name: sum(site[name] for site in sites.values()) for name in COUNTS}
     first = summary["first_mismatch_step"]

@@ -143,7 +143,8 @@ class Campaign:
             raise ValueError("no kind of fault is given; give one, as in 'bitflip'")
         self.faults = [(text, *parse_kind(text)) for text in faults]
         self.batches, self.follow, self.seed, self.batch = batches, follow, seed, batch
-        where = as_selector(where) & NUMBERS
+        self.where = as_selector(where)
+        where = self.where & NUMBERS
         self.sites = sites(step, state, batches[0], where=where)
         struck = strike(step, where)
 

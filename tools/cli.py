@@ -15,10 +15,11 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 import tyro
 
 from .bench.lockstep import BenchOptions, bench
+from .campaign import campaign
 from .cluster import leave_at_once
 from .diff import diff
 from .errors import CommandError, Exit
-from .options import DiffOptions, TraceOptions, TrainOptions, TwinOptions
+from .options import CampaignOptions, DiffOptions, TraceOptions, TrainOptions, TwinOptions
 from .report import ReportOptions, report
 from .trace import trace
 from .train import train
@@ -31,6 +32,7 @@ Command = (
     | Annotated[TrainOptions, tyro.conf.subcommand("train")]
     | Annotated[TraceOptions, tyro.conf.subcommand("trace")]
     | Annotated[DiffOptions, tyro.conf.subcommand("diff")]
+    | Annotated[CampaignOptions, tyro.conf.subcommand("campaign")]
     | Annotated[ReportOptions, tyro.conf.subcommand("report")]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
 )
@@ -39,6 +41,7 @@ RUN: dict[type, Callable[[Any], int]] = {
     TrainOptions: train,
     TraceOptions: trace,
     DiffOptions: diff,
+    CampaignOptions: campaign,
     ReportOptions: report,
     BenchOptions: bench,
 }

@@ -117,3 +117,50 @@ class DiffOptions:
     """Run folder of another trace of the same program."""
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CampaignOptions:
+    """Injects thousands of single simulated faults into training, and tells what becomes of it after each.
+
+    Example: sdc campaign --injections 1000 --faults bitflip nan --run runs/campaign
+
+    Every injection starts from the clean state just before its step; all of them share one compiled program. Exit
+    codes: 0 done, 2 bad usage, 3 inconclusive (the clean run does not repeat itself).
+    """
+
+    config: str = "tiny"
+    """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
+    injections: int = 1000
+    """Number of injections."""
+    steps: int = 16
+    """Steps of the clean run; faults strike all but the last --follow of them."""
+    follow: int = 5
+    """Steps that are followed after the struck one, unless the outcome is certain before."""
+    where: str = "arithmetic"
+    """Selector of what is struck: arithmetic, primitive("dot_general"), argument("0/params/*"), collectives, ..."""
+    faults: tuple[str, ...] = ("bitflip",)
+    """Kinds of faults: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
+    swap, ..., with a pattern such as run=8, tile=4x4 or row."""
+    batch: int | None = None
+    """Injections at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""
+    seed: int = 0
+    """Seed of the parameters, the order of the data and the choice of the faults."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of activations and compute parameters; by default the configuration's."""
+    data: int = 1
+    """Data-parallel ranks."""
+    model: int = 1
+    """Tensor-parallel ranks."""
+    devices: int | None = None
+    """Simulate this many CPU devices; on a machine with nothing but a CPU, as many as needed."""
+    corpus: tuple[str, ...] = ("python",)
+    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
+    tokenizer: str = "bytes"
+    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
+    run: Path | None = None
+    """Run folder; by default a new one below runs/."""
+    resume: bool = False
+    """Continue the campaign in the folder that --run names."""
+    json: bool = False
+    """Print the summary as JSON, and nothing else, on standard output."""

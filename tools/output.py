@@ -81,3 +81,27 @@ def _submodules(summary: Mapping[str, Any]) -> Table:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{float(value):.3g}"
+
+
+def show_campaign(summary: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints the summary of a campaign on standard output."""
+    if as_json:
+        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+        return
+    console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
+    outcomes = Table(title="Outcomes (simulated faults)", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("outcome", "injections", "share", "95 % interval"):
+        outcomes.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
+    for name, entry in summary["outcomes"].items():
+        interval = "-" if entry["share"] is None else f"{entry['low']:.3f} to {entry['high']:.3f}"
+        outcomes.add_row(name.replace("_", " "), f"{entry['count']:,}", _number(entry["share"]), interval)
+    console.print(outcomes)
+    detectors = Table(title="Detectors", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("detector", "changed training", "harmed it", "median latency"):
+        detectors.add_column(name, justify="left" if name == "detector" else "right", no_wrap=True)
+    for name, entry in summary["detectors"].items():
+        found = (f"{part['count']:,} of {part['of']:,}" for part in (entry["of_unmasked"], entry["of_harmful"]))
+        detectors.add_row(name.replace("_", " "), *found, _number(entry["median_latency"]))
+    console.print(detectors)
+    console.print(f"{summary['reason'][:1].upper()}{summary['reason'][1:]}.", markup=False)
+    console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)

@@ -1,5 +1,6 @@
 """A live line on a terminal while a run goes on; nothing where there is no terminal."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,3 +41,34 @@ class Progress:
         if "sites" in row:
             text += f"  [red]{self._mismatched:,} mismatches[/]" if self._mismatched else "  [green]no mismatch[/]"
         self._bar.update(self._task, completed=row["step"] + 1, text=text)
+
+
+class InjectionProgress:
+    """Shows injections done, outcomes so far and time left on standard error."""
+
+    def __init__(self, injections: int, *, first: int) -> None:
+        console = Console(stderr=True)
+        self._bar = Bar(
+            TextColumn("injection"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=injections, completed=first, text="compiling")
+        self._outcomes: Counter[str] = Counter()
+
+    def __enter__(self) -> "InjectionProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Shows a row of `injections.jsonl`."""
+        self._outcomes[row["outcome"]] += 1
+        text = "  ".join(f"{name} {count:,}" for name, count in sorted(self._outcomes.items()))
+        self._bar.update(self._task, completed=row["injection"] + 1, text=text)

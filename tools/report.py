@@ -6,12 +6,13 @@ from typing import Annotated
 
 import tyro
 
+from sdc.analysis.campaign import summarize_campaign
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summary_of
-from sdc.records import read_run
+from sdc.records import read_campaign, read_kind, read_run
 
-from .errors import VERDICTS, usage_errors
-from .output import show
+from .errors import VERDICTS, Exit, usage_errors
+from .output import show, show_campaign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +33,13 @@ class ReportOptions:
 def report(options: ReportOptions) -> int:
     """Writes the report and returns the exit code of the run's verdict."""
     with usage_errors():
-        run = read_run(options.run)
         page = write_report(options.run)
+        if read_kind(options.run) == "campaign":
+            record = read_campaign(options.run)
+            summary = summarize_campaign(record.manifest, record.injections)
+            show_campaign({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
+            return int(Exit.CLEAN)
+        run = read_run(options.run)
     summary = summary_of(run)
     show({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
     return int(VERDICTS[summary["verdict"]])

@@ -26,7 +26,7 @@ from sdc.train.tokenizer import load_tokenizer, padded_vocab
 
 from .cluster import everyone, joined
 from .errors import CommandError, Exit, storage_errors, usage_errors
-from .options import RunOptions
+from .options import CampaignOptions, RunOptions
 from .programs import Programs
 from .progress import Progress
 
@@ -79,7 +79,7 @@ def execute(options: RunOptions, plan: Plan) -> dict[str, Any]:
 
     with joined(options.coordinator, options.processes, options.process, options.timeout, start):
         with usage_errors():
-            config, dataset = _workload(options)
+            config, dataset = workload(options)
             check(config, options.data, options.model)
             placement = place(twins=plan.twins, data=options.data, model=options.model, kind=plan.placement)
             programs = plan.programs(config, placement)
@@ -185,7 +185,12 @@ def _cpu_devices(options: RunOptions, plan: Plan, processes: int) -> int:
     return devices // processes
 
 
-def _workload(options: RunOptions) -> tuple[TrainConfig, Dataset]:
+def workload(options: RunOptions | CampaignOptions) -> tuple[TrainConfig, Dataset]:
+    """The configuration and the data that the flags ask for.
+
+    Raises:
+        ValueError: one of them is unknown or cannot be read.
+    """
     config = get_config(options.config)
     if options.dtype is not None:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=options.dtype))

@@ -110,4 +110,3 @@ class TracePrograms(Programs):
     def _shared(self, step: int) -> tuple[Any, Any]:
         strike = None if self.simulation is None else self.simulation.strike(self.sites, step)
         return self.abstract_batch(), strike
-

@@ -34,3 +34,27 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""]) -> Float[Array,
     """
     schedule = optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, config.warmup_steps, config.total_steps)
     return jnp.asarray(schedule((step + 1).astype(jnp.float32)), jnp.float32)
+
+
+def history_ratio(config: OptimizerConfig, state: optax.OptState) -> Float[Array, ""]:
+    """The largest element of Adam's history as a share of the bound that no sound step can exceed.
+
+    The clipped gradient has a norm of at most c, so each of its elements is at most c in magnitude, and after t steps
+
+        |m| <= c (1 - beta1^t),    v <= c^2 (1 - beta2^t)
+
+    for the mean m and the mean square v, which are sums of gradients with these weights. A share above 1 proves that a
+    gradient or the history itself was corrupted. Rounding is allowed for with a share of 1e-3. The idea of bounding the
+    optimizer's history is that of He et al., *Understanding and Mitigating Hardware Failures in Deep Learning Training
+    Systems* (ISCA 2023).
+
+    Args:
+        config: the optimizer.
+        state: of `adamw`, after the step.
+    """
+    adam = optax.tree_utils.tree_get(state, "mu"), optax.tree_utils.tree_get(state, "nu")
+    count = optax.tree_utils.tree_get(state, "count").astype(jnp.float32)
+    mean, square = (jax.tree.reduce(jnp.maximum, jax.tree.map(lambda x: jnp.max(jnp.abs(x)), part)) for part in adam)
+    weight1, weight2 = 1 - config.beta1**count, 1 - config.beta2**count
+    bounds = config.clip * weight1, config.clip**2 * weight2
+    return jnp.maximum(mean / bounds[0], square / bounds[1]) / jnp.float32(1 + 1e-3)

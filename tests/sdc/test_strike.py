@@ -203,15 +203,13 @@ def loss_and_gradient(params: Any, x: Any) -> Any:
 
 
 def test_first_operation_hit_is_the_first_to_differ() -> None:
-    """`fingerprint(inject(step))` against the same with a rate of zero as data: the first event is the first difference."""
+    """`fingerprint(inject(step))` before and after the onset of a fault: the first event is the first difference."""
     where = primitive("dot_general", "tanh", "sin")
 
     def run(step_number: Any, x: Any) -> Any:
         fault = sdc.Fault(BitFlip(), 0.05, where, when=sdc.faults.When(onset=5))
         return sdc.fingerprint(
-            lambda x: sdc.inject(lambda x: tanh_twice(x @ x.T), [fault])(
-                sdc.Moment(jax.random.key(1), step_number), x
-            ),
+            lambda x: sdc.inject(lambda x: tanh_twice(x @ x.T), [fault])(sdc.Moment(jax.random.key(1), step_number), x),
             where,
         )(x)
 

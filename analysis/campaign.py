@@ -1,0 +1,155 @@
+"""From the lines of a campaign to its tables: the contents of its `summary.json`.
+
+All shares are of the injections that reached their site. *Vulnerability* is the share whose state differed from the
+clean run's after the struck step; *harm* the share that ended in a loss spike, divergence, NaN or infinity.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from sdc.outcomes import DETECTORS, OUTCOMES
+
+from .series import Row, count, mapping, number, sequence
+from .statistics import proportion_interval
+
+HARMFUL = ("spike", "divergence", "nonfinite")
+GROUPS: dict[str, Callable[[Row], Any]] = {
+    "operation": lambda row: row.get("operation"),
+    "layer": lambda row: row.get("layer"),
+    "phase": lambda row: row.get("phase"),
+    "scope": lambda row: _scope(row.get("scope")),
+    "bit": lambda row: _bit(row),
+    "field": lambda row: row.get("field"),
+    "fault": lambda row: row.get("fault"),
+    "site": lambda row: row.get("site"),
+}
+"""What injections are grouped by, and under which key; None leaves one out."""
+
+
+def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
+    """Computes the summary of a campaign, finished or not; the order of the lines does not matter.
+
+    Args:
+        manifest: contents of `manifest.json`.
+        rows: lines of `injections.jsonl`.
+
+    Returns:
+        Contents of `summary.json`: `verdict` (None: a simulation says nothing about the hardware), `outcomes`, by
+        group `vulnerability` and `harm` with 95 % intervals, `bits` (outcomes by dtype and bit), `detectors`.
+
+    Example:
+        >>> row = {"injection": 0, "outcome": "spike", "operation": "exp", "detected": {"loss_spike": 1}}
+        >>> summary = summarize_campaign({"injections": 1}, [row])
+        >>> summary["outcomes"]["spike"]["count"], summary["groups"]["operation"]["exp"]["harm"]["share"]
+        (1, 1.0)
+    """
+    known = _known(rows)
+    outcomes = Counter(row["outcome"] for row in known)
+    reached = [row for row in known if row["outcome"] != "not_reached"]
+    unmasked = [row for row in reached if row["outcome"] != "masked"]
+    harmful = [row for row in reached if row["outcome"] in HARMFUL]
+    planned = count(manifest.get("injections")) or 0
+    missed = sum(not any(_latency(row, name) is not None for name in DETECTORS[1:]) for row in harmful)
+    return {
+        "verdict": None,
+        "reason": (
+            f"{len(unmasked):,} of {len(reached):,} injections changed training; {len(harmful):,} harmed it, and "
+            f"{missed:,} of those were found by no detector that does without a recorded trace"
+        ),
+        "simulated": True,
+        "planned": planned,
+        "done": len(known),
+        "complete": len(known) >= planned > 0,
+        "reached": len(reached),
+        "outcomes": {
+            name: _share(outcomes[name], len(known) if name == "not_reached" else len(reached)) for name in OUTCOMES
+        },
+        "vulnerability": _share(len(unmasked), len(reached)),
+        "harm": _share(len(harmful), len(reached)),
+        "groups": {name: _group(reached, key) for name, key in GROUPS.items()},
+        "bits": _bits(reached),
+        "detectors": {name: _detector(name, unmasked, harmful) for name in DETECTORS},
+        "harmful_missed": missed,
+        "steps_to_visible": _median(number(row.get("visible_after")) for row in unmasked),
+    }
+
+
+def _known(rows: Iterable[Row]) -> list[Row]:
+    """The rows that can be read, each injection once, by number."""
+    found: dict[int, Row] = {}
+    for row in rows:
+        place = count(row.get("injection"))
+        if place is not None and row.get("outcome") in OUTCOMES:
+            found.setdefault(place, row)
+    return [found[place] for place in sorted(found)]
+
+
+def _share(hits: int, of: int) -> dict[str, Any]:
+    low, high = proportion_interval(hits, of) if of else (None, None)
+    return {"count": hits, "of": of, "share": hits / of if of else None, "low": low, "high": high}
+
+
+def _group(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[str, Any]:
+    groups: dict[Any, list[str]] = {}
+    for row in rows:
+        if (name := key(row)) is not None:
+            groups.setdefault(name, []).append(row["outcome"])
+    numbered = all(isinstance(name, int) for name in groups)
+    return {
+        str(name): {
+            "injections": len(outcomes),
+            "outcomes": {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes},
+            "vulnerability": _share(sum(outcome != "masked" for outcome in outcomes), len(outcomes)),
+            "harm": _share(sum(outcome in HARMFUL for outcome in outcomes), len(outcomes)),
+        }
+        for name, outcomes in sorted(groups.items(), key=lambda item: item[0] if numbered else str(item[0]))
+    }
+
+
+def _bits(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, int]]]:
+    """Outcomes by dtype and bit position, of the faults that changed one bit on purpose."""
+    table: dict[str, dict[int, Counter[str]]] = {}
+    for row in rows:
+        bits = [bit for bit in map(count, sequence(row.get("bits"))) if bit is not None]
+        if len(bits) == 1:
+            table.setdefault(str(row.get("dtype")), {}).setdefault(bits[0], Counter())[row["outcome"]] += 1
+    return {
+        dtype: {str(bit): dict(sorted(outcomes.items())) for bit, outcomes in sorted(by_bit.items())}
+        for dtype, by_bit in sorted(table.items())
+    }
+
+
+def _detector(name: str, unmasked: Sequence[Row], harmful: Sequence[Row]) -> dict[str, Any]:
+    latencies = [found for row in unmasked if (found := _latency(row, name)) is not None]
+    return {
+        "of_unmasked": _share(len(latencies), len(unmasked)),
+        "of_harmful": _share(sum(_latency(row, name) is not None for row in harmful), len(harmful)),
+        "median_latency": statistics.median(latencies) if latencies else None,
+        "largest_latency": max(latencies, default=None),
+        "latencies": {str(steps): latencies.count(steps) for steps in sorted(set(latencies))},
+    }
+
+
+def _latency(row: Row, detector: str) -> int | None:
+    return count(mapping(row.get("detected")).get(detector))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.median(found) if found else None
+
+
+def _scope(scope: Any) -> str | None:
+    """The named scopes, without what transformations of JAX add to the name stack."""
+    if not isinstance(scope, str):
+        return None
+    names = [part for part in scope.split("/") if part and "(" not in part and "->" not in part]
+    names = [name for name in names if name not in ("rematted_computation", "checkpoint")]
+    return "/".join(dict.fromkeys(names)) or "(none)"
+
+
+def _bit(row: Mapping[str, Any]) -> str | None:
+    bits = sequence(row.get("bits"))
+    return f"{row.get('dtype')} {bits[0]:>2}" if len(bits) == 1 and count(bits[0]) is not None else None

@@ -1,0 +1,171 @@
+"""The report of a campaign: what `report.html` and `report.md` say of it."""
+
+import shlex
+from typing import Any
+
+from sdc.outcomes import DETECTORS, LEAST_FACTOR, LEAST_RISE, OUTCOMES, SPIKE, VISIBLE
+from sdc.records import Campaign
+
+from . import campaign_figures as figures
+from . import tables
+from .campaign import GROUPS, summarize_campaign
+from .canvas import LeftOut, Picture
+from .definitions import Definition
+from .series import Row, mapping, sequence
+from .tables import NOT_MEASURED, Table, show
+
+SIMULATED = "simulated faults"
+LONGEST = 25
+"""Rows of a table; what is left out is in `summary.json`."""
+
+DEFINITIONS = (
+    Definition("Outcome: masked", "", "state' = state, bit for bit", "After the struck step."),
+    Definition(
+        "Outcome: benign drift",
+        "",
+        f"(L' - L) / L ≤ {SPIKE:g} at every followed step",
+        "The state differs.",
+    ),
+    Definition("Outcome: loss spike", "", f"some (L' - L) / L > {SPIKE:g}, the last one not", "The loss came back."),
+    Definition("Outcome: divergence", "", f"the last (L' - L) / L > {SPIKE:g}", "At the last step that was followed."),
+    Definition("Outcome: NaN or infinity", "", "not finite", "The loss, the gradient norm or the state."),
+    Definition("Outcome: not reached", "", "", "The struck operation was not executed: a branch that was not taken."),
+    Definition("Vulnerability", "", "1 - masked / reached", "Exact (Clopper-Pearson) intervals, 95 %."),
+    Definition("Harm", "", "(spike + divergence + NaN or infinity) / reached", "Intervals as above."),
+    Definition("Visible loss change", "", f"|L' - L| / L > {VISIBLE:g}", "Latencies are steps since the struck one."),
+    Definition("Detector: fingerprint", "", "digest' ≠ digest", "Needs a recorded trace of the same program."),
+    Definition("Detector: non-finite", "", "NaN or infinity", "In the loss, the gradient norm or the state."),
+    Definition(
+        "Detector: loss spike",
+        "",
+        "L'_t - L'_(t-1) > threshold",
+        f"Twice the largest rise of the clean run, at least {LEAST_RISE:g} of its mean loss: no false alarm on it.",
+    ),
+    Definition(
+        "Detector: gradient-norm spike",
+        "",
+        "‖g'_t‖ / ‖g'_(t-1)‖ > threshold",
+        f"Twice the largest factor of the clean run, at least {LEAST_FACTOR:g}: no false alarm on it.",
+    ),
+    Definition(
+        "Detector: history bound",
+        "",
+        "|m| ≤ c (1 - β₁ᵗ), v ≤ c² (1 - β₂ᵗ)",
+        "No sound step with gradients clipped to norm c can exceed it (after He et al., ISCA 2023).",
+    ),
+)
+SOURCE = "L and state: of the clean run at the same step; primes: of the struck run."
+
+
+def parts(campaign: Campaign) -> dict[str, Any]:
+    """The parts of the report that are a campaign's own, by their name in `Report`."""
+    manifest = campaign.manifest
+    summary = summarize_campaign(manifest, campaign.injections)
+    drawn = [
+        figures.bits(summary, mark=SIMULATED),
+        figures.by_group(summary, "layer", mark=SIMULATED),
+        figures.operations(summary, mark=SIMULATED),
+        figures.by_group(summary, "phase", mark=SIMULATED),
+        figures.latency(summary, mark=SIMULATED),
+    ]
+    groups = [_group(summary, name) for name in GROUPS if name != "site"] + [_sites(summary)]
+    left_out = [LeftOut(f"By {name}", "no injection belongs to one") for name in GROUPS if not summary["groups"][name]]
+    settings = (
+        tables.flat("Environment", manifest.get("environment")),
+        tables.flat("Data and thresholds", {key: manifest.get(key) for key in ("data", "seed", "thresholds")}),
+        tables.flat("Configuration", manifest.get("config")),
+    )
+    faults = "; ".join(map(str, sequence(manifest.get("faults"))))
+    return {
+        "title": campaign.path.resolve().name,
+        "verdict": "training",
+        "label": "CAMPAIGN" + ("" if summary["complete"] else ", NOT ENDED"),
+        "reason": f"{summary['reason'][:1].upper()}{summary['reason'][1:]}.",
+        "simulated": f"every injection is a simulated fault on sound hardware: {faults}",
+        "notes": tuple(_notes(summary)),
+        "facts": tuple(_facts(manifest, summary)),
+        "measured": tuple(table for table in [_outcomes(summary), _detectors(summary), *groups] if table.rows),
+        "pictures": tuple(picture for picture in drawn if isinstance(picture, Picture)),
+        "left_out": (*left_out, *(picture for picture in drawn if isinstance(picture, LeftOut))),
+        "settings": tuple(table for table in settings if table),
+        "command": shlex.join(map(str, sequence(manifest.get("command")))),
+        "definitions": DEFINITIONS,
+        "definitions_source": SOURCE,
+        "bursts": "Intervals take injections to be independent; they are spread more evenly than that.",
+    }
+
+
+def _notes(summary: Row) -> list[str]:
+    if summary["complete"]:
+        return []
+    return [f"This campaign has not ended: {summary['done']:,} of {summary['planned']:,} injections are on record."]
+
+
+def _facts(manifest: Row, summary: Row) -> list[tuple[str, str]]:
+    facts = [
+        ("injections", f"{summary['done']:,} of {summary['planned']:,}"),
+        ("sites", manifest.get("sites")),
+        ("selector", manifest.get("where")),
+        ("faults", ", ".join(map(str, sequence(manifest.get("faults"))))),
+        ("clean run", f"{show(manifest.get('steps'))} steps"),
+        ("followed", f"{show(manifest.get('follow'))} steps"),
+        ("started", manifest.get("created")),
+        ("median steps to a visible loss change", show(summary["steps_to_visible"])),
+    ]
+    return [(name, str(value)) for name, value in facts if value is not None]
+
+
+def _outcomes(summary: Row) -> Table:
+    rows = [(name.replace("_", " "), *_share(summary["outcomes"][name])) for name in OUTCOMES]
+    rows += [(name, *_share(summary[name])) for name in ("vulnerability", "harm")]
+    return _simulated(Table("Outcomes", ("outcome", "injections", "share", "95 % interval"), tuple(rows)))
+
+
+def _detectors(summary: Row) -> Table:
+    rows = []
+    for name in DETECTORS:
+        entry = mapping(summary["detectors"][name])
+        rows.append(
+            (
+                name.replace("_", " "),
+                *_share(entry["of_unmasked"])[:2],
+                *_share(entry["of_harmful"])[:2],
+                show(entry["median_latency"]),
+                show(entry["largest_latency"]),
+            )
+        )
+    header = ("detector", "found", "share", "harmful found", "share of harmful", "median latency", "largest latency")
+    note = "Of the injections that were not masked; latencies in steps since the struck one, while followed."
+    return _simulated(Table("Detectors", header, tuple(rows), note))
+
+
+def _group(summary: Row, name: str) -> Table:
+    group = summary["groups"][name]
+    rows = [_row(key, entry) for key, entry in group.items()]
+    return _simulated(Table(f"By {name}", (name, *COLUMNS), tuple(rows)))
+
+
+COLUMNS = ("injections", "vulnerability", "95 % interval", "harm", "95 % interval")
+
+
+def _row(key: str, entry: Row) -> tuple[str, ...]:
+    return (key, show(entry["injections"]), *_share(entry["vulnerability"])[1:], *_share(entry["harm"])[1:])
+
+
+def _sites(summary: Row) -> Table:
+    group = summary["groups"]["site"]
+    worst = sorted(group.items(), key=lambda item: (-item[1]["harm"]["count"], -item[1]["harm"]["share"], item[0]))
+    rows = tuple(_row(key, entry) for key, entry in worst[:LONGEST])
+    note = f"{len(rows):,} of {len(group):,} sites, the most harmed first; all are in summary.json."
+    return _simulated(Table("By site", ("site", *COLUMNS), rows, note))
+
+
+def _share(entry: Any) -> tuple[str, str, str]:
+    """Count, share and interval."""
+    if entry["share"] is None:
+        return show(entry["count"]), NOT_MEASURED, NOT_MEASURED
+    return show(entry["count"]), show(entry["share"]), f"{show(entry['low'])} to {show(entry['high'])}"
+
+
+def _simulated(table: Table) -> Table:
+    return Table(f"[{SIMULATED}] {table.caption}", table.header, table.rows, table.note)
