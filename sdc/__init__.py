@@ -1,5 +1,6 @@
 """Deterministic analysis of silent data corruption in JAX programs."""
 
+from .bisect import Bisection, bisect
 from .campaign import campaign
 from .faults import Fault
 from .fingerprint import fingerprint
@@ -12,6 +13,7 @@ from .sites import Selector, Site
 from .strike import Strike, no_strike, strike, strike_on
 
 __all__ = [
+    "Bisection",
     "Events",
     "Fault",
     "FirstDifference",
@@ -22,6 +24,7 @@ __all__ = [
     "Selector",
     "Site",
     "Strike",
+    "bisect",
     "campaign",
     "fingerprint",
     "first_difference",

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Shaped, UInt, UInt32
+from jaxtyping import Array, Bool, Shaped, UInt, UInt32
 
 
 def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
@@ -42,6 +42,16 @@ def from_bits(bits: UInt[Array, "*bits"], like: Shaped[Array, "*shape"]) -> Shap
         parts = lax.bitcast_convert_type(bits, jnp.finfo(like.dtype).dtype)
         return lax.complex(parts[..., 0], parts[..., 1])
     return lax.bitcast_convert_type(bits, like.dtype)
+
+
+def select(
+    mask: Bool[Array, "*shape"], a: Shaped[Array, "*shape"], b: Shaped[Array, "*shape"]
+) -> Shaped[Array, "*shape"]:
+    """`a` where the mask is true, else `b`, bit for bit.
+
+    XLA computes with 8-bit floats by way of wider ones, even to choose between them, and the payloads of NaNs get lost.
+    """
+    return from_bits(jnp.where(mask, as_bits(a), as_bits(b)), b)
 
 
 def packs(bits: jax.ShapeDtypeStruct | UInt[Array, "*bits"]) -> bool:

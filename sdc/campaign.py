@@ -195,7 +195,7 @@ class Campaign:
             "injection": number,
             "site": site.name,
             "operation": site.primitive,
-            "phase": "memory" if site.direction in ("arg", "out") else site.direction,
+            "phase": self._phase(site),
             "scope": site.scope,
             "source": site.source,
             "dtype": dtype.name,
@@ -210,6 +210,13 @@ class Campaign:
             "field": None if bits is None else _field(dtype, bits[0]),
         }
         return Injection(step, struck, row)
+
+    def _phase(self, site: Site) -> str:
+        """The direction; `update` for what a step does outside of its derivatives, `memory` for its own arrays."""
+        if site.direction in ("arg", "out"):
+            return "memory"
+        outside = site.direction == "fwd" and "jvp(" not in site.scope
+        return "update" if outside and any("jvp(" in other.scope for other in self.sites) else site.direction
 
     def run(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
         """Runs injections and yields their rows, in order."""

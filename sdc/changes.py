@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt32
 
-from .bits import as_bits, from_bits
+from .bits import as_bits, from_bits, select
 
 Field: TypeAlias = Literal["sign", "exponent", "mantissa"]
 FIELDS: tuple[Field, ...] = ("sign", "exponent", "mantissa")
@@ -73,12 +73,12 @@ def apply(
     room = x.shape[-1]
     if room > 1:
         count = jnp.maximum(jnp.asarray(room if count is None else count, jnp.int32), 1)
-        x = jnp.take(x, (jnp.arange(room, dtype=jnp.int32) + change.turn) % count, axis=-1)
+        order = (jnp.arange(room, dtype=jnp.int32) + change.turn) % count
+        x = from_bits(jnp.take(as_bits(x), order, axis=-1), x)
     wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
     factor, addend = (jnp.asarray(part, wide.dtype) for part in (change.factor, change.addend))
     computed = rounded(wide * factor + addend, x)
-    x = jnp.where((factor != 1) | (addend != 0), computed, x)
-    bits = as_bits(x)
+    bits = as_bits(select((factor != 1) | (addend != 0), computed, x))
     keep, fixed, flip = (_mask(words, bits.dtype) for words in (change.keep, change.set, change.flip))
     return from_bits(((bits & keep) | fixed) ^ flip, x)
 
@@ -282,9 +282,9 @@ class Relative(Kind):
     def __call__(self, key: PRNGKeyArray, x: Shaped[Array, "*n"], layer: Int[Array, ""]) -> Shaped[Array, "*n"]:
         changed = apply(x, self.change(key, x.shape, x.dtype, layer))
         neighbour = from_bits(as_bits(x) ^ jnp.ones((), as_bits(x).dtype), x)
-        changed = jnp.where(as_bits(changed) == as_bits(x), neighbour, changed)
+        changed = select(as_bits(changed) == as_bits(x), neighbour, changed)
         finite = jnp.isfinite(x) if jnp.issubdtype(x.dtype, jnp.floating) else True
-        return jnp.where((x == 0) | ~jnp.asarray(finite), x, changed)
+        return select((x == 0) | ~jnp.asarray(finite), x, changed)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt32
 
-from .bits import as_bits
+from .bits import as_bits, select
 from .faults import Fault, by_layer
 from .patterns import One, Whole
 from .rewrite import Place, Reports, Values, bound_axes, rewrite, sites
@@ -264,7 +264,7 @@ def _hit_whole(
     any_start = -jnp.expm1(flat.size * jnp.log1p(-jnp.minimum(rate, 1 - 2.0**-24)))
     hit = (jax.random.uniform(draws[0]) < any_start) & (rate > 0)
     values = fault.what(draws[1], flat, layer)
-    return jnp.where(hit, values, flat), jnp.where(hit, jnp.uint32(flat.size), jnp.uint32(0))
+    return select(hit, values, flat), jnp.where(hit, jnp.uint32(flat.size), jnp.uint32(0))
 
 
 def _hit_densely(
@@ -277,7 +277,7 @@ def _hit_densely(
             f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
         )
     hit = jax.random.uniform(draws[0], flat.shape) < rate
-    return jnp.where(hit, fault.what(draws[1], flat, layer), flat), jnp.sum(hit, dtype=jnp.uint32)
+    return select(hit, fault.what(draws[1], flat, layer), flat), jnp.sum(hit, dtype=jnp.uint32)
 
 
 def _check_varies(place: Place, before: Shaped[Array, "*shape"], after: Shaped[Array, "*shape"]) -> None:

@@ -259,6 +259,14 @@ def matching(*patterns: str) -> Selector:
     )
 
 
+def named(*names: str) -> Selector:
+    """Selects sites by their exact names, as `sdc.sites` lists them."""
+    if not names:
+        raise ValueError('named(): expected one name or more, as in named("fwd/attn")')
+    text = f"named({', '.join(map(_quoted, names))})"
+    return Selector(text, lambda site: site.name in names, attribute=lambda site: site.name, patterns=names)
+
+
 def direction(*names: Direction) -> Selector:
     """Selects by direction: `direction("bwd", "remat")`; see the module."""
     if not names or not set(names) <= set(DIRECTIONS):
@@ -320,7 +328,7 @@ _WORDS: dict[str, Selector] = {
 }  # fmt: skip
 _CALLS: dict[str, Callable[..., Selector]] = {
     "primitive": primitive, "scope": scope, "probed": probed, "source": source, "argument": argument, "result": result,
-    "matching": matching, "direction": direction, "iteration": iteration, "inside": inside,
+    "matching": matching, "named": named, "direction": direction, "iteration": iteration, "inside": inside,
     "boundary": boundary,
 }  # fmt: skip
 

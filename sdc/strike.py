@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
 
-from .bits import as_bits
+from .bits import as_bits, select
 from .changes import Change, What, apply, neutral
 from .inject import Events, Hits, corruptible, words
 from .rewrite import Place, Reports, Values, bound_axes, required, varying
@@ -215,7 +215,7 @@ class _Strike:
         old = flat.at[at].get(mode="clip")
         count = jnp.sum(known, dtype=jnp.uint32)
         new = apply(old, self.strike.change, count=count)
-        new = jnp.where(known, new, old)
+        new = select(known, new, old)
         differs = known & (as_bits(new) != as_bits(old))
 
         def shown(values: Any) -> UInt32[Array, "room *rest"]:

@@ -14,7 +14,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import tyro
 
-from .bench.lockstep import BenchOptions, bench
+from .bench.command import bench
+from .bench.options import BenchOptions
 from .campaign import campaign
 from .cluster import leave_at_once
 from .diff import diff

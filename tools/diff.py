@@ -7,9 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from sdc.analysis.series import mapping
+from sdc.bisect import guilty_scope
 from sdc.first_difference import FirstDifference
 from sdc.records import to_json
-from sdc.sites import Site
+from sdc.sites import Site, parse_selector
 from sdc.traces import NotComparable, Trace, TraceDifference, read_trace
 from sdc.traces import diff as diff_traces
 
@@ -63,10 +64,11 @@ def describe(a: Trace, b: Trace, found: TraceDifference) -> dict[str, Any]:
 
 def narrow(first: FirstDifference, where: str) -> str | None:
     """The selector with which to trace again, to find the operation inside a guilty scope; None if it is found."""
-    if where == "everything":
+    try:
+        guilty = guilty_scope(parse_selector(where), first)
+    except ValueError:  # a selector made in Python, of a trace of somebody's own step
         return None
-    scope = first.site.scope
-    return f'inside("{scope}")' if scope else "everything"
+    return None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything"
 
 
 def _digests(shape: tuple[int, ...]) -> int:

@@ -1,71 +1,35 @@
-"""`sdc bench lockstep`: what lock-step costs when nothing is wrong, as ratios within one run."""
+"""`sdc bench lockstep`: what lock-step costs when nothing is wrong."""
 
 import dataclasses
-import json
-import os
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
-import tyro
-from rich.console import Console
-from rich.table import Table
 
-from sdc.determinism import environment, prepare
 from sdc.train.config import get_config
 from sdc.train.placement import place
 
-from ..errors import usage_errors
 from ..programs import Programs
 from .collectives import collectives
+from .options import BenchOptions
 
 SYNCS = ("none", "compute")
+BARS = {"step_ratio": 1.10, "peak_memory_ratio": 1.10, "bytes_per_probe": 64.0}
 
 
-@dataclasses.dataclass(frozen=True)
-class BenchOptions:
-    """Measures what gated lock-step costs twins when nothing is wrong, against twins without synchronization.
-
-    Example: sdc bench lockstep --json
-
-    Both programs are compiled first and then take turns, so that what else the machine does hits both alike. Medians.
-    """
-
-    benchmark: Annotated[Literal["lockstep"], tyro.conf.Positional]
-    """What to measure."""
-    config: str = "bench"
-    """Configuration."""
-    steps: int = 15
-    """Measured steps of each program, after two that are not measured."""
-    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Types to measure."""
-    json: bool = False
-    """Print JSON."""
-
-
-def bench(options: BenchOptions) -> int:
-    """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
-    with usage_errors():
-        prepare(cpu_devices=2, cpu_threads=os.cpu_count())
-        if options.steps < 1:
-            raise ValueError(f"--steps {options.steps}: expected at least 1")
-        config = get_config(options.config)
-    result: dict[str, Any] = {"environment": environment(), "config": options.config, "steps": options.steps}
+def measure(options: BenchOptions) -> dict[str, Any]:
+    """Measures what gated lock-step costs twins when nothing is wrong, against twins without synchronization."""
+    result: dict[str, Any] = {}
+    config = get_config(options.config)
     for dtype in options.dtypes:
         typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
         # One device per twin; a single accelerator runs both under vmap.
         devices = jax.devices()[:2]
         placement = place(twins=2, data=1, model=1, kind="mesh" if len(devices) == 2 else "vmap", devices=devices)
         result[dtype] = _measure({sync: Programs(typed, placement, sync) for sync in SYNCS}, options.steps)
-    if options.json:
-        sys.stdout.write(json.dumps(result, indent=1) + "\n")
-    else:
-        _show(result, options)
-    return 0
+    return result
 
 
 def _measure(programs: dict[str, Programs], steps: int) -> dict[str, Any]:
@@ -132,22 +96,3 @@ def _peak(compiled: Any) -> int:
         + analysis.output_size_in_bytes
         - analysis.alias_size_in_bytes
     )
-
-
-def _show(result: dict[str, Any], options: BenchOptions) -> None:
-    bars: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "step_ratio": ("1.10", lambda x: f"{x:.3f}"),
-        "whole_step_ratio": ("", lambda x: f"{x:.3f}"),
-        "peak_memory_ratio": ("1.10", lambda x: f"{x:.3f}"),
-        "bytes_per_probe": ("64", lambda x: f"{x:g}"),
-    }
-    table = Table(
-        title=f"lock-step against --sync none, config {options.config}, {result['environment']['device_kind']}"
-    )
-    table.add_column("figure")
-    table.add_column("bar", justify="right")
-    for dtype in options.dtypes:
-        table.add_column(dtype, justify="right")
-    for name, (bar, show) in bars.items():
-        table.add_row(name, bar, *(show(result[dtype][name]) for dtype in options.dtypes))
-    Console(highlight=False).print(table)

@@ -1,0 +1,68 @@
+"""`sdc bench campaign`: injections through one program, against a run and a program of its own for each."""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+import sdc
+from sdc.campaign import Campaign
+from sdc.sites import named
+from sdc.train.placement import place
+
+from ..campaign import make_campaign
+from ..options import CampaignOptions
+from ..programs import Programs
+from ..session import workload
+from .options import BenchOptions
+
+BARS = {"speedup": 10.0, "injections_in_10_minutes": 1000.0}
+ALONE = 3
+"""Injections that are run on their own, each with a program of its own."""
+
+
+def measure(options: BenchOptions) -> dict[str, Any]:
+    """Measures both ways on the reference workload, on the same injections."""
+    injections = 10 * options.steps
+    flags = CampaignOptions(config=options.config or "tiny", injections=injections)
+    config, dataset = workload(flags)
+    placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
+    started = time.perf_counter()
+    runner = make_campaign(flags, config, dataset, placement, 1)
+    ready = time.perf_counter()
+    rows = list(runner.run(range(injections)))
+    ended = time.perf_counter()
+    programs = Programs(config, placement)
+    state = programs.initial_state(flags.seed)
+    alone = [_alone(programs, runner, state, number) for number in range(ALONE)]
+    together = (ended - ready) / injections
+    return {
+        "float32": {
+            "setup_seconds": ready - started,
+            "seconds_per_injection": together,
+            "seconds_per_injection_alone": float(np.mean(alone)),
+            "speedup": float(np.mean(alone)) / together,
+            "speedup_with_setup_of_1000": float(np.mean(alone)) / (together + (ready - started) / 1000),
+            "injections_in_10_minutes": (600 - (ready - started)) / together,
+            "steps_per_injection": float(np.mean([1 + row["followed"] for row in rows])),
+        }
+    }
+
+
+def _alone(programs: Programs, runner: Campaign, state: Any, number: int) -> float:
+    """Seconds of one injection as a run of its own: compiles a step with this fault, and starts at step 0."""
+    injection = runner.plan(number)
+    where = named(injection.row["site"])
+    started = time.perf_counter()
+    nothing = sdc.no_strike(room=injection.strike.elements.size, axes=sorted(injection.strike.device))
+
+    def step(hit: Any, state: Any, tokens: Any) -> Any:
+        strike = jax.tree.map(lambda a, b: jax.numpy.where(hit, a, b), injection.strike, nothing)
+        return sdc.strike(programs.plain, where)(strike, state, tokens)[0]
+
+    run = jax.jit(step)
+    for place_in_time in range(injection.step + 1 + runner.follow):
+        state, metrics = run(place_in_time == injection.step, state, runner.batches[place_in_time])
+        float(metrics.loss)
+    return time.perf_counter() - started

@@ -1,0 +1,56 @@
+"""`sdc bench`: runs a benchmark and prints its figures."""
+
+import dataclasses
+import json
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sdc.determinism import environment, prepare
+from sdc.train.config import get_config
+
+from ..errors import usage_errors
+from . import campaign, lockstep, transform
+from .options import BenchOptions
+
+BENCHMARKS = {"lockstep": lockstep, "transform": transform, "campaign": campaign}
+
+
+def bench(options: BenchOptions) -> int:
+    """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
+    benchmark = BENCHMARKS[options.benchmark]
+    config = options.config or ("tiny" if options.benchmark == "campaign" else "bench")
+    options = dataclasses.replace(options, config=config)
+    with usage_errors():
+        prepare(cpu_devices=2 if options.benchmark == "lockstep" else 1, cpu_threads=os.cpu_count())
+        if options.steps < 1:
+            raise ValueError(f"--steps {options.steps}: expected at least 1")
+        get_config(config)
+    measured: dict[str, Any] = benchmark.measure(options)
+    about = environment()
+    if options.json:
+        result = {"environment": about, "config": config, "steps": options.steps, **measured}
+        sys.stdout.write(json.dumps(result, indent=1) + "\n")
+    else:
+        _show(f"{options.benchmark}, config {config}, {about['device_kind']}", measured, benchmark.BARS)
+    return 0
+
+
+def _show(title: str, measured: dict[str, Any], bars: dict[str, float]) -> None:
+    """Figures in rows, types in columns; only single numbers are shown."""
+    table = Table(title=title)
+    table.add_column("figure")
+    table.add_column("bar", justify="right")
+    for dtype in measured:
+        table.add_column(dtype, justify="right")
+    names = dict.fromkeys(
+        name for part in measured.values() for name, value in part.items() if isinstance(value, int | float)
+    )
+    for name in names:
+        figures = [part.get(name) for part in measured.values()]
+        bar = f"{bars[name]:g}" if name in bars else ""
+        table.add_row(name, bar, *("" if value is None else f"{value:.4g}" for value in figures))
+    Console(highlight=False).print(table)

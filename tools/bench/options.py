@@ -1,0 +1,29 @@
+"""Flags of `sdc bench`."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchOptions:
+    """Measures what the tools cost, as ratios within one run.
+
+    Example: sdc bench transform --json
+
+    Programs are compiled first and then take turns, so that what else the machine does hits all alike. Medians.
+    lockstep: twins in lock-step against twins without. transform: fingerprint, inject, digest and rewriting against the
+    plain step. campaign: injections through one program against a run of its own for each.
+    """
+
+    benchmark: Annotated[Literal["lockstep", "transform", "campaign"], tyro.conf.Positional]
+    """What to measure."""
+    config: str | None = None
+    """Configuration; by default bench, and tiny for campaign."""
+    steps: int = 15
+    """Measured steps of each program, after two that are not; of a campaign a tenth of the injections."""
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    """Types to measure; campaign measures float32."""
+    json: bool = False
+    """Print JSON."""

@@ -1,0 +1,109 @@
+"""`sdc bench transform`: what fingerprints, injection and rewriting cost, against the plain step."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sdc
+from sdc.faults import BitFlip
+from sdc.fingerprint import digest
+from sdc.sites import direction, named, primitive, probes
+from sdc.train.config import TrainConfig, get_config
+from sdc.train.placement import place
+
+from ..programs import Programs
+from .options import BenchOptions
+
+BARS = {
+    "fingerprint_products": 1.10,
+    "fingerprint_probes": 1.03,
+    "inject_one_fault": 1.02,
+    "rewriting_share": 0.20,
+    "digest_float32": 1.5,
+    "digest_bfloat16": 2.0,
+}
+ELEMENTS = 16 * 2**20
+"""Elements of the array whose digest is measured."""
+
+
+def measure(options: BenchOptions) -> dict[str, Any]:
+    """Measures each type."""
+    config = get_config(options.config or "bench")
+    result: dict[str, Any] = {}
+    for dtype in options.dtypes:
+        typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+        result[dtype] = {**_steps(typed, options.steps), f"digest_{dtype}": _digest(dtype, options.steps)}
+    return result
+
+
+def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
+    """Ratios of step times, and the time that rewriting adds to lowering and compiling."""
+    programs = Programs(config, place(twins=None, data=1, model=1, devices=jax.devices()[:1]))
+    batch = programs.abstract_batch()
+    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape).astype(np.int32)
+    arguments = programs.initial_state(0), jax.device_put(tokens, batch.sharding)
+    moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
+    # One backward matrix product; the rate is such that a few of its elements are hit.
+    site = sdc.sites(programs.plain, *arguments, where=primitive("dot_general") & direction("bwd"))[0]
+    one = named(site.name)
+    fault = sdc.Fault(BitFlip(), 1e-6, one)
+    variants: dict[str, Callable[..., Any]] = {
+        "plain": programs.plain,
+        "fingerprint_products": sdc.fingerprint(programs.plain, primitive("dot_general")),
+        "fingerprint_probes": sdc.fingerprint(programs.plain, probes),
+        "inject_one_fault": lambda *args: sdc.inject(programs.plain, [fault])(moment, *args),
+        "strike_one_site": lambda *args: sdc.strike(programs.plain, one)(sdc.no_strike(), *args),
+    }
+    traced = {name: _best(lambda fn=fn: jax.make_jaxpr(fn)(*arguments)) for name, fn in variants.items()}
+    started = time.perf_counter()
+    compiled = {"plain": jax.jit(programs.plain).lower(*arguments).compile()}
+    whole = time.perf_counter() - started
+    compiled |= {name: jax.jit(fn).lower(*arguments).compile() for name, fn in variants.items() if name != "plain"}
+    seconds = _take_turns({name: lambda run=run: run(*arguments) for name, run in compiled.items()}, steps)
+    return {
+        "plain_seconds": statistics.median(seconds["plain"]),
+        **{name: _ratio(seconds["plain"], seconds[name]) for name in variants if name != "plain"},
+        "rewriting_share": (traced["fingerprint_products"] - traced["plain"]) / whole,
+        "rewriting_share_inject": (traced["inject_one_fault"] - traced["plain"]) / whole,
+        "lower_and_compile_seconds": whole,
+    }
+
+
+def _digest(dtype: str, steps: int) -> float:
+    """Time of a digest as a multiple of that of a float sum of the same array."""
+    x = jax.random.normal(jax.random.key(0), (ELEMENTS // 1024, 1024)).astype(dtype)
+    total = jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32)).lower(x).compile()
+    digested = jax.jit(digest).lower(x).compile()
+    seconds = _take_turns({"plain": lambda: total(x), "digest": lambda: digested(x)}, 3 * steps)
+    return _ratio(seconds["plain"], seconds["digest"])
+
+
+def _take_turns(runs: Mapping[str, Callable[[], Any]], steps: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(steps + 2):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            jax.block_until_ready(run())
+            if number >= 2:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def _ratio(plain: list[float], other: list[float]) -> float:
+    """Median of the ratios of neighbours in time, which share what else the machine does."""
+    return statistics.median(b / a for a, b in zip(plain, other, strict=True))
+
+
+def _best(run: Callable[[], Any], times: int = 3) -> float:
+    found = []
+    for _ in range(times):
+        started = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - started)
+    return min(found)
