@@ -90,8 +90,8 @@ def bisect(sites: Sequence[Site], run: Callable[[Selector], tuple[Reports, Repor
         >>> x = jnp.ones(3)
         >>> def run(where):
         ...     digests = jax.jit(lambda broken: sdc.fingerprint(lambda x: step(x, broken), where)(x)[1])
-        ...     return digests(0.0), digests(1e-3)
-        >>> found = sdc.bisect(sdc.sites(lambda x: step(x, 0.0), x), run)
+        ...     return digests(jnp.float32(0.0)), digests(jnp.float32(1e-3))
+        >>> found = sdc.bisect(sdc.sites(lambda x: step(x, jnp.float32(0.0)), x), run)
         >>> found.first.site.name, found.exact
         ('fwd/second/add', True)
     """

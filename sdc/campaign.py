@@ -235,6 +235,7 @@ class Campaign:
         states = self._stack([self._states[member.step] for member in members])
         strikes = [member.strike for member in members]
         runs: list[list[Observed]] = [[] for _ in group]
+        undecided = set(range(len(group)))
         events: Events | None = None
         nothing = no_strike(**self._shape)
         for latency in range(self.follow + 1):
@@ -243,15 +244,12 @@ class Campaign:
             observed, happened = self._read(seen)
             if latency == 0:
                 events, strikes = happened, [nothing] * len(members)
-            open_runs = 0
-            for number, member in enumerate(group):
-                clean = self.clean[member.step + latency - 1] if latency else None
-                if runs[number] and clean and decided(clean, runs[number][-1], first=latency == 1):
-                    continue
+            for number in sorted(undecided):
                 runs[number].append(observed[number])
-                now = self.clean[member.step + latency]
-                open_runs += not decided(now, observed[number], first=latency == 0)
-            if not open_runs:
+                clean = self.clean[members[number].step + latency]
+                if decided(clean, observed[number], first=latency == 0):
+                    undecided.remove(number)
+            if not undecided:
                 break
         assert events is not None
         for number, member in enumerate(group):

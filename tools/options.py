@@ -91,7 +91,7 @@ class TraceOptions(RunOptions):
     3 inconclusive.
     """
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional] = dataclasses.field()
     """Run folder, a new one."""
     where: str = "everything"
     """Selector of the values: everything, probes, primitive("dot_general") & direction("bwd"), boundary(1), ..."""

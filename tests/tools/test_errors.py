@@ -90,7 +90,7 @@ def test_unknown_flags_and_commands(arguments: list[str], capsys: pytest.Capture
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("twin", "train", "report", "bench"):
+    for command in ("twin", "train", "trace", "diff", "campaign", "report", "bench"):
         with pytest.raises(SystemExit) as ended:
             cli.run([command, "--help"])
         assert ended.value.code == 0
