@@ -5,7 +5,7 @@ RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 BIN = $(VENV)/bin
 LATEST ?= python3.12
 
-.PHONY: demo test test-latest
+.PHONY: demo docs test test-latest
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -30,3 +30,8 @@ test: $(VENV)/.installed
 test-latest:
 	$(MAKE) VENV=.venv-latest PYTHON=$(LATEST) .venv-latest/.installed
 	.venv-latest/bin/python -m pytest
+
+# The pages of docs/ as HTML, in docs/_build; any warning is an error.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -m sphinx -W -q -b html docs docs/_build

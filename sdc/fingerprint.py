@@ -80,13 +80,14 @@ def digest(
     if words.ndim > len(extent):  # two words for an element of 64 bits
         extent, start = [*extent, 2], [*start, 0]
 
-    index = jnp.zeros(words.shape, jnp.uint32)
-    stride = 1
+    # i * GOLDEN, summed over the axes: one multiplication by a constant for each, and none on top.
+    spread = jnp.zeros(words.shape, jnp.uint32)
+    stride = GOLDEN
     for axis in reversed(range(words.ndim)):
         position = lax.broadcasted_iota(jnp.uint32, words.shape, axis) + jnp.asarray(start[axis], jnp.uint32)
-        index += position * jnp.uint32(stride % 2**32)
+        spread += position * jnp.uint32(stride % 2**32)
         stride *= extent[axis]
-    h = fmix32(words + index * jnp.uint32(GOLDEN))
+    h = fmix32(words + spread)
     g = h * jnp.uint32(MIX)
     g = g ^ (g >> 15)
     # One variadic reduction fuses with the hash; two sums would write the hash to memory.

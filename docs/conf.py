@@ -1,0 +1,9 @@
+"""Configuration of Sphinx: `make docs` builds the pages of this folder."""
+
+project = "jax-sdc"
+author = "the authors of jax-sdc"
+extensions = ["myst_parser"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+html_theme = "alabaster"
+html_theme_options = {"page_width": "1100px", "description": "Silent data corruption in JAX programs"}
