@@ -25,6 +25,8 @@ from .rewrite import Place, Reports, Values, required
 from .sites import Where, probes
 
 GOLDEN, MIX = 0x9E3779B1, 0xC2B2AE3D
+ROW = 256
+"""Words that are summed at a time."""
 
 
 def fmix32(h: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
@@ -90,10 +92,22 @@ def digest(
     h = fmix32(words + spread)
     g = h * jnp.uint32(MIX)
     g = g ^ (g >> 15)
-    # One variadic reduction fuses with the hash; two sums would write the hash to memory.
+    # Variadic reductions fuse with the hash; two sums would write the hash to memory. Rows first: their loop is short
+    # and straight, so that a CPU computes several words at once.
+    rows = words.ndim - 1
+    while rows > 1 and math.prod(words.shape[rows:]) < ROW:
+        rows -= 1
+    return jnp.stack(_sums(_sums((h, g), range(max(rows, 0), words.ndim)), range(max(rows, 0))))
+
+
+def _sums(
+    parts: tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]], axes: Sequence[int]
+) -> tuple[UInt32[Array, "*rest"], UInt32[Array, "*rest"]]:
+    if not len(axes):
+        return parts
     zero = jnp.uint32(0)
-    sums = lax.reduce((h, g), (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(range(words.ndim)))
-    return jnp.stack(sums)
+    h, g = lax.reduce(parts, (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(axes))
+    return h, g
 
 
 def tree_digest(tree: Any) -> UInt32[Array, "2"]:
