@@ -1,8 +1,10 @@
 """Campaigns: thousands of single faults in a training step, and what becomes of training after each.
 
-The step is compiled once, with a strike as data. The clean run is done once, and the state before each of its steps is
-kept. Every injection starts from the state just before its step, runs the struck step and then a few clean ones, and is
-compared with the clean run, until its outcome is certain.
+The step is compiled once with a strike as data, and once as it is. The clean run is done once, and the state before
+each of its steps is kept. Every injection starts from the state just before its step, runs the struck step and then a
+few plain ones, and is compared with the clean run, until its outcome is certain. Bits are compared after the struck step
+only, with those of the same program without a strike; the steps that follow are those of the plain program, whose last
+bits are others, and of which only losses and norms are compared.
 
 Injections are spread evenly over sites, steps, iterations, devices, elements, kinds of faults and bits by a Kronecker
 sequence, so that the first n of a campaign are as evenly spread as all of it, and injection number i is the same in
@@ -148,19 +150,28 @@ class Campaign:
         self.sites = sites(step, state, batches[0], where=where)
         struck = strike(step, where)
 
-        def observed(strike: Strike, state: Any, batch: Any) -> Any:
-            (state, metrics), events = struck(strike, state, batch)
+        def observed(state: Any, metrics: Any) -> Any:
             scalars = {name: jnp.asarray(value, jnp.float32) for name, value in observe(state, metrics).items()}
             finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in _floats((state, scalars))]).all()
-            return state, (scalars, finite, tree_digest((state, scalars)), _total(events))
+            return scalars, finite, tree_digest((state, scalars))
+
+        def with_strike(strike: Strike, state: Any, batch: Any) -> Any:
+            (state, metrics), events = struck(strike, state, batch)
+            return state, observed(state, metrics), _total(events)
+
+        def plain(state: Any, batch: Any) -> Any:
+            state, metrics = step(state, batch)
+            return state, observed(state, metrics)
 
         shapes = jax.eval_shape(struck, no_strike(), state, batches[0])[1]
         self.targets = [_target(site, shapes[site.name].changed.shape) for site in self.sites]
         axes = sorted({axis for target in self.targets for axis in target.devices})
         room = max(pattern.size(x.shape) for _, _, pattern in self.faults for site in self.sites for x in site.outputs)
         self._shape = {"room": min(room, _largest(self.sites)), "axes": axes}
-        self._step = jax.jit(observed if batch == 1 else jax.vmap(observed))
+        self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
+        self._plain = jax.jit(plain if batch == 1 else jax.vmap(plain))
         self.clean, self._states = self._clean_run(state)
+        self._unstruck = [self._run_unstruck(number) for number in range(len(batches) - follow)]
         self.limits = thresholds(self.clean)
         self._check_repeats()
 
@@ -232,31 +243,37 @@ class Campaign:
     def _run(self, group: Sequence[Injection]) -> Iterator[dict[str, Any]]:
         """Runs some injections at the same time, until the outcome of each is certain."""
         members = [*group, *[group[-1]] * (self.batch - len(group))]
-        states = self._stack([self._states[member.step] for member in members])
-        strikes = [member.strike for member in members]
-        runs: list[list[Observed]] = [[] for _ in group]
-        undecided = set(range(len(group)))
-        events: Events | None = None
-        nothing = no_strike(**self._shape)
-        for latency in range(self.follow + 1):
-            tokens = self._stack([self.batches[member.step + latency] for member in members])
-            states, seen = self._step(self._stack(strikes), states, tokens)
-            observed, happened = self._read(seen)
-            if latency == 0:
-                events, strikes = happened, [nothing] * len(members)
+        states, seen, happened = self._strike(
+            self._stack([member.strike for member in members]),
+            self._stack([self._states[member.step] for member in members]),
+            self._stack([self.batches[member.step] for member in members]),
+        )
+        observed = self._read(seen)
+        runs = [[observed[number]] for number in range(len(group))]
+        undecided = {
+            number
+            for number, member in enumerate(group)
+            if not decided(self._unstruck[member.step], observed[number], first=True)
+        }
+        for latency in range(1, self.follow + 1):
+            if not undecided:
+                break
+            states, seen = self._plain(states, self._stack([self.batches[member.step + latency] for member in members]))
+            observed = self._read(seen)
             for number in sorted(undecided):
                 runs[number].append(observed[number])
                 clean = self.clean[members[number].step + latency]
-                if decided(clean, observed[number], first=latency == 0):
+                if decided(clean, observed[number], first=False):
                     undecided.remove(number)
-            if not undecided:
-                break
-        assert events is not None
+        events = jax.device_get(happened)
         for number, member in enumerate(group):
-            yield self._row(member, runs[number], jax.tree.map(lambda x, number=number: x[number], events))
+            own = events if self.batch == 1 else jax.tree.map(lambda x, number=number: x[number], events)
+            yield self._row(member, runs[number], own)
 
     def _row(self, member: Injection, run: Sequence[Observed], events: Events) -> dict[str, Any]:
-        result = classify(self.clean, run, member.step, self.limits)
+        clean = [*self.clean]
+        clean[member.step] = self._unstruck[member.step]
+        result = classify(clean, run, member.step, self.limits)
         assert events.hits is not None
         known = (events.hits.new != events.hits.old).any(-1)
         first = {name: np.asarray(part)[known][:8] for name, part in events.hits._asdict().items()}
@@ -274,26 +291,31 @@ class Campaign:
 
     def _clean_run(self, state: Any) -> tuple[list[Observed], list[Any]]:
         clean, states = [], []
-        strikes = self._stack([no_strike(**self._shape)] * self.batch)
-        for tokens in self.batches:
+        for number in range(len(self.batches)):
             states.append(state)
-            many, seen = self._step(strikes, self._stack([state] * self.batch), self._stack([tokens] * self.batch))
-            state = many if self.batch == 1 else jax.tree.map(lambda x: x[0], many)
-            clean.append(self._read(seen)[0][0])
+            state, observed = self._run_plain(number, state)
+            clean.append(observed)
         return clean, states
 
+    def _run_plain(self, number: int, state: Any) -> tuple[Any, Observed]:
+        many, seen = self._plain(self._stack([state] * self.batch), self._stack([self.batches[number]] * self.batch))
+        return many if self.batch == 1 else jax.tree.map(lambda x: x[0], many), self._read(seen)[0]
+
+    def _run_unstruck(self, number: int) -> Observed:
+        """A step of the program that can be struck, without a strike."""
+        nothing = no_strike(**self._shape)
+        arguments = nothing, self._states[number], self.batches[number]
+        return self._read(self._strike(*(self._stack([part] * self.batch) for part in arguments))[1])[0]
+
     def _check_repeats(self) -> None:
-        """A clean step, done once more from its stored state, must give the same bits."""
-        for step in {0, len(self.batches) - 1}:
-            _, seen = self._step(
-                self._stack([no_strike(**self._shape)] * self.batch),
-                self._stack([self._states[step]] * self.batch),
-                self._stack([self.batches[step]] * self.batch),
-            )
-            if any(observed.digest != self.clean[step].digest for observed in self._read(seen)[0]):
+        """Clean steps, done once more from their stored states, must give the same bits."""
+        last = len(self._unstruck) - 1
+        again = [self._run_plain(0, self._states[0])[1], *(self._run_unstruck(number) for number in {0, last})]
+        for before, now in zip([self.clean[0], *(self._unstruck[number] for number in {0, last})], again, strict=True):
+            if before.digest != now.digest:
                 raise NotDeterministic(
-                    f"step {step} of the clean run gave other bits when it was repeated: the program is not "
-                    "deterministic here, or this machine corrupts data; run sdc twin on it"
+                    "a step of the clean run gave other bits when it was repeated: the program is not deterministic "
+                    "here, or this machine corrupts data; run sdc twin on it"
                 )
 
     def _stack(self, trees: Sequence[Any]) -> Any:
@@ -301,14 +323,12 @@ class Campaign:
             return trees[0]
         return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
 
-    def _read(self, seen: Any) -> tuple[list[Observed], Events]:
-        """What was observed of each member of a batch, and the events of all."""
-        scalars, finite, digest, events = jax.device_get(seen)
+    def _read(self, seen: Any) -> list[Observed]:
+        """What was observed of each member of a batch."""
+        scalars, finite, digest = jax.device_get(seen)
         if self.batch == 1:
-            scalars, finite, digest, events = jax.tree.map(
-                lambda x: np.asarray(x)[None], (scalars, finite, digest, events)
-            )
-        observed = [
+            scalars, finite, digest = jax.tree.map(lambda x: np.asarray(x)[None], (scalars, finite, digest))
+        return [
             Observed(
                 loss=float(scalars["loss"][number]),
                 gradient_norm=float(scalars["gradient_norm"][number]) if "gradient_norm" in scalars else None,
@@ -318,7 +338,6 @@ class Campaign:
             )
             for number in range(self.batch)
         ]
-        return observed, events
 
 
 def _kronecker(number: int, seed: int) -> Iterator[float]:
