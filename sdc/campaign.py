@@ -2,9 +2,9 @@
 
 The step is compiled once with a strike as data, and once as it is. The clean run is done once, and the state before
 each of its steps is kept. Every injection starts from the state just before its step, runs the struck step and then a
-few plain ones, and is compared with the clean run, until its outcome is certain. Bits are compared after the struck step
-only, with those of the same program without a strike; the steps that follow are those of the plain program, whose last
-bits are others, and of which only losses and norms are compared.
+few plain ones, and is compared with the clean run, until its outcome is certain. Bits are compared after the struck
+step only, with those of the same program without a strike; the steps that follow are those of the plain program, whose
+last bits are others, and of which only losses and norms are compared.
 
 Injections are spread evenly over sites, steps, iterations, devices, elements, kinds of faults and bits by a Kronecker
 sequence, so that the first n of a campaign are as evenly spread as all of it, and injection number i is the same in

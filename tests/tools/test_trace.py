@@ -67,6 +67,7 @@ def test_a_killed_campaign_ends_with_the_same_table(tmp_path: Path) -> None:
     process = start("campaign", *CAMPAIGN, "--run", killed)
     record = killed / "injections.jsonl"
     kill_when(process, lambda: record.is_file() and record.read_text().count("\n") >= 20)
+    end(process)  # closes its pipes
     assert not (killed / "summary.json").exists()
     with record.open("a") as file:
         file.write('{"injection": 59, "cut o')  # what a crash can leave
@@ -98,7 +99,7 @@ def test_a_killed_campaign_ends_with_the_same_table(tmp_path: Path) -> None:
         (["trace", "{new}", "--against", "{new}"], "is no run folder"),
         (["diff", "{new}", "{new}"], "is no run folder"),
         (["campaign", "--injections", "0"], "--injections 0: expected a number of at least 1"),
-        (["campaign", "--follow", "16"], "--follow 16: expected a number from 0, below --steps 16"),
+        (["campaign", "--follow", "16"], "--follow 16: expected a number from 0 to 15"),
         (["campaign", "--faults", "bitflip,rate=1"], "unknown key 'rate'"),
         (["campaign", "--where", "primitive()"], "expected one pattern or more"),
         (["campaign", "--resume"], "give --run DIR"),
