@@ -104,13 +104,14 @@ class Selector:
         now: Callable[[Site, Iteration], Any] | None = None,
         *,
         terms: Sequence["Selector"] = (),
+        operator: str = "",
         attribute: Callable[[Site], str] | None = None,
         patterns: Sequence[str] = (),
     ) -> None:
         self.text = text
         self.chosen = chosen
         self.now = now or (lambda site, iteration: chosen(site))
-        self._terms = tuple(terms)
+        self._terms, self._operator = tuple(terms), operator
         self._attribute, self._patterns = attribute, tuple(patterns)
 
     def __call__(self, site: Site) -> bool:
@@ -132,7 +133,7 @@ class Selector:
             found = self.now(site, iteration)
             return not found if isinstance(found, bool) else ~found
 
-        return Selector(f"~{_bracketed(self)}", chosen, now, terms=[self])
+        return Selector(f"~{_bracketed(self, '')}", chosen, now, terms=[self])
 
     def __repr__(self) -> str:
         return self.text
@@ -155,8 +156,8 @@ class Selector:
         return [value for value in values if any(word and resembles(value, word) for word in wanted)][:4]
 
 
-def _bracketed(selector: Selector) -> str:
-    return f"({selector.text})" if len(selector._terms) > 1 else selector.text
+def _bracketed(selector: Selector, operator: str) -> str:
+    return selector.text if selector._operator in ("", operator) else f"({selector.text})"
 
 
 def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Selector:
@@ -171,7 +172,8 @@ def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Sele
         a, b = left.now(site, iteration), right.now(site, iteration)
         return a | b if decided else a & b
 
-    return Selector(f"{_bracketed(left)} {operator} {_bracketed(right)}", chosen, now, terms=[left, right])
+    text = f" {operator} ".join(_bracketed(part, operator) for part in (left, right))
+    return Selector(text, chosen, now, terms=[left, right], operator=operator)
 
 
 def as_selector(where: Where) -> Selector:
