@@ -167,7 +167,7 @@ class Campaign:
         self.targets = [_target(site, shapes[site.name].changed.shape) for site in self.sites]
         axes = sorted({axis for target in self.targets for axis in target.devices})
         room = max(pattern.size(x.shape) for _, _, pattern in self.faults for site in self.sites for x in site.outputs)
-        self._shape = {"room": min(room, _largest(self.sites)), "axes": axes}
+        self._room, self._axes = min(room, _largest(self.sites)), axes
         self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
         self._plain = jax.jit(plain if batch == 1 else jax.vmap(plain))
         self.clean, self._states = self._clean_run(state)
@@ -199,8 +199,9 @@ class Campaign:
         key = jax.random.fold_in(jax.random.key(self.seed), number)
         elements = _elements(pattern, element, shape)
         struck = strike_on(
-            site, what, elements, iteration=iteration, device=device, output=output, key=key, **self._shape
-        )
+            site, what, elements, iteration=iteration, device=device, output=output, key=key, room=self._room,
+            axes=self._axes,
+        )  # fmt: skip
         innermost = len(target.loops) == max(len(other.loops) for other in self.targets)
         row = {
             "injection": number,
@@ -282,7 +283,7 @@ class Campaign:
             result["outcome"] = "not_reached"
         return {
             **member.row,
-            "elements": [int(index) for index in first["index"]],
+            "elements": [int(element) for element in first["element"]],
             "changed": int(events.changed),
             "old": [_hexadecimal(words, digits) for words in first["old"]],
             "new": [_hexadecimal(words, digits) for words in first["new"]],
@@ -303,7 +304,7 @@ class Campaign:
 
     def _run_unstruck(self, number: int) -> Observed:
         """A step of the program that can be struck, without a strike."""
-        nothing = no_strike(**self._shape)
+        nothing = no_strike(room=self._room, axes=self._axes)
         arguments = nothing, self._states[number], self.batches[number]
         return self._read(self._strike(*(self._stack([part] * self.batch) for part in arguments))[1])[0]
 

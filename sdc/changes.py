@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt32
 
 from .bits import as_bits, from_bits, select
@@ -43,12 +44,12 @@ class Change(NamedTuple):
     ((bits & keep) | set) ^ flip. Bits are given as two 32-bit words, the lower one first.
     """
 
-    factor: Float32[Array, "*n"]
-    addend: Float32[Array, "*n"]
-    keep: UInt32[Array, "*n 2"]
-    set: UInt32[Array, "*n 2"]
-    flip: UInt32[Array, "*n 2"]
-    turn: Int32[Array, ""]
+    factor: Float32[ArrayLike, "*n"]
+    addend: Float32[ArrayLike, "*n"]
+    keep: UInt32[ArrayLike, "*n 2"]
+    set: UInt32[ArrayLike, "*n 2"]
+    flip: UInt32[ArrayLike, "*n 2"]
+    turn: Int32[ArrayLike, ""]
 
 
 def neutral() -> Change:
@@ -73,7 +74,7 @@ def apply(
     room = x.shape[-1]
     if room > 1:
         count = jnp.maximum(jnp.asarray(room if count is None else count, jnp.int32), 1)
-        order = (jnp.arange(room, dtype=jnp.int32) + change.turn) % count
+        order = (jnp.arange(room, dtype=jnp.int32) + jnp.asarray(change.turn)) % count
         x = from_bits(jnp.take(as_bits(x), order, axis=-1), x)
     wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
     factor, addend = (jnp.asarray(part, wide.dtype) for part in (change.factor, change.addend))
@@ -88,8 +89,8 @@ def rounded(wide: Shaped[Array, "*n"], like: Shaped[Array, "*n"]) -> Shaped[Arra
     return (jnp.round(wide) if jnp.issubdtype(like.dtype, jnp.integer) else wide).astype(like.dtype)
 
 
-def _mask(words: UInt32[Array, "*n 2"], dtype: Any) -> Shaped[Array, "*n"]:
-    words = jnp.asarray(words)
+def _mask(given: UInt32[ArrayLike, "*n 2"], dtype: Any) -> Shaped[Array, "*n"]:
+    words = jnp.asarray(given)
     low = words[..., 0].astype(dtype)
     if np.dtype(dtype).itemsize <= 4:
         return low

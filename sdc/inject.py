@@ -39,13 +39,13 @@ class Hits(NamedTuple):
 
     Attributes:
         output: number of the operation's output.
-        index: flat index of the element, row-major.
+        element: flat index of the element, row-major.
         old: its bits before, as two 32-bit words, the lower one first.
         new: its bits after.
     """
 
     output: UInt32[Array, "k"]
-    index: UInt32[Array, "k"]
+    element: UInt32[Array, "k"]
     old: UInt32[Array, "k 2"]
     new: UInt32[Array, "k 2"]
 

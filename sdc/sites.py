@@ -110,7 +110,7 @@ class Selector:
     ) -> None:
         self.text = text
         self.chosen = chosen
-        self.now = now or (lambda site, iteration: chosen(site))
+        self.now: Callable[[Site, Iteration], Any] = now or (lambda site, iteration: chosen(site))
         self._terms, self._operator = tuple(terms), operator
         self._attribute, self._patterns = attribute, tuple(patterns)
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
 
 from .bits import as_bits, select
@@ -40,11 +41,11 @@ class Strike(NamedTuple):
         change: what becomes of them.
     """
 
-    site: UInt32[Array, ""]
-    output: Int32[Array, ""]
-    iteration: Int32[Array, "loops"]
-    device: dict[str, Int32[Array, ""]]
-    elements: Int32[Array, "room"]
+    site: UInt32[ArrayLike, ""]
+    output: Int32[ArrayLike, ""]
+    iteration: Int32[ArrayLike, "loops"]
+    device: dict[str, Int32[ArrayLike, ""]]
+    elements: Int32[ArrayLike, "room"]
     change: Change
 
 
@@ -60,7 +61,7 @@ def no_strike(*, room: int = 1, axes: Sequence[str] = ()) -> Strike:
         room: elements that strikes of this program can hit at once.
         axes: mesh axes along which strikes of this program name a device.
     """
-    everywhere = {axis: np.int32(-1) for axis in sorted(axes)}
+    everywhere: dict[str, ArrayLike] = {axis: np.int32(-1) for axis in sorted(set(axes))}
     return Strike(
         np.uint32(0), np.int32(0), np.full(LOOPS, -1, np.int32), everywhere, np.full(room, -1, np.int32), neutral()
     )
@@ -124,7 +125,7 @@ def strike_on(
         raise ValueError(f"{indices.size} elements do not find room in {room}; raise room")
     key = jax.random.fold_in(jax.random.key(0), int(indices[0])) if key is None else key
     layer = jnp.int32(iteration[-1] if iteration else 0)
-    base = no_strike(room=room, axes={*axes, *(device or {})})
+    base = no_strike(room=room, axes=[*axes, *(device or {})])
     return base._replace(
         site=np.uint32(site_number(site.name)),
         output=np.int32(output),
@@ -175,7 +176,7 @@ class _Strike:
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
         outs = bind(*inputs)
         here = self._here(place)
-        room = self.strike.elements.shape[-1]
+        (room,) = jnp.shape(self.strike.elements)
         none, pairs = jnp.zeros(room, jnp.uint32), jnp.zeros((room, 2), jnp.uint32)
         total = varying(Events(jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs)))
         for number, x in enumerate(outs):
@@ -199,10 +200,11 @@ class _Strike:
         if self._names.setdefault(number, place.site.name) != place.site.name:
             raise ValueError(f"{place.site.name!r} and {self._names[number]!r} have the same number; rename a scope")
         here = jnp.asarray(self.strike.site) == np.uint32(number)
-        for index, wanted in zip(place.iteration, self.strike.iteration, strict=False):
-            here &= (wanted < 0) | (wanted == index)
+        for index, iteration in zip(place.iteration, jnp.asarray(self.strike.iteration), strict=False):
+            here &= (iteration < 0) | (iteration == index)
         axes = bound_axes()
-        for axis, wanted in self.strike.device.items():
+        for axis, device in self.strike.device.items():
+            wanted = jnp.asarray(device)
             here &= (wanted < 0) | ((lax.axis_index(axis) == wanted) if axis in axes else False)
         self.mapped |= set(axes)
         return here

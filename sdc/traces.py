@@ -195,17 +195,17 @@ def read_trace(path: Path) -> Trace:
 def _read_sites(path: Path) -> tuple[tuple[Site, ...], tuple[tuple[int, ...], ...]]:
     try:
         rows = read_json(path)["sites"]
-        sites = tuple(
-            Site(
-                **{key: tuple(value) if key in ("dims", "order") else value for key, value in row.items()
-                   if key not in ("outputs", "digests")},
-                outputs=tuple(jax.ShapeDtypeStruct(tuple(x["shape"]), _dtype(x["dtype"])) for x in row["outputs"]),
-            )
-            for row in rows
-        )  # fmt: skip
+        sites = tuple(_read_site(row) for row in rows)
         return sites, tuple(tuple(map(int, row["digests"])) for row in rows)
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"{path} is damaged ({error!r}); trace that run anew") from error
+
+
+def _read_site(row: Mapping[str, Any]) -> Site:
+    values: dict[str, Any] = {key: value for key, value in row.items() if key not in ("outputs", "digests")}
+    values |= {key: tuple(values[key]) for key in ("dims", "order")}
+    outputs = tuple(jax.ShapeDtypeStruct(tuple(x["shape"]), _dtype(x["dtype"])) for x in row["outputs"])
+    return Site(**values, outputs=outputs)
 
 
 def _dtype(name: str) -> Any:

@@ -154,10 +154,10 @@ def test_events_are_what_really_changed(dtype: str) -> None:
             count = int(event.changed)
             assert count == len(differs), (kind, pattern)
             assert int(event.drawn) >= count
-            assert np.asarray(event.hits.index)[:count].tolist() == differs.tolist()
+            assert np.asarray(event.hits.element)[:count].tolist() == differs.tolist()
             assert np.asarray(event.hits.old)[:count, 0].tolist() == before[differs].tolist()
             assert np.asarray(event.hits.new)[:count, 0].tolist() == after[differs].tolist()
-            assert not np.asarray(event.hits.index)[count:].any()
+            assert not np.asarray(event.hits.element)[count:].any()
             seen += count
     assert seen > 0
     assert run._cache_size() == 1
@@ -199,7 +199,7 @@ def test_records_of_a_while_loop_are_joined() -> None:
     _, events = sdc.inject(step, [fault], record=8)(sdc.Moment(KEY, jnp.int32(0)), jnp.ones(3))
     event = events["fwd/sin"]
     assert int(event.changed) == 9
-    assert event.hits.index.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert event.hits.element.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     assert (np.asarray(event.hits.new)[:, 0] == np.float32(5.0).view(np.uint32)).all()
 
 

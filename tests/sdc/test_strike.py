@@ -150,9 +150,9 @@ def test_what_is_hit_is_what_was_asked_for(dtype: str) -> None:
         assert set(differs) <= set(elements)
         assert int(event.changed) == len(differs)
         assert int(event.drawn) == len(elements)
-        rows = np.asarray(event.hits.index)[np.asarray(event.hits.new != event.hits.old).any(1)]
+        rows = np.asarray(event.hits.element)[np.asarray(event.hits.new != event.hits.old).any(1)]
         assert sorted(rows) == sorted(differs)
-        for index, old, new in zip(event.hits.index, event.hits.old, event.hits.new, strict=True):
+        for index, old, new in zip(event.hits.element, event.hits.old, event.hits.new, strict=True):
             if (old != new).any():
                 assert int(old[0]) == before.view(raw)[index]
                 assert int(new[0]) == after.view(raw)[index]

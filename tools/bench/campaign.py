@@ -74,7 +74,7 @@ def _alone(programs: Programs, runner: Campaign, state: Any, number: int) -> flo
     where = named(injection.row["site"])
     jax.clear_caches()  # a run of its own begins with none
     started = time.perf_counter()
-    nothing = sdc.no_strike(room=injection.strike.elements.size, axes=sorted(injection.strike.device))
+    nothing = sdc.no_strike(room=int(np.size(injection.strike.elements)), axes=sorted(injection.strike.device))
 
     def step(hit: Any, state: Any, tokens: Any) -> Any:
         strike = jax.tree.map(lambda a, b: jax.numpy.where(hit, a, b), injection.strike, nothing)

@@ -22,7 +22,7 @@ BARS = {"step_ratio": 1.10, "peak_memory_ratio": 1.10, "bytes_per_probe": 64.0}
 def measure(options: BenchOptions) -> dict[str, Any]:
     """Measures what gated lock-step costs twins when nothing is wrong, against twins without synchronization."""
     result: dict[str, Any] = {}
-    config = get_config(options.config)
+    config = get_config(options.config or "bench")
     for dtype in options.dtypes:
         typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
         # One device per twin; a single accelerator runs both under vmap.

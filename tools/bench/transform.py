@@ -1,6 +1,7 @@
 """`sdc bench transform`: what fingerprints, injection and rewriting cost, against the plain step."""
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -67,7 +68,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
     compiled = {"plain": jax.jit(programs.plain).lower(*arguments).compile()}
     whole = time.perf_counter() - started
     compiled |= {name: jax.jit(fn).lower(*arguments).compile() for name, fn in variants.items() if name != "plain"}
-    seconds = _take_turns({name: lambda run=run: run(*arguments) for name, run in compiled.items()}, steps)
+    seconds = _take_turns({name: functools.partial(run, *arguments) for name, run in compiled.items()}, steps)
     return {
         "plain_seconds": statistics.median(seconds["plain"]),
         **{name: _ratio(seconds["plain"], seconds[name]) for name in variants if name != "plain"},
