@@ -16,14 +16,14 @@ from .statistics import proportion_interval
 
 HARMFUL = ("spike", "divergence", "nonfinite")
 GROUPS: dict[str, Callable[[Row], Any]] = {
-    "operation": lambda row: row.get("operation"),
-    "layer": lambda row: row.get("layer"),
-    "phase": lambda row: row.get("phase"),
+    "operation": lambda row: _word(row.get("operation")),
+    "layer": lambda row: count(row.get("layer")),
+    "phase": lambda row: _word(row.get("phase")),
     "scope": lambda row: _scope(row.get("scope")),
     "bit": lambda row: _bit(row),
-    "field": lambda row: row.get("field"),
-    "fault": lambda row: row.get("fault"),
-    "site": lambda row: row.get("site"),
+    "field": lambda row: _word(row.get("field")),
+    "fault": lambda row: _word(row.get("fault")),
+    "site": lambda row: _word(row.get("site")),
 }
 """What injections are grouped by, and under which key; None leaves one out."""
 
@@ -139,6 +139,10 @@ def _latency(row: Row, detector: str) -> int | None:
 def _median(values: Iterable[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return statistics.median(found) if found else None
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _scope(scope: Any) -> str | None:

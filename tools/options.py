@@ -8,21 +8,19 @@ import tyro
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class WorkloadOptions:
     """What to train, where, and what to keep of it."""
 
     config: str = "tiny"
     """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
-    steps: int = 20
-    """Optimizer steps."""
     seed: int = 0
     """Seed of the parameters, the order of the data and simulated faults."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Type of activations and compute parameters; by default the configuration's."""
     data: int = 1
-    """Data-parallel ranks of each twin."""
+    """Data-parallel ranks, of each twin where there are twins."""
     model: int = 1
-    """Tensor-parallel ranks of each twin."""
+    """Tensor-parallel ranks, of each twin where there are twins."""
     devices: int | None = None
     """Simulate this many CPU devices, over all processes; on a machine with nothing but a CPU, as many as needed."""
     corpus: tuple[str, ...] = ("python",)
@@ -32,11 +30,19 @@ class RunOptions:
     run: Path | None = None
     """Run folder; by default a new one below runs/."""
     resume: bool = False
-    """Continue the run in the folder that --run names, from its newest checkpoint."""
-    checkpoint_every: int = 10
-    """Steps from one checkpoint to the next; the last step is always saved."""
+    """Continue what is in the folder that --run names, from its newest checkpoint, or from its last injection."""
     json: bool = False
     """Print the summary as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(WorkloadOptions):
+    """How to run it."""
+
+    steps: int = 20
+    """Optimizer steps."""
+    checkpoint_every: int = 10
+    """Steps from one checkpoint to the next; the last step is always saved."""
     coordinator: str | None = None
     """HOST:PORT of process 0, for a run of several processes."""
     processes: int | None = None
@@ -120,7 +126,7 @@ class DiffOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CampaignOptions:
+class CampaignOptions(WorkloadOptions):
     """Injects thousands of single simulated faults into training, and tells what becomes of it after each.
 
     Example: sdc campaign --injections 1000 --faults bitflip nan --run runs/campaign
@@ -129,8 +135,6 @@ class CampaignOptions:
     codes: 0 done, 2 bad usage, 3 inconclusive (the clean run does not repeat itself).
     """
 
-    config: str = "tiny"
-    """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
     injections: int = 1000
     """Number of injections."""
     steps: int = 16
@@ -144,23 +148,3 @@ class CampaignOptions:
     swap, ..., with a pattern such as run=8, tile=4x4 or row."""
     batch: int | None = None
     """Injections at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""
-    seed: int = 0
-    """Seed of the parameters, the order of the data and the choice of the faults."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Type of activations and compute parameters; by default the configuration's."""
-    data: int = 1
-    """Data-parallel ranks."""
-    model: int = 1
-    """Tensor-parallel ranks."""
-    devices: int | None = None
-    """Simulate this many CPU devices; on a machine with nothing but a CPU, as many as needed."""
-    corpus: tuple[str, ...] = ("python",)
-    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
-    tokenizer: str = "bytes"
-    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
-    run: Path | None = None
-    """Run folder; by default a new one below runs/."""
-    resume: bool = False
-    """Continue the campaign in the folder that --run names."""
-    json: bool = False
-    """Print the summary as JSON, and nothing else, on standard output."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -9,13 +10,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 
-class Progress:
-    """Shows step, loss, mismatches and time left on standard error."""
+class _Line:
+    """A bar on standard error, with a text that tells how things stand."""
 
-    def __init__(self, steps: int, *, first: int, show: bool) -> None:
+    def __init__(self, what: str, total: int, *, first: int, show: bool = True) -> None:
         console = Console(stderr=True)
         self._bar = Bar(
-            TextColumn("step"),
+            TextColumn(what),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[text]}"),
@@ -23,15 +24,27 @@ class Progress:
             console=console,
             disable=not (show and console.is_terminal),
         )
-        self._task = self._bar.add_task("", total=steps, completed=first, text="compiling")
-        self._mismatched = 0
+        self._task = self._bar.add_task("", total=total, completed=first, text="compiling")
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Any:
         self._bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.stop()
+
+    def _tell(self, completed: int, text: str) -> None:
+        self._bar.update(self._task, completed=completed, text=text)
+
+
+class Progress(_Line):
+    """Shows step, loss, mismatches and time left."""
+
+    def __init__(self, steps: int, *, first: int, show: bool) -> None:
+        super().__init__("step", steps, first=first, show=show)
+        self._mismatched = 0
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Shows a row of `steps.jsonl`."""
@@ -40,35 +53,18 @@ class Progress:
         text = f"loss {float(row['loss'][0]):.4f}"
         if "sites" in row:
             text += f"  [red]{self._mismatched:,} mismatches[/]" if self._mismatched else "  [green]no mismatch[/]"
-        self._bar.update(self._task, completed=row["step"] + 1, text=text)
+        self._tell(row["step"] + 1, text)
 
 
-class InjectionProgress:
-    """Shows injections done, outcomes so far and time left on standard error."""
+class InjectionProgress(_Line):
+    """Shows injections done, outcomes so far and time left."""
 
     def __init__(self, injections: int, *, first: int) -> None:
-        console = Console(stderr=True)
-        self._bar = Bar(
-            TextColumn("injection"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=injections, completed=first, text="compiling")
+        super().__init__("injection", injections, first=first)
         self._outcomes: Counter[str] = Counter()
-
-    def __enter__(self) -> "InjectionProgress":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Shows a row of `injections.jsonl`."""
         self._outcomes[row["outcome"]] += 1
         text = "  ".join(f"{name} {count:,}" for name, count in sorted(self._outcomes.items()))
-        self._bar.update(self._task, completed=row["injection"] + 1, text=text)
+        self._tell(row["injection"] + 1, text)

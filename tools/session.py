@@ -26,7 +26,7 @@ from sdc.train.tokenizer import load_tokenizer, padded_vocab
 
 from .cluster import everyone, joined
 from .errors import CommandError, Exit, storage_errors, usage_errors
-from .options import CampaignOptions, RunOptions
+from .options import RunOptions, WorkloadOptions
 from .programs import Programs
 from .progress import Progress
 
@@ -185,7 +185,7 @@ def _cpu_devices(options: RunOptions, plan: Plan, processes: int) -> int:
     return devices // processes
 
 
-def workload(options: RunOptions | CampaignOptions) -> tuple[TrainConfig, Dataset]:
+def workload(options: WorkloadOptions) -> tuple[TrainConfig, Dataset]:
     """The configuration and the data that the flags ask for.
 
     Raises:

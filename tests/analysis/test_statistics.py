@@ -15,6 +15,7 @@ from sdc.analysis.statistics import (
     frequency_interval,
     frequency_upper_bound,
     needed_mismatches,
+    proportion_interval,
 )
 
 COUNTS = [1, 2, 10, 137, EXACT_LIMIT, EXACT_LIMIT + 1, 10**6, 10**9]
@@ -92,3 +93,29 @@ def test_burn_in_is_three_mean_intervals() -> None:
     assert burn_in_steps(450) == 1349
     assert burn_in_steps(4500) == 13481
     assert excluded_interval(burn_in_steps(450)) == pytest.approx(450, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "expected"),
+    [(0, 10, (0.0, 0.3085)), (5, 10, (0.1871, 0.8129)), (10, 1000, (0.0048, 0.0183)), (7, 7, (0.5904, 1.0))],
+)
+def test_exact_intervals_of_proportions(successes: int, trials: int, expected: tuple[float, float]) -> None:
+    """Published values of Clopper and Pearson's interval."""
+    assert proportion_interval(successes, trials) == pytest.approx(expected, abs=6e-5)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.2, 0.5])
+def test_proportion_intervals_cover(p: float) -> None:
+    """The probability that the interval holds the proportion, summed exactly over all counts, is at least 95 %."""
+    trials = 40
+    covered = 0.0
+    for successes in range(trials + 1):
+        low, high = proportion_interval(successes, trials)
+        if low <= p <= high:
+            covered += math.comb(trials, successes) * p**successes * (1 - p) ** (trials - successes)
+    assert 0.95 <= covered < 1.0
+
+
+def test_proportions_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="0 of 0"):
+        proportion_interval(0, 0)

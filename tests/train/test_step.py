@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, tiny
-from sdc.train.optimizer import learning_rate
+from sdc.train.optimizer import adamw, history_ratio, learning_rate
 from sdc.train.parallel import global_norm
 from sdc.train.step import (
     BATCH_SPEC,
@@ -221,3 +221,24 @@ def test_the_8b_configurations_lower_for_a_mesh_of_sixteen(name: str, shape: tup
     assert jax.tree.map(lambda leaf: leaf.shape, state.params) == jax.tree.map(
         lambda leaf: leaf.shape, metrics.gradient
     )
+
+
+def test_the_history_of_sound_steps_stays_within_its_bound() -> None:
+    """Gradients of the clipping norm, all in one element, reach the bound; one that was not clipped exceeds it."""
+    config, params = CONFIG.optimizer, {"w": jnp.zeros((2, 3))}
+    optimizer = adamw(config, {"w": P()})
+
+    def after(gradients: list[Any]) -> float:
+        state = optimizer.init(params)
+        with jax.numpy_dtype_promotion("standard"):
+            for gradient in gradients:
+                _, state = optimizer.update({"w": gradient}, state, params)
+            return float(history_ratio(config, state))
+
+    peak = jnp.zeros((2, 3)).at[1, 2].set(config.clip)
+    rng = np.random.default_rng(0)
+    some = [rng.normal(size=(2, 3)).astype(np.float32) for _ in range(6)]
+    for count in (1, 2, 6):
+        assert 0.99 < after([peak] * count) <= 1.0
+        assert after([jnp.asarray(g * config.clip / np.linalg.norm(g)) for g in some[:count]]) <= 1.0
+        assert after([peak] * (count - 1) + [100.0 * peak]) > 1.0
