@@ -41,8 +41,8 @@ def bits_changed(a: Any, b: Any) -> np.ndarray:
     return np.asarray(a).view(width) != np.asarray(b).view(width)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("rate", [0.0, 1e-3, 0.02, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.3])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_events_count_what_really_changed(kind: Any, rate: float, dtype: str) -> None:
     x = jnp.asarray(X).astype(dtype)
