@@ -148,6 +148,7 @@ class Campaign:
         self.where = as_selector(where)
         where = self.where & NUMBERS
         self.sites = sites(step, state, batches[0], where=where)
+        self._check_faults()
         struck = strike(step, where)
 
         def observed(state: Any, metrics: Any) -> Any:
@@ -175,6 +176,17 @@ class Campaign:
         self.limits = thresholds(self.clean)
         self._check_repeats()
 
+    def _check_faults(self) -> None:
+        """Every kind of fault must suit the numbers of every site, before hours are spent on the others."""
+        for dtype in {x.dtype for site in self.sites for x in site.outputs if _strikable(x)}:
+            for text, what, _ in self.faults:
+                try:
+                    what.change(jax.random.key(0), (), dtype, jnp.int32(0))
+                except ValueError as error:
+                    raise ValueError(
+                        f"fault {text!r} does not suit a selected site: {error}; or select fewer sites"
+                    ) from error
+
     def plan(self, number: int) -> Injection:
         """Injection `number` of the campaign."""
         u = _kronecker(number, self.seed)
@@ -182,7 +194,7 @@ class Campaign:
         target = self.targets[int(next(u) * len(self.targets))]
         text, what, pattern = self.faults[int(next(u) * len(self.faults))]
         site = target.site
-        outputs = [output for output, x in enumerate(site.outputs) if corruptible(x)]
+        outputs = [output for output, x in enumerate(site.outputs) if _strikable(x)]
         output = outputs[int(next(u) * len(outputs))]
         shape, dtype = site.outputs[output].shape, site.outputs[output].dtype
         bits: list[int] | None = None
@@ -367,6 +379,10 @@ def _elements(pattern: Pattern, element: int, shape: tuple[int, ...]) -> list[in
     size = math.prod(shape)
     found = np.asarray(pattern.positions(jnp.asarray([element], jnp.int32), shape))[0]
     return [int(index) for index in found if index < size]
+
+
+def _strikable(x: Any) -> bool:
+    return corruptible(x) and math.prod(x.shape) > 0
 
 
 def _largest(sites: Sequence[Site]) -> int:

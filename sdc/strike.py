@@ -6,6 +6,7 @@ struck there is a conditional that costs nothing where it is not taken.
 """
 
 import functools
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from .sites import Selector, Site, Where, as_selector
 LOOPS = 4
 """Loops that can enclose a struck site."""
 
-NUMBERS = Selector("real numbers", lambda site: any(map(corruptible, site.outputs)))
+NUMBERS = Selector("real numbers", lambda site: any(corruptible(x) and math.prod(x.shape) for x in site.outputs))
 
 
 class Strike(NamedTuple):

@@ -184,6 +184,7 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
         ({"faults": ()}, "no kind of fault"),
         ({"faults": ("meteor",)}, "unknown kind 'meteor'"),
         ({"where": named("fwd/nothing")}, "hits none of the step's"),
+        ({"faults": ("bitflip,bits=40",)}, "does not suit a selected site: bit 40 of a 32-bit float32"),
     ],
 )
 def test_campaigns_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
