@@ -6,12 +6,13 @@ clean run's after the struck step; *harm* the share that ended in a loss spike, 
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from sdc.changes import field_bits
 from sdc.outcomes import DETECTORS, OUTCOMES
 
-from .series import Row, count, mapping, number, sequence
+from .series import Row, count, mapping, sequence
 from .statistics import proportion_interval
 
 HARMFUL = ("spike", "divergence", "nonfinite")
@@ -20,7 +21,7 @@ GROUPS: dict[str, Callable[[Row], Any]] = {
     "layer": lambda row: count(row.get("layer")),
     "phase": lambda row: _word(row.get("phase")),
     "scope": lambda row: _scope(row.get("scope")),
-    "bit": lambda row: _bit(row),
+    "bit": lambda row: _bit_name(row),
     "field": lambda row: _word(row.get("field")),
     "fault": lambda row: _word(row.get("fault")),
     "site": lambda row: _word(row.get("site")),
@@ -37,7 +38,9 @@ def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
 
     Returns:
         Contents of `summary.json`: `verdict` (None: a simulation says nothing about the hardware), `outcomes`, by
-        group `vulnerability` and `harm` with 95 % intervals, `bits` (outcomes by dtype and bit), `detectors`.
+        group `vulnerability` and `harm` with 95 % intervals, `bits` (outcomes by dtype and bit), `detectors`,
+        `steps_to_visible` (median over the injections that changed the loss visibly, and `visible`: how many those
+        are of all that were not masked).
 
     Example:
         >>> row = {"injection": 0, "outcome": "spike", "operation": "exp", "detected": {"loss_spike": 1}}
@@ -51,6 +54,7 @@ def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
     unmasked = [row for row in reached if row["outcome"] != "masked"]
     harmful = [row for row in reached if row["outcome"] in HARMFUL]
     planned = count(manifest.get("injections")) or 0
+    visible = [found for row in unmasked if (found := count(row.get("visible_after"))) is not None]
     missed = sum(not any(_latency(row, name) is not None for name in DETECTORS[1:]) for row in harmful)
     return {
         "verdict": None,
@@ -72,7 +76,8 @@ def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "bits": _bits(reached),
         "detectors": {name: _detector(name, unmasked, harmful) for name in DETECTORS},
         "harmful_missed": missed,
-        "steps_to_visible": _median(number(row.get("visible_after")) for row in unmasked),
+        "visible": _share(len(visible), len(unmasked)),
+        "steps_to_visible": statistics.median(visible) if visible else None,
     }
 
 
@@ -112,9 +117,9 @@ def _bits(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, int]]]:
     """Outcomes by dtype and bit position, of the faults that changed one bit on purpose."""
     table: dict[str, dict[int, Counter[str]]] = {}
     for row in rows:
-        bits = [bit for bit in map(count, sequence(row.get("bits"))) if bit is not None]
-        if len(bits) == 1:
-            table.setdefault(str(row.get("dtype")), {}).setdefault(bits[0], Counter())[row["outcome"]] += 1
+        if (place := _bit(row)) is not None:
+            dtype, bit = place
+            table.setdefault(dtype, {}).setdefault(bit, Counter())[row["outcome"]] += 1
     return {
         dtype: {str(bit): dict(sorted(outcomes.items())) for bit, outcomes in sorted(by_bit.items())}
         for dtype, by_bit in sorted(table.items())
@@ -136,11 +141,6 @@ def _latency(row: Row, detector: str) -> int | None:
     return count(mapping(row.get("detected")).get(detector))
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return statistics.median(found) if found else None
-
-
 def _word(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
@@ -154,6 +154,17 @@ def _scope(scope: Any) -> str | None:
     return "/".join(dict.fromkeys(names)) or "(none)"
 
 
-def _bit(row: Mapping[str, Any]) -> str | None:
-    bits = sequence(row.get("bits"))
-    return f"{row.get('dtype')} {bits[0]:>2}" if len(bits) == 1 and count(bits[0]) is not None else None
+def _bit(row: Row) -> tuple[str, int] | None:
+    """Dtype and position of the one bit that was changed on purpose; a bit that the dtype lacks is damage."""
+    dtype, bits = _word(row.get("dtype")), [count(bit) for bit in sequence(row.get("bits"))]
+    if dtype is None or len(bits) != 1 or bits[0] is None:
+        return None
+    try:
+        return (dtype, bits[0]) if bits[0] in field_bits(dtype) else None
+    except TypeError:  # no dtype has this name
+        return None
+
+
+def _bit_name(row: Row) -> str | None:
+    place = _bit(row)
+    return None if place is None else f"{place[0]} {place[1]:>2}"

@@ -2,7 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
+from sdc.changes import field_bits
 from sdc.outcomes import DETECTORS, OUTCOMES
 
 from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas, short
@@ -23,7 +25,7 @@ def bits(summary: Row, *, mark: str) -> Picture | LeftOut:
     with canvas("bits", mark, height=1.0 + 1.7 * len(table)) as drawing:
         panels = np.atleast_1d(drawing.figure.subplots(len(table), 1))
         for axes, (dtype, by_bit) in zip(panels, table.items(), strict=True):
-            width = 1 + max(map(int, by_bit))
+            width = len(field_bits(dtype))
             share = np.full((len(REACHED), width), np.nan)
             for bit, outcomes in by_bit.items():
                 for place, outcome in enumerate(REACHED):
@@ -67,7 +69,9 @@ def by_group(summary: Row, name: str, *, mark: str) -> Picture | LeftOut:
                 x, middle, yerr=np.clip([middle - low, high - middle], 0, None), label=quantity, capsize=2,
                 linestyle="", color=COLOURS[place], marker=MARKERS[place], markersize=4, linewidth=1,
             )  # fmt: skip
-        axes.set_xticks(range(len(group)), [short(str(key), 18) for key in group])
+        every = 1 + len(group) // 40  # more names than these would cover each other
+        names = [short(str(key), 18) for key in group]
+        axes.set_xticks(range(0, len(group), every), names[::every])
         if len(group) > 8:
             axes.tick_params(axis="x", rotation=60)
         axes.set(xlabel=name, ylabel="share of injections", ylim=(-0.02, 1.02))
@@ -92,10 +96,10 @@ def operations(summary: Row, *, mark: str, limit: int = 24) -> Picture | LeftOut
                       edgecolor="white", linewidth=0.4)  # fmt: skip
             left += shares
         axes.set_yticks(range(len(ordered)), [f"{name} ({show(entry['injections'])})" for name, entry in ordered])
-        axes.invert_yaxis()
-        axes.set(xlabel="share of injections", xlim=(0, 1))
+        axes.set(xlabel="share of injections", xlim=(0, 1), ylim=(len(ordered) - 0.5, -0.5))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    return drawing.picture(title, "In brackets the number of injections. The most harmed first.")
+    drawn = "" if len(ordered) == len(group) else f" {len(ordered)} of {len(group)} operations; the table has all."
+    return drawing.picture(title, f"In brackets the number of injections. The most harmed first.{drawn}")
 
 
 def latency(summary: Row, *, mark: str) -> Picture | LeftOut:
@@ -105,16 +109,17 @@ def latency(summary: Row, *, mark: str) -> Picture | LeftOut:
     found = {name: mapping(detectors.get(name)) for name in DETECTORS}
     if not any(entry.get("latencies") for entry in found.values()):
         return LeftOut(title, "no detector fired")
-    last = max(int(steps) for entry in found.values() for steps in mapping(entry.get("latencies")))
+    last = max(int(steps) for entry in found.values() for steps in entry["latencies"])
     with canvas("latency", mark) as drawing:
         axes = drawing.figure.subplots()
         for place, (name, entry) in enumerate(found.items()):
-            counts = np.asarray([mapping(entry.get("latencies")).get(str(steps), 0) for steps in range(last + 1)])
-            share = np.cumsum(counts) / max(entry["of_unmasked"]["of"], 1)
-            axes.plot(share, label=name, color=COLOURS[place], linestyle=DASHES[place % 4], marker=MARKERS[place],
-                      markersize=4)  # fmt: skip
+            counts = {0: 0, last: 0} | {int(steps): hits for steps, hits in entry["latencies"].items()}
+            steps = sorted(counts)
+            share = np.cumsum([counts[step] for step in steps]) / max(entry["of_unmasked"]["of"], 1)
+            axes.plot(steps, share, label=name.replace("_", " "), color=COLOURS[place], linestyle=DASHES[place % 4],
+                      drawstyle="steps-post", marker=MARKERS[place], markersize=4)  # fmt: skip
         axes.set(xlabel="steps since the fault", ylabel="share found", ylim=(-0.02, 1.02))
-        axes.set_xticks(range(last + 1))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return drawing.picture(title, "Of the injections that were not masked. The fingerprint needs a recorded trace.")
 

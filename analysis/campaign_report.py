@@ -1,9 +1,10 @@
 """The report of a campaign: what `report.html` and `report.md` say of it."""
 
+import dataclasses
 import shlex
 from typing import Any
 
-from sdc.outcomes import DETECTORS, LEAST_FACTOR, LEAST_RISE, OUTCOMES, SPIKE, VISIBLE
+from sdc.outcomes import DETECTORS, LEAST_FACTOR, LEAST_RISE, OUTCOMES
 from sdc.records import Campaign
 
 from . import campaign_figures as figures
@@ -18,42 +19,6 @@ SIMULATED = "simulated faults"
 LONGEST = 25
 """Rows of a table; what is left out is in `summary.json`."""
 
-DEFINITIONS = (
-    Definition("Outcome: masked", "", "state' = state, bit for bit", "After the struck step."),
-    Definition(
-        "Outcome: benign drift",
-        "",
-        f"(L' - L) / L ≤ {SPIKE:g} at every followed step",
-        "The state differs.",
-    ),
-    Definition("Outcome: loss spike", "", f"some (L' - L) / L > {SPIKE:g}, the last one not", "The loss came back."),
-    Definition("Outcome: divergence", "", f"the last (L' - L) / L > {SPIKE:g}", "At the last step that was followed."),
-    Definition("Outcome: NaN or infinity", "", "not finite", "The loss, the gradient norm or the state."),
-    Definition("Outcome: not reached", "", "", "The struck operation was not executed: a branch that was not taken."),
-    Definition("Vulnerability", "", "1 - masked / reached", "Exact (Clopper-Pearson) intervals, 95 %."),
-    Definition("Harm", "", "(spike + divergence + NaN or infinity) / reached", "Intervals as above."),
-    Definition("Visible loss change", "", f"|L' - L| / L > {VISIBLE:g}", "Latencies are steps since the struck one."),
-    Definition("Detector: fingerprint", "", "digest' ≠ digest", "Needs a recorded trace of the same program."),
-    Definition("Detector: non-finite", "", "NaN or infinity", "In the loss, the gradient norm or the state."),
-    Definition(
-        "Detector: loss spike",
-        "",
-        "L'_t - L'_(t-1) > threshold",
-        f"Twice the largest rise of the clean run, at least {LEAST_RISE:g} of its mean loss: no false alarm on it.",
-    ),
-    Definition(
-        "Detector: gradient-norm spike",
-        "",
-        "‖g'_t‖ / ‖g'_(t-1)‖ > threshold",
-        f"Twice the largest factor of the clean run, at least {LEAST_FACTOR:g}: no false alarm on it.",
-    ),
-    Definition(
-        "Detector: history bound",
-        "",
-        "|m| ≤ c (1 - β₁ᵗ), v ≤ c² (1 - β₂ᵗ)",
-        "No sound step with gradients clipped to norm c can exceed it (after He et al., ISCA 2023).",
-    ),
-)
 SOURCE = "L and state: of the clean run at the same step; primes: of the struck run."
 
 
@@ -85,14 +50,87 @@ def parts(campaign: Campaign) -> dict[str, Any]:
         "notes": tuple(_notes(summary)),
         "facts": tuple(_facts(manifest, summary)),
         "measured": tuple(table for table in [_outcomes(summary), _detectors(summary), *groups] if table.rows),
-        "pictures": tuple(picture for picture in drawn if isinstance(picture, Picture)),
+        "pictures": tuple(
+            dataclasses.replace(picture, caption=f"[{SIMULATED}] {picture.caption}")
+            for picture in drawn
+            if isinstance(picture, Picture)
+        ),
         "left_out": (*left_out, *(picture for picture in drawn if isinstance(picture, LeftOut))),
         "settings": tuple(table for table in settings if table),
         "command": shlex.join(map(str, sequence(manifest.get("command")))),
-        "definitions": DEFINITIONS,
+        "definitions": definitions(mapping(manifest.get("thresholds"))),
         "definitions_source": SOURCE,
         "bursts": "Intervals take injections to be independent; they are spread more evenly than that.",
     }
+
+
+def definitions(thresholds: Row) -> tuple[Definition, ...]:
+    """What outcomes, quantities and detectors are, with the thresholds of the record."""
+    spike, visible, rise, factor = (show(thresholds.get(name)) for name in ("spike", "visible", "rise", "factor"))
+    return (
+        Definition(
+            "Outcome: masked", "", "state' = state, bit for bit", "The state after the struck step is the clean run's."
+        ),
+        Definition(
+            "Outcome: benign drift",
+            "",
+            f"(L' - L) / L ≤ {spike} at every followed step",
+            "The state differs, but no loss exceeds the clean one by more than that while followed. What goes wrong "
+            "more slowly counts as benign.",
+        ),
+        Definition(
+            "Outcome: loss spike",
+            "",
+            f"some (L' - L) / L > {spike}, the last one not",
+            "The loss exceeded the clean one by more than that, but came back under it by the last followed step.",
+        ),
+        Definition(
+            "Outcome: divergence", "", f"the last (L' - L) / L > {spike}", "Still above it at the last followed step."
+        ),
+        Definition(
+            "Outcome: NaN or infinity", "", "not finite", "A loss, a gradient norm or the state became NaN or infinite."
+        ),
+        Definition(
+            "Outcome: not reached",
+            "",
+            "not executed",
+            "The struck operation lies in a branch that was not taken. All other shares are conditional on injections "
+            "that reached their site.",
+        ),
+        Definition("Vulnerability", "", "1 - masked / reached", "Exact (Clopper-Pearson) intervals, 95 %."),
+        Definition("Harm", "", "(spike + divergence + NaN or infinity) / reached", "Intervals as above."),
+        Definition(
+            "Visible loss change", "", f"|L' - L| / L > {visible}", "Latencies are steps since the struck one, from 0."
+        ),
+        Definition(
+            "Phase",
+            "",
+            "fwd | bwd | remat | jvp | update | memory",
+            "Forward; backward; forward done again for the backward pass; tangents of forward-mode derivatives; what "
+            "is outside of derivatives, such as the optimizer; an array that the step takes or returns.",
+        ),
+        Definition("Detector: fingerprint", "", "digest' ≠ digest", "Needs a recorded trace of the same program."),
+        Definition("Detector: non-finite", "", "NaN or infinity", "In a loss, a gradient norm or the state."),
+        Definition(
+            "Detector: loss spike",
+            "",
+            f"L'_t - L'_(t-1) > {rise}",
+            f"Twice the largest rise of the clean run, at least {LEAST_RISE:g} of its mean loss: no false alarm on it.",
+        ),
+        Definition(
+            "Detector: gradient-norm spike",
+            "",
+            f"‖g'_t‖ / ‖g'_(t-1)‖ > {factor}",
+            f"Twice the largest factor of the clean run, at least {LEAST_FACTOR:g}: no false alarm on it.",
+        ),
+        Definition(
+            "Detector: history bound",
+            "",
+            "|m| ≤ c (1 - β₁ᵗ), v ≤ c² (1 - β₂ᵗ)",
+            "Fires where it is broken: no sound step with gradients clipped to norm c can exceed it (after He et al., "
+            "ISCA 2023).",
+        ),
+    )
 
 
 def _notes(summary: Row) -> list[str]:
@@ -110,15 +148,24 @@ def _facts(manifest: Row, summary: Row) -> list[tuple[str, str]]:
         ("clean run", f"{show(manifest.get('steps'))} steps"),
         ("followed", f"{show(manifest.get('follow'))} steps"),
         ("started", manifest.get("created")),
-        ("median steps to a visible loss change", show(summary["steps_to_visible"])),
+        ("median steps to a visible loss change", _visible(summary)),
     ]
     return [(name, str(value)) for name, value in facts if value is not None]
+
+
+def _visible(summary: Row) -> str:
+    hits = summary["visible"]
+    return f"{show(summary['steps_to_visible'])} ({hits['count']:,} of the {hits['of']:,} not masked had one)"
 
 
 def _outcomes(summary: Row) -> Table:
     rows = [(name.replace("_", " "), *_share(summary["outcomes"][name])) for name in OUTCOMES]
     rows += [(name, *_share(summary[name])) for name in ("vulnerability", "harm")]
-    return _simulated(Table("Outcomes", ("outcome", "injections", "share", "95 % interval"), tuple(rows)))
+    note = (
+        f"Shares of the {summary['reached']:,} injections that reached their site; not reached: of all. In this and "
+        "all tables intervals are exact (Clopper-Pearson)."
+    )
+    return _simulated(Table("Outcomes", ("outcome", "injections", "share", "95 % interval"), tuple(rows), note))
 
 
 def _detectors(summary: Row) -> Table:

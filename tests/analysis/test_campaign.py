@@ -2,19 +2,21 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sdc.analysis.campaign import summarize_campaign
+from sdc.analysis.campaign import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
-from sdc.outcomes import DETECTORS
+from sdc.outcomes import DETECTORS, OUTCOMES
 from sdc.records import INJECTIONS, RunWriter, read_campaign
 
 MANIFEST = {
     "kind": "campaign", "injections": 8, "steps": 9, "follow": 3, "where": "arithmetic", "faults": ["bitflip", "nan"],
     "config": {"name": "tiny"}, "command": ["sdc", "campaign"], "sites": 3,
+    "thresholds": {"spike": 0.125, "visible": 0.003, "rise": 0.375, "factor": 4.5},
 }  # fmt: skip
 
 
@@ -69,13 +71,15 @@ def test_counts_by_hand() -> None:
     assert detectors["history_bound"]["of_harmful"]["count"] == 0
     assert summary["harmful_missed"] == 1  # the divergence: only the fingerprint found it
     assert summary["verdict"] is None
+    assert (summary["visible"]["count"], summary["visible"]["of"], summary["steps_to_visible"]) == (2, 5, 0.5)
 
 
 def test_order_and_repetition_do_not_matter() -> None:
     mixed = random.Random(0).sample(ROWS, len(ROWS))
     repeated = [*mixed, row(2, "masked"), row(3, "masked")]  # the first of each stands
-    assert summarize_campaign(MANIFEST, list(reversed(ROWS))) == summarize_campaign(MANIFEST, ROWS)
-    assert summarize_campaign(MANIFEST, repeated) == summarize_campaign(MANIFEST, ROWS)
+    expected = json.dumps(summarize_campaign(MANIFEST, ROWS))  # as text, for the order of its parts counts too
+    assert json.dumps(summarize_campaign(MANIFEST, list(reversed(ROWS)))) == expected
+    assert json.dumps(summarize_campaign(MANIFEST, repeated)) == expected
 
 
 def test_damaged_rows_count_for_nothing() -> None:
@@ -106,3 +110,70 @@ def test_the_report(rows: list[dict[str, Any]], tmp_path: Path) -> None:
         assert page.count("<svg") == 5
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["complete"]
     assert [r["injection"] for r in read_campaign(tmp_path / "run").injections] == [r["injection"] for r in rows]
+
+
+def write(path: Path, rows: list[dict[str, Any]], **changes: Any) -> str:
+    """The report of a campaign with these rows, which has not ended."""
+    with RunWriter.create(path, MANIFEST | changes, None, lines=INJECTIONS) as writer:
+        for each in rows:
+            writer.step(each)
+    return write_report(path).read_text()
+
+
+def test_impossible_bits_and_latencies_do_not_blow_up_the_report(tmp_path: Path) -> None:
+    """A figure as wide as a damaged number would never end."""
+    odd = [
+        row(8, "benign", bits=[10**12]),
+        row(9, "benign", bits=[32]),
+        row(10, "benign", bits=[1], dtype="float33"),
+        row(11, "benign", bits=[1], dtype=None),
+        row(12, "spike", bits=["x"], layer=10**12, visible_after=float("nan"), detected={"loss_spike": 10**12}),
+    ]
+    summary = summarize_campaign(MANIFEST, [*ROWS, *odd])
+    assert summary["bits"] == summarize_campaign(MANIFEST, ROWS)["bits"]
+    assert set(summary["groups"]["bit"]) == {"float32  3", "float32 30"}
+    assert summary["steps_to_visible"] == 0.5
+    assert len(write(tmp_path / "run", [*ROWS, *odd])) < 500_000
+
+
+def test_definitions_give_the_thresholds_of_the_record(tmp_path: Path) -> None:
+    write(tmp_path / "run", ROWS)
+    lines = (tmp_path / "run" / "report.md").read_text().split("## Definitions")[1].splitlines()
+    text = {line.split("**")[1]: line.split("**")[2] for line in lines if line.startswith("- **")}
+    assert len([name for name in text if name.startswith("Outcome: ")]) == len(OUTCOMES)
+    assert len([name for name in text if name.startswith("Detector: ")]) == len(DETECTORS)
+    assert "bit for bit" in text["Outcome: masked"]
+    for name, threshold in {
+        "Outcome: benign drift": "≤ 0.125", "Outcome: loss spike": "0.125", "Outcome: divergence": "0.125",
+        "Visible loss change": "0.003", "Detector: loss spike": "0.375", "Detector: gradient-norm spike": "4.5",
+    }.items():  # fmt: skip
+        assert threshold in text[name]
+    assert "conditional on injections that reached their site" in text["Outcome: not reached"]
+
+
+def test_every_table_and_figure_says_that_faults_are_simulated(tmp_path: Path) -> None:
+    page = write(tmp_path / "run", ROWS).split("<h2>How to reproduce")[0]
+    captions = re.findall(r"<(?:caption|figcaption)>(.*?)</", page)
+    assert len(captions) == 2 + len(GROUPS) + 5
+    assert all(caption.startswith("[simulated faults]") for caption in captions)
+    assert len(re.findall(r"<text[^>]*>simulated faults</text>", page)) == 5
+    assert "Shares of the 7 injections that reached their site" in page
+    assert "0.5 (2 of the 5 not masked had one)" in page
+
+
+def test_a_figure_says_what_it_leaves_out(tmp_path: Path) -> None:
+    rows = [row(number, "benign", operation=f"operation_{number}", layer=number) for number in range(90)]
+    page = write(tmp_path / "run", rows, injections=90)
+    assert "24 of 90 operations" in page
+    assert "operation_89" in page  # in the table
+    assert "operations; the table has all" not in write(tmp_path / "small", ROWS)
+
+
+def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
+    hostile = '</title><script>alert("x")</script>$\\frac{a}{b}$ & | `` \''
+    names = dict.fromkeys(("site", "operation", "phase", "scope", "field", "fault"), hostile)
+    page = write(
+        tmp_path / "run", [row(0, "spike", **names)], where=hostile, faults=[hostile], command=["sdc", hostile]
+    )
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 6
