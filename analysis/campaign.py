@@ -11,6 +11,7 @@ from typing import Any
 
 from sdc.changes import field_bits
 from sdc.outcomes import DETECTORS, OUTCOMES
+from sdc.records import INJECTIONS, Campaign, RecordError
 
 from .series import Row, count, mapping, sequence
 from .statistics import proportion_interval
@@ -27,6 +28,8 @@ GROUPS: dict[str, Callable[[Row], Any]] = {
     "site": lambda row: _word(row.get("site")),
 }
 """What injections are grouped by, and under which key; None leaves one out."""
+SEALED = ("done", "outcomes", "groups", "detectors")
+"""What must be the same when the summary of an ended campaign is computed again."""
 
 
 def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
@@ -79,6 +82,20 @@ def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "visible": _share(len(visible), len(unmasked)),
         "steps_to_visible": statistics.median(visible) if visible else None,
     }
+
+
+def summary_of(campaign: Campaign) -> dict[str, Any]:
+    """The summary of a campaign as read from its folder, finished or not.
+
+    Raises:
+        RecordError: the campaign has ended, and its lines are no longer those that its summary was made of.
+    """
+    summary = summarize_campaign(campaign.manifest, campaign.injections)
+    if campaign.summary is not None and any(summary.get(key) != campaign.summary.get(key) for key in SEALED):
+        raise RecordError(
+            f"{campaign.path} is damaged: {INJECTIONS} is not what its summary was made of; restore it or run it anew"
+        )
+    return summary
 
 
 def _known(rows: Iterable[Row]) -> list[Row]:

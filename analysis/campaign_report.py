@@ -9,7 +9,7 @@ from sdc.records import Campaign
 
 from . import campaign_figures as figures
 from . import tables
-from .campaign import GROUPS, summarize_campaign
+from .campaign import GROUPS, summary_of
 from .canvas import LeftOut, Picture
 from .definitions import Definition
 from .series import Row, mapping, sequence
@@ -25,7 +25,7 @@ SOURCE = "L and state: of the clean run at the same step; primes: of the struck 
 def parts(campaign: Campaign) -> dict[str, Any]:
     """The parts of the report that are a campaign's own, by their name in `Report`."""
     manifest = campaign.manifest
-    summary = summarize_campaign(manifest, campaign.injections)
+    summary = summary_of(campaign)
     drawn = [
         figures.bits(summary, mark=SIMULATED),
         figures.by_group(summary, "layer", mark=SIMULATED),

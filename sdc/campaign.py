@@ -34,14 +34,6 @@ Observe = Callable[[Any, Any], Mapping[str, Any]]
 """`(state, metrics) -> {"loss": ..., "gradient_norm": ..., "history": ...}`; the last two may be absent."""
 
 
-class Target(NamedTuple):
-    """A site, with the lengths of what encloses it: its mesh axes, and its loops (0 for a `while`)."""
-
-    site: Site
-    devices: dict[str, int]
-    loops: tuple[int, ...]
-
-
 class Injection(NamedTuple):
     """One injection of a campaign.
 
@@ -102,6 +94,8 @@ def campaign(
         >>> len(rows), {row["outcome"] for row in rows} <= {"masked", "benign", "spike", "divergence", "nonfinite"}
         (20, True)
     """
+    if injections < 1:
+        raise ValueError(f"injections={injections}: expected at least 1")
     runner = Campaign(
         step, state, batches, observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where, faults=faults,
         follow=follow, seed=seed,
@@ -137,7 +131,9 @@ class Campaign:
         seed: int = 0,
         batch: int = 1,
     ) -> None:
-        if follow < 0 or len(batches) <= follow:
+        if follow < 0:
+            raise ValueError(f"follow={follow}: expected a number of steps from 0")
+        if len(batches) <= follow:
             raise ValueError(
                 f"{len(batches)} steps leave none to strike when {follow} are followed; give more than {follow} steps"
             )
@@ -164,9 +160,7 @@ class Campaign:
             state, metrics = step(state, batch)
             return state, observed(state, metrics)
 
-        shapes = jax.eval_shape(struck, no_strike(), state, batches[0])[1]
-        self.targets = [_target(site, shapes[site.name].changed.shape) for site in self.sites]
-        axes = sorted({axis for target in self.targets for axis in target.devices})
+        axes = sorted({axis for site in self.sites for axis, _ in site.mesh})
         room = max(pattern.size(x.shape) for _, _, pattern in self.faults for site in self.sites for x in site.outputs)
         self._room, self._axes = min(room, _largest(self.sites)), axes
         self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
@@ -191,9 +185,8 @@ class Campaign:
         """Injection `number` of the campaign."""
         u = _kronecker(number, self.seed)
         step = int(next(u) * (len(self.batches) - self.follow))
-        target = self.targets[int(next(u) * len(self.targets))]
+        site = self.sites[int(next(u) * len(self.sites))]
         text, what, pattern = self.faults[int(next(u) * len(self.faults))]
-        site = target.site
         outputs = [output for output, x in enumerate(site.outputs) if _strikable(x)]
         output = outputs[int(next(u) * len(outputs))]
         shape, dtype = site.outputs[output].shape, site.outputs[output].dtype
@@ -205,8 +198,8 @@ class Campaign:
                 bits = [choices[int(place * len(choices))]]
                 what = dataclasses.replace(what, bits=tuple(bits), field=None)
         # A `while` has no known length: its first iteration is struck.
-        iteration = tuple(int(next(u) * length) for length in target.loops)
-        device = {axis: int(next(u) * length) for axis, length in target.devices.items()}
+        iteration = tuple(int(next(u) * length) for length in site.trips)
+        device = {axis: int(next(u) * length) for axis, length in site.mesh}
         element = int(next(u) * math.prod(shape))
         key = jax.random.fold_in(jax.random.key(self.seed), number)
         elements = _elements(pattern, element, shape)
@@ -214,7 +207,7 @@ class Campaign:
             site, what, elements, iteration=iteration, device=device, output=output, key=key, room=self._room,
             axes=self._axes,
         )  # fmt: skip
-        innermost = len(target.loops) == max(len(other.loops) for other in self.targets)
+        innermost = site.loops == max(other.loops for other in self.sites)
         row = {
             "injection": number,
             "site": site.name,
@@ -364,14 +357,6 @@ def _kronecker(number: int, seed: int) -> Iterator[float]:
 
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
-
-
-def _target(site: Site, lengths: tuple[int, ...]) -> Target:
-    by_axis = list(zip(site.dims, lengths[len(lengths) - len(site.dims) :], strict=True))
-    devices = {axis: length for axis, length in by_axis if axis != "scan"}
-    scans = iter([length for axis, length in by_axis if axis == "scan"])
-    loops = tuple(0 if part == "while" else next(scans) for part in site.order if isinstance(part, str))
-    return Target(site, devices, loops)
 
 
 def _elements(pattern: Pattern, element: int, shape: tuple[int, ...]) -> list[int]:

@@ -8,7 +8,6 @@ from the key that is given to the injected step.
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +79,7 @@ class When:
         return 1.0 + self.burst * math.exp(-(step - self.onset) / self.decay)
 
     def largest(self) -> float:
-        """The largest factor that can occur."""
+        """The largest factor that can occur: a true bound, since draws of a gamma distribution are cut off there."""
         return (1.0 + self.burst) / self.spike * (self._largest_gamma if self.gamma is not None else 1.0)
 
     @functools.cached_property
@@ -122,7 +121,7 @@ class Fault:
         pattern: which elements a hit takes with it.
 
     Raises:
-        ValueError: a rate lies outside [0, 1].
+        ValueError: a rate lies outside [0, 1], or a rotation leaves all elements of its pattern where they are.
     """
 
     what: What
@@ -137,10 +136,25 @@ class Fault:
         rates = np.atleast_1d(np.asarray(self.rate, np.float64))
         if not rates.size or not ((rates >= 0) & (rates <= 1)).all():
             raise ValueError(f"rate={self.rate}: expected a probability per element, between 0 and 1")
+        if self.layer is not None and self.layer < 0:
+            raise ValueError(f"layer={self.layer}: expected a number from 0")
+        _check_moves(self.what, self.pattern)
 
     def largest_rate(self) -> float:
         """The largest probability of a hit that can occur."""
         return float(min(1.0, np.max(self.rate) * self.when.largest()))
+
+
+def _check_moves(what: What, pattern: Pattern) -> None:
+    """Refuses a rotation that would do nothing."""
+    if not isinstance(what, Rotate) or isinstance(pattern, Row | Whole):
+        return
+    size = pattern.size(())
+    if what.by % size == 0:
+        raise ValueError(
+            f"a rotation by {what.by} leaves {size} element{'s' * (size > 1)} in place; hit others together, "
+            f"as in Run({abs(what.by) + 1}) or run={abs(what.by) + 1}"
+        )
 
 
 _WHEN: dict[str, Callable[[str], Any]] = {
@@ -238,8 +252,8 @@ def parse_kind(spec: str) -> tuple[What, Pattern]:
 
 
 def _split(spec: str) -> tuple[str, dict[str, str]]:
-    """Kind, and keys with their values; commas within brackets and quotes do not separate."""
-    kind, *pairs = (part.strip() for part in re.split(r",(?![^(]*\))", spec))
+    """Kind, and keys with their values."""
+    kind, *pairs = (part.strip() for part in _parts(spec))
     if kind not in _KINDS:
         raise ValueError(
             f"fault {spec!r}: unknown kind {kind!r}; expected one of {', '.join(_KINDS)}, as in 'bitflip,rate=1e-4'"
@@ -249,12 +263,32 @@ def _split(spec: str) -> tuple[str, dict[str, str]]:
         key, equals, value = pair.partition("=")
         if pair in ("row", "whole"):
             value = pair
+        elif key in ("row", "whole"):
+            raise ValueError(f"fault {spec!r}: {key!r} takes no value; write it alone, as in 'zero,{key}'")
         elif not equals or not value:
             raise ValueError(f"fault {spec!r}: {pair!r} is not of the form key=value, as in 'bitflip,rate=1e-4'")
         if key in values:
             raise ValueError(f"fault {spec!r}: {key!r} is given twice; give it once")
         values[key] = value
     return kind, values
+
+
+def _parts(spec: str) -> list[str]:
+    """Splits at commas, but not at those in brackets, nor at brackets in quotes there."""
+    parts, depth, quote = [""], 0, ""
+    for position, character in enumerate(spec):
+        if quote:
+            if character == quote and spec[position - 1] != "\\":
+                quote = ""
+        elif depth and character in "\"'":
+            quote = character
+        else:
+            depth += (character == "(") - (character == ")")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def _kind(spec: str, kind: str, values: Mapping[str, str], own: Sequence[str]) -> tuple[What, Pattern]:
@@ -271,7 +305,9 @@ def _kind(spec: str, kind: str, values: Mapping[str, str], own: Sequence[str]) -
         given = [_pattern(key, values[key]) for key in _PATTERNS if key in values]
         if len(given) > 1:
             raise ValueError("several patterns; give one")
-        return make(**arguments), given[0] if given else Run(2) if kind in ("swap", "rotate") else One()
+        what, pattern = make(**arguments), given[0] if given else Run(2) if kind in ("swap", "rotate") else One()
+        _check_moves(what, pattern)
+        return what, pattern
     except ValueError as error:
         raise ValueError(f"fault {spec!r}: {error}") from error
 

@@ -48,6 +48,8 @@ class FirstDifference:
             parts.append(f"on {devices}")
         if self.site.source:
             parts.append(f"at {self.site.source}")
+        if "while" in self.site.order:
+            parts.append("or another operation of the while loop that it lies in, whose iterations share one digest")
         return ", ".join(parts)
 
 
@@ -61,7 +63,8 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
 
     Returns:
         The first place where they part, or None where they agree. Iterations of a `while` loop share one digest, so
-        that of them the loop is named and not the iteration.
+        that inside of one the first of its operations that differs in any iteration is named, which need not be the one
+        that went wrong; the text says so.
 
     Raises:
         ValueError: the sites or shapes differ: these are not fingerprints of the same program.

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
 
-from .bits import as_bits, select
+from .bits import as_bits, from_bits
 from .faults import Fault, by_layer
 from .patterns import One, Whole
 from .rewrite import Place, Reports, Values, bound_axes, rewrite, sites
@@ -19,6 +19,8 @@ from .sites import Selector, Site, check_hits, probes
 
 # From this share of hit elements on, drawing for every element is cheaper than scattering the hits.
 DENSE = 1 / 16
+# Elements are counted by 32-bit integers.
+LARGEST = 2**31 - 1
 
 
 class Moment(NamedTuple):
@@ -105,13 +107,17 @@ def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0
 
 
 def corruptible(x: Any) -> bool:
-    """Whether an array holds real numbers, which faults can hit: no keys, truth values or complex numbers."""
-    return jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
+    """Whether an array holds real numbers of 8 bits or more, which faults can hit: no keys, truth values or complex."""
+    real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
+    return real and jax.dtypes.itemsize_bits(x.dtype) >= 8
 
 
 def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:
     """The bits of real numbers as two 32-bit words each, the lower one first."""
-    bits = as_bits(x)
+    return _words(as_bits(x))
+
+
+def _words(bits: UInt[Array, "*n"]) -> UInt32[Array, "*n 2"]:
     if bits.dtype.itemsize > 4:
         return lax.bitcast_convert_type(bits, jnp.uint32)
     return jnp.stack([bits.astype(jnp.uint32), jnp.zeros(bits.shape, jnp.uint32)], axis=-1)
@@ -119,14 +125,24 @@ def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 
 def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
     """Says why a fault hits nothing."""
-    if not isinstance(fault.site, Selector):
-        names = sorted({site.name for site in all_sites if probes(site)})
-        raise ValueError(f"site {fault.site!r} matches no probe of the step; it has {', '.join(names) or 'none'}")
-    chosen = [site for site in all_sites if fault.site(site)]
-    check_hits(fault.site, all_sites, chosen)
+    chosen = [site for site in all_sites if _chooses(fault, site)]
+    if isinstance(fault.site, Selector):
+        what = f"selector {fault.site}"
+        check_hits(fault.site, all_sites, chosen)
+    else:
+        what = f"site {fault.site!r}"
+        if not chosen:
+            names = sorted({site.name for site in all_sites if probes(site)})
+            raise ValueError(f"{what} matches no probe of the step; it has {', '.join(names) or 'none'}")
+    if numbers := [site for site in chosen if any(map(corruptible, site.outputs))]:
+        raise ValueError(
+            f"{what} hits {numbers[0].name!r}, which lies in no loop, but the fault is of layer={fault.layer}; "
+            "leave the layer out, or choose a site in a scan"
+        )
+    held = " and ".join(dict.fromkeys(out.dtype.name for out in chosen[0].outputs)) or "no array"
     raise ValueError(
-        f"selector {fault.site} hits {chosen[0].name!r}, which holds {chosen[0].outputs[0].dtype.name}; "
-        "faults hit real numbers, choose another site"
+        f"{what} hits {chosen[0].name!r}, which holds {held}; faults hit real numbers of 8 bits or more, "
+        "choose another site (sdc.sites lists them with their types)"
     )
 
 
@@ -169,35 +185,39 @@ class _Inject:
     def _corrupt(
         self, place: Place, output: int, before: Shaped[Array, "*shape"]
     ) -> tuple[Shaped[Array, "*shape"], Events]:
+        if before.size >= LARGEST:
+            raise ValueError(
+                f"site {place.site.name!r} has {before.size:,} elements on one device; faults can hit tensors of fewer "
+                f"than {LARGEST:,}, shard it or choose another site"
+            )
         key = _key(self.moment, place)
         key = key if output == 0 else jax.random.fold_in(key, output)
         layer = place.iteration[-1] if place.iteration else jnp.int32(0)
-        flat = before.reshape(-1)
+        # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
+        old = as_bits(before).reshape(-1)
+        new = old
         drawn = jnp.uint32(0)
         touched: list[Int32[Array, hits]] = []
         everywhere = False
         for number, fault in enumerate(self.faults):
-            if not _may_hit(fault, place.site) or not flat.size:
+            if not _may_hit(fault, place.site) or not old.size:
                 continue
             draws = jax.random.split(jax.random.fold_in(key, number))
             rate = self._rate(number, fault, place, layer)
             if isinstance(fault.pattern, Whole):
-                flat, hit = _hit_whole(fault, draws, rate, flat, layer)
+                new, hit = _hit_whole(fault, draws, rate, new, before, layer)
                 everywhere = True
             elif fault.largest_rate() > DENSE:
-                flat, hit = _hit_densely(fault, draws, rate, flat, layer)
+                new, hit = _hit_densely(fault, draws, rate, new, before, layer)
                 everywhere = True
             else:
-                at = _bernoulli_positions(draws[0], rate, flat.size, fault.largest_rate())
-                groups = fault.pattern.positions(at, before.shape)
-                values = fault.what(draws[1], flat.at[groups].get(mode="clip"), layer)
-                flat = flat.at[groups].set(values, mode="drop")
-                hit = jnp.sum(groups < flat.size, dtype=jnp.uint32)
-                touched.append(groups.reshape(-1))
+                new, at = _hit_sparsely(fault, draws, rate, new, before, layer)
+                hit = jnp.sum(at < old.size, dtype=jnp.uint32)
+                touched.append(at)
             drawn += hit
-        after = flat.reshape(before.shape)
+        after = from_bits(new.reshape(before.shape), before)
         _check_varies(place, before, after)
-        changed, hits = self._compare(output, before.reshape(-1), flat, None if everywhere or not touched else touched)
+        changed, hits = self._compare(output, old, new, None if everywhere or not touched else touched)
         return after, Events(drawn, changed, hits)
 
     def _rate(self, number: int, fault: Fault, place: Place, layer: Int[Array, ""]) -> Float32[Array, ""]:
@@ -225,8 +245,8 @@ class _Inject:
     def _compare(
         self,
         output: int,
-        before: Shaped[Array, "size"],
-        after: Shaped[Array, "size"],
+        before: UInt[Array, "size"],
+        after: UInt[Array, "size"],
         touched: list[Int32[Array, "_"]] | None,
     ) -> tuple[UInt32[Array, ""], Hits | None]:
         """Elements among those touched (None: all), each once, whose bits changed; the first of them one by one."""
@@ -236,7 +256,7 @@ class _Inject:
             at = jnp.sort(jnp.concatenate(touched))
             first = jnp.concatenate([jnp.ones(1, jnp.bool_), at[1:] != at[:-1]]) & (at < before.size)
             old, new = (x.at[at].get(mode="clip") for x in (before, after))
-        differs = first & (as_bits(old) != as_bits(new))
+        differs = first & (old != new)
         changed = jnp.sum(differs, dtype=jnp.uint32)
         if not self.record:
             return changed, None
@@ -248,36 +268,105 @@ class _Inject:
             return jnp.where(known.reshape(-1, *[1] * (x.ndim - 1)), picked, 0).astype(jnp.uint32)
 
         outputs = jnp.where(known, jnp.uint32(output), 0).astype(jnp.uint32)
-        return changed, Hits(outputs, pick(at), pick(words(old)), pick(words(new)))
+        return changed, Hits(outputs, pick(at), pick(_words(old)), pick(_words(new)))
 
 
-def _may_hit(fault: Fault, site: Site) -> bool:
+def _chooses(fault: Fault, site: Site) -> bool:
     if isinstance(fault.site, Selector):
         return fault.site(site)
     return probes(site) and fnmatchcase(site.name.partition("#")[0], fault.site)
 
 
+def _may_hit(fault: Fault, site: Site) -> bool:
+    """Whether a fault can hit a site; what lies in no loop is layer 0."""
+    return _chooses(fault, site) and (not fault.layer or site.loops > 0)
+
+
+def _bits_after(
+    fault: Fault,
+    draws: PRNGKeyArray,
+    bits: UInt[Array, "*groups n"],
+    like: Shaped[Array, "*shape"],
+    layer: Int[Array, ""],
+    count: Int[Array, "*#groups"] | None = None,
+) -> UInt[Array, "*groups n"]:
+    """What becomes of elements that are hit, as bits."""
+    return as_bits(fault.what(draws[1], from_bits(bits, like), layer, count))
+
+
+def _where(
+    hit: Bool[Array, "*#size"], compute: Callable[[], UInt[Array, "size"]], bits: UInt[Array, "size"], any_hit: Any
+) -> UInt[Array, "size"]:
+    """The computed bits where elements are hit.
+
+    What comes out of a conditional is one value for the step and for its events. Otherwise XLA computes it anew for
+    each, now and then to another last bit.
+    """
+    missing = tuple(jax.typeof(hit).manual_axis_type.varying - jax.typeof(bits).manual_axis_type.varying)
+    kept = lax.pcast(bits, missing, to="varying") if missing else bits
+    return lax.cond(any_hit, lambda: jnp.where(hit, compute(), kept), lambda: kept)
+
+
 def _hit_whole(
-    fault: Fault, draws: PRNGKeyArray, rate: Float32[Array, ""], flat: Shaped[Array, "size"], layer: Int[Array, ""]
-) -> tuple[Shaped[Array, "size"], UInt32[Array, ""]]:
+    fault: Fault,
+    draws: PRNGKeyArray,
+    rate: Float32[Array, ""],
+    bits: UInt[Array, "size"],
+    like: Shaped[Array, "*shape"],
+    layer: Int[Array, ""],
+) -> tuple[UInt[Array, "size"], UInt32[Array, ""]]:
     """Hits all elements if a hit starts at any: with probability 1 - (1 - rate)^size."""
-    any_start = -jnp.expm1(flat.size * jnp.log1p(-jnp.minimum(rate, 1 - 2.0**-24)))
+    any_start = -jnp.expm1(bits.size * jnp.log1p(-jnp.minimum(rate, 1 - 2.0**-24)))
     hit = (jax.random.uniform(draws[0]) < any_start) & (rate > 0)
-    values = fault.what(draws[1], flat, layer)
-    return select(hit, values, flat), jnp.where(hit, jnp.uint32(flat.size), jnp.uint32(0))
+    after = _where(hit, lambda: _bits_after(fault, draws, bits, like, layer), bits, hit)
+    return after, jnp.where(hit, jnp.uint32(bits.size), jnp.uint32(0))
 
 
 def _hit_densely(
-    fault: Fault, draws: PRNGKeyArray, rate: Float32[Array, ""], flat: Shaped[Array, "size"], layer: Int[Array, ""]
-) -> tuple[Shaped[Array, "size"], UInt32[Array, ""]]:
+    fault: Fault,
+    draws: PRNGKeyArray,
+    rate: Float32[Array, ""],
+    bits: UInt[Array, "size"],
+    like: Shaped[Array, "*shape"],
+    layer: Int[Array, ""],
+) -> tuple[UInt[Array, "size"], UInt32[Array, ""]]:
     """Draws for every element."""
     if fault.pattern != One():
         raise ValueError(
             f"rate={fault.rate} of a pattern of several elements would hit most of the tensor; "
             f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
         )
-    hit = jax.random.uniform(draws[0], flat.shape) < rate
-    return select(hit, fault.what(draws[1], flat, layer), flat), jnp.sum(hit, dtype=jnp.uint32)
+    hit = jax.random.uniform(draws[0], bits.shape) < rate
+    after = _where(hit, lambda: _bits_after(fault, draws, bits, like, layer), bits, rate > 0)
+    return after, jnp.sum(hit, dtype=jnp.uint32)
+
+
+def _hit_sparsely(
+    fault: Fault,
+    draws: PRNGKeyArray,
+    rate: Float32[Array, ""],
+    bits: UInt[Array, "size"],
+    like: Shaped[Array, "*shape"],
+    layer: Int[Array, ""],
+) -> tuple[UInt[Array, "size"], Int32[Array, "hits"]]:
+    """Draws the places at which hits start. Returns the elements hit, each once, among places beyond the last one.
+
+    Where patterns overlap, an element is what the first of them makes of it: writing twice to one place would leave the
+    order to the hardware.
+    """
+    starts = _bernoulli_positions(draws[0], rate, bits.size, fault.largest_rate())
+    groups = fault.pattern.positions(starts, like.shape)
+    if groups.shape[-1] > 1:
+        groups = jnp.sort(groups, axis=-1)  # so that those cut off at an edge come last
+    count = jnp.sum(groups < bits.size, axis=-1, dtype=jnp.int32)
+    values = _bits_after(fault, draws, bits.at[groups].get(mode="clip"), like, layer, count)
+    at, values = groups.reshape(-1), values.reshape(-1)
+    if groups.shape[-1] > 1:
+        order = jnp.argsort(at)
+        at, values = at[order], values[order]
+        again = jnp.concatenate([jnp.zeros(1, jnp.bool_), at[1:] == at[:-1]])
+        at = jnp.where(again, bits.size, at).astype(at.dtype)
+    return bits.at[at].set(values, mode="drop"), at
 
 
 def _check_varies(place: Place, before: Shaped[Array, "*shape"], after: Shaped[Array, "*shape"]) -> None:

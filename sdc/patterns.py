@@ -10,9 +10,9 @@ arXiv:2605.04213): a `Stride`.
 
 import dataclasses
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 
@@ -28,7 +28,7 @@ class One:
         """Flat indices of the elements hit together.
 
         Args:
-            start: flat index at which each hit starts; the size of the tensor for none.
+            start: flat index at which each hit starts; the size of the tensor for none. NumPy gives NumPy.
             shape: of the tensor.
 
         Returns:
@@ -54,7 +54,7 @@ class Run(One):
         return self.length
 
     def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
-        return _within(start, jnp.arange(self.length, dtype=start.dtype), shape)
+        return _within(start, np.arange(self.length), shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Stride(One):
 
     def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
         size = math.prod(shape)
-        aligned = jnp.where(start < size, start // self.align * self.align, size).astype(start.dtype)
-        return _within(aligned, jnp.arange(self.count, dtype=start.dtype) * self.step, shape)
+        aligned = _where(start < size, start // self.align * self.align, size)
+        return _within(aligned, np.arange(self.count) * self.step, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +105,10 @@ class Tile(One):
         height, width = (1, 1, *shape)[-2:]
         size = math.prod(shape)
         row, column = start // max(width, 1) % max(height, 1), start % max(width, 1)
-        down = jnp.repeat(jnp.arange(self.rows, dtype=start.dtype), self.columns)
-        right = jnp.tile(jnp.arange(self.columns, dtype=start.dtype), self.rows)
-        inside = (row[:, None] + down < height) & (column[:, None] + right < width) & (start[:, None] < size)
-        return jnp.where(inside, start[:, None] + down * width + right, size).astype(start.dtype)
+        down = _like(start, np.minimum(np.repeat(np.arange(self.rows), self.columns), height))
+        right = _like(start, np.minimum(np.tile(np.arange(self.columns), self.rows), width))
+        inside = (down < height - row[:, None]) & (right < width - column[:, None]) & (start[:, None] < size)
+        return _where(inside, start[:, None] + down * width + right, size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Row(One):
 
     def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
         width, size = self.size(shape), math.prod(shape)
-        first = jnp.where(start < size, start // max(width, 1) * width, size).astype(start.dtype)
-        return _within(first, jnp.arange(width, dtype=start.dtype), shape)
+        first = _where(start < size, start // max(width, 1) * width, size)
+        return _within(first, np.arange(width), shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,17 +133,26 @@ class Whole(One):
 
     def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
         size = math.prod(shape)
-        every = jnp.arange(size, dtype=start.dtype)
-        return jnp.where(start[:, None] < size, every, size).astype(start.dtype)
+        return _where(start[:, None] < size, _like(start, np.arange(size)), size)
 
 
 Pattern: TypeAlias = One | Run | Stride | Tile | Row | Whole
 
 
-def _within(first: Int[Array, "hits"], offsets: Int[Array, "n"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
+def _within(first: Int[Array, "hits"], offsets: Int[np.ndarray, "n"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
     size = math.prod(shape)
-    at = first[:, None] + offsets
-    return jnp.where((at < size) & (first[:, None] < size), at, size).astype(first.dtype)
+    # What lies outside is told apart before it is added: a sum could wrap around.
+    beyond = _like(first, np.minimum(offsets, size))
+    return _where(beyond < size - first[:, None], first[:, None] + beyond, size)
+
+
+def _like(start: Int[Array, "hits"], numbers: Int[np.ndarray, "n"]) -> Int[Array, "n"]:
+    """Numbers as an array of the kind and type of the starts."""
+    return start.__array_namespace__().asarray(numbers.astype(start.dtype))
+
+
+def _where(mask: Any, inside: Any, size: int) -> Any:
+    return inside.__array_namespace__().where(mask, inside, size).astype(inside.dtype)
 
 
 def _positive(**sizes: int) -> None:

@@ -50,7 +50,8 @@ class Inside(NamedTuple):
     Attributes:
         names: their name stacks.
         dims: the report axes that they add.
-        loops: number of loops among them.
+        trips: see `Site.trips`.
+        mesh: see `Site.mesh`.
         order: see `Site.order`.
         leaves: depth at which the outputs of the enclosing equation leave their scope.
         source: line of the user's code that calls the enclosing equation.
@@ -58,7 +59,8 @@ class Inside(NamedTuple):
 
     names: tuple[str, ...] = ()
     dims: tuple[str, ...] = ()
-    loops: int = 0
+    trips: tuple[int, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
     order: tuple[int | str, ...] = ()
     leaves: int = 1
     source: str = ""
@@ -214,7 +216,8 @@ def _site(eqn: Any, inside: Inside) -> Site | None:
         scope=scope,
         source=inside.source,
         dims=inside.dims,
-        loops=inside.loops,
+        trips=inside.trips,
+        mesh=inside.mesh,
         outputs=tuple(
             jax.ShapeDtypeStruct(aval.shape, aval.dtype) if _has_values(aval) else jax.ShapeDtypeStruct((0,), bool)
             for aval in outputs
@@ -243,11 +246,13 @@ def _enter(eqn: Any, number: int, here: Inside) -> Inside:
     order: tuple[int | str, ...] = (*here.order, number)
     if eqn.primitive is primitives.scan_p:
         order = (*here.order, "reversed" if eqn.params["reverse"] else "scan")
-        return here._replace(dims=(*here.dims, "scan"), loops=here.loops + 1, order=order)
+        return here._replace(dims=(*here.dims, "scan"), trips=(*here.trips, eqn.params["length"]), order=order)
     if eqn.primitive is primitives.while_p:
-        return here._replace(loops=here.loops + 1, order=(*order, "while"))
+        return here._replace(trips=(*here.trips, 0), order=(*order, "while"))
     if eqn.primitive is shard_map_p:
-        return here._replace(dims=here.dims + manual_axes(eqn), order=order)
+        axes = manual_axes(eqn)
+        sizes = tuple((axis, int(eqn.params["mesh"].shape[axis])) for axis in axes)
+        return here._replace(dims=here.dims + axes, mesh=here.mesh + sizes, order=order)
     return here._replace(order=order)
 
 

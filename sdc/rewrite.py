@@ -196,6 +196,11 @@ def _trace(step: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
     def ported(*args: Any, **kwargs: Any) -> Any:
         return port("out", step(*port("arg", args), **port("arg", kwargs)))
 
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, str | bytes):
+            raise ValueError(
+                f"the step is given {leaf!r}, which is no array; bind what is static with functools.partial"
+            )
     try:
         return jax.make_jaxpr(ported, return_shape=True)(*args, **kwargs)
     except jax.errors.JAXTypeError as error:

@@ -53,7 +53,8 @@ class Site:
         scope: the name stack (`jax.named_scope` and transformations), from the outermost call on.
         source: `file:line (function)` in the user's code, or an empty string.
         dims: names of the leading axes that control flow adds to a report, outermost first: a mesh axis, or `scan`.
-        loops: number of enclosing loops (`scan` and `while`).
+        trips: how often each enclosing loop runs, outermost first; 0 for a `while`, of which nobody knows.
+        mesh: names and sizes of the enclosing mesh axes.
         outputs: shapes and dtypes of the values, on one device and for one iteration.
         flops: floating-point operations of one evaluation on one device; see `flops`.
         order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or
@@ -69,11 +70,17 @@ class Site:
     scope: str = ""
     source: str = ""
     dims: tuple[str, ...] = ()
-    loops: int = 0
+    trips: tuple[int, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
     outputs: tuple[jax.ShapeDtypeStruct, ...] = ()
     flops: int = 0
     order: tuple[int | str, ...] = ()
     leaves: int = 1
+
+    @property
+    def loops(self) -> int:
+        """Number of enclosing loops (`scan` and `while`)."""
+        return len(self.trips)
 
     @property
     def path(self) -> str | None:
@@ -82,7 +89,9 @@ class Site:
 
     def __str__(self) -> str:
         shapes = " ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in self.outputs)
-        axes = f" by {' × '.join(self.dims)}" if self.dims else ""
+        sizes = iter(trips for trips in self.trips if trips)
+        names = (f"{name} {dict(self.mesh)[name] if name != 'scan' else next(sizes)}" for name in self.dims)
+        axes = f" by {' × '.join(names)}" if self.dims else ""
         return f"{self.name}  {shapes}{axes}  {self.flops:,} FLOP  {self.source}".rstrip()
 
 
@@ -176,8 +185,10 @@ def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Sele
     return Selector(text, chosen, now, terms=[left, right], operator=operator)
 
 
-def as_selector(where: Where) -> Selector:
-    """A predicate of sites as a selector, so that it combines with others."""
+def as_selector(where: Where | str) -> Selector:
+    """A predicate of sites, or a line of text, as a selector, so that it combines with others."""
+    if isinstance(where, str):
+        return parse_selector(where)
     return where if isinstance(where, Selector) else Selector(getattr(where, "__name__", "where"), where)
 
 
@@ -288,7 +299,9 @@ def iteration(*numbers: int, loop: int = -1) -> Selector:
         raise ValueError(f"iteration{numbers}: expected one number or more, from 0")
 
     def inside(site: Site) -> bool:
-        return -site.loops <= loop < site.loops
+        if not -site.loops <= loop < site.loops:
+            return False
+        return not site.trips[loop] or any(number < site.trips[loop] for number in numbers)
 
     def now(site: Site, indices: Iteration) -> Any:
         if not inside(site):

@@ -86,7 +86,7 @@ def strike_on(
         site: of the step that is struck, as `sdc.sites` lists it.
         what: what becomes of the elements.
         elements: flat indices into the output, row-major.
-        iteration: index in the enclosing loops, outermost first; all iterations of those not given.
+        iteration: index in each enclosing loop, outermost first; all iterations where it is not given.
         device: index along mesh axes; all devices along those not given.
         output: number of the operation's output.
         key: for what is drawn, such as the bit that flips; by default one made of the elements.
@@ -108,7 +108,9 @@ def strike_on(
         >>> out.tolist(), int(events["fwd/sin"].changed)
         ([1.0, 3.0, 1.0], 1)
     """
-    indices = np.atleast_1d(np.asarray(elements, np.int64))
+    indices = np.atleast_1d(np.asarray(elements))
+    if not np.issubdtype(indices.dtype, np.integer) or len(set(indices.tolist())) < indices.size:
+        raise ValueError(f"elements {indices.tolist()} of {site.name}: expected different whole numbers")
     if not 0 <= output < len(site.outputs):
         raise ValueError(f"{site.name} has {len(site.outputs)} outputs; give one of them instead of output={output}")
     struck = site.outputs[output]
@@ -119,8 +121,17 @@ def strike_on(
     size = int(np.prod(struck.shape))
     if not indices.size or indices.min() < 0 or indices.max() >= size:
         raise ValueError(f"elements {indices.tolist()} of {site.name}: expected some from 0 to {size - 1}")
-    if len(iteration) > min(site.loops, LOOPS):
-        raise ValueError(f"iteration {tuple(iteration)} of {site.name}, which lies in {site.loops} loops")
+    if len(iteration) not in (0, site.loops) or len(iteration) > LOOPS:
+        raise ValueError(
+            f"iteration {tuple(iteration)} of {site.name}, which lies in {site.loops} loops; "
+            "give one index for each, outermost first, or none for all"
+        )
+    for index, trips in zip(iteration, site.trips, strict=False):
+        if index < 0 or (trips and index >= trips):
+            raise ValueError(f"iteration {tuple(iteration)} of {site.name}, whose loops run {site.trips} times")
+    for axis, index in (device or {}).items():
+        if index < 0 or index >= dict(site.mesh).get(axis, math.inf):
+            raise ValueError(f"device {axis}={index} of {site.name}, whose mesh is {dict(site.mesh)}")
     room = indices.size if room is None else room
     if room < indices.size:
         raise ValueError(f"{indices.size} elements do not find room in {room}; raise room")
@@ -179,14 +190,13 @@ class _Strike:
         here = self._here(place)
         (room,) = jnp.shape(self.strike.elements)
         none, pairs = jnp.zeros(room, jnp.uint32), jnp.zeros((room, 2), jnp.uint32)
-        total = varying(Events(jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs)))
+        nothing = varying(Events(jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs)))
+        total = nothing
         for number, x in enumerate(outs):
-            if corruptible(x):
+            if corruptible(x) and x.size:
                 hit = here & (self.strike.output == number)
-                outs[number], events = lax.cond(
-                    hit, functools.partial(self._hit, number), lambda x, nothing=total: (x, nothing), x
-                )
-                total = self.merge(total, events) if number else events
+                outs[number], events = lax.cond(hit, functools.partial(self._hit, number), lambda x: (x, nothing), x)
+                total = self.merge(total, events)
         return outs, total
 
     def merge(self, total: Events, new: Events) -> Events:

@@ -10,6 +10,7 @@ fingerprint, and traces of different programs are not compared, since instrument
 """
 
 import dataclasses
+import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from jaxtyping import UInt32
 
 from .determinism import differences
 from .first_difference import FirstDifference, first_difference
-from .records import STEPS, TRACE, RecordError, RunWriter, read_json, read_lines, read_run, write_json
+from .records import STEPS, TRACE, RecordError, RunWriter, read_json, read_lines, read_run, to_json, write_json
 from .rewrite import Reports
 from .sites import Site
 
@@ -122,12 +123,14 @@ class TraceWriter:
         if not manifest.get("program"):
             raise ValueError("a trace needs the fingerprint of its program: give {'program': program_fingerprint(...)}")
         self._writer = RunWriter.create(path, {"kind": "trace", **manifest}, TRACE)
+        self._steps = 0
 
     def add(self, step: int, digests: Reports, **row: Any) -> None:
         """Appends the digests of a step; `row` joins the line of `steps.jsonl`, for instance the loss."""
         if not (self._writer.path / SITES).is_file():
             write_sites(self._writer.path, digests)
         self._writer.step({"step": step, **row}, [encode(step, digests)])
+        self._steps += 1
 
     def __enter__(self) -> "TraceWriter":
         return self
@@ -135,7 +138,8 @@ class TraceWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         self._writer.close()
         if kind is None:
-            self._writer.summary({"verdict": None, "reason": "a trace by itself compares nothing"})
+            reason = "a trace by itself compares nothing"
+            self._writer.summary({"verdict": None, "reason": reason, "steps": self._steps})
 
 
 def write_sites(path: Path, digests: Reports) -> None:
@@ -148,7 +152,11 @@ def write_sites(path: Path, digests: Reports) -> None:
         }
         for site, value in zip(digests.sites, digests.values(), strict=True)
     ]
-    write_json(path / SITES, {"sites": rows})
+    write_json(path / SITES, {"sites": rows, "crc32": _crc32(rows)})
+
+
+def _crc32(rows: Any) -> int:
+    return zlib.crc32(json.dumps(to_json(rows), sort_keys=True).encode())
 
 
 def encode(step: int, digests: Reports) -> dict[str, Any]:
@@ -182,6 +190,10 @@ def read_trace(path: Path) -> Trace:
     if run.manifest.get("kind") != "trace":
         raise RecordError(f"{path} holds a run of kind {run.manifest.get('kind')!r}; give the folder of sdc trace")
     ended = run.summary is not None
+    if run.summary is not None and run.summary.get("steps") != len(run.steps):
+        raise RecordError(
+            f"{path} holds {len(run.steps)} steps, but ended with {run.summary.get('steps')}; trace that run anew"
+        )
     if not (path / SITES).is_file():
         raise RecordError(f"{path} holds no step yet; let the trace run on, or make it anew")
     known = {row["step"] for row in run.steps}  # a crash can leave digests of a step that has no line
@@ -194,7 +206,10 @@ def read_trace(path: Path) -> Trace:
 
 def _read_sites(path: Path) -> tuple[tuple[Site, ...], tuple[tuple[int, ...], ...]]:
     try:
-        rows = read_json(path)["sites"]
+        table = read_json(path)
+        rows = table["sites"]
+        if _crc32(rows) != table["crc32"]:
+            raise RecordError(f"{path} is damaged (its check sum is wrong); trace that run anew")
         sites = tuple(_read_site(row) for row in rows)
         return sites, tuple(tuple(map(int, row["digests"])) for row in rows)
     except (KeyError, TypeError, AttributeError) as error:
@@ -203,7 +218,8 @@ def _read_sites(path: Path) -> tuple[tuple[Site, ...], tuple[tuple[int, ...], ..
 
 def _read_site(row: Mapping[str, Any]) -> Site:
     values: dict[str, Any] = {key: value for key, value in row.items() if key not in ("outputs", "digests")}
-    values |= {key: tuple(values[key]) for key in ("dims", "order")}
+    values |= {key: tuple(values[key]) for key in ("dims", "trips", "order")}
+    values["mesh"] = tuple((str(axis), int(size)) for axis, size in values["mesh"])
     outputs = tuple(jax.ShapeDtypeStruct(tuple(x["shape"]), _dtype(x["dtype"])) for x in row["outputs"])
     return Site(**values, outputs=outputs)
 

@@ -34,7 +34,7 @@ from .progress import InjectionProgress
 from .session import workload
 
 # A campaign is resumed only as it was started; it may be made longer.
-SETTINGS = ("config", "seed", "steps", "follow", "where", "faults", "mesh", "data", "batch", "environment", "clean")
+SETTINGS = ("config", "seed", "steps", "follow", "where", "faults", "mesh", "data", "batch", "environment")
 
 
 def campaign(options: CampaignOptions) -> int:
@@ -178,7 +178,13 @@ def _open_record(options: CampaignOptions, folder: Path, manifest: Mapping[str, 
             line.replace("process 0 has", "the campaign had").replace("process 1 has", "now") for line in lines[:5]
         )
         raise CommandError(
-            f"{folder} is another campaign, or its clean run gives other numbers here ({changed}); resume it with its "
-            "own flags on the same machine, or name another folder with --run"
+            f"{folder} is another campaign ({changed}); resume it with its own flags and on its own machine, or name "
+            "another folder with --run"
+        )
+    if differences([json.loads(json.dumps(to_json({"clean": m["clean"]}))) for m in (old, manifest)]):
+        raise CommandError(
+            f"the clean run of {folder} gives other numbers here, so that injections before and after could not be "
+            "compared; resume it on the machine and with the versions that it was started with",
+            Exit.INCONCLUSIVE,
         )
     return RunWriter.resume(folder, done, manifest, None, lines=INJECTIONS, key="injection")

@@ -104,7 +104,7 @@ class TraceOptions(RunOptions):
     against: Path | None = None
     """A recorded trace; compare with it at every step, and stop at the first difference."""
     simulate: str | None = None
-    """Simulated fault, as in step=3,site=bwd/*/dot_general,iteration=0+2,element=7,bit=30,model=1; none for a golden
+    """Simulated fault, as in bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1; none for a golden
     trace of the same program."""
 
 

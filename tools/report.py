@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from sdc.analysis.campaign import summarize_campaign
+from sdc.analysis.campaign import summary_of as summary_of_campaign
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summary_of
 from sdc.records import read_campaign, read_kind, read_run
@@ -35,8 +35,7 @@ def report(options: ReportOptions) -> int:
     with usage_errors():
         page = write_report(options.run)
         if read_kind(options.run) == "campaign":
-            record = read_campaign(options.run)
-            summary = summarize_campaign(record.manifest, record.injections)
+            summary = summary_of_campaign(read_campaign(options.run))
             show_campaign({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
             return int(Exit.CLEAN)
         run = read_run(options.run)

@@ -12,7 +12,7 @@ from sdc.strike import Strike, no_strike, strike_on
 from sdc.train.parallel import DATA, MODEL
 
 AXES = (DATA, MODEL)
-EXAMPLE = "bitflip,bits=30,step=3,site=bwd/*/dot_general,iteration=0+2,element=7,model=1"
+EXAMPLE = "bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1"
 
 
 @dataclasses.dataclass(frozen=True)

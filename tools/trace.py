@@ -3,7 +3,7 @@
 from sdc.sites import parse_selector
 from sdc.traces import read_trace
 
-from .errors import usage_errors
+from .errors import CommandError, usage_errors
 from .options import TraceOptions
 from .output import finish
 from .session import Plan, execute
@@ -17,6 +17,8 @@ def trace(options: TraceOptions) -> int:
         where = parse_selector(options.where)
         simulation = None if options.simulate is None else parse_simulation(options.simulate)
         golden = None if options.against is None else read_trace(options.against)
+    if simulation is not None and simulation.kind and not 0 <= simulation.step < options.steps:
+        raise CommandError(f"--simulate step={simulation.step}: the run has the steps 0 to {options.steps - 1}")
     faults = [simulation.text] if simulation is not None and simulation.kind else []
     plan = Plan(
         kind="trace",

@@ -11,7 +11,7 @@ import pytest
 from sdc.analysis.campaign import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
 from sdc.outcomes import DETECTORS, OUTCOMES
-from sdc.records import INJECTIONS, RunWriter, read_campaign
+from sdc.records import INJECTIONS, RecordError, RunWriter, read_campaign
 
 MANIFEST = {
     "kind": "campaign", "injections": 8, "steps": 9, "follow": 3, "where": "arithmetic", "faults": ["bitflip", "nan"],
@@ -177,3 +177,16 @@ def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
     )
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 6
+
+
+def test_an_ended_campaign_must_be_what_its_summary_was_made_of(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path / "run", MANIFEST, None, lines=INJECTIONS) as writer:
+        for each in ROWS:
+            writer.step(each)
+        writer.summary(summarize_campaign(MANIFEST, ROWS))
+    write_report(tmp_path / "run")
+    lines = (tmp_path / "run" / INJECTIONS).read_text()
+    for damaged in (lines.replace('"benign"', '"nonfinite"', 1), lines.partition("\n")[2]):
+        (tmp_path / "run" / INJECTIONS).write_text(damaged)
+        with pytest.raises(RecordError, match="is not what its summary was made of"):
+            write_report(tmp_path / "run")

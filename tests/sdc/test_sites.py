@@ -123,7 +123,7 @@ def test_sites_know_shapes_operations_and_lines() -> None:
     assert product.flops == 2 * 2 * 4 * 4
     assert product.dims == ("scan",)
     assert "test_sites.py" in product.source
-    assert "float32[2,4] by scan  64 FLOP" in str(product)
+    assert "float32[2,4] by scan 3  64 FLOP" in str(product)
     assert {site.name: site.outputs[0].shape for site in sdc.sites(step, PARAMS, X, where=argument("*"))} == {
         "arg/0/head": (4, 1),
         "arg/0/layers": (3, 4, 4),

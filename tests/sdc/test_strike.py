@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import sdc
 from sdc.faults import BitFlip, Rotate, Scale, Stuck
 from sdc.records import encode
-from sdc.sites import arithmetic, direction, everything, operations, primitive, scope
+from sdc.sites import arithmetic, direction, everything, iteration, operations, primitive, scope
 from sdc.strike import LOOPS
 from sdc.tools.diff import diff
 from sdc.tools.options import DiffOptions
@@ -230,6 +230,9 @@ def test_first_operation_hit_is_the_first_to_differ() -> None:
         ({"elements": -1}, "expected some from 0"),
         ({"elements": 0, "output": 1}, "has 1 outputs"),
         ({"elements": 0, "iteration": (1,)}, "lies in 0 loops"),
+        ({"elements": [3, 3]}, "expected different whole numbers"),
+        ({"elements": [0.5]}, "expected different whole numbers"),
+        ({"elements": 0, "device": {"model": -1}}, "whose mesh is {}"),
         ({"elements": [0, 1], "room": 1}, "raise room"),
         ({"elements": 0, "what": BitFlip(bits=(40,))}, "bit 40 of a 32-bit float32 does not exist"),
     ],
@@ -268,3 +271,33 @@ def test_memory_faults_hit_arguments() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert int(events["arg/0/down"].changed) == 1
     assert site.loops == 0 < LOOPS
+
+
+def test_iterations_and_devices_that_do_not_exist() -> None:
+    site = next(site for site in SITES if site.loops)
+    assert (site.trips, site.mesh) == ((3,), (("model", 2),))
+    for arguments in ({"iteration": (3,)}, {"iteration": (-2,)}, {"device": {"model": 2}}, {"iteration": (0, 0)}):
+        with pytest.raises(ValueError, match=r"whose loops run|whose mesh is|give one index for each"):
+            sdc.strike_on(site, BitFlip(), 0, **arguments)  # type: ignore[arg-type] # tables of arguments
+    with pytest.raises(ValueError, match="hits none"):
+        sdc.sites(step, PARAMS, X, where=primitive("dot_general") & iteration(9))
+
+
+def test_operations_of_several_outputs_and_empty_ones() -> None:
+    """What is counted is what changed, whichever output is struck; empty arrays are passed over."""
+
+    def several(x: Any) -> Any:
+        values, indices = lax.top_k(x, 2)
+        return values, indices, x[:0] * 2.0
+
+    run = jax.jit(sdc.strike(several, everything))
+    x = jnp.asarray([3.0, 1.0, 2.0])
+    (site,) = sdc.sites(several, x, where=primitive("top_k"))
+    for output in (0, 1):
+        out, events = run(sdc.strike_on(site, BitFlip(bits=(0,)), 1, output=output), x)
+        clean = several(x)
+        assert [int((np.asarray(a) != np.asarray(b)).sum()) for a, b in zip(out, clean, strict=True)] == [
+            output == 0, output == 1, 0,
+        ]  # fmt: skip
+        event = events[site.name]
+        assert (int(event.changed), int(event.drawn), int(event.hits.output[0])) == (1, 1, output)

@@ -89,6 +89,7 @@ def test_a_while_loop_is_named_without_its_iteration() -> None:
     found = sdc.first_difference(digests(sdc.no_strike()), digests(sdc.strike_on(site, BitFlip(bits=(22,)), 0)))
     assert found is not None
     assert (found.site.name, found.iteration) == ("fwd/sin", ())
+    assert "or another operation of the while loop" in str(found)
 
 
 def test_fingerprints_of_other_programs_are_refused() -> None:
@@ -195,6 +196,15 @@ def broken_sites(path: Path) -> None:
     (path / "sites.json").write_text('{"sites": [{"name": 3}]}')
 
 
+def other_source(path: Path) -> None:
+    (path / "sites.json").write_text((path / "sites.json").read_text().replace("test_traces.py", "wrong.py"))
+
+
+def cut_consistently(path: Path) -> None:
+    for name in ("steps.jsonl", "trace.jsonl"):
+        (path / name).write_text((path / name).read_text().partition("\n")[0] + "\n")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -203,6 +213,8 @@ def broken_sites(path: Path) -> None:
         (drop_line, "lacks step 1"),
         (other_schema, "has schema 9, this version reads schema 1"),
         (no_sites, "holds no step yet"),
+        (other_source, r"sites.json is damaged \(its check sum is wrong\)"),
+        (cut_consistently, "holds 1 steps, but ended with 3"),
         (broken_sites, "sites.json is damaged"),
     ],
 )
