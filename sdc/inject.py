@@ -135,9 +135,11 @@ def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
             names = sorted({site.name for site in all_sites if probes(site)})
             raise ValueError(f"{what} matches no probe of the step; it has {', '.join(names) or 'none'}")
     if numbers := [site for site in chosen if any(map(corruptible, site.outputs))]:
+        trips = numbers[0].trips[-1:]
+        where = f"in a loop of {trips[0]} iterations" if trips else "in no loop"
         raise ValueError(
-            f"{what} hits {numbers[0].name!r}, which lies in no loop, but the fault is of layer={fault.layer}; "
-            "leave the layer out, or choose a site in a scan"
+            f"{what} hits {numbers[0].name!r}, which lies {where}, but the fault is of layer={fault.layer}; "
+            "choose another layer, or leave it out"
         )
     held = " and ".join(dict.fromkeys(out.dtype.name for out in chosen[0].outputs)) or "no array"
     raise ValueError(
@@ -278,8 +280,9 @@ def _chooses(fault: Fault, site: Site) -> bool:
 
 
 def _may_hit(fault: Fault, site: Site) -> bool:
-    """Whether a fault can hit a site; what lies in no loop is layer 0."""
-    return _chooses(fault, site) and (not fault.layer or site.loops > 0)
+    """Whether a fault can hit a site. What lies in no loop is layer 0; how often a `while` runs, nobody knows."""
+    trips = site.trips[-1] if site.loops else 1
+    return _chooses(fault, site) and (not fault.layer or not trips or fault.layer < trips)
 
 
 def _bits_after(

@@ -378,6 +378,7 @@ def test_a_selector_that_hits_nothing_lists_near_misses() -> None:
         (lambda x: x.astype(jnp.complex64), result("*"), None, "'out', which holds complex64"),
         (lambda x: x.astype(jnp.int4), result("*"), None, "'out', which holds int4"),
         (jnp.sin, primitive("sin"), 3, "'fwd/sin', which lies in no loop, but the fault is of layer=3"),
+        (lambda x: jax.lax.map(jnp.sin, x), primitive("sin"), 9, "in a loop of 9 iterations, but .* layer=9"),
     ],
 )
 def test_sites_that_cannot_be_hit(step: Any, site: Any, layer: int | None, message: str) -> None:
