@@ -51,7 +51,8 @@ class When:
         decay: in steps.
         end: the first step without the fault; None if it stays.
         gamma: shape of a gamma distribution of mean 1 from which a factor on the rate is drawn at each step, the same
-            for all sites: the smaller, the more the hits come in bursts. None for a steady rate.
+            for all sites: the smaller, the more the hits come in bursts. Draws are cut off where a larger one has a
+            probability below 1e-12. None for a steady rate.
     """
 
     onset: int = 0

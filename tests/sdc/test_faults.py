@@ -214,10 +214,10 @@ def test_events_are_what_really_changed(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", [*NARROW, "float16", "bfloat16"])
 def test_what_is_not_hit_keeps_its_bits(dtype: str) -> None:
-    """Moving narrow floats by way of wider ones would lose payloads of NaNs: all patterns of a byte, among few hits."""
+    """Moving narrow floats by way of wider ones would lose payloads of NaNs: all patterns of bits, among few hits."""
     width = np.dtype(dtype).itemsize
-    x = np.repeat(np.arange(256, dtype=np.uint8), 4 * width).view(dtype)
-    fault = sdc.Fault(BitFlip(), 0.01, argument("*"))
+    x = np.tile(np.arange(256**width, dtype=f"u{width}"), 4 // width).view(dtype)
+    fault = sdc.Fault(BitFlip(), 15 / x.size, argument("*"))
     out, events = jax.jit(sdc.inject(lambda x: x, [fault]))(sdc.Moment(KEY, jnp.int32(0)), jnp.asarray(x))
     assert 0 < (raw(out) != raw(x)).sum() == int(events["arg/0"].changed) < 50
 
