@@ -199,8 +199,8 @@ class _Inject:
         old = as_bits(before).reshape(-1)
         new = old
         drawn = jnp.uint32(0)
-        touched: list[Int32[Array, hits]] = []
-        everywhere = False
+        touched: list[Int32[Array, "_"]] = []
+        masked: list[Bool[Array, "#size"]] = []
         for number, fault in enumerate(self.faults):
             if not _may_hit(fault, place.site) or not old.size:
                 continue
@@ -208,18 +208,19 @@ class _Inject:
             rate = self._rate(number, fault, place, layer)
             if isinstance(fault.pattern, Whole):
                 new, hit = _hit_whole(fault, draws, rate, new, before, layer)
-                everywhere = True
+                drawn += jnp.where(hit, jnp.uint32(old.size), jnp.uint32(0))
+                masked.append(hit[None])
             elif fault.largest_rate() > DENSE:
                 new, hit = _hit_densely(fault, draws, rate, new, before, layer)
-                everywhere = True
+                drawn += jnp.sum(hit, dtype=jnp.uint32)
+                masked.append(hit)
             else:
                 new, at = _hit_sparsely(fault, draws, rate, new, before, layer)
-                hit = jnp.sum(at < old.size, dtype=jnp.uint32)
+                drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
                 touched.append(at)
-            drawn += hit
         after = from_bits(new.reshape(before.shape), before)
         _check_varies(place, before, after)
-        changed, hits = self._compare(output, old, new, None if everywhere or not touched else touched)
+        changed, hits = self._compare(output, old, new, touched, masked)
         return after, Events(drawn, changed, hits)
 
     def _rate(self, number: int, fault: Fault, place: Place, layer: Int[Array, ""]) -> Float32[Array, ""]:
@@ -249,16 +250,26 @@ class _Inject:
         output: int,
         before: UInt[Array, "size"],
         after: UInt[Array, "size"],
-        touched: list[Int32[Array, "_"]] | None,
+        touched: list[Int32[Array, "_"]],
+        masked: list[Bool[Array, "#size"]],
     ) -> tuple[UInt32[Array, ""], Hits | None]:
-        """Elements among those touched (None: all), each once, whose bits changed; the first of them one by one."""
-        if touched is None:
-            at, first, old, new = jnp.arange(before.size, dtype=jnp.int32), jnp.bool_(True), before, after
+        """Elements among those hit, each once, whose bits changed; the first of them one by one.
+
+        Elements that were not hit are left out: XLA may compute a value once for the step and once for this, and the
+        two now and then differ in the last bit.
+        """
+        if masked or not touched:
+            at, old, new = jnp.arange(before.size, dtype=jnp.int32), before, after
+            hit = jnp.zeros(before.shape, jnp.bool_)
+            for mask in masked:
+                hit |= mask
+            for places in touched:
+                hit = hit.at[places].set(True, mode="drop")
         else:
             at = jnp.sort(jnp.concatenate(touched))
-            first = jnp.concatenate([jnp.ones(1, jnp.bool_), at[1:] != at[:-1]]) & (at < before.size)
+            hit = jnp.concatenate([jnp.ones(1, jnp.bool_), at[1:] != at[:-1]]) & (at < before.size)
             old, new = (x.at[at].get(mode="clip") for x in (before, after))
-        differs = first & (old != new)
+        differs = hit & (old != new)
         changed = jnp.sum(differs, dtype=jnp.uint32)
         if not self.record:
             return changed, None
@@ -317,12 +328,11 @@ def _hit_whole(
     bits: UInt[Array, "size"],
     like: Shaped[Array, "*shape"],
     layer: Int[Array, ""],
-) -> tuple[UInt[Array, "size"], UInt32[Array, ""]]:
-    """Hits all elements if a hit starts at any: with probability 1 - (1 - rate)^size."""
+) -> tuple[UInt[Array, "size"], Bool[Array, ""]]:
+    """Hits all elements if a hit starts at any: with probability 1 - (1 - rate)^size. Returns whether it does."""
     any_start = -jnp.expm1(bits.size * jnp.log1p(-jnp.minimum(rate, 1 - 2.0**-24)))
     hit = (jax.random.uniform(draws[0]) < any_start) & (rate > 0)
-    after = _where(hit, lambda: _bits_after(fault, draws, bits, like, layer), bits, hit)
-    return after, jnp.where(hit, jnp.uint32(bits.size), jnp.uint32(0))
+    return _where(hit, lambda: _bits_after(fault, draws, bits, like, layer), bits, hit), hit
 
 
 def _hit_densely(
@@ -332,16 +342,15 @@ def _hit_densely(
     bits: UInt[Array, "size"],
     like: Shaped[Array, "*shape"],
     layer: Int[Array, ""],
-) -> tuple[UInt[Array, "size"], UInt32[Array, ""]]:
-    """Draws for every element."""
+) -> tuple[UInt[Array, "size"], Bool[Array, "size"]]:
+    """Draws for every element. Returns which are hit."""
     if fault.pattern != One():
         raise ValueError(
             f"rate={fault.rate} of a pattern of several elements would hit most of the tensor; "
             f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
         )
     hit = jax.random.uniform(draws[0], bits.shape) < rate
-    after = _where(hit, lambda: _bits_after(fault, draws, bits, like, layer), bits, rate > 0)
-    return after, jnp.sum(hit, dtype=jnp.uint32)
+    return _where(hit, lambda: _bits_after(fault, draws, bits, like, layer), bits, rate > 0), hit
 
 
 def _hit_sparsely(

@@ -25,6 +25,8 @@ BEAT = 1.0
 """Seconds between two signs of life."""
 PATIENCE = 15.0
 """Seconds without a sign of life after which a peer counts as lost."""
+GRACE = 3.0
+"""Seconds between a peer's failure and the end of this process, which may be about to fail by itself and say why."""
 DONE, FAILED = "done", "failed"
 
 
@@ -83,10 +85,11 @@ def joined(
         ) from error
     except BaseException:
         watch.stop(FAILED)
+        watch.wait_for_the_others(GRACE + 2 * BEAT)
         raise
     else:
         watch.stop(DONE)
-        watch.wait_for_the_others()
+        watch.wait_for_the_others(watch.patience)
 
 
 def leave_at_once(code: int) -> None:
@@ -131,7 +134,7 @@ class _Watch(threading.Thread):
         assert distributed.global_state.client is not None
         self._client = distributed.global_state.client
         self._ended = threading.Event()
-        self._patience = min(PATIENCE, timeout)
+        self.patience = min(PATIENCE, timeout)
 
     def run(self) -> None:
         beat = 0
@@ -146,18 +149,18 @@ class _Watch(threading.Thread):
                 signs = dict(self._client.key_value_dir_get("sdc/alive/"))
                 last_contact = now
             except jax.errors.JaxRuntimeError:
-                if now - last_contact > self._patience / 3 and not self._ended.is_set():
+                if now - last_contact > self.patience / 3 and not self._ended.is_set():
                     _give_up("process 0 was lost; nothing can be said. Start all processes again with --resume")
                 continue
             for key, value in signs.items():
                 if key not in seen or seen[key][0] != value:
                     seen[key] = (value, now)
             for key, (value, since) in seen.items():
-                if value == FAILED:
+                if value == FAILED and now - since > GRACE and not self._ended.is_set():
                     _give_up(f"process {key.rpartition('/')[2]} ended early; nothing can be said. Its output says why")
-                if value != DONE and now - since > self._patience and not self._ended.is_set():
+                if value not in (DONE, FAILED) and now - since > self.patience and not self._ended.is_set():
                     _give_up(
-                        f"process {key.rpartition('/')[2]} was lost (no sign of life for {self._patience:g} s); "
+                        f"process {key.rpartition('/')[2]} was lost (no sign of life for {self.patience:g} s); "
                         "nothing can be said. Start all processes again with --resume"
                     )
 
@@ -169,9 +172,9 @@ class _Watch(threading.Thread):
         except jax.errors.JaxRuntimeError:
             return  # process 0 is gone, so nobody asks
 
-    def wait_for_the_others(self) -> None:
+    def wait_for_the_others(self, seconds: float) -> None:
         """Process 0 carries the runtime: if it left first, the others would think that it was lost."""
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + seconds
         while jax.process_index() == 0 and time.monotonic() < deadline:
             words = dict(self._client.key_value_dir_get("sdc/alive/")).values()
             if sum(word in (DONE, FAILED) for word in words) == jax.process_count():
