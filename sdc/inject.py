@@ -199,7 +199,7 @@ class _Inject:
         old = as_bits(before).reshape(-1)
         new = old
         drawn = jnp.uint32(0)
-        touched: list[Int32[Array, "_"]] = []
+        touched: list[Int32[Array, _]] = []
         masked: list[Bool[Array, "#size"]] = []
         for number, fault in enumerate(self.faults):
             if not _may_hit(fault, place.site) or not old.size:
