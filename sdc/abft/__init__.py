@@ -20,6 +20,7 @@ class _Abft:
     Arithmetic = Arithmetic
     Flags = Flags
     Profile = Profile
+    Settings = Settings
 
 
 abft = _Abft()

@@ -189,7 +189,8 @@ def _product(layer: _Layer, a: Any, b: Any, folded: Any) -> Any:
     product = layer.product
     if narrow and layer.output == "float32 accumulator":
         product = product.returning(work)
-    a, b, c = lax.optimization_barrier((a, b, product(a, b)))  # see `transform`
+    a, b = lax.optimization_barrier((a, b))  # see `transform`
+    a, b, c = lax.optimization_barrier((a, b, product(a, b)))
     c, flags = check(product, layer.settings, Operands(a, b, c, checksum=folded))
     return _carry(c.astype(dtype), flags)
 

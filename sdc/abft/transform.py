@@ -100,7 +100,8 @@ def accumulators(step: Callable[..., Any], where: Where | str = all_products) ->
         work = work_type(dtype, *(x.dtype for x in inputs))
         if unit(dtype) <= unit(work):
             return None
-        full = bind(*inputs, preferred_element_type=jnp.dtype(work))
+        # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
+        full = bind(*lax.optimization_barrier(inputs), preferred_element_type=jnp.dtype(work))
         with jax.named_scope(HIDDEN):
             return [lax.convert_element_type(full, dtype)]
 
@@ -145,6 +146,7 @@ class _Abft:
             return [out], flags
         # What is checked is what is consumed. XLA may compute a value twice, once for each fusion that uses it, and
         # leave out a rounding to bfloat16 in one of them.
+        a, b = lax.optimization_barrier((a, b))
         a, b, c = lax.optimization_barrier((a, b, *bind(a, b)))
         out, flags = check(product, settings, Operands(a, b, c))
         return [out], flags
@@ -156,6 +158,7 @@ class _Abft:
 def carried(product: Product, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
     """A product rounded to a type, checked after the rounding by the sum of what the rounding took away."""
     wide = product.returning(work_type(a.dtype, b.dtype))
+    a, b = lax.optimization_barrier((a, b))
     full = wide(a, b)
     rounded = full.astype(dtype)
     lost = rounded_off(wide, make_scheme(settings.scheme, a.dtype, b.dtype), (a, b), full, rounded)

@@ -112,7 +112,8 @@ def test_margins_verdicts_places_and_repairs(dtype: str, shape: str, rounded: bo
     rows = math.prod(cm.shape[:2])
     for (name, mode), (c, flags) in run(a, b, clean).items():
         counts = [int(count) for count in flags[:6]]
-        assert counts[0] == rows and counts[2:] == [0, 0, 0, 0], (name, mode)
+        assert counts[0] == rows
+        assert counts[2:] == [0, 0, 0, 0], (name, mode)
         assert float(flags.margin) <= 1
         np.testing.assert_array_equal(np.asarray(c, np.float64), np.asarray(clean, np.float64))
 
@@ -136,7 +137,8 @@ def test_margins_verdicts_places_and_repairs(dtype: str, shape: str, rounded: bo
                     assert flags.places is None or int(flags.places.found) == 0
                     continue
                 assert flags.places is not None
-                assert int(flags.places.found) == 1 and int(flags.places.element[0]) == where
+                assert int(flags.places.found) == 1
+                assert int(flags.places.element[0]) == where
                 off = float(bad.reshape(-1)[where]) - float(clean.reshape(-1)[where])
                 np.testing.assert_allclose(float(flags.places.error[0]), off, rtol=1e-5, atol=1e-6)
                 mended = np.asarray(c, np.float64)
@@ -163,7 +165,8 @@ def test_a_fault_that_repeats_itself_is_flagged_and_not_confirmed() -> None:
     assert (int(flags.flagged), int(flags.confirmed), int(flags.corrected)) == (1, 0, 0)
     np.testing.assert_array_equal(c, bad)
     assert flags.places is not None
-    assert int(flags.places.element[0]) == 1 * 16 + 2 and float(flags.places.error[0]) == 0.0
+    assert int(flags.places.element[0]) == 1 * 16 + 2
+    assert float(flags.places.error[0]) == 0.0
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -179,7 +182,8 @@ def test_inputs_that_are_not_finite_are_told_from_corruption(value: float, side:
     c = c.at[7, 7].add(1.0)
     _, flags = check(product, Settings("locate"), Operands(a, b, c))
     concerned = 1 if side == "a" else 16
-    assert int(flags.nonfinite) == concerned and int(flags.checked) == 16 - concerned
+    assert int(flags.nonfinite) == concerned
+    assert int(flags.checked) == 16 - concerned
     assert int(flags.flagged) == int(flags.confirmed) == (1 if side == "a" else 0)
 
 
@@ -199,7 +203,8 @@ def test_zeros_and_extreme_scales_are_clean(scale: float, name: SchemeName) -> N
     product, a, b = small()
     a = a * np.float32(scale)
     _, flags = check(product, Settings(scheme=name), Operands(a, b, product(a, b)))
-    assert int(flags.flagged) == 0 and int(flags.checked) == 16
+    assert int(flags.flagged) == 0
+    assert int(flags.checked) == 16
 
 
 @pytest.mark.parametrize("name", ["two-tier", "blocks", "residual", "deterministic"])
@@ -274,14 +279,16 @@ def test_convolutions(kind: str, name: SchemeName) -> None:
     run = jax.jit(lambda *operands: check(product, Settings(mode, name), Operands(*operands)))
     groups = max(settings["feature_group_count"], settings["batch_group_count"])
     flags = run(a, b, clean)[1]
-    assert int(flags.checked) == clean.size // clean.shape[-1] * groups and int(flags.flagged) == 0
+    assert int(flags.checked) == clean.size // clean.shape[-1] * groups
+    assert int(flags.flagged) == 0
     where = int(rng.integers(clean.size))
     mended, flags = run(a, b, clean.reshape(-1).at[where].add(3.0).reshape(clean.shape))
     assert int(flags.flagged) == int(flags.confirmed) == 1
     if mode == "correct":
         # XLA may compute a convolution in a branch in another order.
         np.testing.assert_allclose(mended, clean, rtol=1e-5)
-        assert flags.places is not None and int(flags.places.element[0]) == where
+        assert flags.places is not None
+        assert int(flags.places.element[0]) == where
 
 
 def test_the_kernel_of_a_convolution_as_a_product_against_numpy() -> None:
@@ -308,7 +315,8 @@ def test_products_of_nothing_are_not_checked(a_shape: tuple[int, int], b_shape: 
     product = Dot((((1,), (0,)), ((), ())), (2, 2))
     a, b = jnp.zeros(a_shape), jnp.zeros(b_shape)
     c, flags = check(product, Settings("locate"), Operands(a, b, product(a, b)))
-    assert c.shape == (a_shape[0], b_shape[1]) and not any(int(count) for count in flags[:6])
+    assert c.shape == (a_shape[0], b_shape[1])
+    assert not any(int(count) for count in flags[:6])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float4_e2m1fn"])
@@ -354,7 +362,8 @@ def test_units_of_devices_that_round_their_inputs() -> None:
 def test_weights_are_exact_in_bfloat16_and_tell_neighbours_apart() -> None:
     w = signed_weights(1000)
     np.testing.assert_array_equal(w.astype(jnp.bfloat16).astype(jnp.float32), w)
-    assert float(jnp.abs(w).min()) >= 0.5 and float(jnp.abs(w).max()) < 1
+    assert float(jnp.abs(w).min()) >= 0.5
+    assert float(jnp.abs(w).max()) < 1
     assert float(jnp.mean(w[1:] != w[:-1])) > 0.98
     assert abs(float(jnp.mean(jnp.sign(w)))) < 0.1
 
