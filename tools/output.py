@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sdc.analysis.products import COUNTS
 from sdc.records import to_json
 
 from .errors import VERDICTS
@@ -32,8 +33,10 @@ def show(summary: Mapping[str, Any], *, as_json: bool) -> None:
         return
     # A table cut to the width of a pipe or a narrow window would hide figures.
     console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
-    if summary["verdict"] is not None:
+    if summary["sync"] is not None:
         console.print(_submodules(summary))
+    if summary.get("abft"):
+        console.print(_products(summary))
     losses = ", ".join(f"{float(loss):.4f}" for loss in summary["final_loss"])
     console.print(f"{summary['steps']} steps, last loss {losses or 'none'}")
     for key, label in (
@@ -76,6 +79,21 @@ def _submodules(summary: Mapping[str, Any]) -> Table:
             _number(row["severity"]),
             *([_number(figures.get("severity"))] if published else []),
         )
+    return table
+
+
+def _products(summary: Mapping[str, Any]) -> Table:
+    """Rows of matrix products by pass."""
+    title = "Checked rows of matrix products" + (" (simulated faults)" if summary.get("simulated") else "")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("pass", no_wrap=True)
+    for name in (*COUNTS, "worst margin"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for way in ("fwd", "remat", "bwd"):
+        sites = [site for name, site in summary["abft"]["sites"].items() if name.startswith(f"{way}/")]
+        if sites:
+            counts = (f"{sum(site[name] for site in sites):,}" for name in COUNTS)
+            table.add_row(way, *counts, _number(max(float(site["margin"]) for site in sites)))
     return table
 
 

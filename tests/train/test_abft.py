@@ -83,7 +83,8 @@ def test_two_hundred_random_faults_leave_the_same_bits(prepared: Prepared) -> No
         new = (old.view(np.uint32) ^ np.uint32(1 << bit)).view(np.float32)
         with np.errstate(invalid="ignore"):
             changed = abs(float(new[0]) - float(old[0]))
-        if changed < 0.01 * np.sqrt(np.mean(row.astype(np.float64) ** 2)):
+        rms = np.sqrt(np.mean(row.astype(np.float64) ** 2))
+        if rms == 0 or changed < 0.01 * rms:
             continue
         struck += 1
         iteration = where[len(site.mesh) :]
