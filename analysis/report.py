@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from sdc.records import RecordError, Run, read_campaign, read_kind, read_run, write_text
 
-from . import campaign_report, figures, product_tables, tables
+from . import campaign_report, figures, product_tables, study, tables
 from .campaign_report import SIMULATED
 from .canvas import LeftOut, Picture
 from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
@@ -80,8 +80,12 @@ def write_report(path: Path) -> Path:
     Raises:
         RecordError: the folder holds no readable run, or cannot be written.
     """
-    if read_kind(path) == "campaign":
+    kind = read_kind(path)
+    if kind == "campaign":
         report = Report(**campaign_report.parts(read_campaign(path)))
+    elif kind == study.STUDY:
+        run = read_run(path)
+        report = Report(**study.parts(path.resolve().name, run.manifest, run.summary or {}))
     else:
         report = build(read_run(path))
     html, markdown = to_html(report), to_markdown(report)

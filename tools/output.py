@@ -123,3 +123,24 @@ def show_campaign(summary: Mapping[str, Any], *, as_json: bool) -> None:
     console.print(detectors)
     console.print(f"{summary['reason'][:1].upper()}{summary['reason'][1:]}.", markup=False)
     console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+
+
+def show_study(summary: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints the summary of a study of checksummed products on standard output."""
+    if as_json:
+        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+        return
+    console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
+    table = Table(title="Checked products (simulated errors)", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("products", "scheme", "rows", "false alarms", "half found", "99 % found", "flips", "sign, exponent"):
+        table.add_column(name, justify="left" if name in ("products", "scheme") else "right", no_wrap=True)
+    for variant, schemes in summary["variants"].items():
+        for scheme, found in schemes.items():
+            shares = (found[key] for key in ("half", "almost_all", "flips", "sign_exponent"))
+            counts = f"{found['checked']:,}", f"{found['flagged']:,}"
+            table.add_row(variant, scheme, *counts, *("never" if value is None else _number(value) for value in shares))
+    console.print(table)
+    console.print(
+        "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
+    )
+    console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)

@@ -190,7 +190,7 @@ def _mapped(product: Product, settings: Settings, axes: int) -> Any:
 def _check(product: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
     c = given.c
     scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
-    margin = functools.partial(_margin, product, settings)
+    margin = functools.partial(row_margins, product, settings)
     tier = min(settings.tier, scheme.tiers)
     margins = margin(given, tier)
     suspicious = ~(margins <= 1)
@@ -241,7 +241,8 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
     return lax.cond(jnp.any(suspicious), examine, clean, given)
 
 
-def _margin(product: Product, settings: Settings, given: Operands, tier: int) -> Float[Array, "*rows"]:
+def row_margins(product: Product, settings: Settings, given: Operands, tier: int) -> Float[Array, "*rows"]:
+    """`|r| / bound` of every row, by a tier of the scheme; a scheme of one tier has it for its second too."""
     types = given.a.dtype, given.b.dtype, given.c.dtype
     units = Units.of(*types, settings.arithmetic, exact=product.exact)
     a, b, c = (x.astype(work_type(*types)) for x in given[:3])
@@ -272,7 +273,7 @@ def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Boo
         return jnp.ones([1] * given.c.ndim, jnp.bool_)
     columns = dataclasses.replace(settings, mode="detect", tier=2)
     turned = product.columns()
-    flagged = ~(_margin(turned, columns, Operands(given.b, given.a, product.transposed(given.c)), 2) <= 1)
+    flagged = ~(row_margins(turned, columns, Operands(given.b, given.a, product.transposed(given.c)), 2) <= 1)
     flagged |= ~jnp.any(flagged)
     batch = len(product.dimensions[1][0])
     rows = product.axes[0] - len(product.dimensions[0][0]) - batch

@@ -179,6 +179,11 @@ class Dot(Product):
             ((rhs_contracted, lhs_contracted), (rhs_batch, lhs_batch)), self.axes[::-1], self.precision, self.dtype
         )
 
+    def matrix(self, c: Shaped[Array, "*c"]) -> Shaped[Array, "rows n"]:
+        """The result with all its rows on one axis, and all its columns on the other."""
+        rows = self.axes[0] - len(self.dimensions[0][0])
+        return c.reshape(math.prod(c.shape[:rows]), -1)
+
     def transposed(self, c: Shaped[Array, "*c"]) -> Shaped[Array, "*transposed"]:
         """The product as `columns` makes it: its rows behind its columns."""
         batch, rows = len(self.dimensions[1][0]), self.axes[0] - len(self.dimensions[0][0])

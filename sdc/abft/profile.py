@@ -1,7 +1,6 @@
 """Profiles: what was measured of a device's products, and what follows for their checks."""
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,16 +107,3 @@ def hardware() -> dict[str, Any]:
     kept = ("platform", "device_kind", "platform_version", "processor")
     packages = {name: known["packages"][name] for name in ("jax", "jaxlib")}
     return {name: known[name] for name in kept if name in known} | {"packages": packages}
-
-
-def kappa_of(margins: Mapping[int, float]) -> float:
-    """Kappa from measured errors: the largest that keeps each at half of its bound or less.
-
-    Args:
-        margins: for each number of terms k, the largest `|r| / (u (|C_i| + |cs|))` less `1.5 sqrt(k + n)`.
-
-    Returns:
-        Infinity where sums need no such term.
-    """
-    needed = [depth / (2 * excess) for depth, excess in margins.items() if excess > 0]
-    return min(needed, default=math.inf)

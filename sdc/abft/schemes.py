@@ -8,7 +8,7 @@ A scheme gives each row its *margin* |r| / bound; a row is suspicious unless its
 which are not finite and sums that are not numbers are. A scheme of two tiers judges suspicious rows again, more dearly.
 
 =============  =====================================================================================================
-`two-tier`     the default. Rounding errors of random signs: lambda = u (3 sqrt(k + n) + k / kappa). First tier:
+`two-tier`     the default. Rounding errors of random signs: lambda = u (2.25 sqrt(k + n) + k / kappa). First tier:
                bound = lambda (|C_i|_2 + |cs|). Where terms cancel, C_i is far smaller than what was rounded: the second
                tier takes q_i = sqrt(sum_k A_ik^2 sum_j B_kj^2) for |C_i|_2 where it is larger
 `blocks`       the same for blocks of 128 columns each: smaller errors are found, at more cost
@@ -105,7 +105,7 @@ def checksum(scheme: Scheme, product: Product, b: Float[Array, "*b"], width: int
     return product.fold(b, scheme.weights(width, b.dtype), scheme.blocks(width))
 
 
-def _difference(
+def differences(
     scheme: Scheme, product: Product, factors: Factors
 ) -> tuple[Float[Array, "*rows blocks"], Float[Array, "*rows blocks"]]:
     """The residual r and the sums cs that the rows should have."""
@@ -152,18 +152,23 @@ class Probabilistic:
     def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
         a, b, c, units = factors[:4]
         depth, width = product.depth(a, b), product.width(a, b)
-        blocks, ones = self.blocks(width), jnp.ones(width, c.dtype)
-        residual, should = _difference(self, product, factors)
-        squares = product.total(c * c, ones, blocks) if factors.totals is None else factors.totals[1][..., None]
-        norm = jnp.sqrt(squares)
-        scale = norm
-        if tier == 2:
-            scale = jnp.maximum(scale, jnp.sqrt(product.apply(a * a, product.fold(b * b, ones, blocks))))
-        relative = units.relative(depth, -(-width // blocks))
-        bound = relative * (scale + jnp.abs(should)) + _least(units, depth, width, c.dtype)
+        residual, should = differences(self, product, factors)
+        relative = units.relative(depth, -(-width // self.blocks(width)))
+        bound = relative * (self.scale(product, factors, tier) + jnp.abs(should))
+        bound += _least(units, depth, width, c.dtype)
         if factors.carried is None:
-            bound += SIGMAS * units.output * norm
+            bound += SIGMAS * units.output * self.scale(product, factors, 1)
         return _ratio(residual, bound)
+
+    def scale(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows blocks"]:
+        """`|C_i|_2`, and in the second tier `q_i` where that is larger."""
+        a, b, c = factors[:3]
+        width = product.width(a, b)
+        blocks, ones = self.blocks(width), jnp.ones(width, c.dtype)
+        squares = product.total(c * c, ones, blocks) if factors.totals is None else factors.totals[1][..., None]
+        if tier == 2:
+            squares = jnp.maximum(squares, product.apply(a * a, product.fold(b * b, ones, blocks)))
+        return jnp.sqrt(squares)
 
 
 class Deterministic:
@@ -181,7 +186,7 @@ class Deterministic:
         a, b, c, units = factors[:4]
         depth, width = product.depth(a, b), product.width(a, b)
         weights = jnp.abs(self.weights(width, c.dtype))
-        residual, _ = _difference(self, product, factors)
+        residual, _ = differences(self, product, factors)
         terms = product.apply(jnp.abs(a), product.fold(jnp.abs(b), weights, 1))
         # Sums that truncate err by up to twice as much; the terms are themselves rounded.
         unit = units.sum if math.isinf(units.kappa) else 2 * units.sum
@@ -208,7 +213,7 @@ class Paper:
 
     def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
         a, b = factors[:2]
-        residual, _ = _difference(self, product, factors)
+        residual, _ = differences(self, product, factors)
         bound = product.depth(a, b) * self._epsilon * product.norms(a, b)
         # A product of zeros has the bound zero, which it keeps.
         bound = jnp.where(bound == 0, float(jnp.finfo(bound.dtype).tiny), bound)

@@ -72,7 +72,7 @@ def bounds(scheme: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, types: Any)
             bound.append(2 * gamma * terms + rounding * (np.abs(c) @ np.abs(w)))
         else:
             q = np.sqrt((a**2 @ (b[..., part] ** 2).sum(2)[..., None])[..., 0])
-            bound.append(u * 3 * np.sqrt(k + size) * (np.maximum(q, norm) + np.abs(should)) + 3.4 * rounding * norm)
+            bound.append(u * 2.25 * np.sqrt(k + size) * (np.maximum(q, norm) + np.abs(should)) + 3.4 * rounding * norm)
     return np.stack(r, -1), np.stack(bound, -1)
 
 

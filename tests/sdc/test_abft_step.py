@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import sdc
 from sdc.abft import Arithmetic, Profile
-from sdc.abft.profile import hardware, kappa_of
+from sdc.abft.profile import hardware
 from sdc.faults import BitFlip, Scale, When
 from sdc.inject import Moment
 from sdc.rewrite import varying
@@ -331,8 +331,3 @@ def test_profiles(tmp_path: Path) -> None:
             Profile.load(path)
     with pytest.raises(ValueError, match="cannot read the profile"):
         Profile.load(tmp_path / "none.json")
-
-
-def test_kappa_keeps_every_measured_error_at_half_its_bound() -> None:
-    assert kappa_of({64: -1.0, 128: 0.0}) == np.inf
-    assert kappa_of({64: 2.0, 1024: 64.0}) == 8.0
