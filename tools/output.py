@@ -131,6 +131,7 @@ def show_study(summary: Mapping[str, Any], *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
         return
     console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
+    console.width = max(124, console.width)
     table = Table(title="Checked products (simulated errors)", title_justify="left", box=SIMPLE_HEAD)
     for name in ("products", "scheme", "rows", "false alarms", "half found", "99 % found", "flips", "sign, exponent"):
         table.add_column(name, justify="left" if name in ("products", "scheme") else "right", no_wrap=True)

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .check import Settings
+from .kernel import multiply
 from .power import DISTRIBUTIONS
 from .products import Dot
 from .roundoff import EXACT, SIGMAS, SPREAD, Arithmetic, Units
@@ -45,8 +47,7 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> Mea
 
     @jax.jit
     def largest(a: Any, b: Any) -> Any:
-        a, b = jax.lax.optimization_barrier((a, b))
-        a, b, c = jax.lax.optimization_barrier((a, b, product(a, b)))
+        a, b, c = multiply(product, Settings(), a, b)[:3]
         units = Units.of(a.dtype, b.dtype, c.dtype, EXACT)
         wide = Factors(a.astype(jnp.float32), b.astype(jnp.float32), c, units)
         scheme = Probabilistic()

@@ -75,12 +75,14 @@ class Settings:
         scheme: see `schemes`.
         arithmetic: of the device.
         tier: tier that rows are judged by at first.
+        fused: whether the fused kernel computes the products that it fits.
     """
 
     mode: Mode = "detect"
     scheme: SchemeName = "two-tier"
     arithmetic: Arithmetic = EXACT
     tier: int = 1
+    fused: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):

@@ -16,7 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Shaped
 
-from .products import Dot
+from .check import Operands, Settings
+from .products import Dot, Product
 from .schemes import signed_weights
 
 ROWS, COLUMNS, TERMS = 128, 128, 64
@@ -32,6 +33,21 @@ def fits(product: Dot, a: Any, b: Any) -> bool:
     tiles = rows % ROWS == 0 and columns % COLUMNS == 0 and a.shape[-1] % TERMS == 0
     narrow = a.dtype == b.dtype and a.dtype in (jnp.bfloat16, jnp.float16)
     return tiles and narrow and a.size > 0 and b.size > 0 and product.dtype == jnp.float32 and product.sharding is None
+
+
+def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
+    """A product with its factors as they were multiplied, by the fused kernel where that is wanted and fits.
+
+    XLA may compute an input twice, once for each fusion that uses it, and leave out a rounding to bfloat16 in one of
+    them: behind the barriers, what is checked is what was multiplied, and what is consumed.
+    """
+    a, b = lax.optimization_barrier((a, b))
+    if settings.fused and settings.scheme == "two-tier" and isinstance(product, Dot) and fits(product, a, b):
+        c, totals = product_with_totals(a, b, interpret=jax.default_backend() == "cpu")
+    else:
+        c, totals = product(a, b), None
+    a, b, c = lax.optimization_barrier((a, b, c))
+    return Operands(a, b, c, totals=totals)
 
 
 def product_with_totals(

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Shaped
 from sdc.rewrite import Place, Reports, Values, required
 from sdc.sites import primitive
 
-from .check import Flags, Mode, Operands, Settings, check, merge_flags
+from .check import Flags, Mode, Settings, check, merge_flags
+from .kernel import multiply
 from .products import Dimensions, Dot
 from .profile import Profile
 from .roundoff import unit, work_type
@@ -189,9 +190,8 @@ def _product(layer: _Layer, a: Any, b: Any, folded: Any) -> Any:
     product = layer.product
     if narrow and layer.output == "float32 accumulator":
         product = product.returning(work)
-    a, b = lax.optimization_barrier((a, b))  # see `transform`
-    a, b, c = lax.optimization_barrier((a, b, product(a, b)))
-    c, flags = check(product, layer.settings, Operands(a, b, c, checksum=folded))
+    operands = multiply(product, layer.settings, a, b)._replace(checksum=folded)
+    c, flags = check(product, layer.settings, operands)
     return _carry(c.astype(dtype), flags)
 
 

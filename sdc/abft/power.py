@@ -12,7 +12,7 @@ from sdc.bits import as_bits, from_bits
 from .check import Operands, Settings, row_margins
 from .products import Dot
 
-MAGNITUDES = tuple(float(10.0**exponent) for exponent in (x / 4 for x in range(-20, 13)))
+MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
 """Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3."""
 
 

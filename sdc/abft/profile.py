@@ -98,7 +98,8 @@ class Profile:
 
     def settings(self, settings: Settings, site: str) -> Settings:
         """The settings of one site."""
-        return dataclasses.replace(settings, arithmetic=self.arithmetic, tier=2 if site in self.second_tier else 1)
+        tier = 2 if site in self.second_tier else 1
+        return dataclasses.replace(settings, arithmetic=self.arithmetic, tier=tier, fused=self.fused)
 
 
 def hardware() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sdc.sites import PRODUCTS, Where, as_selector, primitive
 from sdc.sites import products as all_products
 
 from .check import Flags, Mode, Operands, Settings, check, merge_flags, rounded_off
+from .kernel import multiply
 from .products import Conv, Dot, Product
 from .profile import Profile
 from .roundoff import known, unit, work_type
@@ -144,11 +145,11 @@ class _Abft:
                 )
             out, flags = carried(product, settings, a, b, place.site.outputs[0].dtype)
             return [out], flags
-        # What is checked is what is consumed. XLA may compute a value twice, once for each fusion that uses it, and
-        # leave out a rounding to bfloat16 in one of them.
-        a, b = lax.optimization_barrier((a, b))
-        a, b, c = lax.optimization_barrier((a, b, *bind(a, b)))
-        out, flags = check(product, settings, Operands(a, b, c))
+        if place.marked:
+            operands = Operands(*lax.optimization_barrier((a, b, *bind(a, b))))
+        else:
+            operands = multiply(product, settings, a, b)
+        out, flags = check(product, settings, operands)
         return [out], flags
 
     def merge(self, total: Flags, new: Flags) -> Flags:

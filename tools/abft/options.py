@@ -27,7 +27,7 @@ class StudyOptions:
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Types of activations and compute parameters to study."""
     steps: int = 20
-    """Optimizer steps; the products of the first, the middle and the last one get errors."""
+    """Optimizer steps; the products of the first and of the last one get errors."""
     corpus: tuple[str, ...] = ("python",)
     """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
     tokenizer: str = "bytes"

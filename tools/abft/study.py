@@ -82,7 +82,7 @@ def study(options: StudyOptions) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CommandError(f"run folder {folder} exists already; name another with --run")
     counts: dict[str, dict[str, dict[str, Any]]] = {}
-    marked = sorted({0, options.steps // 2, options.steps - 1})
+    marked = sorted({0, options.steps - 1})
     with CountProgress("study", (options.steps + len(marked)) * len(options.dtypes)) as progress:
         for dtype in options.dtypes:
             for name, scheme, found in _study_type(options, dtype, profile, marked, progress):
@@ -124,13 +124,15 @@ def _study_type(
     def transform(step: Callable[..., Any]) -> Callable[..., Any]:
         return sdc.rewrite(sdc.abft.accumulators(step), DOTS, judged)
 
+    capture: Any = None
     for step, (reports, program, arguments) in enumerate(train(options, dtype, transform)):
+        capture = capture or jax.jit(sdc.rewrite(sdc.abft.accumulators(program), DOTS, _Factors()))
         for found in jax.device_get(reports).values():
             for variant, (checked, wrong) in zip(every, found, strict=True):
                 yield variant.name, variant.scheme, {"checked": np.sum(checked), "flagged": np.sum(wrong)}
         progress.advance(f"{dtype}, step {step}")
         if step in marked:
-            _, factors = jax.jit(sdc.rewrite(sdc.abft.accumulators(program), DOTS, _Factors()))(*arguments)
+            _, factors = capture(*arguments)
             key = jax.random.fold_in(jax.random.key(options.seed), step)
             for site, product, a, b in _choose(factors, judged.products, step):
                 for variant in every:
