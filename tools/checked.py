@@ -1,7 +1,7 @@
 """What the flags of `sdc twin` and `sdc train` say about simulated faults and about checked products."""
 
 import functools
-import warnings
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -30,6 +30,8 @@ def check_options(options: CheckedOptions, *, twin: int | None) -> None:
         if options.abft:
             Settings(options.abft_mode, options.abft_scheme)
             parse_selector(options.abft_where)
+            if options.abft_profile is not None:
+                Profile.read(options.abft_profile)
 
 
 def faults(options: CheckedOptions, *, layers: int, twin: int | None) -> Sequence[sdc.Fault]:
@@ -41,21 +43,16 @@ def faults(options: CheckedOptions, *, layers: int, twin: int | None) -> Sequenc
 
 
 def transform(options: CheckedOptions) -> Transform | None:
-    """How the products of the step are checked, where they are.
-
-    Raises:
-        CommandError: the profile cannot be read.
-    """
+    """How the products of the step are checked, where they are."""
     if not options.abft:
         return None
-    with usage_errors():
-        return functools.partial(
-            sdc.abft,
-            where=parse_selector(options.abft_where),
-            mode=options.abft_mode,
-            scheme=options.abft_scheme,
-            profile=Profile.load(options.abft_profile) if options.abft_profile else None,
-        )
+    return functools.partial(
+        sdc.abft,
+        where=parse_selector(options.abft_where),
+        mode=options.abft_mode,
+        scheme=options.abft_scheme,
+        profile=read_profile(options),
+    )
 
 
 def describe_run(options: CheckedOptions, layers: int, *, twin: int | None) -> Mapping[str, Any]:
@@ -73,10 +70,19 @@ def describe_run(options: CheckedOptions, layers: int, *, twin: int | None) -> M
     }
 
 
+def read_profile(options: CheckedOptions) -> Profile:
+    """The profile that the flags name, or what is assumed of the platform; JAX's devices have started."""
+    return Profile.assumed() if options.abft_profile is None else Profile.read(options.abft_profile)
+
+
 def _abft(options: CheckedOptions) -> dict[str, Any]:
-    with warnings.catch_warnings():  # it was said when the run began
-        warnings.simplefilter("ignore")
-        read = Profile.load(options.abft_profile) if options.abft_profile else Profile.assumed()
+    read = read_profile(options)
+    if departs := read.departs():
+        print(
+            f"sdc: warning: the profile {options.abft_profile} was measured elsewhere, and its thresholds may not fit: "
+            + "; ".join(departs),
+            file=sys.stderr,
+        )
     return {
         "mode": options.abft_mode,
         "scheme": options.abft_scheme,

@@ -165,5 +165,7 @@ class CampaignOptions(WorkloadOptions):
     faults: tuple[str, ...] = ("bitflip",)
     """Kinds of faults: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
     swap, ..., with a pattern such as run=8, tile=4x4 or row."""
+    abft: bool = False
+    """Check the products of the struck step by checksums, as one more detector; faults in products hit their sums."""
     batch: int | None = None
     """Injections at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""

@@ -46,6 +46,21 @@ class Profile:
         """Reads a profile, and warns if it is of another device or of other libraries than those at hand.
 
         Raises:
+            ValueError: see `read`.
+        """
+        profile = cls.read(path)
+        if lines := profile.departs():
+            warnings.warn(
+                f"the profile {path} was measured elsewhere, and its thresholds may not fit: " + "; ".join(lines),
+                stacklevel=2,
+            )
+        return profile
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Profile":
+        """Reads a profile without a look at the devices at hand.
+
+        Raises:
             ValueError: there is no such file, it is damaged, or no profile that this version reads.
         """
         remedy = "make one with sdc abft calibrate"
@@ -65,11 +80,6 @@ class Profile:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the profile {path} is damaged ({error!r}); {remedy}") from error
-        if lines := profile.departs():
-            warnings.warn(
-                f"the profile {path} was measured elsewhere, and its thresholds may not fit: " + "; ".join(lines),
-                stacklevel=2,
-            )
         return profile
 
     def save(self, path: Path) -> None:
