@@ -120,7 +120,7 @@ def _softmax(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
 
 def _tiny_heavy_tailed(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
     first, second, third = jax.random.split(key, 3)
-    a = 1e-6 * jax.random.t(first, 2.0, (m, k))
+    a = 1e-6 * jax.random.normal(first, (m, k)) * jnp.exp(2.0 * jax.random.normal(third, (m, k)))
     return a, jax.random.normal(second, (k, n)) * jnp.exp(jax.random.normal(third, (k, 1)))
 
 

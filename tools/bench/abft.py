@@ -38,10 +38,11 @@ BARS = {
 }
 ALARM_SHAPES = ((4096, 256, 1024), (4096, 1024, 256), (4096, 3000, 16), (512, 4096, 4096), (4096, 4096, 1))
 """Rows, terms and columns of the synthetic products that are looked at for false alarms."""
-ROUNDS = 5
+ROUNDS = 2
 """Draws of each kind of factors in each of these shapes."""
 POWER = (1024, 4096)
-"""Terms and columns of the products that get errors."""
+"""Terms and columns of the products that get errors, one in each of so many rows."""
+ROWS = 512
 SCHEMES: tuple[SchemeName, ...] = ("two-tier", "blocks", "deterministic", "paper")
 
 
@@ -112,7 +113,7 @@ def _alarms(dtype: str) -> dict[str, float]:
     """Rows of healthy synthetic products, how many of them are flagged, and the largest margin."""
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
     arithmetic = Profile.assumed().arithmetic
-    settings = Settings(arithmetic=arithmetic)
+    settings = Settings(arithmetic=arithmetic, tier=2)
 
     @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
     def look(key: Any, name: str, m: int, k: int, n: int) -> tuple[Any, Any]:
@@ -137,10 +138,10 @@ def _cases() -> Iterator[tuple[str, tuple[int, int, int]]]:
 def _power() -> dict[str, Any]:
     """The smallest error found, in root mean squares of its row, and the share of random flips found."""
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
-    fine = jnp.asarray([10.0 ** (x / 16) for x in range(-80, 49)])
+    fine = jnp.asarray([10.0 ** (x / 8) for x in range(-36, 21)])
     found: dict[str, Any] = {}
     for size in POWER:
-        a, b = DISTRIBUTIONS["gaussian"](jax.random.key(0), 1024, size, size)
+        a, b = DISTRIBUTIONS["gaussian"](jax.random.key(0), ROWS, size, size)
         for scheme in SCHEMES:
             settings = Settings(scheme=scheme, arithmetic=Profile.assumed().arithmetic)
 
