@@ -21,6 +21,8 @@ from .schemes import Factors, Scheme, SchemeName, make_scheme
 Mode: TypeAlias = Literal["detect", "locate", "correct"]
 PLACES = 8
 """Wrong elements that are returned one by one."""
+LOSSY = 16.0
+"""Kappa that rows which repeat themselves are judged by, where the device's is larger."""
 LARGEST = 2**31 - 1
 """Elements are counted by 32-bit integers."""
 
@@ -45,7 +47,8 @@ class Flags(NamedTuple):
     Attributes:
         checked: rows that were judged.
         examined: rows that the first tier passed on to the second, or to recomputation.
-        flagged: rows that the scheme finds wrong.
+        flagged: rows that the scheme finds wrong, less those that come out the same when computed again and are off by
+            no more than long sums can lose.
         confirmed: flagged rows that are right when computed again: the hardware erred, and not the bound. Those that
             are flagged and not confirmed repeat themselves: a permanent fault, which another device has to judge, or a
             false alarm.
@@ -222,14 +225,36 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
         found = Flags(
             judged - nonfinite, count(suspicious & usable), count(flagged), none, none, nonfinite, largest, nowhere
         )
-        return lax.cond(jnp.any(flagged), recompute, lambda given, *_: (given.c, varying(found)), given, flagged, found)
+        unchanged = varying(found)
+        return lax.cond(
+            jnp.any(flagged),
+            recompute,
+            lambda given, *_: (given.c, unchanged),
+            given,
+            flagged,
+            jnp.where(usable, last, 0.0),
+            found,
+        )
 
-    def recompute(given: Operands, flagged: Bool[Array, "*rows"], found: Flags) -> tuple[Any, Flags]:
+    def recompute(
+        given: Operands, flagged: Bool[Array, "*rows"], last: Float[Array, "*rows"], found: Flags
+    ) -> tuple[Any, Flags]:
         full = product(given.a, given.b)
         recomputed = full.astype(c.dtype)
         carried = None if given.carried is None else rounded_off(product, scheme, given[:2], full, recomputed)
-        confirmed = flagged & (margin(Operands(given.a, given.b, recomputed, carried), scheme.tiers) <= 1)
-        found = found._replace(confirmed=count(confirmed))
+        again = Operands(given.a, given.b, recomputed, carried)
+        confirmed = flagged & (margin(again, scheme.tiers) <= 1)
+        # Long sums can lose terms that are each too small, always in the same direction: what comes out the same when
+        # computed again is rounding as long as such losses explain it.
+        differ = (as_bits(recomputed) != as_bits(given.c)).astype(jnp.float32)
+        ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
+        same = product.total(differ, ones, 1)[..., 0] == 0
+        lossy = dataclasses.replace(settings.arithmetic, kappa=min(settings.arithmetic.kappa, LOSSY))
+        lenient = row_margins(product, dataclasses.replace(settings, arithmetic=lossy), again, scheme.tiers)
+        excused = flagged & same & (lenient <= 1)
+        flagged &= ~excused
+        largest = jnp.max(jnp.where(excused, lenient, last), axis=kept).astype(jnp.float32)
+        found = found._replace(flagged=count(flagged), confirmed=count(confirmed), margin=largest)
         if settings.mode == "detect":
             return given.c, varying(found)
         wrong = product.spread(flagged, given.c) & _wrong_columns(product, settings, given)

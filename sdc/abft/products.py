@@ -44,15 +44,21 @@ class Product(abc.ABC):
         """Number of columns (n)."""
 
     @abc.abstractmethod
-    def fold(self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int) -> Float[Array, "*folded blocks"]:
-        """The checksum of the second factor: its columns, weighted and summed."""
+    def fold(
+        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*folded blocks"]:
+        """The checksum of the second factor: its columns, weighted and summed; `careful`: see `halved`."""
 
     @abc.abstractmethod
-    def apply(self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"]) -> Float[Array, "*rows blocks"]:
+    def apply(
+        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
         """What the sums of the rows must be, from the first factor and the checksum of the second."""
 
     @abc.abstractmethod
-    def total(self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int) -> Float[Array, "*rows blocks"]:
+    def total(
+        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
         """The rows of the product, weighted and summed."""
 
     @abc.abstractmethod
@@ -64,6 +70,25 @@ class Product(abc.ABC):
         """`||A||_inf ||B||_inf`, the largest sums of absolute values of rows."""
 
 
+def halved(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*rest"]:
+    """The sum over axes by halves: errors grow as the logarithm of the number of terms.
+
+    A sum one after the other loses terms that are each too small to change it, thousands of times and always in the
+    same direction, as where one probability is near 1 and all others are near 0.
+    """
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    x = x.transpose(*kept, *axes).reshape(*(x.shape[axis] for axis in kept), -1)
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        pairs = x[..., :half] + x[..., half : 2 * half]
+        x = jnp.concatenate([pairs, x[..., 2 * half :]], axis=-1) if x.shape[-1] % 2 else pairs
+    return x[..., 0]
+
+
+def _sum(x: Float[Array, "*shape"], axes: Sequence[int], careful: bool) -> Float[Array, "*rest"]:
+    return halved(x, axes) if careful else jnp.sum(x, axis=tuple(axes))
+
+
 def blocked(x: Shaped[Array, "*rest n"], blocks: int) -> Shaped[Array, "*rest blocks block"]:
     """Cuts the last axis into blocks, the last one filled up with zeros."""
     length = -(-x.shape[-1] // blocks) if blocks else 0
@@ -73,8 +98,11 @@ def blocked(x: Shaped[Array, "*rest n"], blocks: int) -> Shaped[Array, "*rest bl
     return x.reshape(*x.shape[:-1], blocks, length)
 
 
-def _sum_blocks(x: Shaped[Array, "*rest n"], weights: Float[Array, "n"], blocks: int) -> Float[Array, "*rest blocks"]:
-    return jnp.sum(blocked(x * weights, blocks), axis=-1)
+def _sum_blocks(
+    x: Shaped[Array, "*rest n"], weights: Float[Array, "n"], blocks: int, careful: bool
+) -> Float[Array, "*rest blocks"]:
+    cut = blocked(x * weights, blocks)
+    return _sum(cut, [cut.ndim - 1], careful)
 
 
 def _is_exact(precision: Any) -> bool:
@@ -113,16 +141,20 @@ class Dot(Product):
         (contracted, batch) = (axes[side] for axes in self.dimensions)
         return tuple(axis for axis in range(self.axes[side]) if axis not in contracted and axis not in batch)
 
-    def fold(self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int) -> Float[Array, "*folded blocks"]:
+    def fold(
+        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*folded blocks"]:
         free = self._free(1)
         if blocks == 1:
             wide = weights.reshape([b.shape[axis] if axis in free else 1 for axis in range(b.ndim)])
-            return jnp.sum(b * wide, axis=free)[..., None]
+            return _sum(b * wide, free, careful)[..., None]
         kept = [axis for axis in range(b.ndim) if axis not in free]
         flat = b.transpose(*kept, *free).reshape(*(b.shape[axis] for axis in kept), weights.size)
-        return _sum_blocks(flat, weights, blocks)
+        return _sum_blocks(flat, weights, blocks, careful)
 
-    def apply(self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"]) -> Float[Array, "*rows blocks"]:
+    def apply(
+        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
         kept = sorted([*rhs_contracted, *rhs_batch])  # the axes of the second factor that are left
         position = {axis: kept.index(axis) for axis in kept}
@@ -131,7 +163,7 @@ class Dot(Product):
             partner = dict(zip([*lhs_contracted, *lhs_batch], [*rhs_contracted, *rhs_batch], strict=True))
             order = [position[partner[axis]] for axis in range(a.ndim) if axis in partner]
             shape = [a.shape[axis] if axis in partner else 1 for axis in range(a.ndim)]
-            rows = jnp.sum(a * folded[..., 0].transpose(order).reshape(shape), axis=tuple(lhs_contracted))
+            rows = _sum(a * folded[..., 0].transpose(order).reshape(shape), lhs_contracted, careful)
             left = [axis for axis in range(a.ndim) if axis not in lhs_contracted]
             return rows.transpose([left.index(axis) for axis in (*lhs_batch, *free)])[..., None]
         contracted = [position[axis] for axis in rhs_contracted]
@@ -140,11 +172,13 @@ class Dot(Product):
             a, folded, ((lhs_contracted, contracted), (lhs_batch, batch)), precision=lax.Precision.HIGHEST
         )
 
-    def total(self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int) -> Float[Array, "*rows blocks"]:
+    def total(
+        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
         rows = self.axes[0] - len(self.dimensions[0][0])
         if blocks == 1:
-            return jnp.sum(c * weights.reshape(c.shape[rows:]), axis=tuple(range(rows, c.ndim)))[..., None]
-        return _sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks)
+            return _sum(c * weights.reshape(c.shape[rows:]), range(rows, c.ndim), careful)[..., None]
+        return _sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
         return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
@@ -241,13 +275,17 @@ class Conv(Product):
     def width(self, a: Any, b: Any) -> int:
         return int(b.shape[self._numbers.rhs_spec[0]]) // self._groups
 
-    def fold(self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int) -> Float[Array, "*folded blocks"]:
+    def fold(
+        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*folded blocks"]:
         axis = self._numbers.rhs_spec[0]
         grouped = jnp.moveaxis(b, axis, -1)
         grouped = grouped.reshape(*grouped.shape[:-1], self._groups, weights.size)
-        return jnp.moveaxis(_sum_blocks(grouped, weights, blocks), -2, axis)
+        return jnp.moveaxis(_sum_blocks(grouped, weights, blocks, careful), -2, axis)
 
-    def apply(self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"]) -> Float[Array, "*rows blocks"]:
+    def apply(
+        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
         axis, blocks = self._numbers.rhs_spec[0], folded.shape[-1]
         # Blocks stand beside one another as further output features of their group.
         kernel = jnp.moveaxis(folded, axis, -2)
@@ -257,9 +295,11 @@ class Conv(Product):
         )
         return rows.reshape(*rows.shape[:-1], self._groups, blocks)
 
-    def total(self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int) -> Float[Array, "*rows blocks"]:
+    def total(
+        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
         c = jnp.moveaxis(c, self._numbers.out_spec[1], -1)
-        return _sum_blocks(c.reshape(*c.shape[:-1], self._groups, weights.size), weights, blocks)
+        return _sum_blocks(c.reshape(*c.shape[:-1], self._groups, weights.size), weights, blocks, careful)
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
         axis = self._numbers.out_spec[1]

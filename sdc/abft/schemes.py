@@ -100,22 +100,25 @@ def signed_weights(width: int, dtype: Any = jnp.float32) -> Float[Array, "n"]:
     return jnp.asarray(_weights(width), dtype)
 
 
-def checksum(scheme: Scheme, product: Product, b: Float[Array, "*b"], width: int) -> Float[Array, "*folded blocks"]:
+def checksum(
+    scheme: Scheme, product: Product, b: Float[Array, "*b"], width: int, *, careful: bool = False
+) -> Float[Array, "*folded blocks"]:
     """The folded second factor."""
-    return product.fold(b, scheme.weights(width, b.dtype), scheme.blocks(width))
+    return product.fold(b, scheme.weights(width, b.dtype), scheme.blocks(width), careful=careful)
 
 
 def differences(
-    scheme: Scheme, product: Product, factors: Factors
+    scheme: Scheme, product: Product, factors: Factors, *, careful: bool = False
 ) -> tuple[Float[Array, "*rows blocks"], Float[Array, "*rows blocks"]]:
-    """The residual r and the sums cs that the rows should have."""
+    """The residual r and the sums cs that the rows should have; `careful`: summed by halves."""
     width = product.width(factors.a, factors.b)
     folded = factors.checksum
     if folded is None:
-        folded = checksum(scheme, product, factors.b, width)
-    should = product.apply(factors.a, folded)
+        folded = checksum(scheme, product, factors.b, width, careful=careful)
+    should = product.apply(factors.a, folded, careful=careful)
     if factors.totals is None:
-        found = product.total(factors.c, scheme.weights(width, factors.c.dtype), scheme.blocks(width))
+        weights = scheme.weights(width, factors.c.dtype)
+        found = product.total(factors.c, weights, scheme.blocks(width), careful=careful)
     else:
         found = factors.totals[0][..., None]
     if factors.carried is not None:
@@ -152,7 +155,7 @@ class Probabilistic:
     def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
         a, b, c, units = factors[:4]
         depth, width = product.depth(a, b), product.width(a, b)
-        residual, should = differences(self, product, factors)
+        residual, should = differences(self, product, factors, careful=tier == 2)
         relative = units.relative(depth, -(-width // self.blocks(width)))
         bound = relative * (self.scale(product, factors, tier) + jnp.abs(should))
         bound += _least(units, depth, width, c.dtype)
@@ -166,9 +169,16 @@ class Probabilistic:
         width = product.width(a, b)
         blocks, ones = self.blocks(width), jnp.ones(width, c.dtype)
         squares = product.total(c * c, ones, blocks) if factors.totals is None else factors.totals[1][..., None]
-        if tier == 2:
-            squares = jnp.maximum(squares, product.apply(a * a, product.fold(b * b, ones, blocks)))
-        return jnp.sqrt(squares)
+        if tier == 1:
+            return jnp.sqrt(squares)
+        folded = product.fold(b * b, ones, blocks)
+        squares = jnp.maximum(squares, product.apply(a * a, folded))
+        # Squares of what is smaller than the root of the smallest normal number vanish, and with them the scale of
+        # rows of tiny numbers, which sharp attention is full of.
+        of_a = product.apply(a * a, product.fold(jnp.ones_like(b), ones, blocks))
+        of_b = product.apply(jnp.ones_like(a), folded)
+        lost = math.sqrt(product.depth(a, b) * width) + jnp.sqrt(of_a) + jnp.sqrt(of_b)
+        return jnp.sqrt(squares) + math.sqrt(float(jnp.finfo(c.dtype).tiny)) * lost
 
 
 class Deterministic:
@@ -193,7 +203,10 @@ class Deterministic:
         gamma = (depth + width) * unit / (1 - min((depth + width) * unit, 0.5))
         bound = (2 * gamma * (1 + gamma) + 2 * units.inputs * (1 + units.inputs)) * terms
         bound += units.output * (1 + gamma) * product.total(jnp.abs(c), weights, 1)
-        bound += depth * width * float(jnp.finfo(c.dtype).tiny) + width * units.least
+        # What is below the normal numbers is flushed, in a factor or in a term.
+        flushed = depth * width + product.apply(jnp.abs(a), product.fold(jnp.ones_like(b), weights, 1))
+        flushed += product.apply(jnp.ones_like(a), product.fold(jnp.abs(b), weights, 1))
+        bound += flushed * float(jnp.finfo(c.dtype).tiny) + width * units.least
         return _ratio(residual, bound)
 
 
