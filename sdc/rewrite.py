@@ -174,7 +174,7 @@ class _Substituted:
         return ()
 
 
-def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> list[Site]:
+def sites(step: Callable[..., Any], *args: Any, where: Where | str = everything, **kwargs: Any) -> list[Site]:
     """Lists the sites of a step that a selector hits, in program order, without running the step.
 
     `print(*sdc.sites(step, *args), sep="\n")` shows them with shapes, dtypes, operations and source lines.
@@ -197,6 +197,7 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
         >>> site.outputs[0].shape, site.flops
         ((2, 4), 128)
     """
+    where = as_selector(where)
     live = live_program(_trace(step, args, kwargs)[0])
     found = plan_sites(live, where).sites
     if not found:

@@ -1,5 +1,6 @@
 """What the flags of `sdc twin` and `sdc train` say about simulated faults and about checked products."""
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,11 @@ def check_options(options: CheckedOptions, *, twin: int | None) -> None:
     """
     if options.suspect is not None and options.fault:
         raise CommandError("--suspect and --fault both describe the simulated suspect; give one of them")
+    if not options.abft:
+        for field in dataclasses.fields(options):
+            if field.name.startswith("abft_") and getattr(options, field.name) != field.default:
+                flag = "--" + field.name.replace("_", "-")
+                raise CommandError(f"{flag} says how to check matrix products, but they are not checked; add --abft")
     with usage_errors():
         faults(options, layers=1, twin=twin)
         if options.abft:

@@ -240,7 +240,8 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
         given: Operands, flagged: Bool[Array, "*rows"], last: Float[Array, "*rows"], found: Flags
     ) -> tuple[Any, Flags]:
         full = product(given.a, given.b)
-        recomputed = full.astype(c.dtype)
+        # XLA would leave out a rounding between this and the sums of its rows.
+        recomputed = lax.optimization_barrier(full.astype(c.dtype))
         carried = None if given.carried is None else rounded_off(product, scheme, given[:2], full, recomputed)
         again = Operands(given.a, given.b, recomputed, carried)
         confirmed = flagged & (margin(again, scheme.tiers) <= 1)

@@ -25,7 +25,7 @@ ROWS, COLUMNS, TERMS = 128, 128, 64
 
 
 def fits(product: Dot, a: Any, b: Any) -> bool:
-    """Whether the kernel computes this product: rows times a matrix, in whole tiles, of float32 or narrower factors."""
+    """Whether the kernel computes this product: rows times a matrix, in whole tiles, of bfloat16 or float16 factors."""
     (a_contracted, b_contracted), batch = product.dimensions
     if tuple(map(tuple, batch)) != ((), ()) or tuple(a_contracted) != (a.ndim - 1,) or tuple(b_contracted) != (0,):
         return False

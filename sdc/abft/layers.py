@@ -22,7 +22,7 @@ from .profile import Profile
 from .roundoff import unit, work_type
 from .schemes import SchemeName, make_scheme
 from .schemes import checksum as fold
-from .transform import Output, abft, carried
+from .transform import Output, abft, carried, check_output
 
 # Identity on a product, with the flags of its check beside it: they live as long as the product is used.
 checked_product_p = Primitive("checked_product")
@@ -111,6 +111,7 @@ def dot_general(
         >>> out.shape, int(flags["fwd/checked_product"].checked)
         ((4, 2), 4)
     """
+    check_output(output)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
     dimensions: Dimensions = (
@@ -142,8 +143,8 @@ def checksum(
 
 
 def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) -> Shaped[Array, "..."]:
-    """`jnp.einsum` with every product checked; settings as those of `dot_general`, and `precision` and
-    `preferred_element_type` of `jnp.einsum`.
+    """`jnp.einsum` with every product checked; its own keywords, and `mode`, `output`, `scheme`, `profile` of
+    `dot_general`.
 
     Example:
         >>> import jax.numpy as jnp, sdc

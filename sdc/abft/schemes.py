@@ -21,8 +21,8 @@ which are not finite and sums that are not numbers are. A scheme of two tiers ju
 =============  =====================================================================================================
 
 Where C was rounded to a narrower type, of unit u', bounds grow by 3.4 u' |C_i|_2 (u' sum_j |C_ij w_j| in
-`deterministic`). Weights are ±(64 .. 127)/128 with a fixed seed: exact in bfloat16, and unlike ones they see swapped
-elements and errors that cancel.
+`deterministic`). Weights are ±(64 .. 127)/128 with a fixed seed: exact in bfloat16, and unlike ones they see errors
+that cancel, and all but one in 128 swaps of two elements.
 """
 
 import functools
@@ -110,7 +110,7 @@ def checksum(
 def differences(
     scheme: Scheme, product: Product, factors: Factors, *, careful: bool = False
 ) -> tuple[Float[Array, "*rows blocks"], Float[Array, "*rows blocks"]]:
-    """The residual r and the sums cs that the rows should have; `careful`: summed by halves."""
+    """The residual r and the sums cs that the rows should have; `careful`: summed in parts."""
     width = product.width(factors.a, factors.b)
     folded = factors.checksum
     if folded is None:
@@ -138,6 +138,23 @@ def _least(units: Units, depth: int, width: int, dtype: Any) -> float:
     return flushed + SIGMAS * math.sqrt(width) * units.least
 
 
+def _normalized(factors: Factors, least: float) -> tuple[Factors, Any]:
+    """A product scaled by powers of two, exactly, so that its factors are 1 at most: their squares neither overflow nor
+    vanish as a whole. What was computed from the factors before is left out."""
+
+    def shrink(x: Float[Array, "*shape"]) -> Float[Array, ""]:
+        largest = jnp.max(jnp.abs(x))
+        exponent = jnp.where(jnp.isfinite(largest) & (largest > 0), jnp.frexp(largest)[1], 0)
+        # One less than the largest exponents of the type, so that the power and its inverse are normal numbers.
+        return jnp.ldexp(jnp.ones((), x.dtype), -jnp.clip(exponent, -125, 125))
+
+    by_a, by_b = shrink(factors.a), shrink(factors.b)
+    carried = None if factors.carried is None else factors.carried * by_a * by_b
+    scaled = Factors(factors.a * by_a, factors.b * by_b, factors.c * by_a * by_b, factors.units, carried)
+    # A product that vanishes altogether is as large as its rounding: any bound that large will do.
+    return scaled, jnp.minimum(least * by_a * by_b, jnp.asarray(1e30, factors.c.dtype))
+
+
 class Probabilistic:
     """`two-tier`, `blocks` and `residual`."""
 
@@ -153,12 +170,14 @@ class Probabilistic:
         return signed_weights(width, dtype)
 
     def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
-        a, b, c, units = factors[:4]
-        depth, width = product.depth(a, b), product.width(a, b)
+        depth, width = product.depth(factors.a, factors.b), product.width(factors.a, factors.b)
+        least = _least(factors.units, depth, width, factors.c.dtype)
+        if tier == 2:
+            factors, least = _normalized(factors, least)
         residual, should = differences(self, product, factors, careful=tier == 2)
+        units = factors.units
         relative = units.relative(depth, -(-width // self.blocks(width)))
-        bound = relative * (self.scale(product, factors, tier) + jnp.abs(should))
-        bound += _least(units, depth, width, c.dtype)
+        bound = relative * (self.scale(product, factors, tier) + jnp.abs(should)) + least
         if factors.carried is None:
             bound += SIGMAS * units.output * self.scale(product, factors, 1)
         return _ratio(residual, bound)
@@ -173,8 +192,8 @@ class Probabilistic:
             return jnp.sqrt(squares)
         folded = product.fold(b * b, ones, blocks)
         squares = jnp.maximum(squares, product.apply(a * a, folded))
-        # Squares of what is smaller than the root of the smallest normal number vanish, and with them the scale of
-        # rows of tiny numbers, which sharp attention is full of.
+        # The factors are 1 at most, but squares of what is smaller than the root of the smallest normal number vanish,
+        # and with them the scale of rows that are tiny beside others, of which sharp attention is full.
         of_a = product.apply(a * a, product.fold(jnp.ones_like(b), ones, blocks))
         of_b = product.apply(jnp.ones_like(a), folded)
         lost = math.sqrt(product.depth(a, b) * width) + jnp.sqrt(of_a) + jnp.sqrt(of_b)

@@ -58,20 +58,23 @@ def abft(
     Example:
         >>> import jax, jax.numpy as jnp, sdc
         >>> w, x = jnp.ones((8, 4)) / 3, jnp.ones((16, 8))
-        >>> faulty = sdc.inject(lambda w, x: x @ w, [sdc.Fault(sdc.faults.Scale(2.0), 0.01, "dot_general")])
-        ... # doctest: +SKIP
         >>> out, flags = sdc.abft(lambda w, x: x @ w)(w, x)
         >>> int(flags["fwd/dot_general"].checked), int(flags["fwd/dot_general"].flagged)
         (16, 0)
     """
-    if output not in get_args(Output):
-        raise ValueError(f"output={output!r} is unknown; expected one of {', '.join(map(repr, get_args(Output)))}")
+    check_output(output)
     make_scheme(scheme, jnp.float32, jnp.float32)
     rule = _Abft(Settings(mode, scheme), profile or Profile.assumed())
     selector = as_selector(where) & primitive(*PRODUCTS)
     # A carried residual is for outputs that are rounded.
     wide = output == "float32 accumulator" and scheme != "residual"
     return required(accumulators(step, selector) if wide else step, selector, rule)
+
+
+def check_output(output: str) -> None:
+    """Raises a ValueError if there is no such output."""
+    if output not in get_args(Output):
+        raise ValueError(f"output={output!r} is unknown; expected one of {', '.join(map(repr, get_args(Output)))}")
 
 
 def accumulators(step: Callable[..., Any], where: Where | str = all_products) -> Callable[..., Any]:
