@@ -21,8 +21,6 @@ from .schemes import Factors, Scheme, SchemeName, make_scheme
 Mode: TypeAlias = Literal["detect", "locate", "correct"]
 PLACES = 8
 """Wrong elements that are returned one by one."""
-LOSSY = 16.0
-"""Kappa that rows which repeat themselves are judged by, where the device's is larger."""
 LARGEST = 2**31 - 1
 """Elements are counted by 32-bit integers."""
 
@@ -250,8 +248,7 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
         differ = (as_bits(recomputed) != as_bits(given.c)).astype(jnp.float32)
         ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
         same = product.total(differ, ones, 1)[..., 0] == 0
-        lossy = dataclasses.replace(settings.arithmetic, kappa=min(settings.arithmetic.kappa, LOSSY))
-        lenient = row_margins(product, dataclasses.replace(settings, arithmetic=lossy), again, scheme.tiers)
+        lenient = last * scheme.lenience(product, given.a, given.b, settings.arithmetic.kappa)
         excused = flagged & same & (lenient <= 1)
         flagged &= ~excused
         largest = jnp.max(jnp.where(excused, lenient, last), axis=kept).astype(jnp.float32)

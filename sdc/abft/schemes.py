@@ -37,6 +37,8 @@ from .products import Product
 from .roundoff import SIGMAS, Units
 
 SchemeName: TypeAlias = Literal["two-tier", "blocks", "residual", "deterministic", "paper"]
+LOSSY = 16.0
+"""Kappa that rows which repeat themselves are judged by, where the device's is larger."""
 BLOCK = 128
 """Columns of a block."""
 SEED = 20_250_218
@@ -80,6 +82,9 @@ class Scheme(Protocol):
 
     def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
         """`|r| / bound` of each row."""
+
+    def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
+        """By how much smaller margins are if long sums lose terms as `LOSSY` says; 1 where bounds allow for it."""
 
 
 @functools.cache
@@ -182,6 +187,12 @@ class Probabilistic:
             bound += SIGMAS * units.output * self.scale(product, factors, 1)
         return _ratio(residual, bound)
 
+    def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
+        depth, width = product.depth(a, b), product.width(a, b)
+        width = -(-width // self.blocks(width))
+        usual, lossy = (Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, min(kappa, LOSSY)))
+        return usual / lossy
+
     def scale(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows blocks"]:
         """`|C_i|_2`, and in the second tier `q_i` where that is larger."""
         a, b, c = factors[:3]
@@ -194,9 +205,7 @@ class Probabilistic:
         squares = jnp.maximum(squares, product.apply(a * a, folded))
         # The factors are 1 at most, but squares of what is smaller than the root of the smallest normal number vanish,
         # and with them the scale of rows that are tiny beside others, of which sharp attention is full.
-        of_a = product.apply(a * a, product.fold(jnp.ones_like(b), ones, blocks))
-        of_b = product.apply(jnp.ones_like(a), folded)
-        lost = math.sqrt(product.depth(a, b) * width) + jnp.sqrt(of_a) + jnp.sqrt(of_b)
+        lost = 3 * math.sqrt(product.depth(a, b) * width)
         return jnp.sqrt(squares) + math.sqrt(float(jnp.finfo(c.dtype).tiny)) * lost
 
 
@@ -204,6 +213,9 @@ class Deterministic:
     """Componentwise bounds that no rounding can exceed."""
 
     tiers, locates = 1, True
+
+    def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
+        return 1.0
 
     def blocks(self, width: int) -> int:
         return 1
@@ -236,6 +248,9 @@ class Paper:
 
     def __init__(self, epsilon: float) -> None:
         self._epsilon = epsilon
+
+    def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
+        return 1.0
 
     def blocks(self, width: int) -> int:
         return 1
