@@ -314,7 +314,8 @@ def _where(
     """The computed bits where elements are hit.
 
     What comes out of a conditional is one value for the step and for its events. Otherwise XLA computes it anew for
-    each, now and then to another last bit.
+    each, now and then to another last bit: so it is under `vmap`, where a conditional becomes a choice. `_compare`
+    therefore looks at elements that were hit only.
     """
     missing = tuple(jax.typeof(hit).manual_axis_type.varying - jax.typeof(bits).manual_axis_type.varying)
     kept = lax.pcast(bits, missing, to="varying") if missing else bits
