@@ -58,7 +58,9 @@ def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
     harmful = [row for row in reached if row["outcome"] in HARMFUL]
     planned = count(manifest.get("injections")) or 0
     visible = [found for row in unmasked if (found := count(row.get("visible_after"))) is not None]
-    missed = sum(not any(_latency(row, name) is not None for name in DETECTORS[1:]) for row in harmful)
+    detectors = [str(name) for name in sequence(manifest.get("detectors"))] or list(DETECTORS)
+    alone = [name for name in detectors if name != "fingerprint"]
+    missed = sum(not any(_latency(row, name) is not None for name in alone) for row in harmful)
     return {
         "verdict": None,
         "reason": (
@@ -77,7 +79,7 @@ def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "harm": _share(len(harmful), len(reached)),
         "groups": {name: _group(reached, key) for name, key in GROUPS.items()},
         "bits": _bits(reached),
-        "detectors": {name: _detector(name, unmasked, harmful) for name in DETECTORS},
+        "detectors": {name: _detector(name, unmasked, harmful) for name in detectors},
         "harmful_missed": missed,
         "visible": _share(len(visible), len(unmasked)),
         "steps_to_visible": statistics.median(visible) if visible else None,

@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from sdc.changes import field_bits
-from sdc.outcomes import DETECTORS, OUTCOMES
+from sdc.outcomes import OUTCOMES
 
 from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas, short
 from .series import Row, mapping
@@ -106,7 +106,7 @@ def latency(summary: Row, *, mark: str) -> Picture | LeftOut:
     """Share of the injections that changed training which each detector had found after so many steps."""
     title = "Detection over time"
     detectors = mapping(summary.get("detectors"))
-    found = {name: mapping(detectors.get(name)) for name in DETECTORS}
+    found = {name: mapping(entry) for name, entry in detectors.items()}
     if not any(entry.get("latencies") for entry in found.values()):
         return LeftOut(title, "no detector fired")
     last = max(int(steps) for entry in found.values() for steps in entry["latencies"])

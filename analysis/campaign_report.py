@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from typing import Any
 
-from sdc.outcomes import DETECTORS, LEAST_FACTOR, LEAST_RISE, OUTCOMES
+from sdc.outcomes import LEAST_FACTOR, LEAST_RISE, OUTCOMES
 from sdc.records import Campaign
 
 from . import campaign_figures as figures
@@ -110,6 +110,12 @@ def definitions(thresholds: Row) -> tuple[Definition, ...]:
             "is outside of derivatives, such as the optimizer; an array that the step takes or returns.",
         ),
         Definition("Detector: fingerprint", "", "digest' ≠ digest", "Needs a recorded trace of the same program."),
+        Definition(
+            "Detector: ABFT",
+            "",
+            "|r| / bound > 1",
+            "In a row of a matrix product of the struck step; with --abft only.",
+        ),
         Definition("Detector: non-finite", "", "NaN or infinity", "In a loss, a gradient norm or the state."),
         Definition(
             "Detector: loss spike",
@@ -170,8 +176,7 @@ def _outcomes(summary: Row) -> Table:
 
 def _detectors(summary: Row) -> Table:
     rows = []
-    for name in DETECTORS:
-        entry = mapping(summary["detectors"][name])
+    for name, entry in summary["detectors"].items():
         rows.append(
             (
                 name.replace("_", " "),

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from sdc.records import RecordError, Run, read_campaign, read_kind, read_run, write_text
 
-from . import campaign_report, figures, tables
+from . import campaign_report, figures, product_tables, study, tables
 from .campaign_report import SIMULATED
 from .canvas import LeftOut, Picture
 from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
@@ -80,8 +80,12 @@ def write_report(path: Path) -> Path:
     Raises:
         RecordError: the folder holds no readable run, or cannot be written.
     """
-    if read_kind(path) == "campaign":
+    kind = read_kind(path)
+    if kind == "campaign":
         report = Report(**campaign_report.parts(read_campaign(path)))
+    elif kind == study.STUDY:
+        run = read_run(path)
+        report = Report(**study.parts(path.resolve().name, run.manifest, run.summary or {}))
     else:
         report = build(read_run(path))
     html, markdown = to_html(report), to_markdown(report)
@@ -128,6 +132,12 @@ def build(run: Run) -> Report:
             (tables.whole_step(summary), "Whole-step comparison", "no gradient and no parameter was compared"),
             (tables.ranks(run.mismatches), "Mismatches by rank", "no mismatch at a submodule was recorded"),
             (tables.first_mismatches(run.mismatches), "First mismatches", "no mismatch at a submodule was recorded"),
+        ]
+    if mapping(manifest.get("abft")):
+        drawn.insert(0, product_tables.flags_over_time(run.steps, mark=mark))
+        measured += [
+            (product_tables.by_site(summary["abft"]), "Checked matrix products", "no step was done"),
+            (product_tables.by_place(summary["abft"]), "Flagged rows by product, layer and rank", "no row was flagged"),
         ]
     measured.append((tables.training(summary), "Training", "no step was done"))
     left_out = [LeftOut(title, why) for table, title, why in measured if table is None or not table.rows]
@@ -216,10 +226,12 @@ def _notes(run: Run, summary: dict[str, Any]) -> list[str]:
         )
     elif isinstance(planned, int) and summary["steps"] < planned:
         notes.append(f"This run ended early: {summary['steps']} of {planned} planned steps were done.")
+    if departs := sequence(mapping(run.manifest.get("abft")).get("departs")):
+        notes.append(f"The profile of the products was measured elsewhere: {'; '.join(map(str, departs))}.")
     if summary["verdict"] == "clean":
         notes.append(
             "The bound takes elements to fail independently. Corruption is bursty: what speaks for itself is only that "
-            f"{summary['steps']} steps without a mismatch exclude (95 %) bursts that come, on average, every "
+            f"{summary['steps']} steps without one exclude (95 %) bursts that come, on average, every "
             f"{excluded_interval(summary['steps']):.3g} steps or oftener."
         )
     return notes
@@ -240,5 +252,11 @@ def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[s
             ("twins", manifest.get("twins")),
             ("comparison", manifest.get("compare")),
         ]
+    if abft := mapping(manifest.get("abft")):
+        facts.append(("products", f"{abft.get('where')}, {abft.get('scheme')}, mode {abft.get('mode')}"))
+        facts.append(("thresholds", f"{abft.get('profile')} (kappa {show(abft.get('kappa'))})"))
+        if manifest.get("kind") != "twin":
+            faults = "simulated" if suspect.get("simulated") else "none injected: what is found here is real"
+            facts += [("suspect", suspect.get("name") or "not named"), ("faults", faults)]
     facts += [("mesh", mesh or None), ("placement", manifest.get("placement"))]
     return [(name, str(value)) for name, value in facts if value is not None]

@@ -12,6 +12,7 @@ from typing import Any
 
 from sdc.records import Run
 
+from .products import products_verdict, summarize_products
 from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_upper_bound
 
@@ -32,7 +33,8 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) ->
     Returns:
         Contents of `summary.json`. `verdict` is `corrupt` if anything mismatched anywhere, `clean` only if at least one
         step was done, something was checked and nothing was injected unseen, else `inconclusive`; None for a training
-        run, which compares nothing. Frequencies are None where nothing was checked, severities where none was measured.
+        run that neither compares nor checks anything. Frequencies are None where nothing was checked, severities where
+        none was measured.
 
     Example:
         >>> site = {"checked": 1000, "mismatched": 2, "injected": 2, "severity": 3.0}
@@ -62,6 +64,7 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) ->
         "simulated": bool(suspect.get("simulated")),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
         "first_mismatch_step": _first_mismatch(steps, mismatches),
+        "abft": summarize_products(steps),
     }
     verdict, reason = _verdict(manifest, steps, summary, sites)
     return {"verdict": verdict, "reason": reason, **summary}
@@ -146,8 +149,23 @@ def _first_mismatch(steps: Sequence[Row], mismatches: Sequence[Row]) -> int | No
 
 
 def _verdict(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> tuple[str | None, str]:
+    products = None
+    if summary["abft"] is not None:
+        injected = sum(site["injected"] for site in sites.values())
+        products = products_verdict(summary["abft"], steps=len(steps), injected=injected)
+    elif mapping(manifest.get("abft")):
+        products = "inconclusive", "no row of a matrix product was checked: no step was done"
     if manifest.get("kind") != "twin":
-        return None, "a training run has no twin to compare with"
+        return products or (None, "a training run has no twin to compare with")
+    verdict, reason = _twin_verdict(steps, summary, sites)
+    if products is None or products[0] == "clean":
+        return verdict, reason
+    # Of two findings the graver one is the verdict; twins that agree do not clear a product that is flagged.
+    order = ("corrupt", "inconclusive", "clean")
+    return min(verdict, products[0], key=order.index), f"{reason}; {products[1]}"
+
+
+def _twin_verdict(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> tuple[str, str]:
     total = {name: sum(site[name] for site in sites.values()) for name in COUNTS}
     first = summary["first_mismatch_step"]
     if first is not None:

@@ -1,5 +1,6 @@
 """Deterministic analysis of silent data corruption in JAX programs."""
 
+from .abft import abft
 from .bisect import Bisection, bisect
 from .campaign import campaign
 from .faults import Fault
@@ -24,6 +25,7 @@ __all__ = [
     "Selector",
     "Site",
     "Strike",
+    "abft",
     "bisect",
     "campaign",
     "fingerprint",

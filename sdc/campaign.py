@@ -20,11 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .abft.transform import abft as checked
+from .abft.transform import accumulators
 from .changes import BitFlip, StuckBit, field_bits
 from .faults import parse_kind
 from .fingerprint import tree_digest
 from .inject import Events, Hits, corruptible
-from .outcomes import Observed, classify, decided, thresholds
+from .outcomes import ABFT, Observed, classify, decided, thresholds
 from .patterns import Pattern
 from .rewrite import sites
 from .sites import Site, Where, arithmetic, as_selector
@@ -109,6 +111,8 @@ class Campaign:
     Args:
         observe: what is watched of each step, see `Observe`.
         batch: injections that run at the same time, under `vmap`.
+        abft: whether the products of the struck step are checked by `sdc.abft`, as one more detector. Faults in
+            products are then those of their sums, before rounding.
 
     For the other arguments see `campaign`.
 
@@ -130,6 +134,7 @@ class Campaign:
         follow: int = 5,
         seed: int = 0,
         batch: int = 1,
+        abft: bool = False,
     ) -> None:
         if follow < 0:
             raise ValueError(f"follow={follow}: expected a number of steps from 0")
@@ -140,7 +145,8 @@ class Campaign:
         if not faults:
             raise ValueError("no kind of fault is given; give one, as in 'bitflip'")
         self.faults = [(text, *parse_kind(text)) for text in faults]
-        self.batches, self.follow, self.seed, self.batch = batches, follow, seed, batch
+        self.batches, self.follow, self.seed, self.batch, self.abft = batches, follow, seed, batch, abft
+        step = accumulators(step) if abft else step
         self.where = as_selector(where)
         where = self.where & NUMBERS
         self.sites = sites(step, state, batches[0], where=where)
@@ -153,8 +159,13 @@ class Campaign:
             return scalars, finite, tree_digest((state, scalars))
 
         def with_strike(strike: Strike, state: Any, batch: Any) -> Any:
-            (state, metrics), events = struck(strike, state, batch)
-            return state, observed(state, metrics), _total(events)
+            flagged = jnp.uint32(0)
+            if abft:
+                ((state, metrics), events), flags = checked(struck)(strike, state, batch)
+                flagged += sum(jnp.sum(flag.flagged, dtype=jnp.uint32) for flag in flags.values())
+            else:
+                (state, metrics), events = struck(strike, state, batch)
+            return state, observed(state, metrics), (_total(events), flagged)
 
         def plain(state: Any, batch: Any) -> Any:
             state, metrics = step(state, batch)
@@ -271,15 +282,17 @@ class Campaign:
                 clean = self.clean[members[number].step + latency]
                 if decided(clean, observed[number], first=False):
                     undecided.remove(number)
-        events = jax.device_get(happened)
+        happened = jax.device_get(happened)
         for number, member in enumerate(group):
-            own = events if self.batch == 1 else jax.tree.map(lambda x, number=number: x[number], events)
-            yield self._row(member, runs[number], own)
+            own = happened if self.batch == 1 else jax.tree.map(lambda x, number=number: x[number], happened)
+            yield self._row(member, runs[number], *own)
 
-    def _row(self, member: Injection, run: Sequence[Observed], events: Events) -> dict[str, Any]:
+    def _row(self, member: Injection, run: Sequence[Observed], events: Events, flagged: Any) -> dict[str, Any]:
         clean = [*self.clean]
         clean[member.step] = self._unstruck[member.step]
         result = classify(clean, run, member.step, self.limits)
+        if self.abft:
+            result["detected"][ABFT] = 0 if int(flagged) else None
         assert events.hits is not None
         known = (events.hits.new != events.hits.old).any(-1)
         first = {name: np.asarray(part)[known][:8] for name, part in events.hits._asdict().items()}

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 # What moves, makes or reinterprets data computes nothing.
 FREE = frozenset({
-    "argument", "result", "probe", "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims",
+    "argument", "result", "probe", "checked_product", "broadcast_in_dim", "reshape", "transpose", "squeeze",
+    "expand_dims",
     "slice", "dynamic_slice", "rev", "pad", "concatenate", "dynamic_update_slice", "gather", "scatter", "iota",
     "copy", "copy_p", "convert_element_type", "bitcast_convert_type", "select_n", "optimization_barrier",
     "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",

@@ -26,6 +26,7 @@ gradient_norm_spike  the gradient norm is, compared with the step before, larger
                      factor of the clean run, and by more than `LEAST_FACTOR`
 history_bound        the optimizer's history exceeds a bound that no sound step can exceed, after He et al.,
                      *Understanding and Mitigating Hardware Failures in Deep Learning Training Systems* (ISCA 2023)
+abft                 a checksum flags a row of a matrix product of the struck step (where products are checked)
 ===================  ===============================================================================================
 
 The thresholds of the two spike detectors come from the clean run, so that they have no false alarm on it.
@@ -44,6 +45,7 @@ LEAST_RISE = 0.05
 LEAST_FACTOR = 3.0
 OUTCOMES = ("not_reached", "masked", "benign", "spike", "divergence", "nonfinite")
 DETECTORS = ("fingerprint", "nonfinite", "loss_spike", "gradient_norm_spike", "history_bound")
+ABFT = "abft"
 
 
 class Observed(NamedTuple):

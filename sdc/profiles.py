@@ -23,6 +23,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from .faults import Fault, Relative, When
+from .sites import Direction, Selector, direction, scope
+from .sites import products as matrix_products
 
 SITES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
 HEALTHY = "healthy"
@@ -66,13 +68,15 @@ def published(name: str) -> dict[str, Published]:
     }
 
 
-def profile(name: str, *, layers: int, twin: int = 1) -> list[Fault]:
+def profile(name: str, *, layers: int, twin: int | None = 1, products: bool = False) -> list[Fault]:
     """The faults of a simulated suspect.
 
     Args:
         name: `node1` to `node15`, or `healthy`.
         layers: number of layers of the model that it will run.
-        twin: index of the suspect on the twin axis.
+        twin: index of the suspect on the twin axis; None where there is no such axis.
+        products: whether the matrix products of a submodule are corrupted, rather than its output and its input's
+            gradient. The rates are the same for each.
 
     Returns:
         One fault per submodule that the study saw corrupted, its rates and severities by layer; none for `healthy`.
@@ -102,8 +106,16 @@ def profile(name: str, *, layers: int, twin: int = 1) -> list[Fault]:
             continue
         what = Relative(tuple((2 * largest_by_layer(severity, layers)).tolist()))
         rates = tuple(mean_by_layer(frequency, layers).tolist())
-        faults.append(Fault(what, rates, site, at={"twin": twin}, when=_WHEN.get(number, When())))
+        at = {} if twin is None else {"twin": twin}
+        faults.append(Fault(what, rates, _inside(site) if products else site, at=at, when=_WHEN.get(number, When())))
     return faults
+
+
+def _inside(site: str) -> Selector:
+    """The products of a submodule, in the layers: what is recomputed belongs to the backward pass."""
+    way, _, submodule = site.partition("/")
+    passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
+    return matrix_products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")
 
 
 def expected_frequency(name: str, steps: int) -> dict[str, float]:

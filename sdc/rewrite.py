@@ -21,6 +21,7 @@ one made of it. This file, `plan.py` and `mark.py` are the only ones that know t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -48,10 +49,14 @@ class Place(NamedTuple):
     Attributes:
         site: the site.
         iteration: index of each enclosing `scan` and `while`, outermost first; an array of no dimension each.
+        params: parameters of the site's primitive.
+        marked: whether another transformation has been at work on the equation before.
     """
 
     site: Site
     iteration: tuple[Int[Array, ""], ...]
+    params: Mapping[str, Any] = MappingProxyType({})
+    marked: bool = False
 
 
 class Rule(Protocol):
@@ -132,7 +137,44 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
     return rewritten
 
 
-def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> list[Site]:
+def substitute(
+    step: Callable[..., Any], where: Where, replace: Callable[[Any, Mapping[str, Any], Values], Values | None]
+) -> Callable[..., Any]:
+    """Transforms a step: other operations stand where `where` selects some, and are sites themselves.
+
+    Args:
+        step: any function of pytrees of arrays that JAX can trace.
+        where: selects sites.
+        replace: told an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to
+            leave it. What another transformation has been at work on is left.
+
+    Returns:
+        A function of the same arguments.
+    """
+
+    def substituted(*args: Any, **kwargs: Any) -> Any:
+        closed, shape = _trace(step, args, kwargs)
+        plan = plan_sites(live_program(closed), where)
+        rule: Any = _Substituted(replace)
+        outs, _ = _evaluate(plan, live_program(closed), (), rule, jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+    return substituted
+
+
+class _Substituted:
+    def __init__(self, replace: Callable[[Any, Mapping[str, Any], Values], Values | None]) -> None:
+        self.replace = replace
+
+    def __call__(self, eqn: Any, place: Place, operands: Values) -> tuple[Values, tuple[()]]:
+        outs = None if eqn.primitive is mark_p else self.replace(eqn.primitive, eqn.params, operands)
+        return _bind(eqn, operands) if outs is None else outs, ()
+
+    def merge(self, total: tuple[()], new: tuple[()]) -> tuple[()]:
+        return ()
+
+
+def sites(step: Callable[..., Any], *args: Any, where: Where | str = everything, **kwargs: Any) -> list[Site]:
     """Lists the sites of a step that a selector hits, in program order, without running the step.
 
     `print(*sdc.sites(step, *args), sep="\n")` shows them with shapes, dtypes, operations and source lines.
@@ -155,6 +197,7 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
         >>> site.outputs[0].shape, site.flops
         ((2, 4), 128)
     """
+    where = as_selector(where)
     live = live_program(_trace(step, args, kwargs)[0])
     found = plan_sites(live, where).sites
     if not found:
@@ -243,6 +286,7 @@ class _Applied:
         def bind(*inputs: Any) -> Values:
             return _bind(eqn, inputs) if known is None else list(known)
 
+        place = place._replace(params=params, marked=known is not None)
         with jax.named_scope(HIDDEN):
             outs, report = self._act(place, bind, operands)
         return mark(outs, operands, primitive, params), report

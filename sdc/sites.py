@@ -30,10 +30,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp", "arg", "out"]
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "remat", "jvp", "arg", "out")
 PROBE = "probe"
+PRODUCTS = ("dot_general", "conv_general_dilated")
 COLLECTIVES = (
     "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_gather_invariant", "all_to_all",
     "ragged_all_to_all", "reduce_scatter", "pgather",
@@ -220,6 +222,12 @@ operations = Selector("operations", lambda site: site.direction not in ("arg", "
 arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
 """Selects operations that compute floating-point numbers, rather than move them."""
 
+products = Selector(
+    "products",
+    lambda site: site.primitive in PRODUCTS and all(jnp.issubdtype(out.dtype, jnp.floating) for out in site.outputs),
+)
+"""Selects matrix products and convolutions of real numbers."""
+
 collectives = Selector("collectives", lambda site: site.primitive in COLLECTIVES)
 """Selects communication between devices: sums, gathers, scatters and permutations over a mesh axis."""
 
@@ -339,7 +347,7 @@ def boundary(depth: int) -> Selector:
 
 _WORDS: dict[str, Selector] = {
     "everything": everything, "probes": probes, "operations": operations, "arithmetic": arithmetic,
-    "collectives": collectives,
+    "products": products, "collectives": collectives,
 }  # fmt: skip
 _CALLS: dict[str, Callable[..., Selector]] = {
     "primitive": primitive, "scope": scope, "probed": probed, "source": source, "argument": argument, "result": result,

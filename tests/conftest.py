@@ -26,3 +26,8 @@ def compilation_cache(pytestconfig: pytest.Config) -> Path:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     return cache
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes first: they take longest, and the last ones to be done should be short."""
+    items.sort(key=lambda item: Path("tests/tools") not in item.path.relative_to(item.config.rootpath).parents)

@@ -16,7 +16,7 @@ from sdc.analysis.report import write_report
 from sdc.campaign import Campaign, NotDeterministic
 from sdc.determinism import differences, environment, prepare
 from sdc.faults import parse_kind
-from sdc.outcomes import DETECTORS, SPIKE, VISIBLE
+from sdc.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
 from sdc.records import INJECTIONS, MANIFEST, RunWriter, read_campaign, to_json
 from sdc.sites import parse_selector
 from sdc.train.config import TrainConfig, check
@@ -34,7 +34,7 @@ from .progress import InjectionProgress
 from .session import workload
 
 # A campaign is resumed only as it was started; it may be made longer.
-SETTINGS = ("config", "seed", "steps", "follow", "where", "faults", "mesh", "data", "batch", "environment")
+SETTINGS = ("config", "seed", "steps", "follow", "where", "faults", "mesh", "data", "batch", "environment", "detectors")
 
 
 def campaign(options: CampaignOptions) -> int:
@@ -98,6 +98,7 @@ def make_campaign(
         follow=options.follow,
         seed=options.seed,
         batch=batch,
+        abft=options.abft,
     )
 
 
@@ -157,7 +158,7 @@ def _manifest(
             "digest": dataset.digest, "tokenizer": options.tokenizer,
         },
         "thresholds": {"spike": SPIKE, "visible": VISIBLE, **runner.limits._asdict()},
-        "detectors": list(DETECTORS),
+        "detectors": [*DETECTORS, *([ABFT] if options.abft else [])],
         "clean": {
             "loss": [step.loss for step in runner.clean],
             "gradient_norm": [step.gradient_norm for step in runner.clean],

@@ -14,6 +14,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import tyro
 
+from .abft.command import abft
+from .abft.options import AbftOptions
 from .bench.command import bench
 from .bench.options import BenchOptions
 from .campaign import campaign
@@ -34,6 +36,7 @@ Command = (
     | Annotated[TraceOptions, tyro.conf.subcommand("trace")]
     | Annotated[DiffOptions, tyro.conf.subcommand("diff")]
     | Annotated[CampaignOptions, tyro.conf.subcommand("campaign")]
+    | Annotated[AbftOptions, tyro.conf.subcommand("abft")]
     | Annotated[ReportOptions, tyro.conf.subcommand("report")]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
 )
@@ -43,6 +46,7 @@ RUN: dict[type, Callable[[Any], int]] = {
     TraceOptions: trace,
     DiffOptions: diff,
     CampaignOptions: campaign,
+    AbftOptions: abft,
     ReportOptions: report,
     BenchOptions: bench,
 }

@@ -54,22 +54,38 @@ class RunOptions(WorkloadOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TwinOptions(RunOptions):
+class CheckedOptions(RunOptions):
+    """What to simulate, and how to check matrix products."""
+
+    suspect: str | None = None
+    """Simulated suspect: node1 ... node15 of the published study, or healthy."""
+    fault: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Simulated fault, as in bitflip,rate=1e-5,site=fwd/attn or scale,rate=1e-6,where=products; may be repeated."""
+    abft: bool = False
+    """Check matrix products by checksums, forward and backward; a simulated suspect is then corrupted in them."""
+    abft_mode: Literal["detect", "locate", "correct"] = "detect"
+    """Flag wrong rows (detect), name wrong elements too (locate), or replace wrong rows as well (correct)."""
+    abft_scheme: Literal["two-tier", "blocks", "deterministic", "paper"] = "two-tier"
+    """When a row counts as wrong."""
+    abft_where: str = "products"
+    """Selector of the products to check."""
+    abft_profile: Path | None = None
+    """What sdc abft calibrate measured on this kind of device; by default what is assumed of the platform."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwinOptions(CheckedOptions):
     """Trains twins side by side and compares them bit for bit.
 
     Example: sdc twin --model 2 --suspect node11 --steps 20
 
-    Without --suspect and --fault the hardware is taken as it is: this is the test of real hosts, one twin on each
-    (`--coordinator`, `--processes`, `--process`, or a cluster that JAX detects). Exit codes: 0 clean, 1 corruption
-    found, 2 bad usage, 3 inconclusive.
+    Simulated faults are those of the last twin. Without --suspect and --fault the hardware is taken as it is: this is
+    the test of real hosts, one twin on each (`--coordinator`, `--processes`, `--process`, or a cluster that JAX
+    detects). Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
     """
 
     sync: Literal["compute", "params", "none"] = "compute"
     """Compare and repair after every submodule (compute), after every optimizer step (params), or only compare."""
-    suspect: str | None = None
-    """Simulated suspect: node1 ... node15 of the published study, or healthy."""
-    fault: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Simulated fault of the last twin, as in bitflip,rate=1e-5,site=fwd/attn; may be given several times."""
     twins: int = 2
     """Number of twins. Of two the first is the reference; of three or more the majority is."""
     placement: Literal["mesh", "vmap"] = "mesh"
@@ -79,10 +95,13 @@ class TwinOptions(RunOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainOptions(RunOptions):
-    """Trains one copy, the plain reference run.
+class TrainOptions(CheckedOptions):
+    """Trains one copy: the plain reference run, or with --abft one that checks its own matrix products.
 
-    Example: sdc train --config tiny --steps 20 --run runs/reference
+    Example: sdc train --steps 20 --abft --run runs/checked
+
+    Exit codes with --abft: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive (flags that repeat themselves when
+    computed again, which another device has to judge).
     """
 
 
@@ -146,5 +165,7 @@ class CampaignOptions(WorkloadOptions):
     faults: tuple[str, ...] = ("bitflip",)
     """Kinds of faults: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
     swap, ..., with a pattern such as run=8, tile=4x4 or row."""
+    abft: bool = False
+    """Check the products of the struck step by checksums, as one more detector; faults in products hit their sums."""
     batch: int | None = None
     """Injections at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""

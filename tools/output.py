@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sdc.analysis.products import COUNTS
 from sdc.records import to_json
 
 from .errors import VERDICTS
@@ -32,8 +33,10 @@ def show(summary: Mapping[str, Any], *, as_json: bool) -> None:
         return
     # A table cut to the width of a pipe or a narrow window would hide figures.
     console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
-    if summary["verdict"] is not None:
+    if summary["sync"] is not None:
         console.print(_submodules(summary))
+    if summary.get("abft"):
+        console.print(_products(summary))
     losses = ", ".join(f"{float(loss):.4f}" for loss in summary["final_loss"])
     console.print(f"{summary['steps']} steps, last loss {losses or 'none'}")
     for key, label in (
@@ -79,6 +82,21 @@ def _submodules(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def _products(summary: Mapping[str, Any]) -> Table:
+    """Rows of matrix products by pass."""
+    title = "Checked rows of matrix products" + (" (simulated faults)" if summary.get("simulated") else "")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("pass", no_wrap=True)
+    for name in (*COUNTS, "worst margin"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for way in ("fwd", "remat", "bwd"):
+        sites = [site for name, site in summary["abft"]["sites"].items() if name.startswith(f"{way}/")]
+        if sites:
+            counts = (f"{sum(site[name] for site in sites):,}" for name in COUNTS)
+            table.add_row(way, *counts, _number(max(float(site["margin"]) for site in sites)))
+    return table
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{float(value):.3g}"
 
@@ -104,4 +122,26 @@ def show_campaign(summary: Mapping[str, Any], *, as_json: bool) -> None:
         detectors.add_row(name.replace("_", " "), *found, _number(entry["median_latency"]))
     console.print(detectors)
     console.print(f"{summary['reason'][:1].upper()}{summary['reason'][1:]}.", markup=False)
+    console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+
+
+def show_study(summary: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints the summary of a study of checksummed products on standard output."""
+    if as_json:
+        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+        return
+    console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
+    console.width = max(124, console.width)
+    table = Table(title="Checked products (simulated errors)", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("products", "scheme", "rows", "false alarms", "half found", "99 % found", "flips", "sign, exponent"):
+        table.add_column(name, justify="left" if name in ("products", "scheme") else "right", no_wrap=True)
+    for variant, schemes in summary["variants"].items():
+        for scheme, found in schemes.items():
+            shares = (found[key] for key in ("half", "almost_all", "flips", "sign_exponent"))
+            counts = f"{found['checked']:,}", f"{found['flagged']:,}"
+            table.add_row(variant, scheme, *counts, *("never" if value is None else _number(value) for value in shares))
+    console.print(table)
+    console.print(
+        "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
+    )
     console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)

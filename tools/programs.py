@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sdc
+from sdc.abft.tally import tally_flags
 from sdc.determinism import program_fingerprint
 from sdc.fingerprint import tree_digest
 from sdc.lockstep import Compare
@@ -49,6 +50,7 @@ class Programs:
         sync: `compute`, `params`, or `none`; None for a run without twins.
         compare: see `lockstep`.
         faults: simulated.
+        abft: how products are checked; None not to check them.
     """
 
     details: ClassVar[str] = MISMATCHES
@@ -59,6 +61,7 @@ class Programs:
     sync: str | None = None
     compare: Compare = "gated"
     faults: tuple[sdc.Fault, ...] = ()
+    abft: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     def begin(self, manifest: Mapping[str, Any], folder: Path | None) -> None:
         """Told what runs, before the first step; `folder` is the run folder in the process that writes it."""
@@ -105,16 +108,24 @@ class Programs:
     def step(self) -> jax.stages.Wrapped:
         """`(state, (tokens, key)) -> (state, metrics, reports)`, jitted."""
         plain = functools.partial(device_step, config=self.config)
+        # Faults are those of the hardware: in the sums of a product, before they are rounded and checked.
+        wide = plain if self.abft is None else sdc.abft.accumulators(plain)
 
         def fn(state: TrainState, shared: tuple[Any, Any]) -> Any:
             tokens, key = shared
             moment = sdc.Moment(key, state.step)
-            injected = sdc.inject(plain, self.faults) if self.faults else lambda _, *args: (plain(*args), NONE)
+            injected = sdc.inject(wide, self.faults) if self.faults else lambda _, *args: (wide(*args), NONE)
+
+            def unchecked(*args: Any) -> Any:
+                return injected(*args), NONE
+
+            checked = unchecked if self.abft is None else self.abft(injected)
             if self.sync == "compute":
-                ((out, events), mismatches) = sdc.lockstep(injected, TWIN, compare=self.compare)(moment, state, tokens)
+                twins = sdc.lockstep(checked, TWIN, compare=self.compare)
+                ((out, events), flags), mismatches = twins(moment, state, tokens)
             else:
-                (out, events), mismatches = injected(moment, state, tokens), NONE
-            return *out, (mismatches, events)
+                ((out, events), flags), mismatches = checked(moment, state, tokens), NONE
+            return *out, (mismatches, events, flags)
 
         specs = state_specs(self.config)
         mapped = self.placement.map(
@@ -189,10 +200,13 @@ class Programs:
         state, metrics, reports = self.step(state, (tokens, key))
         scalars: Metrics = metrics._replace(gradient=None)
         if self.sync is None:
-            scalars = fetch(scalars)
-            return state, scalar_row(scalars, rate=float(scalars.learning_rate)), []
+            scalars, (_, events, flags) = fetch((scalars, reports))
+            # There is one copy, where a tally expects twins.
+            sites, rows = tally(NONE, jax.tree.map(lambda x: x[None], events), step=step)
+            row = scalar_row(scalars, rate=float(scalars.learning_rate))
+            return state, row | ({"sites": sites} if sites else {}) | self._flags(flags), rows
         state, observed = self.observe(state, metrics.gradient)
-        scalars, (mismatches, events), observed = fetch((scalars, reports, observed))
+        scalars, (mismatches, events, flags), observed = fetch((scalars, reports, observed))
         sites, rows = tally(mismatches, events, step=step)
         squares = {name: np.sqrt(value[:, 0, 0].astype(np.float64)) for name, value in observed["squares"].items()}
         difference, norms = squares["gradient_difference"][0], scalars.gradient_norm.astype(np.float64)
@@ -209,7 +223,11 @@ class Programs:
             "parameter_difference": squares["parameter_difference"][0],
             "parameter_norm": squares["parameter_norm"],
         }
-        return state, row, rows
+        return state, row | self._flags(flags), rows
+
+    def _flags(self, flags: Reports) -> dict[str, Any]:
+        """What the line of a step says of its products."""
+        return {} if self.abft is None else {"abft": tally_flags(flags, twins=self.sync is not None)}
 
 
 def fetch(tree: Any) -> Any:

@@ -44,15 +44,18 @@ class Progress(_Line):
 
     def __init__(self, steps: int, *, first: int, show: bool) -> None:
         super().__init__("step", steps, first=first, show=show)
-        self._mismatched = 0
+        self._mismatched = self._flagged = 0
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Shows a row of `steps.jsonl`."""
         parts = [*row.get("sites", {}).values(), row.get("state", {}), row.get("gradient", {})]
         self._mismatched += sum(part.get("mismatched", 0) for part in parts)
         text = f"loss {float(row['loss'][0]):.4f}"
-        if "sites" in row:
+        if "state" in row:
             text += f"  [red]{self._mismatched:,} mismatches[/]" if self._mismatched else "  [green]no mismatch[/]"
+        if "abft" in row:
+            self._flagged += row["abft"]["flagged"]
+            text += f"  [red]{self._flagged:,} rows flagged[/]" if self._flagged else "  [green]no flag[/]"
         self._tell(row["step"] + 1, text)
 
 
@@ -68,3 +71,16 @@ class InjectionProgress(_Line):
         self._outcomes[row["outcome"]] += 1
         text = "  ".join(f"{name} {count:,}" for name, count in sorted(self._outcomes.items()))
         self._tell(row["injection"] + 1, text)
+
+
+class CountProgress(_Line):
+    """Shows how many of so many parts are done."""
+
+    def __init__(self, what: str, total: int) -> None:
+        super().__init__(what, total, first=0)
+        self._done = 0
+
+    def advance(self, text: str) -> None:
+        """One more part is done; the text says what comes next."""
+        self._done += 1
+        self._tell(self._done, text)

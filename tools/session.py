@@ -31,7 +31,9 @@ from .programs import Programs
 from .progress import Progress
 
 # A run is resumed only with the settings that it was started with.
-SETTINGS = ("kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data", "where")
+SETTINGS = (
+    "kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data", "where", "abft",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

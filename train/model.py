@@ -71,11 +71,12 @@ class Attention(nnx.Module):
         batch, length, kv_heads, dim = k_BTKC.shape
 
         q_BSKGC = q_BSHC.reshape(batch, length, kv_heads, -1, dim)
-        scores_BKGST = jnp.einsum("bskgc,btkc->bkgst", q_BSKGC, k_BTKC).astype(jnp.float32) * dim**-0.5
-        position_S = jnp.arange(length)
-        causal_ST = position_S[:, None] >= position_S[None, :]
-        weights_BKGST = jax.nn.softmax(jnp.where(causal_ST, scores_BKGST, -jnp.inf), axis=-1).astype(x_BSD.dtype)
-        mixed_BSKGC = jnp.einsum("bkgst,btkc->bskgc", weights_BKGST, v_BTKC)
+        with jax.named_scope("mix"):
+            scores_BKGST = jnp.einsum("bskgc,btkc->bkgst", q_BSKGC, k_BTKC).astype(jnp.float32) * dim**-0.5
+            position_S = jnp.arange(length)
+            causal_ST = position_S[:, None] >= position_S[None, :]
+            weights_BKGST = jax.nn.softmax(jnp.where(causal_ST, scores_BKGST, -jnp.inf), axis=-1).astype(x_BSD.dtype)
+            mixed_BSKGC = jnp.einsum("bkgst,btkc->bskgc", weights_BKGST, v_BTKC)
         return jnp.einsum("bshc,hcd->bsd", mixed_BSKGC.reshape(q_BSHC.shape), self.out[...])
 
 

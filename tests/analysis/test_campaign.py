@@ -10,7 +10,7 @@ import pytest
 
 from sdc.analysis.campaign import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
-from sdc.outcomes import DETECTORS, OUTCOMES
+from sdc.outcomes import ABFT, DETECTORS, OUTCOMES
 from sdc.records import INJECTIONS, RecordError, RunWriter, read_campaign
 
 MANIFEST = {
@@ -141,7 +141,7 @@ def test_definitions_give_the_thresholds_of_the_record(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "report.md").read_text().split("## Definitions")[1].splitlines()
     text = {line.split("**")[1]: line.split("**")[2] for line in lines if line.startswith("- **")}
     assert len([name for name in text if name.startswith("Outcome: ")]) == len(OUTCOMES)
-    assert len([name for name in text if name.startswith("Detector: ")]) == len(DETECTORS)
+    assert len([name for name in text if name.startswith("Detector: ")]) == len((*DETECTORS, ABFT))
     assert "bit for bit" in text["Outcome: masked"]
     for name, threshold in {
         "Outcome: benign drift": "≤ 0.125", "Outcome: loss spike": "0.125", "Outcome: divergence": "0.125",

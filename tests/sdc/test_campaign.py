@@ -11,7 +11,7 @@ import pytest
 import sdc
 from sdc.campaign import Campaign, NotDeterministic
 from sdc.outcomes import DETECTORS, Observed, Thresholds, classify
-from sdc.sites import arithmetic, named, operations, primitive
+from sdc.sites import arithmetic, named, operations, primitive, products
 
 BATCHES = [np.random.default_rng(n).normal(size=(4, 3)).astype(np.float32) for n in range(9)]
 W = np.zeros(3, np.float32)
@@ -190,3 +190,14 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
 def test_campaigns_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_checked_products_are_one_more_detector() -> None:
+    """It finds what strikes a product at once, unless the change is too small, and nothing that strikes elsewhere."""
+    inside = list(make(where=products, faults=("scale,factor=-3",), abft=True).run(range(12)))
+    found = [row["detected"]["abft"] for row in inside if row["changed"] and row["outcome"] != "masked"]
+    assert found
+    assert set(found) == {0}
+    outside = list(make(where=primitive("sqrt"), faults=("scale,factor=-3",), abft=True).run(range(6)))
+    assert [row["detected"]["abft"] for row in outside] == [None] * 6
+    assert "abft" not in next(make(where=products).run([0]))["detected"]

@@ -89,39 +89,6 @@ def test_two_processes_give_the_same_bits_and_counts(corrupt: tuple[Path, dict[s
     assert result["state_digest"] == summary("report", tmp_path / "run", code=1)["state_digest"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_lost_peer_ends_the_other(victim: int, tmp_path: Path) -> None:
-    processes = several(2, *TWIN[:-1], 100_000, "--run", tmp_path / "run")
-    steps = tmp_path / "run" / "steps.jsonl"
-    kill_when(processes[victim], lambda: steps.is_file() and steps.stat().st_size > 0)
-    code, _, err = end(processes[1 - victim])
-    processes[victim].communicate()
-    assert code == 3, err[-2000:]
-    assert "sdc: inconclusive: " in err
-
-
-def test_a_peer_that_does_not_come(tmp_path: Path) -> None:
-    flags = ("--coordinator", "127.0.0.1:9", "--processes", 2, "--process", 1, "--timeout", 3)
-    code, _, err = sdc(*TWIN, *flags, "--run", tmp_path / "run")
-    assert code == 3
-    assert "a peer did not come within 3 s" in err
-    assert not (tmp_path / "run").exists()
-
-
-def test_processes_that_are_not_comparable(tmp_path: Path) -> None:
-    processes = several(2, *TWIN, "--run", tmp_path / "run")
-    other = [str(argument) for argument in processes[1].args[3:]]  # type: ignore[index,union-attr] # a list
-    processes[1].kill()
-    processes[1].communicate()
-    processes[1] = start(*other, "--dtype", "bfloat16")
-    for process in processes:
-        code, _, err = end(process)
-        assert code == 3, err[-2000:]
-        assert "config.model.dtype: process 0 has float32, process 1 has bfloat16" in err
-        assert "program.step" in err
-    assert not (tmp_path / "run").exists()
-
-
 def test_parameter_synchronization(tmp_path: Path) -> None:
     result = summary("twin", "--sync", "params", "--steps", 3, "--suspect", "node1", "--run", tmp_path / "run", code=1)
     assert len(set(result["state_digest"])) == 1

@@ -13,10 +13,10 @@ from sdc.determinism import environment, prepare
 from sdc.train.config import get_config
 
 from ..errors import usage_errors
-from . import campaign, lockstep, transform
+from . import abft, campaign, lockstep, transform
 from .options import BenchOptions
 
-BENCHMARKS = {"lockstep": lockstep, "transform": transform, "campaign": campaign}
+BENCHMARKS = {"lockstep": lockstep, "transform": transform, "campaign": campaign, "abft": abft}
 
 
 def bench(options: BenchOptions) -> int:

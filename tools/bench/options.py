@@ -14,10 +14,11 @@ class BenchOptions:
 
     Programs are compiled first and then take turns, so that what else the machine does hits all alike. Medians.
     lockstep: twins in lock-step against twins without. transform: fingerprint, inject, digest and rewriting against the
-    plain step. campaign: injections through one program against a run of its own for each.
+    plain step. campaign: injections through one program against a run of its own for each. abft: checked products and
+    steps against plain ones, false alarms and what is detected.
     """
 
-    benchmark: Annotated[Literal["lockstep", "transform", "campaign"], tyro.conf.Positional]
+    benchmark: Annotated[Literal["lockstep", "transform", "campaign", "abft"], tyro.conf.Positional]
     """What to measure."""
     config: str | None = None
     """Configuration; by default bench, and tiny for campaign."""

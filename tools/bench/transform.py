@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from sdc.train.placement import place
 
 from ..programs import Programs
 from .options import BenchOptions
+from .timing import ratio, take_turns
 
 BARS = {
     "fingerprint_products": 1.10,
@@ -68,10 +69,10 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
     compiled = {"plain": jax.jit(programs.plain).lower(*arguments).compile()}
     whole = time.perf_counter() - started
     compiled |= {name: jax.jit(fn).lower(*arguments).compile() for name, fn in variants.items() if name != "plain"}
-    seconds = _take_turns({name: functools.partial(run, *arguments) for name, run in compiled.items()}, steps)
+    seconds = take_turns({name: functools.partial(run, *arguments) for name, run in compiled.items()}, steps)
     return {
         "plain_seconds": statistics.median(seconds["plain"]),
-        **{name: _ratio(seconds["plain"], seconds[name]) for name in variants if name != "plain"},
+        **{name: ratio(seconds["plain"], seconds[name]) for name in variants if name != "plain"},
         **{
             f"rewriting_share_{name}": (traced[name] - traced["plain"]) / whole
             for name in ("fingerprint_products", "fingerprint_probes", "inject_one_fault")
@@ -85,24 +86,8 @@ def _digest(dtype: str, steps: int) -> float:
     x = jax.random.normal(jax.random.key(0), (ELEMENTS // 1024, 1024)).astype(dtype)
     total = jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32)).lower(x).compile()
     digested = jax.jit(digest).lower(x).compile()
-    seconds = _take_turns({"plain": lambda: total(x), "digest": lambda: digested(x)}, 3 * steps)
-    return _ratio(seconds["plain"], seconds["digest"])
-
-
-def _take_turns(runs: Mapping[str, Callable[[], Any]], steps: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(steps + 2):
-        for name, run in runs.items():
-            started = time.perf_counter()
-            jax.block_until_ready(run())
-            if number >= 2:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
-def _ratio(plain: list[float], other: list[float]) -> float:
-    """Median of the ratios of neighbours in time, which share what else the machine does."""
-    return statistics.median(b / a for a, b in zip(plain, other, strict=True))
+    seconds = take_turns({"plain": lambda: total(x), "digest": lambda: digested(x)}, 3 * steps)
+    return ratio(seconds["plain"], seconds["digest"])
 
 
 def _tracing(step: Callable[..., Any], arguments: Any, times: int = 3) -> float:

@@ -1,0 +1,77 @@
+"""Tables and the figure of what the checks of matrix products found."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .canvas import COLOURS, MARKERS, LeftOut, Picture, canvas
+from .products import COUNTS, PLACE
+from .series import Row, count, mapping, number, step_numbers, thin
+from .tables import Table, show
+
+SHOWN = 20
+"""Places of flags that a report lists."""
+
+
+def by_site(found: Row | None) -> Table | None:
+    """Rows checked and flagged by product."""
+    if found is None:
+        return None
+    rows = [(name, *(show(site[key]) for key in COUNTS), show(site["margin"])) for name, site in found["sites"].items()]
+    return Table(
+        "Checked matrix products",
+        ("product", *COUNTS, "worst margin"),
+        tuple(rows),
+        "Rows. Examined: passed on by the first tier. Confirmed: flagged, and right when computed again. Nonfinite: "
+        "rows of inputs that are not finite, of which nothing can be said. Margin: largest |r| / bound; above 1 is a "
+        "flag.",
+    )
+
+
+def by_place(found: Row | None) -> Table | None:
+    """The layers and ranks that were flagged."""
+    if found is None:
+        return None
+    places = found["places"][:SHOWN]
+    rows = [
+        (str(place["site"]), *(show(place[key]) for key in (*PLACE[1:], "flagged", "confirmed"))) for place in places
+    ]
+    more = len(found["places"]) - len(places)
+    return Table(
+        "Flagged rows by product, layer and rank",
+        ("product", *PLACE[1:], "flagged", "confirmed"),
+        tuple(rows),
+        f"The most often flagged; {more:,} more are in steps.jsonl." if more else "",
+    )
+
+
+def flags_over_time(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+    """Share of the rows that were flagged at each step, by pass (the study's figure 10)."""
+    title = "Flagged rows over time"
+    lines = [mapping(row.get("abft")) for row in steps]
+    if not any(lines):
+        return LeftOut(title, "no matrix product was checked (that needs --abft)")
+    if not any(count(line.get("flagged")) for line in lines):
+        return LeftOut(title, "no row of a matrix product was flagged at any step")
+    with canvas("flags", mark) as drawing:
+        axes = drawing.figure.subplots()
+        for place, way in enumerate(("fwd", "remat", "bwd")):
+            shares = np.asarray([_share(line, way) for line in lines])
+            if not (shares > 0).any():
+                continue
+            x, y = thin(step_numbers(steps), np.where(shares > 0, shares, np.nan))
+            size = 3.5 if len(x) < 200 else 2.0
+            axes.plot(x, y, label=way, color=COLOURS[place], linewidth=1, marker=MARKERS[place], markersize=size)
+        axes.set_yscale("log")
+        axes.set_xlabel("step")
+        axes.set_ylabel("flagged / checked rows")
+        axes.legend()
+    return drawing.picture(
+        title, "Forward, recomputed and backward products, over all ranks. A step without a flag has no point."
+    )
+
+
+def _share(line: Row, way: str) -> float:
+    found = [mapping(site) for name, site in mapping(line.get("sites")).items() if name.startswith(f"{way}/")]
+    flagged, checked = (sum(number(site.get(key)) or 0 for site in found) for key in ("flagged", "checked"))
+    return flagged / checked if checked else 0.0

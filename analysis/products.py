@@ -1,0 +1,74 @@
+"""What the checks of matrix products found: totals and verdict."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from .series import Row, count, mapping, sequence, worst
+from .statistics import frequency_upper_bound
+
+COUNTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
+PLACE = ("site", "layer", "twin", "data", "model")
+
+
+def summarize_products(steps: Sequence[Row]) -> dict[str, Any] | None:
+    """Totals over the lines of `steps.jsonl`; None for a run that checked no products.
+
+    Returns:
+        Counts and the largest margin, altogether and by `sites`; `places`: rows flagged by site, layer and rank, the
+        most often flagged first; `first_step` with a flag.
+    """
+    lines = [(row["step"], mapping(row.get("abft"))) for row in steps if mapping(row.get("abft"))]
+    if not lines:
+        return None
+    sites: dict[str, dict[str, Any]] = {}
+    flagged: Counter[tuple[Any, ...]] = Counter()
+    confirmed: Counter[tuple[Any, ...]] = Counter()
+    for _, line in lines:
+        for name, found in mapping(line.get("sites")).items():
+            total = sites.setdefault(name, {**dict.fromkeys(COUNTS, 0), "margin": 0.0})
+            for key in COUNTS:
+                total[key] += count(mapping(found).get(key)) or 0
+            total["margin"] = worst([total["margin"], mapping(found).get("margin")])
+        for row in map(mapping, sequence(line.get("rows"))):
+            place = tuple(row.get(key) for key in PLACE)
+            flagged[place] += count(row.get("flagged")) or 0
+            confirmed[place] += count(row.get("confirmed")) or 0
+    return {
+        **{key: sum(site[key] for site in sites.values()) for key in COUNTS},
+        "margin": worst(site["margin"] for site in sites.values()),
+        "first_step": next((step for step, line in lines if count(line.get("flagged"))), None),
+        "sites": sites,
+        "places": [
+            {**dict(zip(PLACE, place, strict=True)), "flagged": rows, "confirmed": confirmed[place]}
+            for place, rows in sorted(flagged.items(), key=lambda item: (-item[1], str(item[0])))
+        ],
+    }
+
+
+def products_verdict(found: Row, *, steps: int, injected: int) -> tuple[str, str]:
+    """Verdict and reason of what `summarize_products` returns, for a run of so many steps and injected faults."""
+    if found["flagged"]:
+        hit = [name for name, site in found["sites"].items() if site["flagged"]]
+        where = f"{len(hit)} of {len(found['sites'])} products, first at step {found['first_step']}"
+        rows = f"{found['flagged']:,} of {found['checked']:,} checked rows of matrix products are wrong, in {where}"
+        if found["confirmed"]:
+            mended = f", and {found['corrected']:,} were replaced" if found["corrected"] else ""
+            return "corrupt", f"{rows}; {found['confirmed']:,} of them are right when computed again{mended}"
+        return "inconclusive", (
+            f"{rows}, and as wrong when computed again: a permanent fault or a false alarm; "
+            "run the same steps on another device"
+        )
+    unjudged = f" ({found['nonfinite']:,} more had inputs that are not finite)" if found["nonfinite"] else ""
+    if not found["checked"]:
+        return "inconclusive", f"no row of a matrix product was checked in {steps} steps{unjudged}"
+    if injected:
+        return (
+            "inconclusive",
+            f"{injected:,} values were corrupted on purpose and no check of a product saw any of them",
+        )
+    return "clean", (
+        f"no flag in {found['checked']:,} checked rows of matrix products over {steps} steps{unjudged}; at 95 % "
+        f"confidence fewer than {frequency_upper_bound(0, found['checked']):.2g} of the rows have an error that the "
+        "check can see, if rows fail independently"
+    )

@@ -1,0 +1,190 @@
+"""The study of the schemes of checking: its totals, and its report."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import tables
+from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas
+from .definitions import Definition
+from .series import Row, mapping, sequence
+from .statistics import frequency_upper_bound
+from .tables import Table, show
+
+STUDY = "abft study"
+SIMULATED = "simulated errors"
+MANTISSA = {32: 23, 16: 7}
+"""Bits of the mantissa of float32 and bfloat16."""
+SOURCE = "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the others are of this project."
+
+
+def summarize_study(
+    counts: Mapping[str, Mapping[str, Mapping[str, Any]]], magnitudes: Sequence[float]
+) -> dict[str, Any]:
+    """Shares from the counts of a study.
+
+    Args:
+        counts: by variant and scheme: rows `checked` and `flagged` in healthy training; errors `made` and `found` by
+            magnitude; flips `bits_made` and `bits_found` by bit.
+        magnitudes: of the errors, in root mean squares of the row.
+
+    Returns:
+        By variant and scheme the counts, and: `false_alarms_upper_95` per row; the smallest magnitude of which `half`
+        and `almost_all` (99 %) are found, None where none is; shares of `flips`, and of flips of `sign_exponent`, that
+        are found.
+    """
+    return {
+        "magnitudes": list(magnitudes),
+        "variants": {
+            variant: {scheme: _shares(found, magnitudes) for scheme, found in schemes.items()}
+            for variant, schemes in counts.items()
+        },
+    }
+
+
+def _shares(found: Mapping[str, Any], magnitudes: Sequence[float]) -> dict[str, Any]:
+    checked, flagged = int(found["checked"]), int(found["flagged"])
+    bits_made, bits_found = (np.asarray(found[key], np.float64) for key in ("bits_made", "bits_found"))
+    mantissa = MANTISSA[len(bits_made)]
+    shares = np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1)
+
+    def smallest(share: float) -> float | None:
+        """The smallest magnitude from which on at least this share is found."""
+        enough = np.append(np.flatnonzero(shares < share), -1).max() + 1
+        return float(magnitudes[enough]) if enough < len(magnitudes) else None
+
+    def share(bits: slice) -> float | None:
+        made = float(bits_made[bits].sum())
+        return float(bits_found[bits].sum()) / made if made else None
+
+    return {
+        "checked": checked,
+        "flagged": flagged,
+        "false_alarms_upper_95": frequency_upper_bound(flagged, checked) if checked else None,
+        **{key: np.asarray(found[key]).tolist() for key in ("made", "found", "bits_made", "bits_found")},
+        "half": smallest(0.5),
+        "almost_all": smallest(0.99),
+        "flips": share(slice(None)),
+        "sign_exponent": share(slice(mantissa, None)),
+    }
+
+
+def parts(title: str, manifest: Row, summary: Row) -> dict[str, Any]:
+    """The parts of the report that are a study's own, by their name in `Report`."""
+    variants = mapping(summary.get("variants"))
+    pictures = [
+        picture
+        for variant, schemes in variants.items()
+        for picture in (_by_magnitude(variant, schemes, sequence(summary.get("magnitudes"))), _by_bit(variant, schemes))
+    ]
+    alarms = sum(mapping(found).get("flagged", 0) for found in _default(variants))
+    rows = sum(mapping(found).get("checked", 0) for found in _default(variants))
+    settings = (
+        tables.flat("Environment", manifest.get("environment")),
+        tables.flat("Configuration", manifest.get("config")),
+    )
+    notes = []
+    if departs := sequence(manifest.get("departs")):
+        notes.append(f"The profile was measured elsewhere: {'; '.join(map(str, departs))}.")
+    return {
+        "title": title,
+        "verdict": "training",
+        "label": "STUDY OF CHECKSUMMED PRODUCTS",
+        "reason": f"The default scheme flagged {alarms:,} of {rows:,} rows of healthy products.",
+        "simulated": "errors and flips were put into products on sound hardware, to see which are found",
+        "notes": tuple(notes),
+        "facts": (
+            ("steps", str(manifest.get("steps"))),
+            ("errors in the products of steps", ", ".join(map(str, sequence(manifest.get("marked_steps"))))),
+            ("started", str(manifest.get("created"))),
+            (
+                "thresholds",
+                f"{manifest.get('profile')} (kappa {show(mapping(manifest.get('arithmetic')).get('kappa'))})",
+            ),
+        ),
+        "measured": tuple(_table(variant, schemes) for variant, schemes in variants.items()),
+        "pictures": tuple(picture for picture in pictures if isinstance(picture, Picture)),
+        "left_out": tuple(picture for picture in pictures if isinstance(picture, LeftOut)),
+        "settings": tuple(table for table in settings if table),
+        "command": shlex.join(map(str, sequence(manifest.get("command")))),
+        "definitions": DEFINITIONS,
+        "definitions_source": SOURCE,
+        "bursts": "Errors are one to a row, in random columns; rows are judged one by one.",
+    }
+
+
+DEFINITIONS = (
+    Definition("False alarm", "", "flagged / checked", "Rows of products as the machine computed them in training."),
+    Definition("Magnitude", "", "|error| / rms(row)", "The error of one element over the root mean square of its row."),
+    Definition("Half, almost all found", "", "50 %, 99 %", "The smallest magnitude from which on so many are found."),
+    Definition("Flips found", "", "found / made", "Over all bits of the type, each as often; zero rows are left out."),
+    Definition("Sums, rounded", "", "float32, bfloat16", "Checked before or after the rounding to the output's type."),
+)
+
+
+def _default(variants: Row) -> list[Any]:
+    return [mapping(schemes).get("two-tier") for schemes in variants.values()]
+
+
+def _table(variant: str, schemes: Row) -> Table:
+    rows = []
+    for scheme, found in schemes.items():
+        values = (found.get(key) for key in ("half", "almost_all", "flips", "sign_exponent"))
+        bound = show(found.get("false_alarms_upper_95"), digits=2)
+        rows.append(
+            (
+                scheme,
+                show(found["checked"]),
+                show(found["flagged"]),
+                bound,
+                *("never" if v is None else show(v) for v in values),
+            )
+        )
+    header = (
+        "scheme",
+        "rows",
+        "false alarms",
+        "per row below (95 %)",
+        "half found",
+        "99 % found",
+        "flips",
+        "sign, exponent",
+    )
+    return Table(f"[{SIMULATED}] Schemes on {variant}", header, tuple(rows))
+
+
+def _by_magnitude(variant: str, schemes: Row, magnitudes: Sequence[float]) -> Picture | LeftOut:
+    title = f"Errors found by magnitude: {variant}"
+    with canvas(f"magnitude-{variant.replace(', ', '-')}", SIMULATED) as drawing:
+        axes = drawing.figure.subplots()
+        for place, (scheme, found) in enumerate(schemes.items()):
+            share = np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1)
+            _line(axes, magnitudes, share, scheme, place)
+        axes.set_xscale("log")
+        axes.set_xlabel("error / rms of the row")
+        axes.set_ylabel("share found")
+        axes.legend()
+    return drawing.picture(title, "Share of errors of this size, one in a row, that the scheme flags.")
+
+
+def _by_bit(variant: str, schemes: Row) -> Picture | LeftOut:
+    title = f"Flips found by bit: {variant}"
+    with canvas(f"bit-{variant.replace(', ', '-')}", SIMULATED) as drawing:
+        axes = drawing.figure.subplots()
+        for place, (scheme, found) in enumerate(schemes.items()):
+            made = np.asarray(found["bits_made"], np.float64)
+            share = np.where(made > 0, np.asarray(found["bits_found"]) / np.maximum(made, 1), np.nan)
+            _line(axes, range(len(share)), share, scheme, place)
+        axes.set_xlabel("bit (0 is the lowest of the mantissa, the last the sign)")
+        axes.set_ylabel("share found")
+        axes.legend()
+    return drawing.picture(title, "Share of flips of this bit of an element, one in a row, that the scheme flags.")
+
+
+def _line(axes: Any, x: Any, y: Any, label: str, place: int) -> None:
+    axes.plot(
+        x, y, label=label, color=COLOURS[place], marker=MARKERS[place], markersize=3, linewidth=1,
+        linestyle=DASHES[place % 4],
+    )  # fmt: skip

@@ -1,0 +1,312 @@
+"""Products as linear maps of their first factor: the sums over rows that a check compares.
+
+Let `C = A B` with A m×k and B k×n, and w a vector of n weights. Then `C w = A (B w)`: a *row* of C, weighted and
+summed, is a number that also follows from A and the *checksum* `B w`, at the cost of two vectors. Batches, several
+contracted axes and convolutions are of the same kind; a row is what is summed over all columns. Columns may be cut into
+blocks, each with a sum of its own, which is the last axis of what the functions here return.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+Dimensions: TypeAlias = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+
+class Product(abc.ABC):
+    """A product of two arrays that is linear in each."""
+
+    @property
+    @abc.abstractmethod
+    def exact(self) -> bool:
+        """Whether the factors are multiplied as they are, whatever the device does by default."""
+
+    @abc.abstractmethod
+    def returning(self, dtype: Any) -> "Product":
+        """The same product with a result of that type."""
+
+    @abc.abstractmethod
+    def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
+        """The product itself."""
+
+    @abc.abstractmethod
+    def depth(self, a: Any, b: Any) -> int:
+        """Number of terms of each sum (k)."""
+
+    @abc.abstractmethod
+    def width(self, a: Any, b: Any) -> int:
+        """Number of columns (n)."""
+
+    @abc.abstractmethod
+    def fold(
+        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*folded blocks"]:
+        """The checksum of the second factor: its columns, weighted and summed; `careful`: see `in_parts`."""
+
+    @abc.abstractmethod
+    def apply(
+        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
+        """What the sums of the rows must be, from the first factor and the checksum of the second."""
+
+    @abc.abstractmethod
+    def total(
+        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
+        """The rows of the product, weighted and summed."""
+
+    @abc.abstractmethod
+    def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
+        """Values by row, in the axes of the product."""
+
+    @abc.abstractmethod
+    def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
+        """`||A||_inf ||B||_inf`, the largest sums of absolute values of rows."""
+
+
+def in_parts(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*rest"]:
+    """The sum over axes in two stages, of about as many terms each: errors grow as the root of the number of terms.
+
+    A sum one after the other loses terms that are each too small to change it, thousands of times and always in the
+    same direction, as where one probability is near 1 and all others are near 0.
+    """
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    x = x.transpose(*kept, *axes).reshape(*(x.shape[axis] for axis in kept), -1)
+    parts = blocked(x, max(1, math.isqrt(x.shape[-1])))
+    # Behind a barrier, or XLA makes one sum of the two.
+    return jnp.sum(lax.optimization_barrier(jnp.sum(parts, axis=-1)), axis=-1)
+
+
+def _sum(x: Float[Array, "*shape"], axes: Sequence[int], careful: bool) -> Float[Array, "*rest"]:
+    return in_parts(x, axes) if careful else jnp.sum(x, axis=tuple(axes))
+
+
+def blocked(x: Shaped[Array, "*rest n"], blocks: int) -> Shaped[Array, "*rest blocks block"]:
+    """Cuts the last axis into blocks, the last one filled up with zeros."""
+    length = -(-x.shape[-1] // blocks) if blocks else 0
+    missing = blocks * length - x.shape[-1]
+    if missing:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    return x.reshape(*x.shape[:-1], blocks, length)
+
+
+def _sum_blocks(
+    x: Shaped[Array, "*rest n"], weights: Float[Array, "n"], blocks: int, careful: bool
+) -> Float[Array, "*rest blocks"]:
+    cut = blocked(x * weights, blocks)
+    return _sum(cut, [cut.ndim - 1], careful)
+
+
+def _is_exact(precision: Any) -> bool:
+    both = precision if isinstance(precision, tuple) else (precision,)
+    return all(str(each).upper() == "HIGHEST" for each in both)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot(Product):
+    """`lax.dot_general`: the sum over the contracted axes, for each index of the batch axes.
+
+    Attributes:
+        dimensions: contracted axes and batch axes of both factors, as `lax.dot_general` has them.
+        axes: numbers of axes of the factors.
+        precision: as `lax.dot_general` has it.
+        dtype: type of the result, or None.
+        sharding: of the result, or None.
+    """
+
+    dimensions: Dimensions
+    axes: tuple[int, int]
+    precision: Any = None
+    dtype: Any = None
+    sharding: Any = None
+
+    def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
+        return lax.dot_general(a, b, self.dimensions, self.precision, self.dtype, out_sharding=self.sharding)
+
+    def depth(self, a: Any, b: Any) -> int:
+        return math.prod(a.shape[axis] for axis in self.dimensions[0][0])
+
+    def width(self, a: Any, b: Any) -> int:
+        return math.prod(b.shape[axis] for axis in self._free(1))
+
+    def _free(self, side: int) -> tuple[int, ...]:
+        (contracted, batch) = (axes[side] for axes in self.dimensions)
+        return tuple(axis for axis in range(self.axes[side]) if axis not in contracted and axis not in batch)
+
+    def fold(
+        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*folded blocks"]:
+        free = self._free(1)
+        if blocks == 1:
+            wide = weights.reshape([b.shape[axis] if axis in free else 1 for axis in range(b.ndim)])
+            return _sum(b * wide, free, careful)[..., None]
+        kept = [axis for axis in range(b.ndim) if axis not in free]
+        flat = b.transpose(*kept, *free).reshape(*(b.shape[axis] for axis in kept), weights.size)
+        return _sum_blocks(flat, weights, blocks, careful)
+
+    def apply(
+        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
+        (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
+        kept = sorted([*rhs_contracted, *rhs_batch])  # the axes of the second factor that are left
+        position = {axis: kept.index(axis) for axis in kept}
+        free = self._free(0)
+        if folded.shape[-1] == 1:
+            partner = dict(zip([*lhs_contracted, *lhs_batch], [*rhs_contracted, *rhs_batch], strict=True))
+            order = [position[partner[axis]] for axis in range(a.ndim) if axis in partner]
+            shape = [a.shape[axis] if axis in partner else 1 for axis in range(a.ndim)]
+            rows = _sum(a * folded[..., 0].transpose(order).reshape(shape), lhs_contracted, careful)
+            left = [axis for axis in range(a.ndim) if axis not in lhs_contracted]
+            return rows.transpose([left.index(axis) for axis in (*lhs_batch, *free)])[..., None]
+        contracted = [position[axis] for axis in rhs_contracted]
+        batch = [position[axis] for axis in rhs_batch]
+        return lax.dot_general(
+            a, folded, ((lhs_contracted, contracted), (lhs_batch, batch)), precision=lax.Precision.HIGHEST
+        )
+
+    def total(
+        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
+        rows = self.axes[0] - len(self.dimensions[0][0])
+        if blocks == 1:
+            return _sum(c * weights.reshape(c.shape[rows:]), range(rows, c.ndim), careful)[..., None]
+        return _sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
+
+    def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
+        return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
+
+    def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
+        (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
+        free = self._free(0)
+        sums = jnp.sum(jnp.abs(a), axis=tuple(lhs_contracted), keepdims=True)
+        of_a = jnp.max(sums, axis=free, keepdims=True, initial=0.0)
+        sums = jnp.sum(jnp.abs(b), axis=self._free(1), keepdims=True)
+        of_b = jnp.max(sums, axis=tuple(rhs_contracted), keepdims=True, initial=0.0)
+        of_a, of_b = (
+            x.transpose(*batch, *[axis for axis in range(x.ndim) if axis not in batch]).reshape(
+                *(x.shape[axis] for axis in batch)
+            )
+            for x, batch in ((of_a, lhs_batch), (of_b, rhs_batch))
+        )
+        norms = of_a * of_b
+        return norms.reshape(*norms.shape, *[1] * len(free))
+
+    @property
+    def exact(self) -> bool:
+        return _is_exact(self.precision)
+
+    def returning(self, dtype: Any) -> "Dot":
+        return dataclasses.replace(self, dtype=jnp.dtype(dtype))
+
+    def columns(self) -> "Dot":
+        """The product whose rows are the columns of this one, `C' = B' A'`."""
+        (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
+        return Dot(
+            ((rhs_contracted, lhs_contracted), (rhs_batch, lhs_batch)), self.axes[::-1], self.precision, self.dtype
+        )
+
+    def matrix(self, c: Shaped[Array, "*c"]) -> Shaped[Array, "rows n"]:
+        """The result with all its rows on one axis, and all its columns on the other."""
+        rows = self.axes[0] - len(self.dimensions[0][0])
+        return c.reshape(math.prod(c.shape[:rows]), -1)
+
+    def transposed(self, c: Shaped[Array, "*c"]) -> Shaped[Array, "*transposed"]:
+        """The product as `columns` makes it: its rows behind its columns."""
+        batch, rows = len(self.dimensions[1][0]), self.axes[0] - len(self.dimensions[0][0])
+        return c.transpose(*range(batch), *range(rows, c.ndim), *range(batch, rows))
+
+    def mapped(self) -> "Dot":
+        """The same product for each index of a new first axis of both factors and of the result."""
+        contracted, batch = (tuple(tuple(axis + 1 for axis in axes) for axes in pair) for pair in self.dimensions)
+        return dataclasses.replace(
+            self,
+            dimensions=((contracted[0], contracted[1]), ((0, *batch[0]), (0, *batch[1]))),
+            axes=(self.axes[0] + 1, self.axes[1] + 1),
+            sharding=None,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Conv(Product):
+    """`lax.conv_general_dilated`: columns are the output features, rows all else; in groups each has its own rows.
+
+    Attributes:
+        params: of the equation.
+        dtype: type of the result, or None.
+    """
+
+    params: tuple[tuple[str, Any], ...]
+    dtype: Any = None
+
+    @property
+    def exact(self) -> bool:
+        return _is_exact(dict(self.params)["precision"])
+
+    def returning(self, dtype: Any) -> "Conv":
+        return dataclasses.replace(self, dtype=jnp.dtype(dtype))
+
+    @property
+    def _groups(self) -> int:
+        params = dict(self.params)
+        return int(max(params["feature_group_count"], params["batch_group_count"]))
+
+    @property
+    def _numbers(self) -> Any:
+        return dict(self.params)["dimension_numbers"]
+
+    def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
+        return self._convolve(a, b, precision=dict(self.params)["precision"], dtype=self.dtype)
+
+    def _convolve(self, a: Any, b: Any, *, precision: Any, dtype: Any) -> Any:
+        params = dict(self.params) | {"precision": precision, "preferred_element_type": dtype}
+        return lax.conv_general_dilated(a, b, **params)
+
+    def depth(self, a: Any, b: Any) -> int:
+        return math.prod(b.shape) // max(b.shape[self._numbers.rhs_spec[0]], 1)
+
+    def width(self, a: Any, b: Any) -> int:
+        return int(b.shape[self._numbers.rhs_spec[0]]) // self._groups
+
+    def fold(
+        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*folded blocks"]:
+        axis = self._numbers.rhs_spec[0]
+        grouped = jnp.moveaxis(b, axis, -1)
+        grouped = grouped.reshape(*grouped.shape[:-1], self._groups, weights.size)
+        return jnp.moveaxis(_sum_blocks(grouped, weights, blocks, careful), -2, axis)
+
+    def apply(
+        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
+        axis, blocks = self._numbers.rhs_spec[0], folded.shape[-1]
+        # Blocks stand beside one another as further output features of their group.
+        kernel = jnp.moveaxis(folded, axis, -2)
+        kernel = jnp.moveaxis(kernel.reshape(*kernel.shape[:-2], -1), -1, axis)
+        rows = jnp.moveaxis(
+            self._convolve(a, kernel, precision=lax.Precision.HIGHEST, dtype=None), self._numbers.out_spec[1], -1
+        )
+        return rows.reshape(*rows.shape[:-1], self._groups, blocks)
+
+    def total(
+        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
+    ) -> Float[Array, "*rows blocks"]:
+        c = jnp.moveaxis(c, self._numbers.out_spec[1], -1)
+        return _sum_blocks(c.reshape(*c.shape[:-1], self._groups, weights.size), weights, blocks, careful)
+
+    def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
+        axis = self._numbers.out_spec[1]
+        features = jnp.repeat(rows, c.shape[axis] // self._groups, axis=-1, total_repeat_length=c.shape[axis])
+        return jnp.moveaxis(features, -1, axis)
+
+    def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
+        ones = jnp.ones(self.width(a, b), b.dtype)
+        of_b = jnp.max(self.fold(jnp.abs(b), ones, 1), initial=0.0)
+        of_a = jnp.max(self.apply(jnp.abs(a), self.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
+        rows = len(self._numbers.out_spec)
+        return (of_a / max(self.width(a, b), 1) * of_b).reshape([1] * rows)

@@ -1,0 +1,154 @@
+"""Checked products from the command line: clean when healthy, flagged where they were hit, mended when asked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdc.abft import Arithmetic, Profile
+from sdc.abft.profile import hardware
+from sdc.tools.cli import run
+from tests.tools.command import lines, sdc, summary
+
+TRAIN = ("train", "--abft", "--dtype", "bfloat16")
+# Rows of the products of one step of `tiny`: two microsteps of 4 sequences of 128 tokens, 4 layers.
+ROWS = 173_696
+
+
+def test_a_healthy_run_has_no_flag(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = summary(*TRAIN, "--steps", 3, "--run", folder, code=0)
+    assert result["verdict"] == "clean"
+    assert result["abft"]["checked"] == 3 * ROWS
+    assert result["abft"]["flagged"] == result["abft"]["nonfinite"] == 0
+    assert 0 < result["abft"]["margin"] <= 1
+    assert sum(line["abft"]["checked"] for line in lines(folder)) == 3 * ROWS
+    report = (folder / "report.md").read_text()
+    assert "no flag in 521,088 checked rows" in report
+    assert "Checked matrix products" in report
+
+
+@pytest.fixture(scope="module")
+def suspect(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("runs") / "suspect"
+    flags = ("--suspect", "node10", "--model", 2, "--abft-mode", "locate", "--steps", 2)
+    return folder, summary(*TRAIN, *flags, "--run", folder, code=1)
+
+
+def test_flags_are_where_the_faults_were(suspect: tuple[Path, dict[str, Any]]) -> None:
+    """By step, microstep, product and layer: nothing is flagged that was not hit, and little that was hit is missed."""
+    folder, result = suspect
+    assert result["verdict"] == "corrupt"
+    assert result["simulated"] is True
+    assert result["abft"]["flagged"] == result["abft"]["confirmed"] > 1000
+    injected = {
+        (row["step"], row["microstep"], row["site"], row["layer"]): row["injected"]
+        for row in lines(folder, "mismatches.jsonl")
+    }
+    flagged: dict[tuple[Any, ...], int] = {}
+    for line in lines(folder):
+        for row in line["abft"]["rows"]:
+            place = line["step"], row["microstep"], row["site"], row["layer"]
+            flagged[place] = flagged.get(place, 0) + row["flagged"]
+            assert len(row["elements"]) == len(row["errors"]) == min(row["wrong"], 8) > 0
+    assert set(flagged) <= set(injected)
+    assert len(flagged) > 0.95 * len(injected)
+    assert all(count <= injected[place] for place, count in flagged.items())
+    assert {row["model"] for line in lines(folder) for row in line["abft"]["rows"]} == {0, 1}
+    assert {row["layer"] for line in lines(folder) for row in line["abft"]["rows"]} == {0, 1, 2, 3}
+    assert not any("head" in place[2] for place in flagged)  # the study's nodes are those of the layers
+
+
+def test_its_report_shows_where_and_when(suspect: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = suspect
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    assert "Flagged rows over time" in page
+    assert "Flagged rows by product, layer and rank" in text
+    assert "suspect: node10" in text
+    assert "(simulated faults)" in text
+
+
+def test_corrected_twins_do_not_part(tmp_path: Path) -> None:
+    """Every fault is undone before the twins are compared, and the verdict does not hide that there were some."""
+    faults = ("--fault", "scale,factor=-3,rate=1e-4,where=products")
+    folder = tmp_path / "run"
+    flags = ("--steps", 2, "--placement", "vmap", "--abft", "--abft-mode", "correct")
+    result = summary("twin", *flags, *faults, "--run", folder, code=1)
+    assert result["verdict"] == "corrupt"
+    assert "were replaced" in result["reason"]
+    assert sum(site["mismatched"] for site in result["submodules"].values()) == 0
+    assert result["state"]["mismatched"] == 0
+    assert result["abft"]["corrected"] == result["abft"]["flagged"] > 0
+    assert {row["twin"] for line in lines(folder) for row in line["abft"]["rows"]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--abft-mode", "correct", "--abft-scheme", "paper"), "judges a product as a whole"),
+        (("--abft-where", "dot_general"), "dot_general"),
+        (("--abft-profile", "none.json"), "cannot read the profile none.json"),
+        (("--suspect", "node10", "--fault", "bitflip,rate=1"), "give one of them"),
+        (("--abft-scheme", "huang"), "huang"),
+        (("--suspect", "node16"), "unknown suspect 'node16'"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_one_clear_line(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--abft", *arguments]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("sdc: error: ")
+    assert said in line
+
+
+def test_checks_that_are_not_asked_for_are_not_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--abft-mode", "correct"]) == 2
+    assert "--abft-mode says how to check matrix products" in capsys.readouterr().err
+
+
+def test_wrong_use_of_study_and_calibrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    cases = [
+        (("study", "--steps", "0"), "--steps 0: expected at least 1"),
+        (("calibrate", "--out", str(tmp_path / "p.json"), "--steps", "0"), "--steps 0: expected at least 1"),
+        (("calibrate",), "--out"),
+        ((), "study"),
+    ]
+    for arguments, said in cases:
+        assert run(["abft", *arguments]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_profile_of_another_device_is_used_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    Profile(Arithmetic(kappa=16.0), measured_on={**hardware(), "device_kind": "another"}).save(path)
+    folder = tmp_path / "run"
+    code, _, err = sdc(*TRAIN, "--steps", 1, "--abft-profile", path, "--run", folder)
+    assert code == 0, err
+    assert "was measured elsewhere" in err
+    assert "device_kind: measured on another" in (folder / "report.md").read_text()
+
+
+def test_study_and_calibration(tmp_path: Path) -> None:
+    """One step of each: no false alarm, the schemes in their order, and a profile that `sdc train` takes."""
+    result = summary("abft", "study", "--steps", 1, "--dtypes", "bfloat16", "--run", tmp_path / "study", code=0)
+    sums, rounded = result["variants"]["bfloat16, sums"], result["variants"]["bfloat16, rounded"]
+    for schemes in (sums, rounded):
+        assert all(found["checked"] == ROWS and found["flagged"] == 0 for found in schemes.values())
+        assert all(sum(found["made"]) > 10_000 for found in schemes.values())
+    assert sums["blocks"]["half"] <= sums["two-tier"]["half"] < 1e-2 < sums["deterministic"]["almost_all"]
+    assert rounded["residual"]["almost_all"] < 1e-2 < rounded["two-tier"]["half"]
+    assert sums["paper"]["almost_all"] is None or sums["paper"]["almost_all"] > 10
+    assert "Flips found by bit" in (tmp_path / "study" / "report.html").read_text()
+
+    out = tmp_path / "profile.json"
+    code, _, err = sdc("abft", "calibrate", "--steps", 1, "--dtypes", "bfloat16", "--out", out)
+    assert code == 0, err
+    profile = Profile.load(out)
+    assert profile.arithmetic == Arithmetic()
+    assert profile.measured_on == hardware()
+    assert profile.measurements["checked"] == ROWS
+    code, _, err = sdc("abft", "calibrate", "--out", out)
+    assert code == 2
+    assert "exists already" in err

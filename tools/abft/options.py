@@ -1,0 +1,93 @@
+"""Flags of `sdc abft`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import tyro
+
+from ..options import WorkloadOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """What each scheme of checking finds and what it flags by mistake, on the products of real training.
+
+    Example: sdc abft study --steps 20 --run runs/study
+
+    Trains the configuration on this machine's healthy devices, judges every product of every step by every scheme
+    (false alarms), and puts errors of known size and flips of known bits into the products of some steps (detection).
+    Exit codes: 0 done, 2 bad usage.
+    """
+
+    config: str = "tiny"
+    """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
+    seed: int = 0
+    """Seed of the parameters, the order of the data and the errors."""
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    """Types of activations and compute parameters to study."""
+    steps: int = 20
+    """Optimizer steps; the products of the first and of the last one get errors."""
+    corpus: tuple[str, ...] = ("python",)
+    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
+    tokenizer: str = "bytes"
+    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
+    profile: Path | None = None
+    """What sdc abft calibrate measured on this kind of device; by default what is assumed of the platform."""
+    run: Path | None = None
+    """Run folder, a new one; by default one below runs/."""
+    json: bool = False
+    """Print the summary as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """Measures how the devices at hand round, on synthetic and on real products, and writes a profile.
+
+    Example: sdc abft calibrate --out h200.json, then sdc train --abft --abft-profile h200.json
+
+    Measured are kappa (how fast errors of long sums grow), what is done to float32 inputs, which products of the
+    configuration's step should begin with the second tier, and whether the fused kernel is faster than XLA (GPU). A
+    device that computes wrong numbers cannot be calibrated: check the largest margins that are printed. Exit codes: 0
+    done, 2 bad usage, 3 inconclusive (products of sound size are flagged, by any threshold).
+    """
+
+    out: Path
+    """The profile to write; a file that exists is not overwritten."""
+    config: str = "tiny"
+    """Configuration whose step is measured."""
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    """Types to measure."""
+    steps: int = 5
+    """Optimizer steps of the configuration, for each type."""
+    seed: int = 0
+    """Seed of the parameters, the data and the synthetic factors."""
+    corpus: tuple[str, ...] = ("python",)
+    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
+    tokenizer: str = "bytes"
+    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
+    json: bool = False
+    """Print the profile as JSON, and nothing else, on standard output."""
+
+
+AbftCommand: TypeAlias = (
+    Annotated[StudyOptions, tyro.conf.subcommand("study")]
+    | Annotated[CalibrateOptions, tyro.conf.subcommand("calibrate")]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AbftOptions:
+    """Checksummed matrix products: study them, or calibrate them to a device.
+
+    Example: sdc abft study --steps 20, or sdc abft calibrate --out profile.json
+    """
+
+    command: Annotated[AbftCommand, tyro.conf.arg(name="")]
+
+
+def workload_of(options: StudyOptions | CalibrateOptions, dtype: Literal["float32", "bfloat16"]) -> WorkloadOptions:
+    """The flags that describe the workload, for one type."""
+    return WorkloadOptions(
+        config=options.config, seed=options.seed, dtype=dtype, corpus=options.corpus, tokenizer=options.tokenizer
+    )

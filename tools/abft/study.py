@@ -1,0 +1,190 @@
+"""`sdc abft study`: false alarms and detection of every scheme, on the products of real training."""
+
+import dataclasses
+import datetime
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import sdc
+from sdc.abft import Profile, Settings
+from sdc.abft.check import Operands, rounded_off
+from sdc.abft.power import MAGNITUDES, flagged, found_by_bit, found_by_magnitude
+from sdc.abft.products import Dot
+from sdc.abft.schemes import SchemeName, make_scheme
+from sdc.abft.transform import product_of
+from sdc.analysis.report import write_report
+from sdc.analysis.study import STUDY, summarize_study
+from sdc.determinism import environment
+from sdc.records import MANIFEST, RunWriter
+from sdc.rewrite import Place, Reports, Values
+from sdc.sites import primitive
+from sdc.train.config import get_config
+
+from ..errors import CommandError, Exit, storage_errors, usage_errors
+from ..output import show_study
+from ..progress import CountProgress
+from .options import StudyOptions
+from .training import start, train
+
+DOTS = primitive("dot_general")
+EVERY: tuple[SchemeName, ...] = get_args(SchemeName)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What is checked.
+
+    Attributes:
+        name: for the record.
+        output: type of the result that is checked, that of the sums or a narrower one.
+        scheme: by which it is judged.
+    """
+
+    name: str
+    output: str
+    scheme: SchemeName
+
+    def operands(self, product: Dot, a: Any, b: Any, sums: Any) -> Operands:
+        """What the scheme is given of a product: its sums, or what they were rounded to."""
+        if self.output == "float32":
+            return Operands(a, b, sums)
+        rounded = lax.optimization_barrier(sums.astype(self.output))
+        if self.scheme != "residual":
+            return Operands(a, b, rounded)
+        scheme = make_scheme(self.scheme, a.dtype, b.dtype)
+        return Operands(a, b, rounded, rounded_off(product, scheme, (a, b), sums, rounded))
+
+
+def variants(dtype: str) -> list[Variant]:
+    """Everything that is studied for one type; without rounding there is no residual to carry."""
+    sums = [Variant(f"{dtype}, sums", "float32", scheme) for scheme in EVERY if scheme != "residual"]
+    if dtype == "float32":
+        return [dataclasses.replace(variant, name=dtype) for variant in sums]
+    return sums + [Variant(f"{dtype}, rounded", dtype, scheme) for scheme in EVERY]
+
+
+def study(options: StudyOptions) -> int:
+    """Runs the study and returns the exit code."""
+    start(options)
+    with usage_errors():
+        profile = Profile.load(options.profile) if options.profile else Profile.assumed()
+        get_config(options.config)
+    folder = (options.run or Path("runs") / f"study-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CommandError(f"run folder {folder} exists already; name another with --run")
+    counts: dict[str, dict[str, dict[str, Any]]] = {}
+    marked = sorted({0, options.steps - 1})
+    with CountProgress("study", (options.steps + len(marked)) * len(options.dtypes)) as progress:
+        for dtype in options.dtypes:
+            for name, scheme, found in _study_type(options, dtype, profile, marked, progress):
+                total = counts.setdefault(name, {}).setdefault(scheme, {})
+                for key, values in found.items():
+                    total[key] = total.get(key, 0) + np.asarray(values, np.int64)
+    manifest = {
+        "kind": STUDY,
+        "command": ["sdc", *sys.argv[1:]],
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": dataclasses.asdict(get_config(options.config)),
+        "steps": options.steps,
+        "marked_steps": marked,
+        "seed": options.seed,
+        "profile": str(options.profile) if options.profile else "assumed of the platform",
+        "arithmetic": dataclasses.asdict(profile.arithmetic),
+        "departs": profile.departs(),
+        "environment": environment(),
+        "magnitudes": MAGNITUDES,
+    }
+    summary = summarize_study(counts, MAGNITUDES)
+    with storage_errors(folder):
+        with RunWriter.create(folder, manifest) as writer:
+            writer.summary(summary)
+        assert (folder / MANIFEST).is_file()
+        report = write_report(folder)
+    show_study({**summary, "run": str(folder), "report": str(report)}, as_json=options.json)
+    return int(Exit.CLEAN)
+
+
+def _study_type(
+    options: StudyOptions, dtype: Any, profile: Profile, marked: list[int], progress: CountProgress
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Counts by variant and scheme."""
+    every = variants(dtype)
+    settings = {variant: Settings(scheme=variant.scheme, arithmetic=profile.arithmetic) for variant in every}
+    judged = _Judged(settings)
+
+    def transform(step: Callable[..., Any]) -> Callable[..., Any]:
+        return sdc.rewrite(sdc.abft.accumulators(step), DOTS, judged)
+
+    capture: Any = None
+    for step, (reports, program, arguments) in enumerate(train(options, dtype, transform)):
+        capture = capture or jax.jit(sdc.rewrite(sdc.abft.accumulators(program), DOTS, _Factors()))
+        for found in jax.device_get(reports).values():
+            for variant, (checked, wrong) in zip(every, found, strict=True):
+                yield variant.name, variant.scheme, {"checked": np.sum(checked), "flagged": np.sum(wrong)}
+        progress.advance(f"{dtype}, step {step}")
+        if step in marked:
+            _, factors = capture(*arguments)
+            key = jax.random.fold_in(jax.random.key(options.seed), step)
+            for site, product, a, b in _choose(factors, judged.products, step):
+                for variant in every:
+                    own = jax.random.fold_in(key, site)
+                    yield variant.name, variant.scheme, _errors(own, product, variant, settings[variant], a, b)
+            progress.advance(f"{dtype}, errors in step {step}")
+
+
+def _choose(factors: Reports, products: Mapping[str, Dot], step: int) -> Iterator[tuple[int, Dot, Any, Any]]:
+    """One iteration of every product: another layer and microstep for each."""
+    for number, (site, (a, b)) in enumerate(zip(factors.sites, factors.values(), strict=True)):
+        index = tuple((number + step) % size for size in a.shape[: len(site.dims)])
+        yield number, products[site.name], a[index], b[index]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _errors(key: Any, product: Dot, variant: Variant, settings: Settings, a: Any, b: Any) -> dict[str, Any]:
+    a, b = lax.optimization_barrier((a, b))
+    operands = lax.optimization_barrier(variant.operands(product, a, b, product(a, b)))
+    found, made = found_by_magnitude(key, product, settings, operands, jnp.asarray(MAGNITUDES, jnp.float32))
+    bits_found, bits_made = found_by_bit(key, product, settings, operands)
+    return {"found": found, "made": made, "bits_found": bits_found, "bits_made": bits_made}
+
+
+class _Judged:
+    """A rule that judges a product by every variant, and reports rows checked and flagged."""
+
+    def __init__(self, settings: Mapping[Variant, Settings]) -> None:
+        self.settings = settings
+        self.products: dict[str, Dot] = {}
+
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Any]:
+        a, b = lax.optimization_barrier(inputs)
+        a, b, c = lax.optimization_barrier((a, b, *bind(a, b)))
+        product = product_of(place.site.primitive, place.params, a, b)
+        assert isinstance(product, Dot)
+        self.products[place.site.name] = product
+        report = []
+        for variant, settings in self.settings.items():
+            wrong = flagged(product, settings, variant.operands(product, a, b, c))
+            report.append((jnp.uint32(wrong.size), jnp.sum(wrong, dtype=jnp.uint32)))
+        return [c], tuple(report)
+
+    def merge(self, total: Any, new: Any) -> Any:
+        return jax.tree.map(jnp.add, total, new)
+
+
+class _Factors:
+    """A rule that reports the factors of a product."""
+
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Any]:
+        return bind(*inputs), tuple(inputs)
+
+    def merge(self, total: Any, new: Any) -> Any:
+        return new

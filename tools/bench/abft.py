@@ -1,0 +1,169 @@
+"""`sdc bench abft`: what checked products cost, which errors they find, and whether healthy rows are flagged."""
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sdc
+from sdc.abft import Profile, Settings, check
+from sdc.abft.kernel import multiply, time_both
+from sdc.abft.power import DISTRIBUTIONS, found_by_bit, found_by_magnitude
+from sdc.abft.products import Dot
+from sdc.abft.schemes import SchemeName
+from sdc.sites import products, scope
+from sdc.train.config import TrainConfig, get_config
+from sdc.train.placement import place
+
+from ..programs import Programs
+from .options import BenchOptions
+from .timing import ratio, take_turns
+
+SHAPES = ((4096, 1024, 1024), (4096, 2048, 2048))
+"""Rows, terms and columns of the products that are timed on a CPU."""
+LARGE = ((4096, 4096, 4096), (8192, 8192, 8192))
+"""The same on an accelerator."""
+LINEAR = products & ~scope("*/mix/*", "*/mix")
+BARS = {
+    **{f"product_{m}x{k}x{n}": bar for (m, k, n), bar in zip(SHAPES, (1.08, 1.08), strict=True)},
+    "step_linear": 1.10,
+    "step_every_product": 1.20,
+    "false_alarms": 0.0,
+}
+ALARM_SHAPES = ((4096, 256, 1024), (4096, 1024, 256), (4096, 3000, 16), (512, 4096, 4096), (4096, 4096, 1))
+"""Rows, terms and columns of the synthetic products that are looked at for false alarms."""
+ROUNDS = 2
+"""Draws of each kind of factors in each of these shapes."""
+POWER = (1024, 4096)
+"""Terms and columns of the products that get errors, one in each of so many rows."""
+ROWS = 512
+SCHEMES: tuple[SchemeName, ...] = ("two-tier", "blocks", "deterministic", "paper")
+
+
+def measure(options: BenchOptions) -> dict[str, Any]:
+    """Measures each type."""
+    config = get_config(options.config or "bench")
+    result: dict[str, Any] = {}
+    for dtype in options.dtypes:
+        typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+        result[dtype] = {**_products(dtype, options.steps), **_steps(typed, options.steps), **_alarms(dtype)}
+        if dtype == "float32":
+            result[dtype] |= _power()
+    if jax.default_backend() == "gpu":
+        result["bfloat16"] |= {f"kernel_{name}_seconds": value for name, value in time_both().items()}
+    return result
+
+
+def _products(dtype: str, steps: int) -> dict[str, float]:
+    """A checked product against a plain one, and against one that returns its sums in float32."""
+    found = {}
+    for m, k, n in LARGE if jax.default_backend() == "gpu" else SHAPES:
+        keys = jax.random.split(jax.random.key(0))
+        a, b = (jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, ((m, k), (k, n)), strict=True))
+        variants = {
+            "plain": lambda a, b: a @ b,
+            "sums": sdc.abft.accumulators(lambda a, b: a @ b),
+            "checked": sdc.abft(lambda a, b: a @ b),
+            "as_is": sdc.abft(lambda a, b: a @ b, output="as is"),
+        }
+        runs = {name: functools.partial(jax.jit(fn).lower(a, b).compile(), a, b) for name, fn in variants.items()}
+        seconds = take_turns(runs, 2 * steps)
+        name = f"product_{m}x{k}x{n}"
+        found[f"{name}_seconds"] = statistics.median(seconds["plain"])
+        found[name] = ratio(seconds["plain"], seconds["checked"])
+        if dtype != "float32":
+            found[f"{name}_of_sums"] = ratio(seconds["sums"], seconds["checked"])
+            found[f"{name}_as_is"] = ratio(seconds["plain"], seconds["as_is"])
+    return found
+
+
+def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
+    """A training step with its linear layers checked, and with every product, against the plain step."""
+    programs = Programs(config, place(twins=None, data=1, model=1, devices=jax.devices()[:1]))
+    batch = programs.abstract_batch()
+    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape).astype(np.int32)
+    arguments = programs.initial_state(0), jax.device_put(tokens, batch.sharding)
+    variants = {
+        "plain": programs.plain,
+        "sums": sdc.abft.accumulators(programs.plain),
+        "linear": sdc.abft(programs.plain, LINEAR),
+        "every": sdc.abft(programs.plain),
+    }
+    runs = {
+        name: functools.partial(jax.jit(fn).lower(*arguments).compile(), *arguments) for name, fn in variants.items()
+    }
+    seconds = take_turns(runs, steps)
+    found = {
+        "step_seconds": statistics.median(seconds["plain"]),
+        "step_linear": ratio(seconds["plain"], seconds["linear"]),
+        "step_every_product": ratio(seconds["plain"], seconds["every"]),
+    }
+    if config.model.dtype != "float32":
+        found["step_every_product_of_sums"] = ratio(seconds["sums"], seconds["every"])
+    return found
+
+
+def _alarms(dtype: str) -> dict[str, float]:
+    """Rows of healthy synthetic products, how many of them are flagged, and the largest margin."""
+    product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
+    arithmetic = Profile.assumed().arithmetic
+    settings = Settings(arithmetic=arithmetic, tier=2)
+
+    @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+    def look(key: Any, name: str, m: int, k: int, n: int) -> tuple[Any, Any]:
+        a, b = (x.astype(dtype) for x in DISTRIBUTIONS[name](key, m, k, n))
+        operands = multiply(product, settings, a, b)
+        flags = check(product, settings, operands)[1]
+        return flags.flagged, flags.margin
+
+    rows, alarms, largest = 0, 0, 0.0
+    for number, (name, (m, k, n)) in enumerate(_cases()):
+        for draw in range(ROUNDS):
+            key = jax.random.fold_in(jax.random.key(draw), number)
+            wrong, margin = look(key, name, m, k, n)
+            rows, alarms, largest = rows + m, alarms + int(wrong), max(largest, float(margin))
+    return {"synthetic_rows": rows, "false_alarms": alarms, "largest_margin": largest}
+
+
+def _cases() -> Iterator[tuple[str, tuple[int, int, int]]]:
+    return ((name, shape) for name in DISTRIBUTIONS for shape in ALARM_SHAPES)
+
+
+def _power() -> dict[str, Any]:
+    """The smallest error found, in root mean squares of its row, and the share of random flips found."""
+    product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
+    fine = jnp.asarray([10.0 ** (x / 8) for x in range(-36, 21)])
+    found: dict[str, Any] = {}
+    for size in POWER:
+        a, b = DISTRIBUTIONS["gaussian"](jax.random.key(0), ROWS, size, size)
+        for scheme in SCHEMES:
+            settings = Settings(scheme=scheme, arithmetic=Profile.assumed().arithmetic)
+
+            @jax.jit
+            def look(a: Any, b: Any, settings: Settings = settings) -> Any:
+                operands = multiply(product, settings, a, b)
+                key = jax.random.key(1)
+                return (
+                    found_by_magnitude(key, product, settings, operands, fine),
+                    found_by_bit(key, product, settings, operands),
+                )
+
+            (seen, made), (bits, flips) = jax.device_get(look(a, b))
+            shares = seen / np.maximum(made, 1)
+            name = f"{scheme}_{size}"
+            found[f"smallest_found_{name}"] = _first(fine, shares > 0)
+            found[f"half_found_{name}"] = _first(fine, shares >= 0.5)
+            found[f"flips_found_{name}"] = float(bits.sum() / flips.sum())
+            found[f"sign_exponent_flips_found_{name}"] = float(bits[23:].sum() / flips[23:].sum())
+    return found
+
+
+def _first(values: Any, enough: Any) -> float:
+    at = np.flatnonzero(enough)
+    return float(values[at[0]]) if at.size else math.inf
