@@ -13,7 +13,7 @@ from .kernel import multiply
 from .power import DISTRIBUTIONS
 from .products import Dot
 from .roundoff import EXACT, SIGMAS, SPREAD, Arithmetic, Units
-from .schemes import Factors, Probabilistic, differences
+from .schemes import Factors, Probabilistic, residual
 
 DEPTHS = (64, 256, 1024, 4096, 16384)
 """Numbers of terms of the sums that are measured."""
@@ -51,9 +51,10 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> Mea
         units = Units.of(a.dtype, b.dtype, c.dtype, EXACT)
         wide = Factors(a.astype(jnp.float32), b.astype(jnp.float32), c, units)
         scheme = Probabilistic()
-        residual, should = differences(scheme, product, wide)
-        scale = scheme.scale(product, wide, 2)
-        return jnp.max(jnp.abs(residual) / (scale + jnp.abs(should)))
+        expected = scheme.expect(product, wide, 1)
+        ones = jnp.ones(product.width(a, b))
+        scale = jnp.sqrt(product.apply(jnp.square(wide.a), product.fold(jnp.square(wide.b), ones, 1)))
+        return jnp.max(jnp.abs(residual(scheme, product, wide, expected)) / (scale + jnp.abs(expected.sums)))
 
     relative = {}
     for depth in depths:

@@ -1,7 +1,6 @@
 """Checks one product: judges its rows, recomputes what looks wrong, and says what it found."""
 
 import dataclasses
-import functools
 import math
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -16,7 +15,7 @@ from sdc.rewrite import varying
 
 from .products import Dot, Product
 from .roundoff import EXACT, Arithmetic, Units, work_type
-from .schemes import Factors, Scheme, SchemeName, make_scheme
+from .schemes import Expected, Factors, Scheme, SchemeName, make_scheme
 
 Mode: TypeAlias = Literal["detect", "locate", "correct"]
 PLACES = 8
@@ -193,85 +192,101 @@ def _mapped(product: Product, settings: Settings, axes: int) -> Any:
 def _check(product: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
     c = given.c
     scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
-    margin = functools.partial(row_margins, product, settings)
-    tier = min(settings.tier, scheme.tiers)
-    margins = margin(given, tier)
-    suspicious = ~(margins <= 1)
+    margins = row_margins(product, settings, given, expect(product, settings, given, min(settings.tier, scheme.tiers)))
     kept = tuple(range(axes, margins.ndim))
 
-    def count(rows: Bool[Array, "*rows"]) -> UInt32[Array, "*kept"]:
-        return jnp.sum(rows, axis=kept, dtype=jnp.uint32)
+    def largest(margins: Float[Array, "*rows"]) -> Float32[Array, "*kept"]:
+        return jnp.max(margins, axis=kept).astype(jnp.float32)
+
+    def any_above(largest: Float32[Array, "*kept"]) -> Bool[Array, ""]:
+        return ~(jnp.max(largest) <= 1)
 
     none = jnp.zeros(margins.shape[:axes], jnp.uint32)
-    judged = count(jnp.ones(margins.shape, jnp.bool_))
+    judged = jnp.full(none.shape, math.prod(margins.shape[axes:]), jnp.uint32)
     nowhere = None
     if settings.mode != "detect":
         nowhere = Places(none, *(jnp.zeros((*none.shape, PLACES), dtype) for dtype in (jnp.uint32, jnp.float32)))
+    most = largest(margins)
 
     def clean(_: Operands) -> tuple[Any, Flags]:
-        largest = jnp.max(margins, axis=kept).astype(jnp.float32)
-        return c, varying(Flags(judged, none, none, none, none, none, largest, nowhere))
+        return c, varying(Flags(judged, none, none, none, none, none, most, nowhere))
 
     def examine(given: Operands) -> tuple[Any, Flags]:
         usable = _finite_rows(product, given)
+        suspicious = ~(margins <= 1)
         # Nothing of the first tier is used again: it may be the check that went wrong.
-        again = given._replace(checksum=None, totals=None)
-        last = jnp.where(suspicious, margin(again, scheme.tiers), margins)
-        flagged = ~(last <= 1) & usable
-        largest = jnp.max(jnp.where(usable, last, 0.0), axis=kept).astype(jnp.float32)
-        nonfinite = count(~usable)
-        found = Flags(
-            judged - nonfinite, count(suspicious & usable), count(flagged), none, none, nonfinite, largest, nowhere
-        )
-        unchanged = varying(found)
-        return lax.cond(
-            jnp.any(flagged),
-            recompute,
-            lambda given, *_: (given.c, unchanged),
-            given,
-            flagged,
-            jnp.where(usable, last, 0.0),
-            found,
-        )
+        expected = expect(product, settings, given._replace(checksum=None), scheme.tiers)
+        last = row_margins(product, settings, given._replace(totals=None), expected)
+        last = jnp.where(usable, jnp.where(suspicious, last, margins), 0.0)
+        most, (examined, nonfinite) = largest(last), _count(kept, suspicious & usable, ~usable)
+        found = Flags(judged - nonfinite, examined, none, none, none, nonfinite, most, nowhere)
 
-    def recompute(
-        given: Operands, flagged: Bool[Array, "*rows"], last: Float[Array, "*rows"], found: Flags
-    ) -> tuple[Any, Flags]:
-        full = product(given.a, given.b)
-        # XLA would leave out a rounding between this and the sums of its rows.
-        recomputed = lax.optimization_barrier(full.astype(c.dtype))
-        carried = None if given.carried is None else rounded_off(product, scheme, given[:2], full, recomputed)
-        again = Operands(given.a, given.b, recomputed, carried)
-        confirmed = flagged & (margin(again, scheme.tiers) <= 1)
-        # Long sums can lose terms that are each too small, always in the same direction: what comes out the same when
-        # computed again is rounding as long as such losses explain it.
-        differ = (as_bits(recomputed) != as_bits(given.c)).astype(jnp.float32)
-        ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
-        same = product.total(differ, ones, 1)[..., 0] == 0
-        lenient = last * scheme.lenience(product, given.a, given.b, settings.arithmetic.kappa)
-        excused = flagged & same & (lenient <= 1)
-        flagged &= ~excused
-        largest = jnp.max(jnp.where(excused, lenient, last), axis=kept).astype(jnp.float32)
-        found = found._replace(flagged=count(flagged), confirmed=count(confirmed), margin=largest)
-        if settings.mode == "detect":
-            return given.c, varying(found)
-        wrong = product.spread(flagged, given.c) & _wrong_columns(product, settings, given)
-        wrong &= ~product.spread(confirmed, given.c) | (as_bits(recomputed) != as_bits(given.c))
-        found = found._replace(places=_places(wrong, recomputed, given.c, axes))
-        if settings.mode == "locate":
-            return given.c, varying(found)
-        mended = select(jnp.broadcast_to(product.spread(confirmed, given.c), given.c.shape), recomputed, given.c)
-        return mended, varying(found._replace(corrected=count(confirmed)))
+        def recompute(given: Operands) -> tuple[Any, Flags]:
+            return _recompute(product, settings, axes, given, expected, last, found)
 
-    return lax.cond(jnp.any(suspicious), examine, clean, given)
+        return lax.cond(any_above(most), recompute, lambda given: (given.c, varying(found)), given)
+
+    return lax.cond(any_above(most), examine, clean, given)
 
 
-def row_margins(product: Product, settings: Settings, given: Operands, tier: int) -> Float[Array, "*rows"]:
-    """`|r| / bound` of every row, by a tier of the scheme; a scheme of one tier has it for its second too."""
+def _recompute(
+    product: Product,
+    settings: Settings,
+    axes: int,
+    given: Operands,
+    expected: Expected,
+    margins: Float[Array, "*rows"],
+    found: Flags,
+) -> tuple[Any, Flags]:
+    """Computes a product again of which rows have margins above 1, to tell errors from what repeats itself."""
+    c = given.c
+    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
+    full = product(given.a, given.b)
+    # XLA would leave out a rounding between this and the sums of its rows.
+    recomputed = lax.optimization_barrier(full.astype(c.dtype))
+    carried = None if given.carried is None else rounded_off(product, scheme, given[:2], full, recomputed)
+    again = row_margins(product, settings, Operands(given.a, given.b, recomputed, carried), expected)
+    confirmed = ~(margins <= 1) & (again <= 1)
+    # Long sums can lose terms that are each too small, always in the same direction: what comes out the same when
+    # computed again is rounding as long as such losses explain it.
+    differ = as_bits(recomputed) != as_bits(c)
+    ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
+    same = product.total(differ.astype(jnp.float32), ones, 1)[..., 0] == 0
+    lenience = scheme.lenience(product, given.a, given.b, settings.arithmetic.kappa)
+    margins = jnp.where(same & (margins * lenience <= 1), margins * lenience, margins)
+    flagged = ~(margins <= 1)
+    kept = tuple(range(axes, margins.ndim))
+    counts = _count(kept, flagged, confirmed)
+    most = jnp.max(margins, axis=kept).astype(jnp.float32)
+    found = found._replace(flagged=counts[0], confirmed=counts[1], margin=most)
+    if settings.mode == "detect":
+        return c, varying(found)
+    wrong = product.spread(flagged, c) & _wrong_columns(product, settings, given)
+    wrong &= ~product.spread(confirmed, c) | differ
+    found = found._replace(places=_places(wrong, recomputed, c, axes))
+    if settings.mode == "locate":
+        return c, varying(found)
+    mended = select(jnp.broadcast_to(product.spread(confirmed, c), c.shape), recomputed, c)
+    return mended, varying(found._replace(corrected=found.confirmed))
+
+
+def expect(product: Product, settings: Settings, given: Operands, tier: int) -> Expected:
+    """What the rows must be, for a tier of the scheme; a scheme of one tier has it for its second too."""
+    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
+    return scheme.expect(product, _factors(product, settings, given), tier)
+
+
+def row_margins(product: Product, settings: Settings, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
+    """`|r| / bound` of every row."""
+    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
+    return scheme.margin(product, _factors(product, settings, given), expected)
+
+
+def _factors(product: Product, settings: Settings, given: Operands) -> Factors:
     types = given.a.dtype, given.b.dtype, given.c.dtype
     units = Units.of(*types, settings.arithmetic, exact=product.exact)
     a, b, c = (x.astype(work_type(*types)) for x in given[:3])
-    return make_scheme(settings.scheme, *types[:2]).margin(product, Factors(a, b, c, units, *given[3:]), tier)
+    return Factors(a, b, c, units, *given[3:])
 
 
 def rounded_off(
@@ -285,20 +300,20 @@ def rounded_off(
 
 def _finite_rows(product: Product, given: Operands) -> Bool[Array, "*rows"]:
     """Rows whose inputs are all finite."""
+    a, b = (jnp.where(jnp.isfinite(x), jnp.float32(1), jnp.float32(jnp.nan)) for x in (given.a, given.b))
     ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
-    a, b = ((~jnp.isfinite(x)).astype(jnp.float32) for x in (given.a, given.b))
-    bad = product.apply(a, product.fold(jnp.ones_like(b), ones, 1))
-    bad += product.apply(jnp.ones_like(a), product.fold(b, ones, 1))
-    return ~(bad[..., 0] > 0)
+    return ~jnp.isnan(product.apply(a, product.fold(b, ones, 1))[..., 0])
 
 
 def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Bool[Array, "*#c"]:
-    """The columns that the same check finds wrong, in the axes of the product; all where none is, or none is known."""
+    """The columns that the first tier finds wrong, in the axes of the product; all where none is, or none is known.
+
+    Where terms cancel, it names columns too many. In rows that are right when computed again, those fall out.
+    """
     if not isinstance(product, Dot):
         return jnp.ones([1] * given.c.ndim, jnp.bool_)
-    columns = dataclasses.replace(settings, mode="detect", tier=2)
-    turned = product.columns()
-    flagged = ~(row_margins(turned, columns, Operands(given.b, given.a, product.transposed(given.c)), 2) <= 1)
+    turned, columns = product.columns(), Operands(given.b, given.a, product.transposed(given.c))
+    flagged = ~(row_margins(turned, settings, columns, expect(turned, settings, columns, 1)) <= 1)
     flagged |= ~jnp.any(flagged)
     batch = len(product.dimensions[1][0])
     rows = product.axes[0] - len(product.dimensions[0][0]) - batch
@@ -313,17 +328,20 @@ def _places(wrong: Bool[Array, "*c"], recomputed: Shaped[Array, "*c"], c: Shaped
             f"{LARGEST:,}); choose mode='detect', or shard it"
         )
 
-    def first(wrong: Any, recomputed: Any, c: Any) -> Places:
-        (at,) = jnp.nonzero(wrong, size=PLACES, fill_value=wrong.size)
-        known = at < wrong.size
-        error = c.at[at].get(mode="clip").astype(jnp.float32) - recomputed.at[at].get(mode="clip").astype(jnp.float32)
-        return Places(
-            jnp.sum(wrong, dtype=jnp.uint32),
-            jnp.where(known, at, 0).astype(jnp.uint32),
-            jnp.where(known, error, 0.0),
-        )
+    kept, number = c.shape[:axes], math.prod(c.shape[axes:])
 
-    kept = c.shape[:axes]
-    flat = [jnp.broadcast_to(x, c.shape).reshape(math.prod(kept), -1) for x in (wrong, recomputed, c)]
-    found = jax.vmap(first)(*flat)
-    return jax.tree.map(lambda x: x.reshape(*kept, *x.shape[1:]), found)
+    def flat(x: Any) -> Any:
+        return jnp.broadcast_to(x, c.shape).reshape(*kept, number).astype(jnp.float32)
+
+    # Of equal values, the first ones come first.
+    known, at = lax.top_k(flat(wrong), min(PLACES, number))
+    error = jnp.where(known > 0, jnp.take_along_axis(flat(c) - flat(recomputed), at, axis=-1), 0.0)
+    element = jnp.where(known > 0, at, 0).astype(jnp.uint32)
+    missing = [(0, 0)] * axes + [(0, PLACES - at.shape[-1])]
+    total = jnp.sum(jnp.broadcast_to(wrong, c.shape), axis=tuple(range(axes, c.ndim)), dtype=jnp.uint32)
+    return Places(total, jnp.pad(element, missing), jnp.pad(error, missing))
+
+
+def _count(axes: tuple[int, ...], *rows: Bool[Array, "*rows"]) -> UInt32[Array, "counts *kept"]:
+    """Numbers of rows of several kinds."""
+    return jnp.sum(jnp.stack(rows), axis=tuple(axis + 1 for axis in axes), dtype=jnp.uint32)

@@ -1,24 +1,29 @@
 """The power of a check: which errors it finds in a product, and how often it is wrong about a healthy one."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
-from sdc.bits import as_bits, from_bits
+from sdc.bits import as_bits, from_bits, select
 
-from .check import Operands, Settings, row_margins
+from .check import Operands, Settings, expect, row_margins
 from .products import Dot
+from .schemes import Expected
 
 MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
 """Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3."""
 
 
-def flagged(product: Dot, settings: Settings, operands: Operands) -> Bool[Array, "*rows"]:
-    """The rows that a scheme finds wrong, in its last tier."""
-    return ~(row_margins(product, settings, operands, 2) <= 1)
+def flagged(
+    product: Dot, settings: Settings, operands: Operands, expected: Expected | None = None
+) -> Bool[Array, "*rows"]:
+    """The rows that a scheme finds wrong, in its last tier; `expected` of that tier, where it is known."""
+    if expected is None:
+        expected = expect(product, settings, operands, 2)
+    return ~(row_margins(product, settings, operands, expected) <= 1)
 
 
 def one_per_row(
@@ -44,48 +49,63 @@ def one_per_row(
     return rows.at[at].set(new).reshape(c.shape), as_bits(new) != as_bits(old)
 
 
-def found_by_magnitude(
-    key: PRNGKeyArray, product: Dot, settings: Settings, operands: Operands, magnitudes: Float[Array, "n"]
-) -> tuple[Int[Array, "n"], Int[Array, "n"]]:
-    """Errors that are found, and errors made, for errors of so many root mean squares of their row, of either sign."""
+class Found(NamedTuple):
+    """Errors that were made, and how many of them each of several judges found.
 
-    def shift(magnitude: Any, signs: Any) -> Callable[[Any, Any], Any]:
-        return lambda old, rms: (old.astype(jnp.float32) + signs * magnitude * rms).astype(old.dtype)
+    Attributes:
+        found: by judge and magnitude.
+        made: by magnitude.
+        bits_found: by judge and number of the flipped bit in the product's type.
+        bits_made: by bit.
+    """
+
+    found: Int[Array, "judges n"]
+    made: Int[Array, "n"]
+    bits_found: Int[Array, "judges bits"]
+    bits_made: Int[Array, "bits"]
+
+
+def errors_found(
+    key: PRNGKeyArray,
+    product: Dot,
+    c: Shaped[Array, "*c"],
+    judges: Sequence[Callable[[Any], Bool[Array, "*rows"]]],
+    magnitudes: Float[Array, "n"],
+) -> Found:
+    """Puts errors into a product, one in each row, and asks judges which rows are wrong.
+
+    Args:
+        key: for columns and signs.
+        product: of which `c` is the result.
+        c: the product.
+        judges: told the changed product, they return the rows that they find wrong.
+        magnitudes: errors to add or subtract, in root mean squares of their row. Besides, every bit is flipped.
+    """
+    bits = jax.dtypes.itemsize_bits(c.dtype)
+    rows = product.matrix(c)
+    # A row of zeros has no scale, and an error that is no change is none.
+    alive = jnp.any(rows != 0, axis=1)
 
     def trial(numbered: tuple[Any, Any]) -> tuple[Any, Any]:
         number, magnitude = numbered
         own = jax.random.fold_in(key, number)
-        signs = jax.random.rademacher(own, product.matrix(operands.c).shape[:1], jnp.float32)
-        return _count(own, product, settings, operands, shift(magnitude, signs))
+        signs = jax.random.rademacher(own, rows.shape[:1], jnp.float32)
 
-    found: tuple[Any, Any] = jax.lax.map(trial, (jnp.arange(magnitudes.size), magnitudes))
-    return found
+        def change(old: Any, rms: Any) -> Any:
+            shifted = (old.astype(jnp.float32) + signs * magnitude * rms).astype(old.dtype)
+            one = jnp.ones((), as_bits(old).dtype)
+            flipped = as_bits(old) ^ (one << jnp.maximum(number - magnitudes.size, 0).astype(one.dtype))
+            return select(jnp.broadcast_to(number < magnitudes.size, old.shape), shifted, from_bits(flipped, old))
 
+        changed, made = one_per_row(own, product, c, change)
+        made &= alive
+        seen = jnp.stack([judge(changed).reshape(-1) & made for judge in judges])
+        return jnp.sum(seen, axis=1, dtype=jnp.int32), jnp.sum(made, dtype=jnp.int32)
 
-def found_by_bit(
-    key: PRNGKeyArray, product: Dot, settings: Settings, operands: Operands
-) -> tuple[Int[Array, "bits"], Int[Array, "bits"]]:
-    """Flips that are found, and flips made, by the number of the bit in the product's type."""
-    width = jax.dtypes.itemsize_bits(operands.c.dtype)
-
-    def flip(bit: Any) -> Callable[[Any, Any], Any]:
-        return lambda old, _: from_bits(as_bits(old) ^ (jnp.ones((), as_bits(old).dtype) << bit), old)
-
-    def trial(bit: Any) -> tuple[Any, Any]:
-        return _count(jax.random.fold_in(key, bit), product, settings, operands, flip(bit))
-
-    found: tuple[Any, Any] = jax.lax.map(trial, jnp.arange(width, dtype=as_bits(operands.c).dtype))
-    return found
-
-
-def _count(
-    key: Any, product: Dot, settings: Settings, operands: Operands, change: Callable[[Any, Any], Any]
-) -> tuple[Any, Any]:
-    changed, made = one_per_row(key, product, operands.c, change)
-    # A row of zeros has no scale, and an error that is no change is none.
-    alive = made & jnp.any(product.matrix(operands.c) != 0, axis=1)
-    seen = flagged(product, settings, operands._replace(c=changed)).reshape(-1) & alive
-    return jnp.sum(seen, dtype=jnp.int32), jnp.sum(alive, dtype=jnp.int32)
+    trials = jnp.arange(magnitudes.size + bits), jnp.concatenate([magnitudes, jnp.zeros(bits, magnitudes.dtype)])
+    found, made = jax.lax.map(trial, trials)
+    last = magnitudes.size
+    return Found(found[:last].T, made[:last], found[last:].T, made[last:])
 
 
 def _gaussian(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:

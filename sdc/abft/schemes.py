@@ -33,6 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from sdc.bits import as_bits, from_bits
+
 from .products import Product
 from .roundoff import SIGMAS, Units
 
@@ -66,6 +68,32 @@ class Factors(NamedTuple):
     totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
 
 
+class Expected(NamedTuple):
+    """What the rows of a product must be, from its factors alone.
+
+    Attributes:
+        sums: cs, of each block of each row.
+        bound: the part of the bound that the product has no say in.
+        second: of a second tier, else None.
+    """
+
+    sums: Float[Array, "*rows blocks"]
+    bound: Float[Array, "*#rows #blocks"]
+    second: "SecondTier | None" = None
+
+
+class SecondTier(NamedTuple):
+    """What the second tier knows besides.
+
+    Attributes:
+        squares: q^2, the least sum of squares that a row is taken to have.
+        powers: of two, by which both factors were multiplied before everything here was computed from them.
+    """
+
+    squares: Float[Array, "*rows blocks"]
+    powers: tuple[Float[Array, ""], Float[Array, ""]]
+
+
 class Scheme(Protocol):
     """How rows are judged."""
 
@@ -80,8 +108,11 @@ class Scheme(Protocol):
     def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
         """Weights of the columns, in a type."""
 
-    def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
-        """`|r| / bound` of each row."""
+    def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
+        """What follows from the factors; their product is not looked at."""
+
+    def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
+        """`|r| / bound` of each row of the product."""
 
     def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
         """By how much smaller margins are if long sums lose terms as `LOSSY` says; 1 where bounds allow for it."""
@@ -112,23 +143,28 @@ def checksum(
     return product.fold(b, scheme.weights(width, b.dtype), scheme.blocks(width), careful=careful)
 
 
-def differences(
+def should_be(
     scheme: Scheme, product: Product, factors: Factors, *, careful: bool = False
-) -> tuple[Float[Array, "*rows blocks"], Float[Array, "*rows blocks"]]:
-    """The residual r and the sums cs that the rows should have; `careful`: summed in parts."""
-    width = product.width(factors.a, factors.b)
+) -> Float[Array, "*rows blocks"]:
+    """The sums cs that the rows should have; `careful`: summed in parts."""
     folded = factors.checksum
     if folded is None:
+        width = product.width(factors.a, factors.b)
         folded = checksum(scheme, product, factors.b, width, careful=careful)
-    should = product.apply(factors.a, folded, careful=careful)
+    return product.apply(factors.a, folded, careful=careful)
+
+
+def residual(scheme: Scheme, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows blocks"]:
+    """r: how far the rows are from what was expected; in a second tier, summed in parts."""
     if factors.totals is None:
+        width = product.width(factors.a, factors.b)
         weights = scheme.weights(width, factors.c.dtype)
-        found = product.total(factors.c, weights, scheme.blocks(width), careful=careful)
+        found = product.total(factors.c, weights, scheme.blocks(width), careful=expected.second is not None)
     else:
         found = factors.totals[0][..., None]
     if factors.carried is not None:
         found += factors.carried[..., None]
-    return found - should, should
+    return found - expected.sums
 
 
 def _ratio(residual: Float[Array, "*rows blocks"], bound: Float[Array, "*#rows #blocks"]) -> Float[Array, "*rows"]:
@@ -143,21 +179,15 @@ def _least(units: Units, depth: int, width: int, dtype: Any) -> float:
     return flushed + SIGMAS * math.sqrt(width) * units.least
 
 
-def _normalized(factors: Factors, least: float) -> tuple[Factors, Any]:
-    """A product scaled by powers of two, exactly, so that its factors are 1 at most: their squares neither overflow nor
-    vanish as a whole. What was computed from the factors before is left out."""
-
-    def shrink(x: Float[Array, "*shape"]) -> Float[Array, ""]:
-        largest = jnp.max(jnp.abs(x))
-        exponent = jnp.where(jnp.isfinite(largest) & (largest > 0), jnp.frexp(largest)[1], 0)
-        # One less than the largest exponents of the type, so that the power and its inverse are normal numbers.
-        return jnp.ldexp(jnp.ones((), x.dtype), -jnp.clip(exponent, -125, 125))
-
-    by_a, by_b = shrink(factors.a), shrink(factors.b)
-    carried = None if factors.carried is None else factors.carried * by_a * by_b
-    scaled = Factors(factors.a * by_a, factors.b * by_b, factors.c * by_a * by_b, factors.units, carried)
-    # A product that vanishes altogether is as large as its rounding: any bound that large will do.
-    return scaled, jnp.minimum(least * by_a * by_b, jnp.asarray(1e30, factors.c.dtype))
+def _power(x: Float[Array, "*shape"]) -> Float[Array, ""]:
+    """The power of two that brings the largest finite number of an array below 1."""
+    info = jnp.finfo(x.dtype)
+    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0))
+    bits, most = as_bits(largest), 2 * int(info.maxexp) - 3
+    exponent = bits >> info.nmant
+    # Both the power and its inverse are normal numbers.
+    power = from_bits(jnp.clip(most - exponent.astype(jnp.int32), 1, most - 1).astype(bits.dtype) << info.nmant, x)
+    return jnp.where(exponent == 0, jnp.ones((), x.dtype), power)
 
 
 class Probabilistic:
@@ -174,39 +204,52 @@ class Probabilistic:
     def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
         return signed_weights(width, dtype)
 
-    def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
-        depth, width = product.depth(factors.a, factors.b), product.width(factors.a, factors.b)
-        least = _least(factors.units, depth, width, factors.c.dtype)
-        if tier == 2:
-            factors, least = _normalized(factors, least)
-        residual, should = differences(self, product, factors, careful=tier == 2)
-        units = factors.units
-        relative = units.relative(depth, -(-width // self.blocks(width)))
-        bound = relative * (self.scale(product, factors, tier) + jnp.abs(should)) + least
+    def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
+        if tier == 1:
+            sums = should_be(self, product, factors)
+            return Expected(sums, self._relative(product, factors) * jnp.abs(sums))
+        # Scaled by powers of two, exactly, so that both factors are 1 at most: their squares neither overflow nor
+        # vanish as a whole.
+        powers = _power(factors.a), _power(factors.b)
+        a, b = factors.a * powers[0], factors.b * powers[1]
+        sums = should_be(self, product, factors._replace(a=a, b=b, checksum=None), careful=True)
+        depth, width = product.depth(a, b), product.width(a, b)
+        squares = product.apply(a * a, product.fold(b * b, jnp.ones(width, b.dtype), self.blocks(width)))
+        # Squares of what is smaller than the root of the smallest normal number vanish, and with them the scale of rows
+        # that are tiny beside others, of which sharp attention is full.
+        lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(depth * width)
+        bound = self._relative(product, factors) * (jnp.abs(sums) + lost)
+        return Expected(sums, bound, SecondTier(squares, powers))
+
+    def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
+        units, depth, width = factors.units, product.depth(*factors[:2]), product.width(*factors[:2])
+        least = _least(units, depth, width, factors.c.dtype)
+        if expected.second is not None:
+            by_a, by_b = expected.second.powers
+            carried = None if factors.carried is None else factors.carried * by_a * by_b
+            factors = factors._replace(c=factors.c * by_a * by_b, carried=carried, totals=None)
+            # A product that vanishes altogether is as large as its rounding: any bound that large will do.
+            least = jnp.minimum(least * by_a * by_b, jnp.asarray(1e30, factors.c.dtype))
+        if factors.totals is None:
+            ones = jnp.ones(width, factors.c.dtype)
+            squares = product.total(factors.c * factors.c, ones, self.blocks(width))
+        else:
+            squares = factors.totals[1][..., None]
+        largest = squares if expected.second is None else jnp.maximum(squares, expected.second.squares)
+        bound = self._relative(product, factors) * jnp.sqrt(largest) + expected.bound + least
         if factors.carried is None:
-            bound += SIGMAS * units.output * self.scale(product, factors, 1)
-        return _ratio(residual, bound)
+            bound += SIGMAS * units.output * jnp.sqrt(squares)
+        return _ratio(residual(self, product, factors, expected), bound)
+
+    def _relative(self, product: Product, factors: Factors) -> float:
+        depth, width = product.depth(*factors[:2]), product.width(*factors[:2])
+        return factors.units.relative(depth, -(-width // self.blocks(width)))
 
     def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
         depth, width = product.depth(a, b), product.width(a, b)
         width = -(-width // self.blocks(width))
         usual, lossy = (Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, min(kappa, LOSSY)))
         return usual / lossy
-
-    def scale(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows blocks"]:
-        """`|C_i|_2`, and in the second tier `q_i` where that is larger."""
-        a, b, c = factors[:3]
-        width = product.width(a, b)
-        blocks, ones = self.blocks(width), jnp.ones(width, c.dtype)
-        squares = product.total(c * c, ones, blocks) if factors.totals is None else factors.totals[1][..., None]
-        if tier == 1:
-            return jnp.sqrt(squares)
-        folded = product.fold(b * b, ones, blocks)
-        squares = jnp.maximum(squares, product.apply(a * a, folded))
-        # The factors are 1 at most, but squares of what is smaller than the root of the smallest normal number vanish,
-        # and with them the scale of rows that are tiny beside others, of which sharp attention is full.
-        lost = 3 * math.sqrt(product.depth(a, b) * width)
-        return jnp.sqrt(squares) + math.sqrt(float(jnp.finfo(c.dtype).tiny)) * lost
 
 
 class Deterministic:
@@ -223,22 +266,32 @@ class Deterministic:
     def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
         return signed_weights(width, dtype)
 
-    def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
-        a, b, c, units = factors[:4]
+    def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
+        a, b, units = factors.a, factors.b, factors.units
         depth, width = product.depth(a, b), product.width(a, b)
-        weights = jnp.abs(self.weights(width, c.dtype))
-        residual, _ = differences(self, product, factors)
+        sums = should_be(self, product, factors)
+        weights = jnp.abs(self.weights(width, b.dtype))
         terms = product.apply(jnp.abs(a), product.fold(jnp.abs(b), weights, 1))
-        # Sums that truncate err by up to twice as much; the terms are themselves rounded.
-        unit = units.sum if math.isinf(units.kappa) else 2 * units.sum
-        gamma = (depth + width) * unit / (1 - min((depth + width) * unit, 0.5))
+        gamma = self._gamma(product, factors)
         bound = (2 * gamma * (1 + gamma) + 2 * units.inputs * (1 + units.inputs)) * terms
-        bound += units.output * (1 + gamma) * product.total(jnp.abs(c), weights, 1)
         # What is below the normal numbers is flushed, in a factor or in a term.
         flushed = depth * width + product.apply(jnp.abs(a), product.fold(jnp.ones_like(b), weights, 1))
         flushed += product.apply(jnp.ones_like(a), product.fold(jnp.abs(b), weights, 1))
-        bound += flushed * float(jnp.finfo(c.dtype).tiny) + width * units.least
-        return _ratio(residual, bound)
+        return Expected(sums, bound + flushed * float(jnp.finfo(b.dtype).tiny))
+
+    def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
+        c, units, width = factors.c, factors.units, product.width(*factors[:2])
+        bound = expected.bound + width * units.least
+        if units.output:
+            weights = jnp.abs(self.weights(width, c.dtype))
+            bound += units.output * (1 + self._gamma(product, factors)) * product.total(jnp.abs(c), weights, 1)
+        return _ratio(residual(self, product, factors, expected), bound)
+
+    def _gamma(self, product: Product, factors: Factors) -> float:
+        terms = product.depth(*factors[:2]) + product.width(*factors[:2])
+        # Sums that truncate err by up to twice as much; the terms are themselves rounded.
+        unit = factors.units.sum if math.isinf(factors.units.kappa) else 2 * factors.units.sum
+        return terms * unit / (1 - min(terms * unit, 0.5))
 
 
 class Paper:
@@ -258,13 +311,15 @@ class Paper:
     def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
         return jnp.ones(width, dtype)
 
-    def margin(self, product: Product, factors: Factors, tier: int) -> Float[Array, "*rows"]:
-        a, b = factors[:2]
-        residual, _ = differences(self, product, factors)
-        bound = product.depth(a, b) * self._epsilon * product.norms(a, b)
+    def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
+        sums = should_be(self, product, factors)
+        bound = product.depth(*factors[:2]) * self._epsilon * product.norms(*factors[:2])
         # A product of zeros has the bound zero, which it keeps.
         bound = jnp.where(bound == 0, float(jnp.finfo(bound.dtype).tiny), bound)
-        return _ratio(residual, bound[..., None])
+        return Expected(sums, bound[..., None])
+
+    def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
+        return _ratio(residual(self, product, factors, expected), expected.bound)
 
 
 def make_scheme(name: str, a: Any, b: Any) -> Scheme:

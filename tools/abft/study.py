@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ from jax import lax
 
 import sdc
 from sdc.abft import Profile, Settings
-from sdc.abft.check import Operands, rounded_off
-from sdc.abft.power import MAGNITUDES, flagged, found_by_bit, found_by_magnitude
+from sdc.abft.check import Operands, expect, rounded_off
+from sdc.abft.power import MAGNITUDES, errors_found, flagged
 from sdc.abft.products import Dot
-from sdc.abft.schemes import SchemeName, make_scheme
+from sdc.abft.schemes import Expected, SchemeName, make_scheme
 from sdc.abft.transform import product_of
 from sdc.analysis.report import write_report
 from sdc.analysis.study import STUDY, summarize_study
@@ -117,9 +117,10 @@ def _study_type(
     options: StudyOptions, dtype: Any, profile: Profile, marked: list[int], progress: CountProgress
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Counts by variant and scheme."""
-    every = variants(dtype)
-    settings = {variant: Settings(scheme=variant.scheme, arithmetic=profile.arithmetic) for variant in every}
-    judged = _Judged(settings)
+    every = tuple(
+        (variant, Settings(scheme=variant.scheme, arithmetic=profile.arithmetic)) for variant in variants(dtype)
+    )
+    judged = _Judged(every)
 
     def transform(step: Callable[..., Any]) -> Callable[..., Any]:
         return sdc.rewrite(sdc.abft.accumulators(step), DOTS, judged)
@@ -128,16 +129,16 @@ def _study_type(
     for step, (reports, program, arguments) in enumerate(train(options, dtype, transform)):
         capture = capture or jax.jit(sdc.rewrite(sdc.abft.accumulators(program), DOTS, _Factors()))
         for found in jax.device_get(reports).values():
-            for variant, (checked, wrong) in zip(every, found, strict=True):
+            for (variant, _), (checked, wrong) in zip(every, found, strict=True):
                 yield variant.name, variant.scheme, {"checked": np.sum(checked), "flagged": np.sum(wrong)}
         progress.advance(f"{dtype}, step {step}")
         if step in marked:
             _, factors = capture(*arguments)
             key = jax.random.fold_in(jax.random.key(options.seed), step)
             for site, product, a, b in _choose(factors, judged.products, step):
-                for variant in every:
-                    own = jax.random.fold_in(key, site)
-                    yield variant.name, variant.scheme, _errors(own, product, variant, settings[variant], a, b)
+                own = jax.random.fold_in(key, site)
+                for (variant, _), counts in zip(every, _errors(own, product, every, a, b), strict=True):
+                    yield variant.name, variant.scheme, counts
             progress.advance(f"{dtype}, errors in step {step}")
 
 
@@ -148,20 +149,50 @@ def _choose(factors: Reports, products: Mapping[str, Dot], step: int) -> Iterato
         yield number, products[site.name], a[index], b[index]
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _errors(key: Any, product: Dot, variant: Variant, settings: Settings, a: Any, b: Any) -> dict[str, Any]:
+Judges: TypeAlias = tuple[tuple[Variant, Settings], ...]
+
+
+def _expected(product: Dot, every: Judges, a: Any, b: Any, c: Any) -> Iterator[tuple[Variant, Settings, Any, Any]]:
+    """What every variant is given, and what it expects; variants of one scheme expect the same of the same factors."""
+    known: dict[str, Expected] = {}
+    for variant, settings in every:
+        operands = variant.operands(product, a, b, c)
+        kind = "two-tier" if variant.scheme == "residual" else variant.scheme
+        if kind not in known:
+            known[kind] = expect(product, settings, operands, 2)
+        yield variant, settings, operands, known[kind]
+
+
+def _judge(product: Dot, settings: Settings, operands: Operands, expected: Expected, c: Any) -> Any:
+    return flagged(product, settings, operands._replace(c=c), expected)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _errors(key: Any, product: Dot, every: Judges, a: Any, b: Any) -> list[dict[str, Any]]:
     a, b = lax.optimization_barrier((a, b))
-    operands = lax.optimization_barrier(variant.operands(product, a, b, product(a, b)))
-    found, made = found_by_magnitude(key, product, settings, operands, jnp.asarray(MAGNITUDES, jnp.float32))
-    bits_found, bits_made = found_by_bit(key, product, settings, operands)
-    return {"found": found, "made": made, "bits_found": bits_found, "bits_made": bits_made}
+    c = lax.optimization_barrier(product(a, b))
+    judges: dict[str, list[Callable[[Any], Any]]] = {}
+    products = {}
+    for variant, *given in _expected(product, every, a, b, c):
+        judges.setdefault(variant.output, []).append(functools.partial(_judge, product, *given))
+        products[variant.output] = given[1].c
+    found = {
+        output: errors_found(key, product, products[output], judges[output], jnp.asarray(MAGNITUDES, jnp.float32))
+        for output in judges
+    }
+    # Variants of one output stand together.
+    return [
+        {"found": seen, "made": counts.made, "bits_found": bits, "bits_made": counts.bits_made}
+        for counts in found.values()
+        for seen, bits in zip(counts.found, counts.bits_found, strict=True)
+    ]
 
 
 class _Judged:
     """A rule that judges a product by every variant, and reports rows checked and flagged."""
 
-    def __init__(self, settings: Mapping[Variant, Settings]) -> None:
-        self.settings = settings
+    def __init__(self, every: Judges) -> None:
+        self.every = every
         self.products: dict[str, Dot] = {}
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Any]:
@@ -171,8 +202,8 @@ class _Judged:
         assert isinstance(product, Dot)
         self.products[place.site.name] = product
         report = []
-        for variant, settings in self.settings.items():
-            wrong = flagged(product, settings, variant.operands(product, a, b, c))
+        for _, settings, operands, expected in _expected(product, self.every, a, b, c):
+            wrong = flagged(product, settings, operands, expected)
             report.append((jnp.uint32(wrong.size), jnp.sum(wrong, dtype=jnp.uint32)))
         return [c], tuple(report)
 

@@ -13,10 +13,11 @@ import numpy as np
 
 import sdc
 from sdc.abft import Profile, Settings, check
+from sdc.abft.check import expect
 from sdc.abft.kernel import multiply, time_both
-from sdc.abft.power import DISTRIBUTIONS, found_by_bit, found_by_magnitude
+from sdc.abft.power import DISTRIBUTIONS, Found, errors_found, flagged
 from sdc.abft.products import Dot
-from sdc.abft.schemes import SchemeName
+from sdc.abft.schemes import Expected, SchemeName
 from sdc.sites import products, scope
 from sdc.train.config import TrainConfig, get_config
 from sdc.train.placement import place
@@ -138,30 +139,30 @@ def _cases() -> Iterator[tuple[str, tuple[int, int, int]]]:
 def _power() -> dict[str, Any]:
     """The smallest error found, in root mean squares of its row, and the share of random flips found."""
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
-    fine = jnp.asarray([10.0 ** (x / 8) for x in range(-36, 21)])
-    found: dict[str, Any] = {}
+    fine = jnp.asarray([10.0 ** (x / 32) for x in range(-144, 84)])
+    result: dict[str, Any] = {}
+
+    @jax.jit
+    def look(a: Any, b: Any) -> Found:
+        operands = multiply(product, Settings(), a, b)
+        every = [Settings(scheme=scheme, arithmetic=Profile.assumed().arithmetic) for scheme in SCHEMES]
+        expected = [expect(product, settings, operands, 2) for settings in every]
+
+        def judge(settings: Settings, expected: Expected, c: Any) -> Any:
+            return flagged(product, settings, operands._replace(c=c), expected)
+
+        judges = [functools.partial(judge, *each) for each in zip(every, expected, strict=True)]
+        return errors_found(jax.random.key(1), product, operands.c, judges, fine)
+
     for size in POWER:
-        a, b = DISTRIBUTIONS["gaussian"](jax.random.key(0), ROWS, size, size)
-        for scheme in SCHEMES:
-            settings = Settings(scheme=scheme, arithmetic=Profile.assumed().arithmetic)
-
-            @jax.jit
-            def look(a: Any, b: Any, settings: Settings = settings) -> Any:
-                operands = multiply(product, settings, a, b)
-                key = jax.random.key(1)
-                return (
-                    found_by_magnitude(key, product, settings, operands, fine),
-                    found_by_bit(key, product, settings, operands),
-                )
-
-            (seen, made), (bits, flips) = jax.device_get(look(a, b))
-            shares = seen / np.maximum(made, 1)
-            name = f"{scheme}_{size}"
-            found[f"smallest_found_{name}"] = _first(fine, shares > 0)
-            found[f"half_found_{name}"] = _first(fine, shares >= 0.5)
-            found[f"flips_found_{name}"] = float(bits.sum() / flips.sum())
-            found[f"sign_exponent_flips_found_{name}"] = float(bits[23:].sum() / flips[23:].sum())
-    return found
+        found = jax.device_get(look(*DISTRIBUTIONS["gaussian"](jax.random.key(0), ROWS, size, size)))
+        for scheme, seen, bits in zip(SCHEMES, found.found, found.bits_found, strict=True):
+            shares, name = seen / np.maximum(found.made, 1), f"{scheme}_{size}"
+            result[f"smallest_found_{name}"] = _first(fine, shares > 0)
+            result[f"half_found_{name}"] = _first(fine, shares >= 0.5)
+            result[f"flips_found_{name}"] = float(bits.sum() / found.bits_made.sum())
+            result[f"sign_exponent_flips_found_{name}"] = float(bits[23:].sum() / found.bits_made[23:].sum())
+    return result
 
 
 def _first(values: Any, enough: Any) -> float:
