@@ -8,11 +8,12 @@ import tyro
 
 from sdc.analysis.campaign import summary_of as summary_of_campaign
 from sdc.analysis.report import write_report
+from sdc.analysis.study import STUDY
 from sdc.analysis.summary import summary_of
 from sdc.records import read_campaign, read_kind, read_run
 
 from .errors import VERDICTS, Exit, usage_errors
-from .output import show, show_campaign
+from .output import show, show_campaign, show_study
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +35,16 @@ def report(options: ReportOptions) -> int:
     """Writes the report and returns the exit code of the run's verdict."""
     with usage_errors():
         page = write_report(options.run)
-        if read_kind(options.run) == "campaign":
+        kind = read_kind(options.run)
+        if kind == "campaign":
             summary = summary_of_campaign(read_campaign(options.run))
             show_campaign({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
             return int(Exit.CLEAN)
         run = read_run(options.run)
+    if kind == STUDY:
+        found = run.summary or {"variants": {}}
+        show_study({**found, "run": str(options.run), "report": str(page)}, as_json=options.json)
+        return int(Exit.CLEAN)
     summary = summary_of(run)
     show({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
     return int(VERDICTS[summary["verdict"]])

@@ -1,5 +1,6 @@
 """Checked products from the command line: clean when healthy, flagged where they were hit, mended when asked."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,10 @@ def test_its_report_shows_where_and_when(suspect: tuple[Path, dict[str, Any]]) -
 
 def test_corrected_twins_do_not_part(tmp_path: Path) -> None:
     """Every fault is undone before the twins are compared, and the verdict does not hide that there were some."""
-    faults = ("--fault", "scale,factor=-3,rate=1e-4,where=products")
+    products = "scope(*/ffn/*)"
+    faults = ("--fault", f"scale,factor=-3,rate=1e-4,where=products&{products}")
     folder = tmp_path / "run"
-    flags = ("--steps", 2, "--placement", "vmap", "--abft", "--abft-mode", "correct")
+    flags = ("--steps", 2, "--placement", "vmap", "--abft", "--abft-mode", "correct", "--abft-where", products)
     result = summary("twin", *flags, *faults, "--run", folder, code=1)
     assert result["verdict"] == "corrupt"
     assert "were replaced" in result["reason"]
@@ -130,7 +132,7 @@ def test_a_profile_of_another_device_is_used_with_a_warning(tmp_path: Path) -> N
     assert "measured elsewhere: device\\_kind: measured on another" in (folder / "report.md").read_text()
 
 
-def test_study_and_calibration(tmp_path: Path) -> None:
+def test_study_and_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One step of each: no false alarm, the schemes in their order, and a profile that `sdc train` takes."""
     result = summary("abft", "study", "--steps", 1, "--dtypes", "bfloat16", "--run", tmp_path / "study", code=0)
     sums, rounded = result["variants"]["bfloat16, sums"], result["variants"]["bfloat16, rounded"]
@@ -141,6 +143,9 @@ def test_study_and_calibration(tmp_path: Path) -> None:
     assert rounded["residual"]["almost_all"] < 1e-2 < rounded["two-tier"]["half"]
     assert sums["paper"]["almost_all"] is None or sums["paper"]["almost_all"] > 10
     assert "Flips found by bit" in (tmp_path / "study" / "report.html").read_text()
+    capsys.readouterr()
+    assert run(["report", str(tmp_path / "study"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["variants"] == result["variants"]
 
     out = tmp_path / "profile.json"
     code, _, err = sdc("abft", "calibrate", "--steps", 1, "--dtypes", "bfloat16", "--out", out)
