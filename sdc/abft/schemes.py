@@ -223,7 +223,7 @@ class Probabilistic:
 
     def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
         units, depth, width = factors.units, product.depth(*factors[:2]), product.width(*factors[:2])
-        least = _least(units, depth, width, factors.c.dtype)
+        least: Any = _least(units, depth, width, factors.c.dtype)
         if expected.second is not None:
             by_a, by_b = expected.second.powers
             carried = None if factors.carried is None else factors.carried * by_a * by_b

@@ -71,8 +71,8 @@ def test_its_report_shows_where_and_when(suspect: tuple[Path, dict[str, Any]]) -
 
 def test_corrected_twins_do_not_part(tmp_path: Path) -> None:
     """Every fault is undone before the twins are compared, and the verdict does not hide that there were some."""
-    products = "scope(*/ffn/*)"
-    faults = ("--fault", f"scale,factor=-3,rate=1e-4,where=products&{products}")
+    products = 'products & scope("*/ffn/*")'
+    faults = ("--fault", f"scale,factor=-3,rate=1e-4,where={products}")
     folder = tmp_path / "run"
     flags = ("--steps", 2, "--placement", "vmap", "--abft", "--abft-mode", "correct", "--abft-where", products)
     result = summary("twin", *flags, *faults, "--run", folder, code=1)
