@@ -97,6 +97,7 @@ def parts(title: str, manifest: Row, summary: Row) -> dict[str, Any]:
         "notes": tuple(notes),
         "facts": (
             ("steps", str(manifest.get("steps"))),
+            ("products", str(manifest.get("where", "products"))),
             ("errors in the products of steps", ", ".join(map(str, sequence(manifest.get("marked_steps"))))),
             ("started", str(manifest.get("created"))),
             (

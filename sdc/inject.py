@@ -150,7 +150,13 @@ def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
 
 class _Inject:
     def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
-        self.faults, self.moment, self.record = faults, moment, record
+        self.faults, self.record = faults, record
+        # What is the same at every site is computed here, outside of all loops: random numbers compile slowly.
+        self.key = jax.random.fold_in(moment.key, moment.step)
+        # Spikes come upon the whole device at once, not upon single sites.
+        self.factors = [
+            fault.when.factor(jax.random.fold_in(self.key, number), moment.step) for number, fault in enumerate(faults)
+        ]
         self.placed: set[int] = set()
         """Numbers of the faults that can hit a site of the step."""
 
@@ -192,7 +198,7 @@ class _Inject:
                 f"site {place.site.name!r} has {before.size:,} elements on one device; faults can hit tensors of fewer "
                 f"than {LARGEST:,}, shard it or choose another site"
             )
-        key = _key(self.moment, place)
+        key = _key(self.key, place)
         key = key if output == 0 else jax.random.fold_in(key, output)
         layer = place.iteration[-1] if place.iteration else jnp.int32(0)
         # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
@@ -241,9 +247,7 @@ class _Inject:
             if not 0 <= index < axes[axis]:
                 raise ValueError(f"a fault sits at {axis}={index}, but axis {axis!r} has size {axes[axis]}")
             here &= lax.axis_index(axis) == index
-        # Spikes come upon the whole device at once, not upon single sites.
-        spikes = jax.random.fold_in(jax.random.fold_in(self.moment.key, self.moment.step), number)
-        return jnp.where(here, jnp.minimum(rate * fault.when.factor(spikes, self.moment.step), 1.0), 0.0)
+        return jnp.where(here, jnp.minimum(rate * self.factors[number], 1.0), 0.0)
 
     def _compare(
         self,
@@ -392,12 +396,11 @@ def _check_varies(place: Place, before: Shaped[Array, "*shape"], after: Shaped[A
         )
 
 
-def _key(moment: Moment, place: Place) -> PRNGKeyArray:
-    """A key of its own for every step, site, iteration and device.
+def _key(key: PRNGKeyArray, place: Place) -> PRNGKeyArray:
+    """A key of its own for every site, iteration and device, from that of the step.
 
     Axes of size one count for nothing, so that draws do not depend on which of them are mapped.
     """
-    key = jax.random.fold_in(moment.key, moment.step)
     key = jax.random.fold_in(key, zlib.crc32(place.site.name.encode()))
     for index in place.iteration:
         key = jax.random.fold_in(key, index)

@@ -101,7 +101,7 @@ def dot_general(
         The product. It can be differentiated in reverse mode.
 
     Raises:
-        ValueError: see `sdc.abft`.
+        ValueError: see `sdc.abft`; or `checksum` is not that of an array like `rhs`.
 
     Example:
         >>> import jax.numpy as jnp, sdc
@@ -120,7 +120,15 @@ def dot_general(
     )
     dtype = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
     product = Dot(dimensions, (lhs.ndim, rhs.ndim), precision, dtype, out_sharding)
-    profile = profile or Profile.assumed()
+    profile = Profile.given(profile)
+    if checksum is not None:
+        wanted = jax.eval_shape(lambda rhs: _folded(rhs, dimensions, scheme), rhs)
+        if (checksum.shape, checksum.dtype) != (wanted.shape, wanted.dtype):
+            raise ValueError(
+                f"checksum of shape {checksum.shape} and type {checksum.dtype}, but rhs {rhs.shape} has one of "
+                f"{wanted.shape} and {wanted.dtype}; compute it with sdc.abft.checksum(rhs, dimension_numbers, "
+                f"scheme={scheme!r})"
+            )
     settings = profile.settings(Settings(mode, scheme), "")
     return _product(_Layer(product, settings, output, profile), lhs, rhs, checksum)
 
@@ -136,6 +144,10 @@ def checksum(
         >>> sdc.abft.checksum(jnp.ones((8, 2)), dimensions).shape
         (8, 1)
     """
+    return _folded(rhs, dimension_numbers, scheme)
+
+
+def _folded(rhs: Any, dimension_numbers: Dimensions, scheme: SchemeName) -> Any:
     (lhs_contracted, _), (lhs_batch, _) = dimension_numbers
     product = Dot(dimension_numbers, (len(lhs_contracted) + len(lhs_batch), rhs.ndim))
     wide = rhs.astype(work_type(rhs.dtype))

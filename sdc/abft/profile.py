@@ -42,6 +42,19 @@ class Profile:
         return cls(PLATFORMS.get(jax.default_backend(), PLATFORMS["gpu"]))
 
     @classmethod
+    def given(cls, profile: "Profile | None") -> "Profile":
+        """A profile that a caller gave, or what is assumed without one.
+
+        Raises:
+            TypeError: it is no profile.
+        """
+        if profile is None:
+            return cls.assumed()
+        if not isinstance(profile, Profile):
+            raise TypeError(f"profile={profile!r} is no profile; read one with sdc.abft.Profile.load(path)")
+        return profile
+
+    @classmethod
     def load(cls, path: Path | str) -> "Profile":
         """Reads a profile, and warns if it is of another device or of other libraries than those at hand.
 
@@ -71,10 +84,12 @@ class Profile:
         if values.get("title") != TITLE or values.get("schema") != SCHEMA:
             raise ValueError(f"{path} is no profile of version {SCHEMA} (title and schema say so); {remedy}")
         try:
+            if not isinstance(values["fused"], bool) or not isinstance(values["second_tier"], list):
+                raise TypeError(f"fused={values['fused']!r}, second_tier={values['second_tier']!r}")
             profile = cls(
                 Arithmetic(float(values["arithmetic"]["kappa"]), float(values["arithmetic"]["inputs"])),
                 tuple(str(name) for name in values["second_tier"]),
-                bool(values["fused"]),
+                values["fused"],
                 dict(values["measured_on"]),
                 dict(values["measurements"]),
             )

@@ -54,6 +54,7 @@ def abft(
 
     Raises:
         ValueError: a setting is unknown, nothing is selected, or the round-off of a product's type is not known.
+        TypeError: `profile` is no `Profile`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -64,7 +65,7 @@ def abft(
     """
     check_output(output)
     make_scheme(scheme, jnp.float32, jnp.float32)
-    rule = _Abft(Settings(mode, scheme), profile or Profile.assumed())
+    rule = _Abft(Settings(mode, scheme), Profile.given(profile))
     selector = as_selector(where) & primitive(*PRODUCTS)
     # A carried residual is for outputs that are rounded.
     wide = output == "float32 accumulator" and scheme != "residual"

@@ -300,6 +300,9 @@ def test_a_cached_checksum_checks_the_same() -> None:
     stale = run(w, sdc.abft.checksum(2 * w, dimensions))[1]["fwd/checked_product"]
     assert int(stale.examined) == 6
     assert int(stale.flagged) == 0
+    for wrong in (jnp.ones((3, 1)), sdc.abft.checksum(w, dimensions).astype(jnp.bfloat16)):
+        with pytest.raises(ValueError, match=r"compute it with sdc\.abft\.checksum"):
+            run(w, wrong)
 
 
 def test_profiles(tmp_path: Path) -> None:
@@ -327,12 +330,16 @@ def test_profiles(tmp_path: Path) -> None:
         "[]",
         text.replace('"kappa"', '"kapa"'),
         text.replace('"schema": 1', '"schema": 9'),
+        text.replace('"fused": false', '"fused": "no"'),
+        text.replace('"second_tier": []', '"second_tier": "fwd/a"'),
     ):
         path.write_text(damaged)
         with pytest.raises(ValueError, match="sdc abft calibrate"):
             Profile.load(path)
     with pytest.raises(ValueError, match="cannot read the profile"):
         Profile.load(tmp_path / "none.json")
+    with pytest.raises(TypeError, match=r"sdc\.abft\.Profile\.load"):
+        sdc.abft(lambda x: x @ x, profile="profile.json")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -28,6 +28,8 @@ class StudyOptions:
     """Types of activations and compute parameters to study."""
     steps: int = 20
     """Optimizer steps; the products of the first and of the last one get errors."""
+    where: str = "products"
+    """Which matrix products, a selector such as 'scope("*/ffn/*")'."""
     corpus: tuple[str, ...] = ("python",)
     """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
     tokenizer: str = "bytes"

@@ -26,7 +26,7 @@ from sdc.analysis.study import STUDY, summarize_study
 from sdc.determinism import environment
 from sdc.records import MANIFEST, RunWriter
 from sdc.rewrite import Place, Reports, Values
-from sdc.sites import primitive
+from sdc.sites import Selector, parse_selector, primitive
 from sdc.train.config import get_config
 
 from ..errors import CommandError, Exit, storage_errors, usage_errors
@@ -74,10 +74,12 @@ def variants(dtype: str) -> list[Variant]:
 
 def study(options: StudyOptions) -> int:
     """Runs the study and returns the exit code."""
+    with usage_errors():
+        get_config(options.config)
+        selector = DOTS & parse_selector(options.where)
     start(options)
     with usage_errors():
         profile = Profile.load(options.profile) if options.profile else Profile.assumed()
-        get_config(options.config)
     folder = (options.run or Path("runs") / f"study-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CommandError(f"run folder {folder} exists already; name another with --run")
@@ -85,7 +87,7 @@ def study(options: StudyOptions) -> int:
     marked = sorted({0, options.steps - 1})
     with CountProgress("study", (options.steps + len(marked)) * len(options.dtypes)) as progress:
         for dtype in options.dtypes:
-            for name, scheme, found in _study_type(options, dtype, profile, marked, progress):
+            for name, scheme, found in _study_type(options, dtype, selector, profile, marked, progress):
                 total = counts.setdefault(name, {}).setdefault(scheme, {})
                 for key, values in found.items():
                     total[key] = total.get(key, 0) + np.asarray(values, np.int64)
@@ -96,6 +98,7 @@ def study(options: StudyOptions) -> int:
         "config": dataclasses.asdict(get_config(options.config)),
         "steps": options.steps,
         "marked_steps": marked,
+        "where": options.where,
         "seed": options.seed,
         "profile": str(options.profile) if options.profile else "assumed of the platform",
         "arithmetic": dataclasses.asdict(profile.arithmetic),
@@ -114,7 +117,12 @@ def study(options: StudyOptions) -> int:
 
 
 def _study_type(
-    options: StudyOptions, dtype: Any, profile: Profile, marked: list[int], progress: CountProgress
+    options: StudyOptions,
+    dtype: Any,
+    selector: Selector,
+    profile: Profile,
+    marked: list[int],
+    progress: CountProgress,
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Counts by variant and scheme."""
     every = tuple(
@@ -123,11 +131,13 @@ def _study_type(
     judged = _Judged(every)
 
     def transform(step: Callable[..., Any]) -> Callable[..., Any]:
-        return sdc.rewrite(sdc.abft.accumulators(step), DOTS, judged)
+        return sdc.rewrite(sdc.abft.accumulators(step), selector, judged)
 
     capture: Any = None
     for step, (reports, program, arguments) in enumerate(train(options, dtype, transform)):
-        capture = capture or jax.jit(sdc.rewrite(sdc.abft.accumulators(program), DOTS, _Factors()))
+        capture = capture or jax.jit(sdc.rewrite(sdc.abft.accumulators(program), selector, _Factors()))
+        if not reports:
+            raise CommandError(f"--where {options.where!r} selects no matrix product of {options.config}")
         for found in jax.device_get(reports).values():
             for (variant, _), (checked, wrong) in zip(every, found, strict=True):
                 yield variant.name, variant.scheme, {"checked": np.sum(checked), "flagged": np.sum(wrong)}
