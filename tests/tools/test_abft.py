@@ -115,7 +115,7 @@ def test_wrong_use_of_study_and_calibrate(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "full" / "file").touch()
     cases = [
         (("study", "--steps", "0"), "--steps 0: expected at least 1"),
-        (("study", "--where", "ffn"), "selector 'ffn' cannot be read"),
+        (("study", "--where", "ffn"), "'ffn' is no selector"),
         (("calibrate", "--out", str(tmp_path / "p.json"), "--steps", "0"), "--steps 0: expected at least 1"),
         (("calibrate",), "--out"),
         ((), "study"),
