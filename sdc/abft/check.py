@@ -212,7 +212,7 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
         return c, varying(Flags(judged, none, none, none, none, none, most, nowhere))
 
     def examine(given: Operands) -> tuple[Any, Flags]:
-        usable = _finite_rows(product, given)
+        usable = jnp.broadcast_to(product.finite(given.a, given.b), margins.shape)
         suspicious = ~(margins <= 1)
         # Nothing of the first tier is used again: it may be the check that went wrong.
         expected = expect(product, settings, given._replace(checksum=None), scheme.tiers)
@@ -261,8 +261,10 @@ def _recompute(
     found = found._replace(flagged=counts[0], confirmed=counts[1], margin=most)
     if settings.mode == "detect":
         return c, varying(found)
-    wrong = product.spread(flagged, c) & _wrong_columns(product, settings, given)
-    wrong &= ~product.spread(confirmed, c) | differ
+    columns = _wrong_columns(product, settings, given)
+    # The fused kernel rounds in another way than the second product.
+    changed = differ & columns if settings.fused else differ
+    wrong = product.spread(flagged, c) & jnp.where(product.spread(confirmed, c), changed, columns)
     found = found._replace(places=_places(wrong, recomputed, c, axes))
     if settings.mode == "locate":
         return c, varying(found)
@@ -298,24 +300,17 @@ def rounded_off(
     return product.total(lost, scheme.weights(width, lost.dtype), 1)[..., 0]
 
 
-def _finite_rows(product: Product, given: Operands) -> Bool[Array, "*rows"]:
-    """Rows whose inputs are all finite."""
-    a, b = (jnp.where(jnp.isfinite(x), jnp.float32(1), jnp.float32(jnp.nan)) for x in (given.a, given.b))
-    ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
-    return ~jnp.isnan(product.apply(a, product.fold(b, ones, 1))[..., 0])
-
-
 def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Bool[Array, "*#c"]:
     """The columns that the first tier finds wrong, in the axes of the product; all where none is, or none is known.
 
-    Where terms cancel, it names columns too many. In rows that are right when computed again, those fall out.
+    Where terms cancel, it names columns too many.
     """
     if not isinstance(product, Dot):
         return jnp.ones([1] * given.c.ndim, jnp.bool_)
     turned, columns = product.columns(), Operands(given.b, given.a, product.transposed(given.c))
     flagged = ~(row_margins(turned, settings, columns, expect(turned, settings, columns, 1)) <= 1)
-    flagged |= ~jnp.any(flagged)
     batch = len(product.dimensions[1][0])
+    flagged |= ~jnp.any(flagged, axis=tuple(range(batch, flagged.ndim)), keepdims=True)
     rows = product.axes[0] - len(product.dimensions[0][0]) - batch
     return flagged.reshape(*flagged.shape[:batch], *[1] * rows, *flagged.shape[batch:])
 
@@ -333,9 +328,11 @@ def _places(wrong: Bool[Array, "*c"], recomputed: Shaped[Array, "*c"], c: Shaped
     def flat(x: Any) -> Any:
         return jnp.broadcast_to(x, c.shape).reshape(*kept, number).astype(jnp.float32)
 
+    work = work_type(c.dtype)
+    off = flat(c.astype(work) - recomputed.astype(work))
     # Of equal values, the first ones come first.
     known, at = lax.top_k(flat(wrong), min(PLACES, number))
-    error = jnp.where(known > 0, jnp.take_along_axis(flat(c) - flat(recomputed), at, axis=-1), 0.0)
+    error = jnp.where(known > 0, jnp.take_along_axis(off, at, axis=-1), 0.0)
     element = jnp.where(known > 0, at, 0).astype(jnp.uint32)
     missing = [(0, 0)] * axes + [(0, PLACES - at.shape[-1])]
     total = jnp.sum(jnp.broadcast_to(wrong, c.shape), axis=tuple(range(axes, c.ndim)), dtype=jnp.uint32)

@@ -10,11 +10,14 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Bool, Float, Float32, Shaped
+
+from sdc.bits import as_bits, from_bits
 
 Dimensions: TypeAlias = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -44,6 +47,10 @@ class Product(abc.ABC):
         """Number of columns (n)."""
 
     @abc.abstractmethod
+    def rows(self, a: Any, b: Any) -> int:
+        """Number of rows (m), of each batch."""
+
+    @abc.abstractmethod
     def fold(
         self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
     ) -> Float[Array, "*folded blocks"]:
@@ -66,8 +73,46 @@ class Product(abc.ABC):
         """Values by row, in the axes of the product."""
 
     @abc.abstractmethod
+    def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> "Powers":
+        """Powers of two that bring both factors below 1, as finely as the product allows."""
+
+    @abc.abstractmethod
+    def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
+        """Rows whose inputs are all finite."""
+
+    @abc.abstractmethod
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
         """`||A||_inf ||B||_inf`, the largest sums of absolute values of rows."""
+
+
+class Powers(NamedTuple):
+    """Powers of two that factors are multiplied by, in the axes of each factor, and by row of the product.
+
+    Attributes:
+        a: of the first factor.
+        b: of the second.
+        rows: both, in the axes of the rows; scalars where all rows have the same.
+    """
+
+    a: Float[Array, "*#a"]
+    b: Float[Array, "*#b"]
+    rows: tuple[Float[Array, "*#rows"], Float[Array, "*#rows"]]
+
+
+def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#shape"]:
+    """The powers of two that bring the largest finite numbers over axes, which stay as ones, below 1."""
+    info = jnp.finfo(x.dtype)
+    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), axis=tuple(axes), keepdims=True)
+    bits, most = as_bits(largest), 2 * int(info.maxexp) - 3
+    exponent = bits >> info.nmant
+    # Both the power and its inverse are normal numbers.
+    power = from_bits(jnp.clip(most - exponent.astype(jnp.int32), 1, most - 1).astype(bits.dtype) << info.nmant, x)
+    return jnp.where(exponent == 0, jnp.ones((), x.dtype), power)
+
+
+def _marked(x: Shaped[Array, "*shape"]) -> Float32[Array, "*shape"]:
+    """1 where a number is finite, else NaN."""
+    return jnp.where(jnp.isfinite(x), jnp.float32(1), jnp.float32(jnp.nan))
 
 
 def in_parts(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*rest"]:
@@ -135,6 +180,9 @@ class Dot(Product):
     def width(self, a: Any, b: Any) -> int:
         return math.prod(b.shape[axis] for axis in self._free(1))
 
+    def rows(self, a: Any, b: Any) -> int:
+        return math.prod(a.shape[axis] for axis in self._free(0))
+
     def _free(self, side: int) -> tuple[int, ...]:
         (contracted, batch) = (axes[side] for axes in self.dimensions)
         return tuple(axis for axis in range(self.axes[side]) if axis not in contracted and axis not in batch)
@@ -156,14 +204,12 @@ class Dot(Product):
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
         kept = sorted([*rhs_contracted, *rhs_batch])  # the axes of the second factor that are left
         position = {axis: kept.index(axis) for axis in kept}
-        free = self._free(0)
         if folded.shape[-1] == 1:
             partner = dict(zip([*lhs_contracted, *lhs_batch], [*rhs_contracted, *rhs_batch], strict=True))
             order = [position[partner[axis]] for axis in range(a.ndim) if axis in partner]
             shape = [a.shape[axis] if axis in partner else 1 for axis in range(a.ndim)]
             rows = _sum(a * folded[..., 0].transpose(order).reshape(shape), lhs_contracted, careful)
-            left = [axis for axis in range(a.ndim) if axis not in lhs_contracted]
-            return rows.transpose([left.index(axis) for axis in (*lhs_batch, *free)])[..., None]
+            return self._rows(rows, 0)[..., None]
         contracted = [position[axis] for axis in rhs_contracted]
         batch = [position[axis] for axis in rhs_batch]
         return lax.dot_general(
@@ -180,6 +226,26 @@ class Dot(Product):
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
         return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
+
+    def _rows(self, x: Shaped[Array, "*left"], side: int) -> Shaped[Array, "*rows"]:
+        """A factor without its contracted axes, with the batch axes in front."""
+        contracted, batch = (axes[side] for axes in self.dimensions)
+        left = [axis for axis in range(self.axes[side]) if axis not in contracted]
+        return x.transpose([left.index(axis) for axis in (*batch, *self._free(side))])
+
+    def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
+        # Of each row, and of each batch of the second factor: large ones do not hide small ones.
+        contracted, batch = self.dimensions
+        by_a = _power(a, contracted[0])
+        by_b = _power(b, [axis for axis in range(b.ndim) if axis not in batch[1]])
+        rows_a = self._rows(by_a.squeeze(tuple(contracted[0])), 0)
+        rows_b = self._rows(by_b.squeeze(tuple(contracted[1])), 1)
+        rows_b = rows_b.reshape(*rows_b.shape[: len(batch[1])], *[1] * (rows_a.ndim - len(batch[1])))
+        return Powers(by_a, by_b, (rows_a, rows_b))
+
+    def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
+        ones = jnp.ones(self.width(a, b), jnp.float32)
+        return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
@@ -273,6 +339,9 @@ class Conv(Product):
     def width(self, a: Any, b: Any) -> int:
         return int(b.shape[self._numbers.rhs_spec[0]]) // self._groups
 
+    def rows(self, a: Any, b: Any) -> int:
+        return math.prod(jax.eval_shape(self, a, b).shape) // b.shape[self._numbers.rhs_spec[0]]
+
     def fold(
         self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
     ) -> Float[Array, "*folded blocks"]:
@@ -303,6 +372,18 @@ class Conv(Product):
         axis = self._numbers.out_spec[1]
         features = jnp.repeat(rows, c.shape[axis] // self._groups, axis=-1, total_repeat_length=c.shape[axis])
         return jnp.moveaxis(features, -1, axis)
+
+    def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
+        by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
+        return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
+
+    def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
+        if self._groups > 1:
+            # XLA may compute groups together, with zeros in between, and zero times infinity is everywhere.
+            every = jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))
+            return every.reshape([1] * len(self._numbers.out_spec))
+        ones = jnp.ones(self.width(a, b), jnp.float32)
+        return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
         ones = jnp.ones(self.width(a, b), b.dtype)

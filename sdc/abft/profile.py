@@ -77,6 +77,8 @@ class Profile:
             ValueError: there is no such file, it is damaged, or no profile that this version reads.
         """
         remedy = "make one with sdc abft calibrate"
+        if not Path(path).is_file():
+            raise ValueError(f"cannot read the profile {path}: there is no such file; {remedy}")
         try:
             values = read_json(Path(path))
         except (OSError, RecordError) as error:
@@ -84,11 +86,13 @@ class Profile:
         if values.get("title") != TITLE or values.get("schema") != SCHEMA:
             raise ValueError(f"{path} is no profile of version {SCHEMA} (title and schema say so); {remedy}")
         try:
-            if not isinstance(values["fused"], bool) or not isinstance(values["second_tier"], list):
+            names = values["second_tier"]
+            named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+            if not isinstance(values["fused"], bool) or not named:
                 raise TypeError(f"fused={values['fused']!r}, second_tier={values['second_tier']!r}")
             profile = cls(
                 Arithmetic(float(values["arithmetic"]["kappa"]), float(values["arithmetic"]["inputs"])),
-                tuple(str(name) for name in values["second_tier"]),
+                tuple(names),
                 values["fused"],
                 dict(values["measured_on"]),
                 dict(values["measurements"]),

@@ -74,9 +74,10 @@ class Arithmetic:
     inputs: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.kappa > 0 or not 0 <= self.inputs < 1:
+        if not self.kappa >= 1 or not 0 <= self.inputs <= 2.0**-4:
             raise ValueError(
-                f"kappa={self.kappa}, inputs={self.inputs}: expected kappa above 0 and a relative error from 0 to 1"
+                f"kappa={self.kappa}, inputs={self.inputs}: expected kappa of 1 or more, and a relative error of "
+                "inputs from 0 to 1/16; with others nothing would be found"
             )
 
 

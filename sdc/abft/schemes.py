@@ -33,14 +33,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sdc.bits import as_bits, from_bits
-
-from .products import Product
+from .products import Powers, Product
 from .roundoff import SIGMAS, Units
 
 SchemeName: TypeAlias = Literal["two-tier", "blocks", "residual", "deterministic", "paper"]
 LOSSY = 16.0
-"""Kappa that rows which repeat themselves are judged by, where the device's is larger."""
+"""Kappa that rows which repeat themselves are judged by, where the device's is larger; for vectors it is 1."""
 BLOCK = 128
 """Columns of a block."""
 SEED = 20_250_218
@@ -91,7 +89,7 @@ class SecondTier(NamedTuple):
     """
 
     squares: Float[Array, "*rows blocks"]
-    powers: tuple[Float[Array, ""], Float[Array, ""]]
+    powers: Powers
 
 
 class Scheme(Protocol):
@@ -179,17 +177,6 @@ def _least(units: Units, depth: int, width: int, dtype: Any) -> float:
     return flushed + SIGMAS * math.sqrt(width) * units.least
 
 
-def _power(x: Float[Array, "*shape"]) -> Float[Array, ""]:
-    """The power of two that brings the largest finite number of an array below 1."""
-    info = jnp.finfo(x.dtype)
-    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0))
-    bits, most = as_bits(largest), 2 * int(info.maxexp) - 3
-    exponent = bits >> info.nmant
-    # Both the power and its inverse are normal numbers.
-    power = from_bits(jnp.clip(most - exponent.astype(jnp.int32), 1, most - 1).astype(bits.dtype) << info.nmant, x)
-    return jnp.where(exponent == 0, jnp.ones((), x.dtype), power)
-
-
 class Probabilistic:
     """`two-tier`, `blocks` and `residual`."""
 
@@ -208,15 +195,14 @@ class Probabilistic:
         if tier == 1:
             sums = should_be(self, product, factors)
             return Expected(sums, self._relative(product, factors) * jnp.abs(sums))
-        # Scaled by powers of two, exactly, so that both factors are 1 at most: their squares neither overflow nor
-        # vanish as a whole.
-        powers = _power(factors.a), _power(factors.b)
-        a, b = factors.a * powers[0], factors.b * powers[1]
+        # Scaled by powers of two, exactly, so that all rows are 1 at most: their squares neither overflow nor vanish as
+        # a whole.
+        powers = product.powers(factors.a, factors.b)
+        a, b = factors.a * powers.a, factors.b * powers.b
         sums = should_be(self, product, factors._replace(a=a, b=b, checksum=None), careful=True)
         depth, width = product.depth(a, b), product.width(a, b)
         squares = product.apply(a * a, product.fold(b * b, jnp.ones(width, b.dtype), self.blocks(width)))
-        # Squares of what is smaller than the root of the smallest normal number vanish, and with them the scale of rows
-        # that are tiny beside others, of which sharp attention is full.
+        # Squares of what is smaller than the root of the smallest normal number vanish.
         lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(depth * width)
         bound = self._relative(product, factors) * (jnp.abs(sums) + lost)
         return Expected(sums, bound, SecondTier(squares, powers))
@@ -225,11 +211,17 @@ class Probabilistic:
         units, depth, width = factors.units, product.depth(*factors[:2]), product.width(*factors[:2])
         least: Any = _least(units, depth, width, factors.c.dtype)
         if expected.second is not None:
-            by_a, by_b = expected.second.powers
+            by_a, by_b = expected.second.powers.rows
+            tiny, most = (jnp.asarray(x, factors.c.dtype) for x in (jnp.finfo(factors.c.dtype).tiny, 1e30))
+            c = factors.c
+            for power in (by_a, by_b):
+                c = c * (product.spread(power, c) if power.ndim else power)
             carried = None if factors.carried is None else factors.carried * by_a * by_b
-            factors = factors._replace(c=factors.c * by_a * by_b, carried=carried, totals=None)
-            # A product that vanishes altogether is as large as its rounding: any bound that large will do.
-            least = jnp.minimum(least * by_a * by_b, jnp.asarray(1e30, factors.c.dtype))
+            factors = factors._replace(c=c, carried=carried, totals=None)
+            # What is below the normal numbers may be flushed before it is multiplied by the other factor. A product
+            # that vanishes altogether is as large as its rounding: any bound that large will do.
+            flushed = depth * width * tiny * (by_a + by_b)
+            least = jnp.minimum(least * by_a * by_b + flushed, most)[..., None]
         if factors.totals is None:
             ones = jnp.ones(width, factors.c.dtype)
             squares = product.total(factors.c * factors.c, ones, self.blocks(width))
@@ -248,7 +240,10 @@ class Probabilistic:
     def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
         depth, width = product.depth(a, b), product.width(a, b)
         width = -(-width // self.blocks(width))
-        usual, lossy = (Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, min(kappa, LOSSY)))
+        # Products with vectors are summed one term after the other.
+        vector = product.width(a, b) == 1 or product.rows(a, b) == 1
+        lossy = min(kappa, 1.0 if vector else LOSSY)
+        usual, lossy = (Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, lossy))
         return usual / lossy
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
+import sdc
 from sdc.abft.check import Flags, Mode, Operands, Settings, check, merge_flags, rounded_off
 from sdc.abft.products import Conv, Dot
 from sdc.abft.roundoff import EXACT, PLATFORMS, Arithmetic, Units, spacing, unit, work_type
@@ -215,12 +216,83 @@ def test_zeros_and_extreme_scales_are_clean(name: SchemeName) -> None:
 
 
 def test_rows_that_are_tiny_beside_others_are_clean() -> None:
-    """As in the gradient of a sharp softmax: rows of 1e-25 beside rows of 1."""
+    """As in the gradient of a sharp softmax: rows of 1e-25 beside rows of 1; errors of 1 % are found in those too."""
     product, a, b = small()
     a = a * jnp.logspace(0, -37, 16, dtype=jnp.float32)[:, None]
     for factors in ((a, b), (a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))):
-        _, flags = check(product, Settings(), Operands(*factors, product(*factors)))
+        clean = product(*factors)
+        _, flags = check(product, Settings(), Operands(*factors, clean))
         assert int(flags.flagged) == 0
+        for row in (3, 8, 11):
+            wrong = clean.at[row, 2].add(0.01 * jnp.sqrt(jnp.mean(jnp.square(1e10 * clean[row]))) / 1e10)
+            _, flags = check(product, Settings("locate"), Operands(*factors, wrong))
+            assert int(flags.flagged) == int(flags.confirmed) == 1
+            assert flags.places is not None
+            assert (int(flags.places.found), int(flags.places.element[0])) == (1, row * clean.shape[1] + 2)
+
+
+@pytest.mark.parametrize("name", ["two-tier", "blocks", "residual"])
+@pytest.mark.parametrize(("left", "right"), [(1e2, 1e-38), (1e5, 1e-37), (1e-38, 1e2), (1e10, 1e-36), (1e35, 1e-38)])
+def test_what_is_flushed_to_zero_is_no_corruption(name: SchemeName, left: float, right: float) -> None:
+    """Subnormal numbers vanish, now in the product, now in its check, and the other factor makes them large."""
+    product, a, b = small()
+    a, b = a * np.float32(left), b * np.float32(right)
+    run = jax.jit(lambda a, b: check(product, Settings(scheme=name), Operands(a, b, product(a, b)))[1])
+    assert int(run(a, b).flagged) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_long_sums_of_one_sign_are_clean_in_products_with_vectors(dtype: str) -> None:
+    """XLA adds one term after the other there, and each may be too small to count in full."""
+    product, depth = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32)), 40_000
+    run = jax.jit(lambda a, b: check(product, Settings(), Operands(a, b, product(a, b)))[1])
+    little = jnp.full((1, depth), 1e-8).at[0, 0].set(1)
+    for a, b in ((jnp.full((1, depth), 1 / 3), jnp.full((depth, 200), 1e-3)), (little, jnp.ones((depth, 200)))):
+        for left, right in ((a, b), (b.T, a.T)):
+            assert int(run(left.astype(dtype), right.astype(dtype)).flagged) == 0
+
+
+def test_every_wrong_element_is_named_whatever_else_is_wrong() -> None:
+    """Small errors in rows, batches and mapped products of their own, beside large ones."""
+    rng = np.random.default_rng(0)
+    product = Dot((((2,), (1,)), ((0,), (0,))), (3, 3))
+    a, b = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 4, 16), (2, 16, 8)))
+    a = a.at[:, 1].multiply(1e-7)
+    clean = product(a, b)
+    wrong = clean.at[0, 0, 3].add(5.0).at[0, 1, 6].add(1e-6).at[1, 1, 5].add(1e-6)
+    expected = [3, 14, 45]
+    mended, flags = check(product, Settings("correct"), Operands(a, b, wrong))
+    np.testing.assert_array_equal(mended, clean)
+    assert flags.places is not None
+    assert int(flags.places.found) == 3
+    assert flags.places.element[:3].tolist() == expected
+    np.testing.assert_allclose(flags.places.error[:3], (wrong - clean).reshape(-1)[jnp.asarray(expected)])
+
+    single = Dot((((1,), (0,)), ((), ())), (2, 2))
+    _, mapped = jax.vmap(lambda *given: check(single, Settings("correct"), Operands(*given)))(a, b, wrong)
+    assert mapped.places is not None
+    assert mapped.places.found.tolist() == mapped.corrected.tolist() == [2, 1]
+    assert mapped.places.element[:, :2].tolist() == [[3, 14], [13, 0]]
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_groups_of_a_convolution_share_inputs_that_are_not_finite(value: float) -> None:
+    """XLA may compute the groups together: nothing can be said of any row, and no hardware is accused."""
+    numbers = lax.conv_dimension_numbers((2, 6, 6, 4), (3, 3, 2, 8), ("NHWC", "HWIO", "NHWC"))
+
+    def gradients(x: Any, kernel: Any, cotangent: Any) -> Any:
+        def convolve(x: Any, kernel: Any) -> Any:
+            return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=2)
+
+        return jax.vjp(convolve, x, kernel)[1](cotangent)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (2, 6, 6, 4), (3, 3, 2, 8), (2, 6, 6, 8)
+    x, kernel, cotangent = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    _, flags = jax.jit(sdc.abft(gradients, mode="correct"))(x, kernel, cotangent.at[0, 2, 2, 1].set(value))
+    for flag in flags.values():
+        assert int(flag.checked) == int(flag.flagged) == 0
+        assert int(flag.nonfinite) > 0
 
 
 @pytest.mark.parametrize("name", ["two-tier", "blocks", "residual", "deterministic"])
@@ -350,8 +422,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         Settings("mend")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="scheme='huang' is unknown"):
         make_scheme("huang", jnp.float32, jnp.float32)
-    for values in ((0.0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (1.0, 1.0), (1.0, -0.1)):
-        with pytest.raises(ValueError, match="expected kappa above 0"):
+    for values in ((0.5, 0.0), (-1.0, 0.0), (math.nan, 0.0), (1.0, 0.5), (1.0, -0.1)):
+        with pytest.raises(ValueError, match="expected kappa of 1 or more"):
             Arithmetic(*values)
 
 

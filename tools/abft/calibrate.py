@@ -38,7 +38,15 @@ def calibrate(options: CalibrateOptions) -> int:
         for dtype in options.dtypes:
             errors[dtype] = measure(dtype, seed=options.seed)
             progress.advance(f"{dtype}, sums")
-        profile = Profile(fit(errors.get("bfloat16"), errors.get("float32")), measured_on=hardware())
+        try:
+            arithmetic = fit(errors.get("bfloat16"), errors.get("float32"))
+        except ValueError as error:
+            raise CommandError(
+                f"the errors of synthetic products are too large to be rounding ({error}): this device may compute "
+                "wrong numbers. No profile was written; compare with another device",
+                Exit.INCONCLUSIVE,
+            ) from error
+        profile = Profile(arithmetic, measured_on=hardware())
         checked: Counter[str] = Counter()
         examined: Counter[str] = Counter()
         flagged: Counter[str] = Counter()
