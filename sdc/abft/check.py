@@ -246,13 +246,13 @@ def _recompute(
     recomputed = lax.optimization_barrier(full.astype(c.dtype))
     carried = None if given.carried is None else rounded_off(product, scheme, given[:2], full, recomputed)
     again = row_margins(product, settings, Operands(given.a, given.b, recomputed, carried), expected)
-    confirmed = ~(margins <= 1) & (again <= 1)
     # Long sums can lose terms that are each too small, always in the same direction: what comes out the same when
     # computed again is rounding as long as such losses explain it.
     differ = as_bits(recomputed) != as_bits(c)
     ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
     same = product.total(differ.astype(jnp.float32), ones, 1)[..., 0] == 0
     lenience = scheme.lenience(product, given.a, given.b, settings.arithmetic.kappa)
+    confirmed = ~(margins <= 1) & ((again <= 1) | (~same & (again * lenience <= 1)))
     margins = jnp.where(same & (margins * lenience <= 1), margins * lenience, margins)
     flagged = ~(margins <= 1)
     kept = tuple(range(axes, margins.ndim))

@@ -38,7 +38,9 @@ from .roundoff import SIGMAS, Units
 
 SchemeName: TypeAlias = Literal["two-tier", "blocks", "residual", "deterministic", "paper"]
 LOSSY = 16.0
-"""Kappa that rows which repeat themselves are judged by, where the device's is larger; for vectors it is 1."""
+"""Kappa that rows which repeat themselves are judged by, where the device's is larger."""
+RUN = 512
+"""Terms that libraries add one after the other, of which each but the first may be too small to count."""
 BLOCK = 128
 """Columns of a block."""
 SEED = 20_250_218
@@ -240,10 +242,12 @@ class Probabilistic:
     def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
         depth, width = product.depth(a, b), product.width(a, b)
         width = -(-width // self.blocks(width))
-        # Products with vectors are summed one term after the other.
+        # Products with vectors are summed one term after the other throughout.
         vector = product.width(a, b) == 1 or product.rows(a, b) == 1
-        lossy = min(kappa, 1.0 if vector else LOSSY)
-        usual, lossy = (Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, lossy))
+        lost = depth if vector else max(depth / LOSSY, min(depth, RUN))
+        usual, lossy = (
+            Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, min(kappa, depth / max(lost, 1)))
+        )
         return usual / lossy
 
 

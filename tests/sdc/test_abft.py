@@ -241,6 +241,22 @@ def test_what_is_flushed_to_zero_is_no_corruption(name: SchemeName, left: float,
     assert int(run(a, b).flagged) == 0
 
 
+def test_terms_that_are_each_too_small_to_count_are_clean() -> None:
+    """As in the gradient of a softmax that is sure of the wrong token: -1, and hundreds of terms below its spacing."""
+    product = Dot((((1,), (0,)), ((), ())), (2, 2))
+    run = jax.jit(lambda *given: check(product, Settings("correct"), Operands(*given)))
+    a = jnp.full((16, 320), 2.9e-8).at[:, 0].set(-1)
+    b = jnp.broadcast_to(jnp.sign(signed_weights(64)), (320, 64))
+    clean = product(a, b)
+    _, flags = run(a, b, clean)
+    assert int(flags.examined) == 16
+    assert int(flags.flagged) == 0
+    assert 0.1 < float(flags.margin) < 1
+    mended, flags = run(a, b, clean.at[3, 5].add(0.01))
+    np.testing.assert_array_equal(mended, clean)
+    assert int(flags.flagged) == int(flags.confirmed) == 1
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_sums_of_one_sign_are_clean_in_products_with_vectors(dtype: str) -> None:
     """XLA adds one term after the other there, and each may be too small to count in full."""
