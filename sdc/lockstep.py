@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Shaped, UInt32
+from jaxtyping import Array, UInt32
 
 from .compare import Difference
 from .compare import merge as merge_differences
-from .rewrite import Place, Reports, Values, bound_axes, required, varying
+from .rewrite import Place, Reports, Values, bound_axes, required, typed_as, varying
 from .sites import Where, probes
 from .twins import Agreement, agreement, measure, nothing_found
 
@@ -127,19 +127,13 @@ def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Com
 
     def repair(leaves: Values) -> tuple[Values, Difference]:
         chosen, found = measure(leaves, reference, axis_name)
-        return [_typed_as(new, old) for new, old in zip(chosen, leaves, strict=True)], varying(found)
+        return [typed_as(new, old) for new, old in zip(chosen, leaves, strict=True)], varying(found)
 
     def keep(leaves: Values) -> tuple[Values, Difference]:
         return leaves, varying(nothing_found(leaves, reference, axis_name))
 
     leaves, found = repair(leaves) if compare == "always" else lax.cond(differs, repair, keep, leaves)
     return leaves, Mismatch(found, undecided)
-
-
-def _typed_as(x: Shaped[Array, "*shape"], like: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """Restores the mesh axes over which `shard_map`'s type checker takes a value to vary."""
-    varying_axes = jax.typeof(like).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
-    return lax.pcast(x, tuple(varying_axes), to="varying") if varying_axes else x
 
 
 def _check_compare(compare: str) -> None:

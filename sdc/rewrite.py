@@ -33,7 +33,7 @@ from jax._src.named_sharding import UNSPECIFIED
 from jax._src.shard_map import shard_map_p
 from jax.extend.core import primitives
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Shaped
 
 from .mark import HIDDEN, mark, mark_p, port_p
 from .plan import ENTERED, Plan, bodies, live_program, manual_axes, open_jaxpr, plan_sites
@@ -268,6 +268,12 @@ def varying(tree: Any) -> Any:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
+
+
+def typed_as(x: Shaped[Array, "*shape"], like: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+    """Casts an array to vary over the axes over which `shard_map`'s type checker takes another one to vary."""
+    missing = jax.typeof(like).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
+    return lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
 class _Applied:

@@ -1,0 +1,239 @@
+"""Channels that lose packets: which of the packets that a worker sends arrive.
+
+Each worker sends a stream of packets to every other one. A channel decides at the sender's end of each link, from a key
+of the step and the sender, so that what is lost depends on nothing but seed, step and link.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32, PRNGKeyArray
+
+from .workers import check_probability
+
+
+class Channel(ABC):
+    """A model of the links from one worker to all."""
+
+    def init(self, workers: int) -> Any:
+        """The state of the links of one sender before the first packet."""
+        del workers
+        return ()
+
+    @abstractmethod
+    def draw(
+        self,
+        key: PRNGKeyArray,
+        state: Any,
+        *,
+        sender: Int32[Array, ""],
+        step: Int32[Array, ""],
+        workers: int,
+        packets: int,
+        scale: Float32[Array, ""],
+    ) -> tuple[Bool[Array, "workers packets"], Any]:
+        """Which packets to each receiver arrive at a step.
+
+        Args:
+            key: of this step and sender.
+            state: of this sender's links.
+            sender: number of this worker.
+            step: number of the step.
+            workers: receivers.
+            packets: sent to each of them.
+            scale: factor on the loss rates, at most 1.
+
+        Returns:
+            True where a packet arrives, and the state after the last packet.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent(Channel):
+    """Every packet is lost with the same probability, independently of all others.
+
+    Attributes:
+        rate: probability of a loss.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        check_probability("rate", self.rate)
+
+    def draw(
+        self,
+        key: PRNGKeyArray,
+        state: Any,
+        *,
+        sender: Int32[Array, ""],
+        step: Int32[Array, ""],
+        workers: int,
+        packets: int,
+        scale: Float32[Array, ""],
+    ) -> tuple[Bool[Array, "workers packets"], Any]:
+        del sender, step
+        return jax.random.uniform(key, (workers, packets)) >= self.rate * scale, state
+
+
+@dataclasses.dataclass(frozen=True)
+class GilbertElliott(Channel):
+    """Losses in bursts: each link is in a good or a bad state, and changes between them from packet to packet.
+
+    Gilbert, *Capacity of a Burst-Noise Channel* (1960); Elliott (1963). Links begin in the good state and carry their
+    state on from step to step.
+
+    Attributes:
+        rate: share of packets lost in the long run.
+        burst: mean length of a stay in the bad state, in packets.
+        bad: probability of a loss in the bad state.
+        good: probability of a loss in the good state.
+    """
+
+    rate: float
+    burst: float = 8.0
+    bad: float = 1.0
+    good: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "bad", "good"):
+            check_probability(name, getattr(self, name))
+        if not self.burst >= 1:
+            raise ValueError(f"burst={self.burst}: expected a mean length of at least 1 packet")
+        if not self.good <= self.rate <= self.bad or (self.rate and self.good == self.bad):
+            raise ValueError(f"rate={self.rate}: expected a rate between good={self.good} and bad={self.bad}")
+        if self.into_bad > 1:
+            raise ValueError(
+                f"rate={self.rate} with bursts of {self.burst} packets: stays in the good state would be shorter than "
+                "one packet; give a longer burst"
+            )
+
+    @property
+    def _share(self) -> float:
+        """Share of packets in the bad state."""
+        return (self.rate - self.good) / (self.bad - self.good) if self.bad > self.good else 0.0
+
+    @property
+    def into_bad(self) -> float:
+        """Probability of a change from good to bad at a packet; the share of time in the bad state follows from it."""
+        return self._share / (1 - self._share) / self.burst if self._share < 1 else 1.0
+
+    @property
+    def out_of_bad(self) -> float:
+        """Probability of a change from bad to good at a packet."""
+        return 1 / self.burst if self._share < 1 else 0.0
+
+    def init(self, workers: int) -> Bool[Array, "workers"]:
+        return jnp.zeros(workers, jnp.bool_)
+
+    def draw(
+        self,
+        key: PRNGKeyArray,
+        state: Bool[Array, "workers"],
+        *,
+        sender: Int32[Array, ""],
+        step: Int32[Array, ""],
+        workers: int,
+        packets: int,
+        scale: Float32[Array, ""],
+    ) -> tuple[Bool[Array, "workers packets"], Bool[Array, "workers"]]:
+        del sender, step
+        change, loss = jax.random.uniform(key, (2, workers, packets))
+        # What a packet does to the state is a map of {good, bad}; maps compose, so that a whole stream is one scan.
+        from_good, from_bad = change < self.into_bad, change >= self.out_of_bad
+
+        def after(first: Any, then: Any) -> Any:
+            return tuple(jnp.where(one, then[1], then[0]) for one in first)
+
+        from_good, from_bad = lax.associative_scan(after, (from_good, from_bad), axis=1)
+        bad = jnp.where(state[:, None], from_bad, from_good)
+        rate = jnp.where(bad, jnp.float32(self.bad), jnp.float32(self.good)) * scale
+        return loss >= rate, bad[:, -1]
+
+
+@dataclasses.dataclass(frozen=True)
+class BadLink(Channel):
+    """One bad link, or one bad worker, among better ones.
+
+    Attributes:
+        rate: probability of a loss on the bad links.
+        sender: only links from this worker are bad; None for any.
+        receiver: only links to this worker are bad; None for any.
+        other: probability of a loss on all other links.
+    """
+
+    rate: float
+    sender: int | None = None
+    receiver: int | None = None
+    other: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_probability("rate", self.rate)
+        check_probability("other", self.other)
+        if self.sender is None and self.receiver is None:
+            raise ValueError("a bad link needs a sender, a receiver or both; for all links alike give Independent")
+
+    def draw(
+        self,
+        key: PRNGKeyArray,
+        state: Any,
+        *,
+        sender: Int32[Array, ""],
+        step: Int32[Array, ""],
+        workers: int,
+        packets: int,
+        scale: Float32[Array, ""],
+    ) -> tuple[Bool[Array, "workers packets"], Any]:
+        del step
+        for name, value in (("sender", self.sender), ("receiver", self.receiver)):
+            if value is not None and not 0 <= value < workers:
+                raise ValueError(f"{name}={value}: expected a worker from 0 to {workers - 1}")
+        hit = jnp.ones(workers, jnp.bool_)
+        if self.sender is not None:
+            hit &= sender == self.sender
+        if self.receiver is not None:
+            hit &= jnp.arange(workers) == self.receiver
+        rate = jnp.where(hit, jnp.float32(self.rate), jnp.float32(self.other)) * scale
+        return jax.random.uniform(key, (workers, packets)) >= rate[:, None], state
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recorded(Channel):
+    """A recorded trace: the losses of a real network, or of an earlier run. Steps beyond its end begin anew.
+
+    Attributes:
+        arrived: bool [steps, senders, receivers, packets].
+    """
+
+    arrived: Bool[np.ndarray, "steps senders receivers packets"]
+
+    def __post_init__(self) -> None:
+        if self.arrived.ndim != 4 or self.arrived.dtype != np.bool_ or not self.arrived.size:
+            raise ValueError(
+                f"a recorded trace of shape {self.arrived.shape} and type {self.arrived.dtype}: "
+                "expected bool [steps, senders, receivers, packets]"
+            )
+
+    def draw(
+        self,
+        key: PRNGKeyArray,
+        state: Any,
+        *,
+        sender: Int32[Array, ""],
+        step: Int32[Array, ""],
+        workers: int,
+        packets: int,
+        scale: Float32[Array, ""],
+    ) -> tuple[Bool[Array, "workers packets"], Any]:
+        del key, scale
+        if self.arrived.shape[1:] != (workers, workers, packets):
+            raise ValueError(
+                f"a recorded trace of {self.arrived.shape[1:]} (senders, receivers, packets) does not fit a run of "
+                f"{(workers, workers, packets)}; replay a run with its own workers, model and packet size"
+            )
+        return jnp.asarray(self.arrived)[step % len(self.arrived), sender], state

@@ -1,0 +1,307 @@
+"""How long a micro-batch takes: random latencies whose mean and variance are known exactly.
+
+The theory of DropCompute (`speedup`) asks for the mean and the variance of a latency only; simulations draw it. Times
+are in seconds. Draws come from a key and are reproducible.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, PRNGKeyArray
+
+from .workers import check_probability
+
+_NORMAL = NormalDist()
+
+
+class Latency(Protocol):
+    """The time of a micro-batch, drawn independently for each."""
+
+    @property
+    def mean(self) -> float:
+        """Expected time."""
+
+    @property
+    def variance(self) -> float:
+        """Variance of the time."""
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
+        """Independent times; the same key and shape give the same bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """Always the same time.
+
+    Attributes:
+        seconds: the time, at least 0.
+    """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _check_times(seconds=self.seconds)
+
+    @property
+    def mean(self) -> float:
+        return self.seconds
+
+    @property
+    def variance(self) -> float:
+        return 0.0
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
+        return jnp.full(shape, self.seconds, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """max(0, X) with X ~ N(mu, sigma²): no time is negative, so negative draws become 0.
+
+    Mean and variance are those of what is drawn. With a = mu/sigma, phi and Phi the density and the distribution of
+    N(0, 1), and W = max(Z, -a) for Z ~ N(0, 1):
+
+        E[W] = phi(a) - a Phi(-a);  E[W²] = Phi(a) - a E[W];  mean = mu + sigma E[W];  variance = sigma² Var[W].
+
+    Attributes:
+        mu: mean before the clipping, above 0.
+        sigma: standard deviation before the clipping, above 0.
+    """
+
+    mu: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        _check_positive(mu=self.mu, sigma=self.sigma)
+
+    @property
+    def mean(self) -> float:
+        return self.mu + self.sigma * self._clipped()
+
+    @property
+    def variance(self) -> float:
+        clipped = self._clipped()
+        return self.sigma**2 * (_NORMAL.cdf(self.mu / self.sigma) - self.mu / self.sigma * clipped - clipped**2)
+
+    def _clipped(self) -> float:
+        """E[W]: by how many sigma the clipping raises the mean."""
+        ratio = self.mu / self.sigma
+        return _NORMAL.pdf(ratio) - ratio * _NORMAL.cdf(-ratio)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
+        return jnp.maximum(self.mu + self.sigma * jax.random.normal(key, shape, jnp.float32), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogNormal:
+    """exp(X) with X ~ N(m, s²), s² = log(1 + (std/mean)²) and m = log(mean) - s²/2.
+
+    Attributes:
+        mean: of the time itself, not of its logarithm; above 0.
+        std: standard deviation of the time itself, above 0.
+    """
+
+    mean: float
+    std: float
+
+    def __post_init__(self) -> None:
+        _check_positive(mean=self.mean, std=self.std)
+
+    @property
+    def variance(self) -> float:
+        return self.std**2
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
+        variance = math.log1p((self.std / self.mean) ** 2)
+        mean = math.log(self.mean) - variance / 2
+        return jnp.exp(mean + math.sqrt(variance) * jax.random.normal(key, shape, jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential:
+    """Density exp(-t/mean)/mean.
+
+    Attributes:
+        mean: above 0.
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        _check_positive(mean=self.mean)
+
+    @property
+    def variance(self) -> float:
+        return self.mean**2
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
+        return self.mean * jax.random.exponential(key, shape, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gamma:
+    """Gamma distribution of scale mean/shape.
+
+    Attributes:
+        mean: above 0.
+        shape: above 0; 1 is the exponential distribution, larger is more even.
+    """
+
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        _check_positive(mean=self.mean, shape=self.shape)
+
+    @property
+    def variance(self) -> float:
+        return self.mean**2 / self.shape
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
+        return self.mean / self.shape * jax.random.gamma(key, self.shape, shape, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bernoulli:
+    """Stragglers: `base`, and with a probability `extra` more.
+
+    Attributes:
+        base: time of every micro-batch, at least 0.
+        extra: what a straggling one takes longer, at least 0.
+        probability: that a micro-batch straggles.
+    """
+
+    base: float
+    extra: float
+    probability: float
+
+    def __post_init__(self) -> None:
+        _check_times(base=self.base, extra=self.extra)
+        check_probability("probability", self.probability)
+
+    @property
+    def mean(self) -> float:
+        return self.base + self.probability * self.extra
+
+    @property
+    def variance(self) -> float:
+        return self.extra**2 * self.probability * (1 - self.probability)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
+        straggles = jax.random.bernoulli(key, self.probability, shape)
+        return jnp.where(straggles, jnp.float32(self.base + self.extra), jnp.float32(self.base))
+
+
+# log(Z/alpha) ~ N(_LOG_MEAN, 1) for Z ~ LogNormal(4, 1) and alpha = 2 exp(4.5), so that E[Z/alpha] = 1/2.
+_LOG_MEAN = 4 - math.log(2) - 4.5
+_BOUND = 5.5
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedLogNormal:
+    """The delay environment of DropCompute (Giladi et al., NeurIPS 2023, appendix B.1).
+
+        t = base + base min(Z/alpha, beta),  Z ~ LogNormal(4, 1),  alpha = 2 exp(4.5),  beta = 5.5
+
+    With Y = Z/alpha = exp(X), X ~ N(m, 1), m = 4 - log(alpha), and d = log(beta) - m:
+
+        E[min(Y, beta)^k] = exp(k m + k²/2) Phi(d - k) + beta^k Phi(-d).
+
+    A micro-batch takes 1.496 times as long on average (1.5 times without the bound), at most 6.5 times.
+
+    Attributes:
+        base: time without delay, above 0.
+
+    Example:
+        >>> round(BoundedLogNormal(1.0).mean, 3)
+        1.496
+    """
+
+    base: float
+
+    def __post_init__(self) -> None:
+        _check_positive(base=self.base)
+
+    @property
+    def mean(self) -> float:
+        return self.base * (1 + _bounded_moment(1))
+
+    @property
+    def variance(self) -> float:
+        return self.base**2 * (_bounded_moment(2) - _bounded_moment(1) ** 2)
+
+    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
+        delay = jnp.exp(_LOG_MEAN + jax.random.normal(key, shape, jnp.float32))
+        return self.base * (1 + jnp.minimum(delay, _BOUND))
+
+
+def _bounded_moment(k: int) -> float:
+    """E[min(Y, beta)^k] of `BoundedLogNormal`."""
+    distance = math.log(_BOUND) - _LOG_MEAN
+    below = math.exp(k * _LOG_MEAN + k**2 / 2) * _NORMAL.cdf(distance - k)
+    return float(below + _BOUND**k * _NORMAL.cdf(-distance))
+
+
+_MODELS = (Constant, Normal, LogNormal, Exponential, Gamma, Bernoulli, BoundedLogNormal)
+_KINDS: dict[str, tuple[Callable[..., Latency], tuple[str, ...]]] = {
+    model.__name__.lower(): (model, tuple(field.name for field in dataclasses.fields(model))) for model in _MODELS
+}
+
+
+def parse_latency(spec: str) -> Latency:
+    """A latency from a line of text: `KIND,key=value[,key=value]...`.
+
+    Kinds and keys are the classes of this module and their attributes: `constant,seconds=S`, `normal,mu=M,sigma=S`,
+    `lognormal,mean=M,std=S`, `exponential,mean=M`, `gamma,mean=M,shape=K`, `bernoulli,base=B,extra=E,probability=P`,
+    `boundedlognormal,base=B`.
+
+    Raises:
+        ValueError: the line cannot be understood.
+
+    Example:
+        >>> parse_latency("lognormal,mean=0.1,std=0.05")
+        LogNormal(mean=0.1, std=0.05)
+    """
+    kind, *pairs = (part.strip() for part in spec.split(","))
+    if kind not in _KINDS:
+        raise ValueError(
+            f"latency {spec!r}: unknown kind {kind!r}; expected one of {', '.join(_KINDS)}, as in 'constant,seconds=1'"
+        )
+    make, keys = _KINDS[kind]
+    form = ",".join([kind, *(f"{key}=..." for key in keys)])
+    values: dict[str, float] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"latency {spec!r}: {pair!r} is not of the form key=value; write {form!r}")
+        if key not in keys:
+            raise ValueError(f"latency {spec!r}: unknown key {key!r}; write {form!r}")
+        if key in values:
+            raise ValueError(f"latency {spec!r}: {key!r} is given twice; give it once")
+        try:
+            values[key] = float(value)
+        except ValueError as error:
+            raise ValueError(f"latency {spec!r}: {key}={value!r}: expected a number, as in {key}=0.1") from error
+    if missing := [key for key in keys if key not in values]:
+        raise ValueError(f"latency {spec!r}: {missing[0]!r} is missing; write {form!r}")
+    try:
+        return make(**values)
+    except ValueError as error:
+        raise ValueError(f"latency {spec!r}: {error}") from error
+
+
+def _check_times(**times: float) -> None:
+    for name, value in times.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: expected a finite time in seconds, at least 0")
+
+
+def _check_positive(**parameters: float) -> None:
+    for name, value in parameters.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value}: expected a finite number above 0; a time without spread is 'constant'")

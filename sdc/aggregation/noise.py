@@ -1,0 +1,147 @@
+"""Gradients that differ between workers: the error model of PAFT, simulated.
+
+Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, section 3: after the
+all-reduce each worker m holds a mean of its own,
+
+    g~_m = mean_m(g_m) + e_m,    e_m ~ N(0, sigma^2) for every element.
+
+The paper gives the degree of noise as sigma in some places and as sigma^2 in others; here it is always sigma.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Int32, UInt32
+
+from ..faults import Fault
+from ..inject import Moment, inject
+from ..probe import probe
+from .workers import count_workers
+
+SITE = "gradient"
+"""Name of the gradients as a site: those of the leaf `a/b` are `fwd/gradient/a/b`."""
+
+
+class NoiseState(NamedTuple):
+    """State of `gradient_noise`, the same on every worker but for what was changed.
+
+    Attributes:
+        step: steps done.
+        changed: elements of this worker's gradients that faults changed at the last step, the ground truth.
+    """
+
+    step: Int32[Array, ""]
+    changed: UInt32[Array, ""]
+
+
+def gradient_noise(
+    axis_name: str,
+    sigma: float = 0.0,
+    *,
+    seed: int = 0,
+    workers: Sequence[int] | None = None,
+    burst_period: int | None = None,
+    burst_sigma: float = 0.0,
+    faults: Sequence[Fault] = (),
+    shard_axes: Sequence[str] = (),
+) -> optax.GradientTransformation:
+    """Simulates all-reduces that give every worker a wrong mean of its own. Put it behind the all-reduce.
+
+    What is drawn depends on nothing but the seed, the step, the worker and the place of the leaf: it is the same under
+    `shard_map`, `pmap` and `vmap`, and after a restart.
+
+    Args:
+        axis_name: the axis of the workers, bound.
+        sigma: standard deviation of the noise of each element.
+        seed: of all draws.
+        workers: numbers of the workers with errors; all by default.
+        burst_period: at every so many steps (the first burst is at step `burst_period - 1`, counted from 0) the noise
+            has `burst_sigma` instead; None for no bursts.
+        burst_sigma: standard deviation of a burst.
+        faults: corrupted bits and faulty links, in the language of `sdc.faults`. Gradients are probes by the name
+            `gradient/...`. A fault that names no worker (`at`) hits each of `workers`; a link that corrupts one lane
+            is a fault with a `Stride` pattern.
+        shard_axes: mesh axes over which the gradients of one worker are sharded; their ranks draw independently.
+
+    Returns:
+        A transform with `NoiseState`. The steps with noise 0 leave gradients as they are, bit for bit.
+
+    Raises:
+        ValueError: a sigma is negative or not finite, a period is below 1, a worker does not exist, or the axis is not
+            bound or has fewer than two workers.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from sdc.aggregation import gradient_noise
+        >>> noise = gradient_noise("data", 0.1, workers=[1])
+        >>> def noisy(gradient):
+        ...     return noise.update(gradient, noise.init(gradient))[0]
+        >>> jax.vmap(noisy, axis_name="data")(jnp.ones((3, 4))).std(axis=1).tolist()[::2]
+        [0.0, 0.0]
+
+    References:
+        Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, sections 3 and 5
+        (bursts: "accidental large noise", every 500th iteration).
+    """
+    for name, value in (("sigma", sigma), ("burst_sigma", burst_sigma)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: expected a standard deviation of at least 0")
+    if burst_period is not None and burst_period < 1:
+        raise ValueError(f"burst_period={burst_period}: expected a number of steps of at least 1")
+    chosen = None if workers is None else tuple(dict.fromkeys(workers))
+
+    def placed(count: int) -> list[Fault]:
+        """The faults, each with the worker that it hits."""
+        struck = range(count) if chosen is None else chosen
+        return [
+            dataclasses.replace(fault, at=fault.at if axis_name in fault.at else {**fault.at, axis_name: worker})
+            for fault in faults
+            for worker in ([fault.at[axis_name]] if axis_name in fault.at else struck)
+        ]
+
+    def init(params: Any) -> NoiseState:
+        del params
+        return NoiseState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.uint32))
+
+    def update(gradient: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
+        del params
+        total = count_workers(axis_name)
+        if chosen is not None and not set(chosen) <= set(range(total)):
+            raise ValueError(f"workers={chosen}: expected numbers from 0 to {total - 1}")
+        step_key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(step_key, lax.axis_index(axis_name))
+        for axis in shard_axes:
+            key = jax.random.fold_in(key, lax.axis_index(axis))
+        scale = jnp.float32(sigma)
+        if burst_period is not None:
+            burst = (state.step + 1) % burst_period == 0
+            scale = jnp.where(burst, jnp.float32(burst_sigma), scale)
+        if chosen is not None:
+            scale = jnp.where(jnp.isin(lax.axis_index(axis_name), jnp.asarray(chosen)), scale, 0)
+
+        if sigma or (burst_period is not None and burst_sigma):
+            leaves, structure = jax.tree.flatten(gradient)
+            keys = jax.random.split(key, len(leaves))
+            gradient = jax.tree.unflatten(
+                structure, [_noisy(leaf, scale, one) for leaf, one in zip(leaves, keys, strict=True)]
+            )
+        changed = jnp.zeros((), jnp.uint32)
+        if faults:
+            faulty = inject(lambda tree: probe(tree, SITE, directions=("fwd",)), placed(total))
+            gradient, events = faulty(Moment(step_key, state.step), gradient)
+            changed = jnp.sum(jnp.stack([jnp.sum(event.changed) for event in events.values()])).astype(jnp.uint32)
+        return gradient, NoiseState(state.step + 1, changed)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _noisy(leaf: Array, scale: Array, key: Array) -> Array:
+    error = scale * jax.random.normal(key, leaf.shape, jnp.float32)
+    # An addition of zero would turn -0.0 into 0.0.
+    return jnp.where(scale > 0, leaf + error.astype(leaf.dtype), leaf)

@@ -1,0 +1,470 @@
+"""What a compute threshold gains: the effective speedup of DropCompute, measured and predicted.
+
+A worker adds up the gradients of its M micro-batches until its compute time passes a threshold tau, then joins the
+all-reduce with what it has (Giladi et al., DropCompute, NeurIPS 2023; equations by their numbers there). Times are in
+seconds and double precision. Sums are taken in a fixed order, so that workers that hold the same measured times find
+the same threshold, to the last bit.
+"""
+
+import bisect
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+
+_NORMAL = NormalDist()
+_EULER = 0.57721566490153286
+
+# Speedups that differ by less than this are a tie: what is equal in real numbers differs by rounding.
+_TIE = 1e-12
+# The search for a threshold starts with about so many buckets, and divides those that stay by this factor.
+_BUCKETS, _SPLIT = 512, 8
+
+
+class Choice(NamedTuple):
+    """A threshold, with what it would have done to the measured iterations.
+
+    Attributes:
+        threshold: the compute time after which a worker stops; infinite where nothing should be dropped.
+        speedup: effective speedup.
+        completed: micro-batches that a worker completes, on average.
+        drop_rate: share of the micro-batches that are dropped.
+    """
+
+    threshold: float
+    speedup: float
+    completed: float
+    drop_rate: float
+
+
+def completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> Int64[np.ndarray, "*batch"]:
+    """Micro-batches that a worker completes: #{m : T^(m) < tau}, T^(m) = sum_{j<=m} t^(j).
+
+    Args:
+        latencies: times of the micro-batches of a worker in their order, along the last axis.
+        threshold: tau; infinite drops nothing.
+
+    Raises:
+        ValueError: there are no latencies, one of them is negative or not finite, or the threshold is not above 0.
+
+    Example:
+        >>> int(completed(np.array([1.0, 1.0, 1.0]), 2.0))
+        1
+    """
+    _check_threshold(threshold)
+    return np.count_nonzero(_cumulative(latencies) < threshold, axis=-1)
+
+
+def mean_completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> float:
+    """Mean of `completed` over workers and iterations.
+
+    Raises:
+        ValueError: as for `completed`.
+    """
+    counts = completed(latencies, threshold)
+    return float(counts.sum() / counts.size)
+
+
+def drop_rate(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> float:
+    """Share of the micro-batches that are dropped: 1 - Mdone/M.
+
+    Raises:
+        ValueError: as for `completed`.
+    """
+    return 1 - mean_completed(latencies, threshold) / np.shape(latencies)[-1]
+
+
+def effective_speedup(
+    latencies: Float[np.ndarray, "iterations workers micro_batches"],
+    serial: Float[np.ndarray, " iterations"] | float,
+    threshold: float,
+) -> float:
+    """Effective speedup of measured iterations: the mean over i of equation (6), as in algorithm 2.
+
+        S_i(tau) = Mdone_i(tau) (T_i + Tc_i) / (M (min(tau, T_i) + Tc_i))
+
+    T_i is the compute time of the slowest worker, Mdone_i what a worker completes on average. Dropped micro-batches
+    count as time lost, so that the speedup is of the time to a number of samples, not to a number of steps.
+
+    Args:
+        latencies: measured without a threshold.
+        serial: Tc, the rest of an iteration, with the all-reduce; of each iteration or of all.
+        threshold: tau.
+
+    Raises:
+        ValueError: as for `completed`, or the shapes do not fit, or an iteration took no time.
+
+    Example:
+        >>> effective_speedup(np.array([[[1.0, 1.0], [1.0, 5.0]]]), 0.0, 2.5)
+        1.8
+    """
+    _check_threshold(threshold)
+    cumulative, longest, serial = _measured(latencies, serial)
+    done = np.count_nonzero(cumulative < threshold, axis=(1, 2))
+    values = _equation_6(done, threshold, longest, serial, cumulative[0].size)
+    # One by one, as `select_threshold` adds them.
+    return float(np.cumsum(values)[-1] / len(values))
+
+
+def select_threshold(
+    latencies: Float[np.ndarray, "iterations workers micro_batches"],
+    serial: Float[np.ndarray, " iterations"] | float,
+    *,
+    minimum_completed: float = 0.5,
+) -> Choice:
+    """The threshold with the largest effective speedup: algorithm 2, over all thresholds instead of a grid.
+
+    S(tau) jumps up just above a T_n^(m) and falls in between, so that its maximum lies at the number that follows one
+    of them, or at infinity. Branch and bound over these, in increasing order: no threshold of [a, b] has a larger
+    speedup than what b completes in the time of a,
+
+        mean_i Mdone_i(b) (T_i + Tc_i) / (M (min(a, T_i) + Tc_i)),
+
+    also in floating point, whose operations are monotonic. Ties, to a relative 1e-12, go to the larger threshold: to
+    fewer drops.
+
+    Args:
+        latencies: measured without a threshold.
+        serial: Tc, the rest of an iteration, with the all-reduce; of each iteration or of all.
+        minimum_completed: share of the micro-batches that are completed on average, at the least. Without serial time
+            tiny thresholds can have a large speedup, but drop most samples; assumption C.3, tau > M mu/2, excludes
+            these in theory.
+
+    Raises:
+        ValueError: as for `effective_speedup`, or `minimum_completed` is no share.
+
+    Example:
+        >>> select_threshold(np.array([[[1.0, 1.0], [1.0, 5.0]]]), 1.0)
+        Choice(threshold=2.0000000000000004, speedup=1.7499999999999998, completed=1.5, drop_rate=0.25)
+    """
+    if not 0 <= minimum_completed <= 1:
+        raise ValueError(f"minimum_completed={minimum_completed}: expected a share of the micro-batches, 0 to 1")
+    cumulative, longest, serial = _measured(latencies, serial)
+    iterations, workers, micro_batches = cumulative.shape
+    rows = np.sort(cumulative.reshape(iterations, -1), axis=1)
+    pooled = np.sort(rows, axis=None)
+    least = bisect.bisect_left(range(1, pooled.size + 1), minimum_completed, key=lambda n: n / pooled.size)
+    times = pooled[least:]
+    thresholds = np.nextafter(times[np.diff(times, append=math.inf) > 0], math.inf)
+
+    width = _SPLIT ** max(0, math.ceil(math.log(len(thresholds) / _BUCKETS, _SPLIT)))
+    starts = np.arange(0, len(thresholds), width)
+    best = 1.0  # of the infinite threshold
+    while True:
+        last = thresholds[np.minimum(starts + width, len(thresholds)) - 1]
+        speedups, bounds = _speedups(rows, longest, serial, thresholds[starts], last)
+        best = max(best, float(speedups.max()))
+        stay = bounds >= best * (1 - _TIE)
+        if width == 1:
+            break
+        starts = (starts[stay, None] + np.arange(0, width, width // _SPLIT)).ravel()
+        starts = starts[starts < len(thresholds)]
+        width //= _SPLIT
+    if best * (1 - _TIE) <= 1:
+        return Choice(math.inf, 1.0, float(micro_batches), 0.0)
+    chosen = np.flatnonzero(stay)[-1]
+    done = float(np.searchsorted(pooled, last[chosen]) / (iterations * workers))
+    return Choice(float(last[chosen]), float(speedups[chosen]), done, 1 - done / micro_batches)
+
+
+def _speedups(
+    rows: Float64[np.ndarray, "iterations times"],
+    longest: Float64[np.ndarray, " iterations"],
+    serial: Float64[np.ndarray, " iterations"],
+    first: Float64[np.ndarray, " buckets"],
+    last: Float64[np.ndarray, " buckets"],
+) -> tuple[Float64[np.ndarray, " buckets"], Float64[np.ndarray, " buckets"]]:
+    """Speedup at the last threshold of each bucket, and the bound of all speedups in the bucket."""
+    speedups, bounds = np.zeros(len(last)), np.zeros(len(last))
+    for row, slowest, rest in zip(rows, longest, serial, strict=True):
+        done = np.searchsorted(row, last)
+        speedups += _equation_6(done, last, slowest, rest, row.size)
+        bounds += _equation_6(done, first, slowest, rest, row.size)
+    return speedups / len(rows), bounds / len(rows)
+
+
+def _equation_6(
+    done: Int64[np.ndarray, " k"],
+    threshold: Float64[np.ndarray, " k"] | float,
+    longest: Float64[np.ndarray, " k"] | float,
+    serial: Float64[np.ndarray, " k"] | float,
+    size: int,
+) -> Float64[np.ndarray, " k"]:
+    """Speedup of an iteration in which all workers together completed `done` of `size` micro-batches.
+
+    In this order of operations it rises with `done`, falls with the threshold, and is 1 where nothing is dropped.
+    """
+    # Infinite where micro-batches took no time at all.
+    with np.errstate(over="ignore"):
+        return done * (longest + serial) / (size * (np.minimum(threshold, longest) + serial))
+
+
+def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers: int, serial: float = 0.0) -> float:
+    """Mean time of an iteration without a threshold: equation (7), after Bailey et al. (2014).
+
+        E[T] + Tc ~ sqrt(M) sigma ((1 - g) Phi^-1(1 - 1/N) + g Phi^-1(1 - 1/(e N))) + M mu + Tc
+
+    with the Euler-Mascheroni constant g: the mean of the largest of N normal variables. What it adds to M mu is 7.9 %
+    too small for two workers, 0.8 % too large for three, 2.5 % for eight, 0.7 % for 200. One worker takes M mu + Tc.
+
+    Args:
+        mu: mean latency of a micro-batch.
+        sigma: its standard deviation.
+        micro_batches: M, in an iteration of a worker.
+        workers: N.
+        serial: Tc.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> round(expected_iteration_time(0.45, 0.2, 12, 200), 2)
+        7.32
+    """
+    _check_latency(mu, sigma, micro_batches)
+    _check_serial(serial)
+    if workers < 1:
+        raise ValueError(f"workers={workers}: expected one worker or more")
+    mean = micro_batches * mu + serial
+    if workers == 1:
+        return mean
+    # Phi^-1(1 - p) = -Phi^-1(p) keeps the digits of a small p.
+    largest = -(1 - _EULER) * _NORMAL.inv_cdf(1 / workers) - _EULER * _NORMAL.inv_cdf(1 / (math.e * workers))
+    return mean + math.sqrt(micro_batches) * sigma * largest
+
+
+def expected_completed(mu: float, sigma: float, micro_batches: int, threshold: float) -> float:
+    """Mean number of micro-batches that a worker completes: equations (5) and (10).
+
+        E[Mdone] ~ sum_{m=1..M} Phi((tau - m mu) / sqrt(m sigma²))
+
+    Exact for normal latencies.
+
+    Args:
+        mu: mean latency of a micro-batch.
+        sigma: its standard deviation.
+        micro_batches: M.
+        threshold: tau.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> round(expected_completed(0.45, 0.2, 12, 5.4), 2)
+        11.16
+    """
+    _check_latency(mu, sigma, micro_batches)
+    _check_threshold(threshold)
+    return _expected_completed(mu, sigma, micro_batches, threshold)
+
+
+def expected_speedup(
+    mu: float,
+    sigma: float,
+    micro_batches: int,
+    workers: int,
+    serial: float,
+    threshold: float,
+    iteration_time: float | None = None,
+) -> float:
+    """Effective speedup from mean and variance of the latency: equation (11).
+
+        E[S] ~ E[Mdone]/M (E[T] + Tc) / (min(tau, E[T]) + Tc)
+
+    The paper counts Tc into the E[T] of equation (7), but adds it once more to min(tau, E[T]); here T is compute time,
+    as in equation (6).
+
+    Args:
+        mu: mean latency of a micro-batch.
+        sigma: its standard deviation.
+        micro_batches: M.
+        workers: N.
+        serial: Tc.
+        threshold: tau.
+        iteration_time: E[T] + Tc where it was measured, in place of equation (7); better where latencies are not
+            normal, since the slowest of many workers depends on their tail.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> round(expected_speedup(0.45, 0.2, 12, 200, 0.0, 5.9), 3)
+        1.206
+    """
+    predicted = expected_iteration_time(mu, sigma, micro_batches, workers, serial)
+    if iteration_time is None:
+        iteration_time = predicted
+    elif not serial < iteration_time < math.inf:
+        raise ValueError(
+            f"iteration_time={iteration_time}: expected the time of a whole iteration, above its serial={serial}"
+        )
+    share = expected_completed(mu, sigma, micro_batches, threshold) / micro_batches
+    return share * iteration_time / min(threshold + serial, iteration_time)
+
+
+def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: float) -> float:
+    """The threshold that mean and variance of the latency suggest, for many workers (appendix C.2).
+
+        tau* = argmax_tau (1/(tau + Tc)) sum_{m=1..M} Phi((tau - m mu)/sqrt(m sigma²)),  tau > M mu/2
+
+    The number of workers does not enter: tau is taken to be below the time of the slowest. With few workers tau* can
+    lie above it, and then drops nothing. Where sigma reaches mu and Tc is small, normal latencies are often negative
+    and tau* is the limit M mu/2: measure instead, with `select_threshold`.
+
+    Args:
+        mu: mean latency of a micro-batch.
+        sigma: its standard deviation.
+        micro_batches: M.
+        serial: Tc.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        >>> round(analytic_threshold(0.45, 0.2, 12, 0.0), 2)
+        4.39
+    """
+    _check_latency(mu, sigma, micro_batches)
+    _check_serial(serial)
+    mean, spread = micro_batches * mu, math.sqrt(micro_batches) * sigma
+    if sigma == 0:
+        return math.nextafter(mean, math.inf)
+    # Beyond nine standard deviations nothing is dropped in double precision. If sigma is small, the sum is a staircase
+    # whose last step is the best; it may fall between two points of the first grid.
+    lowest, highest = math.nextafter(mean / 2, math.inf), mean + 9 * spread
+    last_step = np.linspace(max(lowest, mean - 9 * spread), highest, 512)
+    grid = np.sort(np.concatenate([np.linspace(lowest, highest, 2048), last_step]))
+    # Near its maximum the function is flat to rounding over a relative 1e-8: five grids, each 32 times as fine.
+    for _ in range(6):
+        best = int(np.argmax([_expected_completed(mu, sigma, micro_batches, tau) / (tau + serial) for tau in grid]))
+        threshold = float(grid[best])
+        grid = np.linspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 65)
+    return threshold
+
+
+def _expected_completed(mu: float, sigma: float, micro_batches: int, threshold: float) -> float:
+    if sigma == 0:
+        return float(sum(m * mu < threshold for m in range(1, micro_batches + 1)))
+    scale = sigma * math.sqrt(2)
+    return sum(math.erfc((m * mu - threshold) / (scale * math.sqrt(m))) for m in range(1, micro_batches + 1)) / 2
+
+
+def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
+    """Further steps that make up for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section 4.5).
+
+    Args:
+        steps: of a training that drops nothing.
+        completed: Mdone, micro-batches that a worker completes on average.
+        micro_batches: M.
+
+    Raises:
+        ValueError: nothing was completed, or more than there was; or the steps are negative.
+
+    Example:
+        >>> extra_steps(900, 10.8, 12)
+        100
+    """
+    _check_completed(completed, micro_batches)
+    if steps < 0:
+        raise ValueError(f"steps={steps}: expected a number of steps, at least 0")
+    return _round_up(steps * (micro_batches / completed - 1))
+
+
+def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
+    """The batch of which as many samples remain as in `batch`: batch M/Mdone, rounded up (section 4.5).
+
+    Args:
+        batch: samples of a step that drops nothing.
+        completed: Mdone, micro-batches that a worker completes on average.
+        micro_batches: M.
+
+    Raises:
+        ValueError: nothing was completed, or more than there was; or the batch is empty.
+
+    Example:
+        >>> larger_batch(1024, 9.6, 12)
+        1280
+    """
+    _check_completed(completed, micro_batches)
+    if batch < 1:
+        raise ValueError(f"batch={batch}: expected one sample or more")
+    return _round_up(batch * (micro_batches / completed))
+
+
+def _round_up(value: float) -> int:
+    """Rounds up, but not what only rounding put above a whole number."""
+    return math.ceil(round(value, 6))
+
+
+def _cumulative(latencies: Float[np.ndarray, "*batch micro_batches"]) -> Float64[np.ndarray, "*batch micro_batches"]:
+    times = np.asarray(latencies, np.float64)
+    if times.ndim == 0 or times.size == 0:
+        raise ValueError(f"latencies of shape {times.shape}: expected [..., micro-batches] with at least one of each")
+    if not (times.min() >= 0 and times.max() < math.inf):
+        where = tuple(int(i) for i in np.argwhere(~((times >= 0) & (times < math.inf)))[0])
+        raise ValueError(
+            f"latency {times[where]} at {where}: expected finite times of at least 0; leave out what was not measured"
+        )
+    return np.cumsum(times, axis=-1)
+
+
+def _measured(
+    latencies: Float[np.ndarray, "iterations workers micro_batches"],
+    serial: Float[np.ndarray, " iterations"] | float,
+) -> tuple[
+    Float64[np.ndarray, "iterations workers micro_batches"],
+    Float64[np.ndarray, " iterations"],
+    Float64[np.ndarray, " iterations"],
+]:
+    """T_{i,n}^(m), T_i and Tc_i."""
+    if np.ndim(latencies) != 3:
+        raise ValueError(
+            f"latencies of shape {np.shape(latencies)}: expected [iterations, workers, micro-batches]; "
+            "one iteration is latencies[None]"
+        )
+    cumulative = _cumulative(latencies)
+    longest = cumulative[:, :, -1].max(axis=1)
+    rest = np.asarray(serial, np.float64)
+    if rest.shape not in ((), longest.shape):
+        raise ValueError(
+            f"serial of shape {rest.shape}: expected one time, or one for each of {len(longest)} iterations"
+        )
+    if not ((rest >= 0) & (rest < math.inf)).all():
+        raise ValueError(f"serial={serial}: expected finite times of at least 0")
+    rest = np.broadcast_to(rest, longest.shape)
+    if not (longest + rest).all():
+        empty = int(np.argmin(longest + rest))
+        raise ValueError(f"iteration {empty} took no time; leave out iterations that were not measured")
+    return cumulative, longest, rest
+
+
+def _check_threshold(threshold: float) -> None:
+    if not threshold > 0:
+        raise ValueError(f"threshold={threshold}: expected a time above 0; math.inf drops nothing")
+
+
+def _check_latency(mu: float, sigma: float, micro_batches: int) -> None:
+    if not 0 < mu < math.inf or not 0 <= sigma < math.inf:
+        raise ValueError(f"mu={mu}, sigma={sigma}: expected a finite mean above 0, a standard deviation of at least 0")
+    _check_micro_batches(micro_batches)
+
+
+def _check_micro_batches(micro_batches: int) -> None:
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches={micro_batches}: expected one micro-batch or more")
+
+
+def _check_serial(serial: float) -> None:
+    if not 0 <= serial < math.inf:
+        raise ValueError(f"serial={serial}: expected a finite time of at least 0")
+
+
+def _check_completed(completed: float, micro_batches: int) -> None:
+    _check_micro_batches(micro_batches)
+    if not 0 < completed <= micro_batches:
+        raise ValueError(
+            f"completed={completed}: expected more than 0 and at most micro_batches={micro_batches}; "
+            "raise the threshold where nothing is completed"
+        )

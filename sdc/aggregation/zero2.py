@@ -1,0 +1,380 @@
+"""ZeRO-2 over links that lose packets: every worker owns a shard of the optimizer and holds a copy of all parameters.
+
+Weintraub, Banner, Orda, *Distributed Training under Packet Loss* (2025), algorithm 1:
+
+    forward, backward -> lossy reduce-scatter of gradients -> the owner updates its shard -> lossy all-gather
+
+Beyond the paper, from its list of open questions: loss per packet, bursts, bad links, recorded traces (`channels`),
+reliable transport for the packets of largest norm, parity packets, rates that tighten as training converges, and a log
+of everything that was lost, from which a run is replayed bit for bit.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, Bool, Float, Float32, Int32, UInt8, UInt32
+
+from .assignment import Tree, assign, stepped
+from .channels import Channel, Independent, Recorded
+from .lossy import Layout, all_gather, reduce_scatter
+from .workers import check_probability, count_workers
+
+SAMPLE = 256
+"""Most elements of a shard from which the drift between copies is estimated."""
+
+
+class LossyLog(NamedTuple):
+    """Which packets of this worker arrived at the last step, eight to a byte (`numpy.packbits` along the last axis).
+
+    Attributes:
+        gradient: of the reduce-scatter, uint8 [receivers, packets / 8].
+        parameter: of the all-gather.
+    """
+
+    gradient: UInt8[Array, "workers bytes"]
+    parameter: UInt8[Array, "workers bytes"]
+
+
+class LossyReport(NamedTuple):
+    """What the last step lost, and how far the copies are off; the same on every worker.
+
+    Attributes:
+        gradient_loss: share of the packets of gradients between different workers that did not arrive.
+        parameter_loss: the same of parameters.
+        unreduced: packets of shards of which nothing arrived, so that their gradient is that of the step before.
+        move: s^2, mean square of what owners moved their parameters by.
+        owner_drift: mean square of the difference between a copy and its owner's shard.
+        pair_drift: the same between two copies, neither of them the owner's, estimated from a sample of up to `SAMPLE`
+            elements of each shard; NaN with two workers, where there is but one copy. In theory `drift.pair_drift`.
+        norm: Euclidean norm of the aggregated gradient; 0 where rates do not tighten.
+    """
+
+    gradient_loss: Float32[Array, ""]
+    parameter_loss: Float32[Array, ""]
+    unreduced: UInt32[Array, ""]
+    move: Float32[Array, ""]
+    owner_drift: Float32[Array, ""]
+    pair_drift: Float32[Array, ""]
+    norm: Float32[Array, ""]
+
+
+class LossyState(NamedTuple):
+    """State of `lossy_zero2`; shards are flat and padded.
+
+    Attributes:
+        inner: state of the optimizer, on this worker's shards.
+        step: steps done.
+        previous: this worker's shards of the last aggregated gradient.
+        channels: states of this worker's links, for gradients and for parameters.
+        strongest: the largest norm of an aggregated gradient so far.
+        report: of the last step.
+        log: of the last step.
+    """
+
+    inner: optax.OptState
+    step: Int32[Array, ""]
+    previous: Tree
+    channels: tuple[Any, Any]
+    strongest: Float32[Array, ""]
+    report: LossyReport
+    log: LossyLog
+
+
+@dataclasses.dataclass(frozen=True)
+class _Transport:
+    """What stands between a sender and the packets that arrive."""
+
+    channel: Channel
+    reliable: float
+    parity: int | None
+
+    def deliver(
+        self,
+        key: Array,
+        state: Any,
+        squares: Float32[Array, "workers packets"] | None,
+        *,
+        sender: Int32[Array, ""],
+        step: Int32[Array, ""],
+        layout: Layout,
+        scale: Float32[Array, ""],
+    ) -> tuple[Bool[Array, "workers packets"], Any]:
+        """Packets that arrive, and the channel's state. `squares` are the packets' norms, for those sent reliably."""
+        workers, packets = layout.workers, layout.packets
+        draw = functools.partial(self.channel.draw, key, state, sender=sender, step=step, workers=workers, scale=scale)
+        if isinstance(self.channel, Recorded):  # what a log holds has been mended already
+            return draw(packets=packets)
+        if self.parity is None:
+            arrived, state = draw(packets=packets)
+        else:
+            groups = -(-packets // self.parity)
+            sent, state = draw(packets=groups * (self.parity + 1))
+            group = sent.reshape(workers, groups, self.parity + 1)
+            real = (jnp.arange(groups * self.parity) < packets).reshape(groups, self.parity)
+            data, spare = group[..., :-1] | ~real, group[..., -1:]
+            mended = data | ((jnp.sum(~data, axis=-1, keepdims=True) == 1) & spare)
+            arrived = mended.reshape(workers, -1)[:, :packets]
+        if squares is not None:
+            smallest = lax.top_k(squares, math.ceil(self.reliable * packets))[0][:, -1:]
+            arrived |= squares >= smallest
+        return arrived, state
+
+
+def lossy_zero2(
+    optimizer: optax.GradientTransformation,
+    axis_name: str,
+    p_grad: float | Channel = 0.0,
+    p_param: float | Channel = 0.0,
+    *,
+    packet: int | None = None,
+    seed: int = 0,
+    reliable: float = 0.0,
+    parity: int | None = None,
+    tighten: float = 0.0,
+) -> optax.GradientTransformationExtraArgs:
+    """ZeRO-2 with lossy collectives.
+
+    `update` takes this worker's own gradient, before any all-reduce, and its own copy of the parameters; `init` and
+    `update` run under the worker axis. Each leaf is flattened, padded with zeros to a multiple of the workers, and cut
+    into shards; the optimizer sees flat shards in the structure of the parameters. It must therefore work element by
+    element, as SGD, momentum and Adam do; one that looks at the shape of a leaf (Adafactor's factored moments) or at
+    all of it (a norm over a leaf) sees those of a shard.
+
+    Args:
+        optimizer: any optax optimizer; its state lives on shards.
+        axis_name: the axis of the workers, bound.
+        p_grad: probability that a packet of gradients is lost, or a channel.
+        p_param: the same for parameters.
+        packet: elements of a packet, counted for each leaf; None to lose all that one worker sends another in a step,
+            or nothing, as the paper does.
+        seed: of all draws.
+        reliable: share of the packets to each receiver that are sent reliably: those of largest norm, of the gradient,
+            or of what the parameters have moved.
+        parity: one XOR parity packet for so many packets: a group that lost one packet, and not the parity, has it
+            back, bit for bit, for 1/parity more traffic. None for none.
+        tighten: loss rates are multiplied by (||ghat|| / the largest ||ghat|| so far)^tighten, ghat being the
+            aggregated gradient of the step before, so that links get better as training converges. 0 for constant
+            rates.
+
+    Returns:
+        An optimizer with `LossyState`, whose `update` takes `weight`, that of this worker's gradient in the mean (for
+        instance its finished micro-batches; 1 by default). Its updates are assignments: nothing may be chained behind.
+
+    Raises:
+        ValueError: a probability, the packet size or `parity` is out of range; in `update`: the axis is not bound or
+            has fewer than two workers, or the state is of another optimizer, model or number of workers.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from sdc.aggregation import lossy_zero2
+        >>> optimizer = lossy_zero2(optax.sgd(1.0), "data", p_grad=0.1, p_param=0.1)
+        >>> def step(params, gradient):
+        ...     updates, state = optimizer.update(gradient, optimizer.init(params), params)
+        ...     return optax.apply_updates(params, updates)
+        >>> jax.vmap(step, axis_name="data")(jnp.zeros((2, 3)), jnp.ones((2, 3))).tolist()
+        [[-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]]
+    """
+    check_probability("reliable", reliable)
+    if parity is not None and parity < 1:
+        raise ValueError(f"parity={parity}: expected a number of packets of at least 1")
+    if not 0 <= tighten < math.inf:
+        raise ValueError(f"tighten={tighten}: expected an exponent of at least 0")
+    if packet is not None and packet < 1:
+        raise ValueError(f"packet={packet}: expected a number of elements of at least 1")
+    for name, rate in (("p_grad", p_grad), ("p_param", p_param)):
+        if not isinstance(rate, Channel):
+            check_probability(name, rate)
+    inner = optax.with_extra_args_support(optimizer)
+    transports = [
+        _Transport(rate if isinstance(rate, Channel) else Independent(rate), reliable, parity)
+        for rate in (p_grad, p_param)
+    ]
+
+    def own(leaves: Sequence[Array]) -> list[Array]:
+        me = lax.axis_index(axis_name)
+        return [lax.dynamic_index_in_dim(leaf, me, keepdims=False) for leaf in leaves]
+
+    def init(params: Tree) -> LossyState:
+        workers = count_workers(axis_name)
+        layout = Layout.of(params, workers, packet)
+        structure = jax.tree.structure(params)
+        shards = own(layout.cut(params))
+        size = -(-layout.packets // 8)
+        zero = jnp.zeros((), jnp.float32)
+        return LossyState(
+            inner.init(jax.tree.unflatten(structure, shards)),
+            jnp.zeros((), jnp.int32),
+            jax.tree.unflatten(structure, [jnp.zeros_like(shard) for shard in shards]),
+            (transports[0].channel.init(workers), transports[1].channel.init(workers)),
+            zero,
+            LossyReport(zero, zero, jnp.zeros((), jnp.uint32), zero, zero, zero, zero),
+            LossyLog(jnp.zeros((workers, size), jnp.uint8), jnp.zeros((workers, size), jnp.uint8)),
+        )
+
+    def update(
+        gradient: Tree,
+        state: LossyState,
+        params: Tree = None,
+        *,
+        weight: Float32[Array, ""] | None = None,
+        **extra: Any,
+    ) -> tuple[Tree, LossyState]:
+        workers = count_workers(axis_name)
+        layout = Layout.of(params, workers, packet)
+        _check(state, params, layout)
+        structure = jax.tree.structure(params)
+        sender = lax.axis_index(axis_name)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), state.step), sender)
+        keys = jax.random.split(key)
+        scale = jnp.float32(1)
+        if tighten:
+            share = state.report.norm / jnp.where(state.strongest > 0, state.strongest, 1)
+            scale = jnp.where(state.step > 0, jnp.minimum(share, 1) ** jnp.float32(tighten), 1)
+
+        def deliver(which: int, moved: Sequence[Array]) -> tuple[Array, Any]:
+            squares = layout.squares(moved) if reliable else None
+            return transports[which].deliver(
+                keys[which],
+                state.channels[which],
+                squares,
+                sender=sender,
+                step=state.step,
+                layout=layout,
+                scale=scale,
+            )
+
+        gradients = layout.cut(gradient)
+        sent_gradient, gradient_channel = deliver(0, gradients)
+        previous = jax.tree.leaves(state.previous)
+        means, received = reduce_scatter(gradients, layout, axis_name, sent_gradient, previous, weight)
+
+        stale = layout.cut(params)
+        shards = own(stale)
+        new, inner_state = stepped(
+            inner,
+            jax.tree.unflatten(structure, means),
+            state.inner,
+            jax.tree.unflatten(structure, shards),
+            **extra,
+        )
+        new = jax.tree.leaves(new)
+        moved = [(b - a)[None] for a, b in zip(shards, new, strict=True)]
+        sent_parameter, parameter_channel = deliver(1, moved)
+        copies, owners, _ = all_gather(new, layout, axis_name, sent_parameter, stale)
+
+        norm = jnp.zeros((), jnp.float32)
+        if tighten:
+            norm = jnp.sqrt(lax.psum(_square(means), axis_name))
+        report = _report(layout, axis_name, sent_gradient, sent_parameter, received, moved, copies, owners)
+        log = LossyLog(jnp.packbits(sent_gradient, axis=-1), jnp.packbits(sent_parameter, axis=-1))
+        return assign(layout.join(copies, params)), LossyState(
+            inner_state,
+            state.step + 1,
+            jax.tree.unflatten(structure, means),
+            (gradient_channel, parameter_channel),
+            jnp.maximum(state.strongest, norm),
+            report._replace(norm=norm),
+            log,
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = None) -> tuple[Recorded, Recorded]:
+    """The channels that replay a run, from the logs of its steps.
+
+    Args:
+        logs: of each step, from all workers: leaves uint8 [senders, receivers, bytes].
+        params: of one worker.
+        packet: as the run had it.
+
+    Returns:
+        For `p_grad` and `p_param`. The replay must not ask for `tighten`; `parity` and `reliable` have no effect.
+
+    Raises:
+        ValueError: there is no step, or the logs are of another model, number of workers or packet size.
+    """
+    if not logs:
+        raise ValueError("the log holds no step; replay a run of one step or more")
+    found = []
+    for name in LossyLog._fields:
+        packed = np.stack([np.asarray(getattr(log, name)) for log in logs])
+        if packed.ndim != 4 or packed.shape[1] != packed.shape[2]:
+            raise ValueError(
+                f"a log of shape {packed.shape}: expected uint8 [steps, senders, receivers, bytes] of all workers"
+            )
+        packets = Layout.of(params, packed.shape[1], packet).packets
+        if packed.shape[3] != -(-packets // 8):
+            raise ValueError(
+                f"a log of {packed.shape[3]} bytes a link does not fit {packets} packets; "
+                "replay a run with its own model and packet size"
+            )
+        found.append(Recorded(np.unpackbits(packed, axis=-1, count=packets).astype(np.bool_)))
+    return found[0], found[1]
+
+
+def _report(
+    layout: Layout,
+    axis_name: str,
+    sent_gradient: Bool[Array, "workers packets"],
+    sent_parameter: Bool[Array, "workers packets"],
+    received: Float32[Array, "packets"],
+    moved: Sequence[Float[Array, "1 _"]],
+    copies: Sequence[Float[Array, "workers _"]],
+    owners: Sequence[Float[Array, "workers _"]],
+) -> LossyReport:
+    others = (jnp.arange(layout.workers) != lax.axis_index(axis_name))[:, None]
+    off = [(copy - owner).astype(jnp.float32) for copy, owner in zip(copies, owners, strict=True)]
+    sampled = jnp.concatenate([error[:, :: -(-error.shape[1] // SAMPLE)] for error in off], axis=1)
+    sums = lax.psum(
+        (
+            jnp.sum(~sent_gradient & others, dtype=jnp.float32),
+            jnp.sum(~sent_parameter & others, dtype=jnp.float32),
+            jnp.sum(received == 0, dtype=jnp.uint32),
+            _square(moved),
+            _square(off),
+            sampled,
+            jnp.square(sampled),
+        ),
+        axis_name,
+    )
+    gradient, parameter, unreduced, move, drift, first, second = sums
+    copies_of_one = layout.workers - 1
+    sent = layout.workers * copies_of_one * layout.packets
+    size = max(1, sum(layout.sizes))
+    pairs = jnp.float32(jnp.nan)
+    if copies_of_one > 1:
+        # The mean of (a - b)^2 over pairs; the owner's own error is 0 and adds to neither sum.
+        spread = copies_of_one * second - jnp.square(first)
+        pairs = 2 * jnp.mean(spread) / (copies_of_one * (copies_of_one - 1))
+    return LossyReport(
+        gradient / sent, parameter / sent, unreduced, move / size, drift / (copies_of_one * size), pairs, jnp.float32(0)
+    )
+
+
+def _square(leaves: Sequence[Float[Array, "..."]]) -> Float32[Array, ""]:
+    return sum((jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in leaves), jnp.float32(0))
+
+
+def _check(state: Any, params: Tree, layout: Layout) -> None:
+    if params is None:
+        raise ValueError("no parameters were given; call update(gradient, state, params)")
+    if not isinstance(state, LossyState):
+        raise ValueError(
+            f"a state of type {type(state).__name__} is not of this optimizer; expected the LossyState of its init"
+        )
+    shards = tuple(leaf.size for leaf in jax.tree.leaves(state.previous))
+    if shards != layout.shards or state.log.gradient.shape != (layout.workers, -(-layout.packets // 8)):
+        raise ValueError(
+            f"the state is of shards of {shards} elements and a log of shape {state.log.gradient.shape}; expected "
+            f"{layout.shards} for {layout.workers} workers with {layout.packets} packets; "
+            "make it with init, for this model, number of workers and packet size"
+        )

@@ -1,0 +1,367 @@
+"""Lossy collectives against plain NumPy and theory; a run replays from its log; what helps against losses helps."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from sdc.aggregation import (
+    BadLink,
+    GilbertElliott,
+    LossyState,
+    Recorded,
+    lossy_all_gather,
+    lossy_psum_scatter,
+    lossy_zero2,
+    recorded,
+)
+from sdc.aggregation.drift import own_weight, owner_drift, pair_drift, steady_drift
+from sdc.aggregation.lossy import Layout
+
+from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
+
+WORKERS = 4
+
+
+def naive_scatter(x: Any, arrived: Any, weight: Any, previous: Any) -> np.ndarray:
+    """The mean over what arrived, element by element: x [senders, receivers, shard]."""
+    workers, _, shard = x.shape
+    packets = arrived.shape[2]
+    length = -(-shard // packets)
+    out = np.array(previous)
+    for receiver in range(workers):
+        for element in range(shard):
+            there = [s for s in range(workers) if s == receiver or arrived[s, receiver, element // length]]
+            total = sum(weight[s] for s in there)
+            if total > 0:
+                out[receiver, element] = sum(weight[s] * x[s, receiver, element] for s in there) / total
+    return out
+
+
+@functools.cache
+def scatter(placement: str) -> Any:
+    def run(x: Any, arrived: Any, weight: Any, previous: Any) -> Any:
+        return lossy_psum_scatter(x, AXIS, arrived, previous=previous, weight=weight)
+
+    return place(run, placement, WORKERS)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_reduce_scatter_is_the_mean_over_what_arrived(placement: str) -> None:
+    generator = np.random.default_rng(0)
+    for weight in (np.ones(4), np.array([2.0, 0.0, 0.0, 1.0]), np.array([0.0, 0.0, 0.0, 5.0])):
+        x = generator.normal(size=(4, 4, 7)).astype(np.float32)
+        previous = generator.normal(size=(4, 7)).astype(np.float32)
+        arrived = generator.random((4, 4, 3)) < 0.5
+        mean, received = scatter(placement)(x, arrived, weight.astype(np.float32), previous)
+        np.testing.assert_allclose(mean, naive_scatter(x, arrived, weight, previous), rtol=1e-5, atol=1e-6)
+        own = arrived | np.eye(4, dtype=bool)[..., None]
+        np.testing.assert_allclose(received, np.einsum("srp,s->rp", own, weight))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_all_gather_keeps_what_did_not_arrive(placement: str) -> None:
+    generator = np.random.default_rng(1)
+    shard, stale = generator.normal(size=(4, 5)), generator.normal(size=(4, 4, 5))
+    arrived = generator.random((4, 4, 2)) < 0.5
+
+    def run(shard: Any, arrived: Any, stale: Any) -> Any:
+        return lossy_all_gather(shard, AXIS, arrived, stale=stale)
+
+    copies, received = place(run, placement, 4)(shard.astype(np.float32), arrived, stale.astype(np.float32))
+    there = np.swapaxes(arrived | np.eye(4, dtype=bool)[..., None], 0, 1)
+    np.testing.assert_array_equal(received, there)
+    expected = np.where(np.repeat(there, 3, axis=-1)[..., :5], shard[None], stale)
+    np.testing.assert_array_equal(copies, expected.astype(np.float32))
+
+
+def test_lost_infinities_stay_lost() -> None:
+    x = np.ones((4, 4, 2), np.float32)
+    x[1, 0] = np.inf
+    arrived = np.ones((4, 4, 1), bool)
+    arrived[1, 0] = False
+    mean, _ = scatter("vmap")(x, arrived, np.ones(4, np.float32), np.zeros((4, 2), np.float32))
+    assert (np.asarray(mean) == 1).all()
+
+
+def test_unbiased_over_workers_and_leaning_to_the_owner_given_them() -> None:
+    """Over 20,000 draws at p = 0.3 with N = 4; five standard errors."""
+    p, draws = 0.3, 20_000
+    arrived = jax.random.uniform(jax.random.key(0), (draws, 4, 4, 1)) >= p
+    x = jnp.broadcast_to(jnp.eye(4)[:, None, :], (4, 4, 4))  # worker i's gradient is the i-th unit vector
+    run = jax.jit(jax.vmap(lambda arrived: scatter("vmap")(x, arrived, jnp.ones(4), jnp.zeros((4, 4)))[0]))
+    weights = np.asarray(run(arrived))  # [draws, receiver, sender]
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
+    own = weights[:, np.arange(4), np.arange(4)]
+    assert abs(own.mean() - own_weight(p, 4)) < 5 * own.std() / math.sqrt(own.size)
+    others = weights[:, 0, 1:]
+    even = (1 - own_weight(p, 4)) / 3
+    assert (np.abs(others.mean(axis=0) - even) < 5 * others.std(axis=0) / math.sqrt(draws)).all()
+
+
+@settings(max_examples=15)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    packet=st.one_of(st.none(), st.integers(1, 12)),
+    workers=st.integers(2, 5),
+)
+def test_layout_cuts_and_joins(sizes: list[int], packet: int | None, workers: int) -> None:
+    tree = [np.arange(1, size + 1, dtype=np.float32) for size in sizes]
+    layout = Layout.of(tree, workers, packet)
+    shards = layout.cut(tree)
+    assert [shard.shape for shard in shards] == [(workers, -(-size // workers)) for size in sizes]
+    for joined, leaf in zip(layout.join(shards, tree), tree, strict=True):
+        np.testing.assert_array_equal(joined, leaf)
+    numbers = np.arange(layout.packets)
+    spread = layout.spread(jnp.asarray(numbers))
+    squares = np.zeros((workers, layout.packets))
+    first = 0
+    for shard, number, count in zip(shards, spread, layout.counts, strict=True):
+        length = shard.shape[1] if packet is None else min(packet, shard.shape[1])
+        expected = [0 if packet is None else first + place // length for place in range(shard.shape[1])]
+        assert np.asarray(number).tolist() == expected
+        for row in range(workers):
+            np.add.at(squares[row], expected, np.square(np.asarray(shard)[row]))
+        first += count
+    np.testing.assert_allclose(layout.squares(shards), squares, rtol=1e-5)
+
+
+def random_walk(optimizer: Any, steps: int, size: int = 4000, steady: float | None = None) -> Any:
+    """States of a run whose owners move by independent steps of variance 1, or by a steady one."""
+
+    def run(theta: Any) -> Any:
+        def step(carry: Any, number: Any) -> Any:
+            theta, state = carry
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(9), number), lax.axis_index(AXIS))
+            gradient = jax.random.normal(key, (size,)) * 2.0 if steady is None else jnp.full(size, steady)
+            updates, state = optimizer.update(gradient, state, theta)
+            theta = optax.apply_updates(theta, updates)
+            return (theta, state), (theta, state)
+
+        return lax.scan(step, (theta, optimizer.init(theta)), jnp.arange(steps))[1]
+
+    return jax.tree.map(np.asarray, place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, size))))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.4])
+def test_drift_is_the_exact_form_and_not_the_printed_one(p: float) -> None:
+    """Gradients are lossless: with N = 4 the mean of draws of variance 4 has variance 1."""
+    _, state = random_walk(lossy_zero2(optax.sgd(1.0), AXIS, 0.0, p, packet=4), 300)
+    settled = slice(40, None)
+    report = jax.tree.map(lambda leaf: leaf[0, settled].mean(), state.report)
+    assert report.move == pytest.approx(1.0, rel=0.01)
+    # 1,000 packets, 260 steps, correlated over 1 / (1 - p) steps: a relative standard error below 0.01.
+    assert report.pair_drift == pytest.approx(pair_drift(p), rel=0.05)
+    assert report.owner_drift == pytest.approx(owner_drift(p), rel=0.05)
+    assert abs(report.pair_drift / pair_drift(p, printed=True) - 1) > 0.07
+    assert report.parameter_loss == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / (12 * 250 * 260)))
+    assert (state.report.gradient_loss == 0).all()
+
+
+def test_drift_of_a_steady_owner() -> None:
+    p = 0.3
+    _, state = random_walk(lossy_zero2(optax.sgd(1.0), AXIS, 0.0, p, packet=4), 300, steady=0.5)
+    assert state.report.pair_drift[0, 40:].mean() == pytest.approx(steady_drift(p, 0.5), rel=0.05)
+
+
+def test_drift_over_pairs_is_that_of_the_copies() -> None:
+    """The report's sums against the parameters themselves, where every element is in the sample."""
+    theta, state = random_walk(lossy_zero2(optax.sgd(1.0), AXIS, 0.2, 0.4, packet=3), 10, size=40)
+    for step in range(10):
+        copies = theta[:, step].reshape(WORKERS, WORKERS, 10)  # [holder, owner, element]
+        pairs, owners = [], []
+        for owner in range(WORKERS):
+            others = [holder for holder in range(WORKERS) if holder != owner]
+            owners += [np.square(copies[a, owner] - copies[owner, owner]).mean() for a in others]
+            pairs += [np.square(copies[a, owner] - copies[b, owner]).mean() for a in others for b in others if a < b]
+        assert state.report.pair_drift[0, step] == pytest.approx(np.mean(pairs), rel=1e-4, abs=1e-7)
+        assert state.report.owner_drift[0, step] == pytest.approx(np.mean(owners), rel=1e-4, abs=1e-7)
+
+
+def last_loss(state: LossyState) -> tuple[float, float]:
+    return float(state.report.gradient_loss[0].mean()), float(state.report.parameter_loss[0].mean())
+
+
+def test_parity_and_reliable_packets_lower_the_loss() -> None:
+    """With p = 0.2 and one parity packet for 4, a packet stays lost unless the 4 others of its 5 arrive."""
+    run = functools.partial(random_walk, steps=40)
+    plain = run(lossy_zero2(optax.sgd(1.0), AXIS, 0.2, 0.2, packet=5))[1]
+    parity = run(lossy_zero2(optax.sgd(1.0), AXIS, 0.2, 0.2, packet=5, parity=4))[1]
+    reliable = run(lossy_zero2(optax.sgd(1.0), AXIS, 0.2, 0.2, packet=5, reliable=0.25))[1]
+    count = 40 * WORKERS * (WORKERS - 1) * 200
+    for found, rate in ((plain, 0.2), (parity, 0.2 * (1 - 0.8**4)), (reliable, 0.2 * 0.75)):
+        for share in last_loss(found):
+            assert abs(share - rate) < 5 * math.sqrt(4 * rate * (1 - rate) / count)
+
+
+def test_xor_parity_gives_back_the_bits() -> None:
+    """What is modelled: the one packet that a group has lost is the XOR of its others and the parity."""
+    words = np.random.default_rng(0).integers(0, 2**32, (4, 5), dtype=np.uint32)
+    parity = np.bitwise_xor.reduce(words)
+    for lost in range(4):
+        np.testing.assert_array_equal(np.bitwise_xor.reduce(np.delete(words, lost, axis=0)) ^ parity, words[lost])
+
+
+def test_the_reliable_packets_are_those_of_largest_norm() -> None:
+    """All links lose everything; a quarter of the packets, those with the large gradients, still come through."""
+    optimizer = lossy_zero2(optax.sgd(1.0), AXIS, 1.0, 0.0, packet=5, reliable=0.25)
+
+    def step(theta: Any) -> Any:
+        size = jnp.where(jnp.arange(80) % 20 < 5, 8.0, 1.0)  # the first packet of each shard of 20
+        gradient = size * (1.0 + lax.axis_index(AXIS).astype(jnp.float32))
+        updates, state = optimizer.update(gradient, optimizer.init(theta), theta)
+        return optax.apply_updates(theta, updates), state.log
+
+    theta, log = place(step, "vmap", WORKERS)(jnp.zeros((WORKERS, 80)))
+    arrived = np.unpackbits(log.gradient, axis=-1, count=4)
+    off = ~np.eye(WORKERS, dtype=bool)
+    assert (arrived[off] == [1, 0, 0, 0]).all()
+    first = -np.asarray(theta[0]).reshape(4, 4, 5)
+    np.testing.assert_allclose(first[:, 0], 8 * 2.5)  # the mean over all workers
+    np.testing.assert_allclose(first[:, 1:], np.arange(1.0, 5.0)[:, None, None] * np.ones((4, 3, 5)))  # the owner's own
+
+
+def test_rates_tighten_with_the_gradient() -> None:
+    """Gradients shrink tenfold over the run; with an exponent of 1 so does the loss."""
+
+    def run(theta: Any) -> Any:
+        optimizer = lossy_zero2(optax.sgd(0.0), AXIS, 0.5, 0.5, packet=1, tighten=1.0)
+
+        def step(state: Any, number: Any) -> Any:
+            gradient = jnp.ones(4000) * jnp.where(number < 5, 1.0, 0.1)
+            _, state = optimizer.update(gradient, state, theta)
+            return state, state.report
+
+        return lax.scan(step, optimizer.init(theta), jnp.arange(10))[1]
+
+    report = place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, 4000)))
+    loss = np.asarray(report.gradient_loss)[0]
+    assert loss[:6] == pytest.approx(0.5, abs=0.03)
+    assert loss[6:] == pytest.approx(0.05, abs=0.01)
+
+
+REPLAYED = {
+    "independent": {"p_grad": 0.3, "p_param": 0.2, "packet": 3},
+    "per shard": {"p_grad": 0.3, "p_param": 0.2},
+    "everything": {
+        "p_grad": GilbertElliott(0.2, 4.0), "p_param": BadLink(0.7, receiver=2), "packet": 2, "parity": 3,
+        "reliable": 0.1, "tighten": 0.5,
+    },
+}  # fmt: skip
+
+
+def train(optimizer: Any, placement: str, steps: int = 5) -> Any:
+    """Parameters of all workers and the log of each step, of a small regression."""
+
+    def step(theta: Any, state: Any, batch: Any) -> Any:
+        gradient = jax.grad(lambda theta: jnp.mean(jnp.square(batch @ theta["w"] + theta["b"])))(theta)
+        updates, state = optimizer.update(gradient, state, theta)
+        return optax.apply_updates(theta, updates), state
+
+    theta = stack({"w": jnp.linspace(-1.0, 1.0, 30).reshape(10, 3), "b": jnp.ones(3)}, WORKERS)
+    run = place(step, placement, WORKERS)
+    state = place(optimizer.init, placement, WORKERS)(theta)
+    batch = np.asarray(jax.random.normal(jax.random.key(3), (steps, WORKERS, 6, 10)))
+    logs = []
+    for number in range(steps):
+        theta, state = run(theta, state, batch[number])
+        logs.append(jax.tree.map(np.asarray, state.log))
+    return theta, logs
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_run_replays_from_its_log_bit_for_bit(name: str) -> None:
+    chosen: dict[str, Any] = dict(REPLAYED[name])
+    packet = chosen.get("packet")
+    theta, logs = train(lossy_zero2(optax.sgd(0.1, momentum=0.9), AXIS, **chosen), "shard_map")
+    assert not equal_replicas(theta)
+    one = jax.tree.map(lambda leaf: leaf[0], theta)
+    gradients, parameters = recorded(logs, one, packet=packet)
+    replay = lossy_zero2(optax.sgd(0.1, momentum=0.9), AXIS, gradients, parameters, packet=packet, seed=99)
+    again, same = train(replay, "shard_map")
+    jax.tree.map(np.testing.assert_array_equal, again, theta)
+    jax.tree.map(np.testing.assert_array_equal, same, logs)
+    with pytest.raises(ValueError, match="does not fit"):
+        recorded(logs, {"w": jnp.ones(1000)}, packet=2)
+
+
+def test_weights_of_finished_work() -> None:
+    """Together with DropCompute: workers that finished nothing weigh nothing, also in their own shard."""
+    optimizer = lossy_zero2(optax.sgd(1.0), AXIS, 0.0, 0.0)
+
+    def step(theta: Any, gradient: Any, weight: Any) -> Any:
+        updates, state = optimizer.update(gradient, optimizer.init(theta), theta, weight=weight)
+        return optax.apply_updates(theta, updates), state.report.unreduced
+
+    run = place(step, "vmap", WORKERS)
+    gradient = jnp.broadcast_to(jnp.arange(4.0)[:, None], (4, 8))
+    theta, unreduced = run(jnp.zeros((4, 8)), gradient, jnp.asarray([1.0, 0.0, 0.0, 3.0]))
+    np.testing.assert_allclose(theta, -2.25)
+    assert (unreduced == 0).all()
+    theta, unreduced = run(jnp.zeros((4, 8)), gradient, jnp.zeros(4))
+    assert (np.asarray(theta) == 0).all()
+    assert (unreduced == 4).all()
+
+
+def bound(fn: Any, workers: int = 2) -> Any:
+    return jax.vmap(lambda _: fn(), axis_name=AXIS)(jnp.arange(workers))
+
+
+def other_state(**changes: Any) -> Any:
+    """An update with the state of another setting."""
+    setting = {"size": 80, "packet": 2, **changes}
+    optimizer = lossy_zero2(optax.sgd(1.0), AXIS, packet=2)
+    other = lossy_zero2(optax.sgd(1.0), AXIS, packet=setting["packet"])
+
+    def run() -> Any:
+        state = other.init(jnp.ones(setting["size"]))
+        return optimizer.update(jnp.ones(80), state, jnp.ones(80))[1].step
+
+    return bound(run)
+
+
+def scattered(data: tuple[int, int], packets: tuple[int, int]) -> Any:
+    """A reduce-scatter of data and packets of these shapes."""
+    x, arrived = jnp.ones(data), jnp.ones(packets, bool)
+    return bound(lambda: lossy_psum_scatter(x, AXIS, arrived, previous=jnp.ones(data[1])))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, -0.1), "p_grad=-0.1"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, 0.0, 2.0), "p_param=2.0"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, reliable=1.5), "reliable=1.5"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, parity=0), "parity=0"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, packet=0), "packet=0"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, tighten=-1.0), "tighten=-1.0"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS).init(jnp.ones(2)), "not bound"),
+        (lambda: bound(lambda: lossy_zero2(optax.sgd(1.0), AXIS).init(jnp.ones(2)), 1), "has size 1"),
+        (lambda: other_state(size=6), "the state is of shards"),
+        (lambda: other_state(packet=1), "make it with init"),
+        (lambda: bound(lambda: lossy_zero2(optax.sgd(1.0), AXIS).update(jnp.ones(2), (), jnp.ones(2))), "type tuple"),
+        (lambda: bound(lambda: lossy_zero2(optax.sgd(1.0), AXIS).update(jnp.ones(2), ())), "no parameters were given"),
+        (lambda: scattered((3, 2), (2, 1)), r"data of shape \(3, 2\)"),
+        (lambda: scattered((2, 7), (2, 5)), "falls into 4 of 2"),
+        (lambda: recorded([], jnp.ones(2)), "holds no step"),
+        (lambda: pair_drift(1.0), "nothing ever arrives"),
+        (lambda: owner_drift(-0.1), "p=-0.1"),
+    ],
+)  # fmt: skip
+def test_bad_input(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_recorded_channel_takes_no_parity_twice() -> None:
+    trace = Recorded(np.ones((1, WORKERS, WORKERS, 1), bool))
+    theta, _ = train(lossy_zero2(optax.sgd(0.1), AXIS, trace, trace, parity=4, reliable=0.5), "vmap", steps=2)
+    assert equal_replicas(theta)

@@ -1,0 +1,301 @@
+"""Replicas under noise: theory against simulation, schedules, bitwise synchronization, and what XLA may overlap."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from sdc.aggregation import Assignment, gradient_noise, overlapped, paft, paft_sync, synchronizes
+from sdc.aggregation.divergence import (
+    divergence,
+    divergence_bound,
+    divergence_over_time,
+    noisy_bound,
+    paft_bound,
+    schedule_offset,
+)
+
+from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
+
+WORKERS, DIMENSION, SIGMA, RATE, STEPS = 4, 4096, 0.5, 0.1, 40
+
+
+def drift_apart(optimizer: optax.GradientTransformationExtraArgs, steps: int = STEPS) -> tuple[Any, Any]:
+    """Replicas of zeros whose gradients are nothing but noise: parameters and states of every step, under `vmap`."""
+    noise = gradient_noise(AXIS, SIGMA, seed=1)
+
+    def run(theta: Any) -> Any:
+        def step(carry: Any, _: None) -> Any:
+            theta, state, noisy = carry
+            gradient, noisy = noise.update(jnp.zeros(DIMENSION), noisy)
+            updates, state = optimizer.update(gradient, state, theta)
+            theta = optax.apply_updates(theta, updates)
+            return (theta, state, noisy), (theta, state)
+
+        return lax.scan(step, (theta, optimizer.init(theta), noise.init(theta)), None, length=steps)[1]
+
+    return jax.tree.map(np.asarray, place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, DIMENSION))))
+
+
+def squared_divergence(theta: Any) -> np.ndarray:
+    """Mean over workers of ||mean - theta_m||^2, at every step."""
+    return np.square(theta - theta.mean(axis=0)).sum(axis=-1).mean(axis=0)
+
+
+def test_divergence_is_the_exact_form_and_not_the_printed_one() -> None:
+    """The sum has (M - 1) d degrees of freedom; five standard errors are a confidence of more than 99.9999 %."""
+    theta, _ = drift_apart(optax.with_extra_args_support(optax.sgd(RATE)))
+    found = squared_divergence(theta)
+    exact = divergence_over_time(SIGMA, [RATE] * STEPS, workers=WORKERS, dimension=DIMENSION)
+    # The variance of a chi-squared over its mean squared is 2 / freedom.
+    error = math.sqrt(2 / ((WORKERS - 1) * DIMENSION))
+    assert np.abs(found / exact - 1).max() < 5 * error
+    printed = divergence(SIGMA, [RATE] * STEPS, workers=WORKERS, dimension=DIMENSION, printed=True)
+    assert abs(found[-1] / printed - 1) > 20 * error
+    assert exact[-1] == pytest.approx(divergence(SIGMA, [RATE] * STEPS, workers=WORKERS, dimension=DIMENSION))
+
+
+def test_synchronization_bounds_divergence() -> None:
+    theta, state = drift_apart(paft_sync(optax.sgd(RATE), 8, AXIS))
+    found = squared_divergence(theta)
+    due = np.arange(1, STEPS + 1) % 8 == 0
+    assert (found[due] == 0).all()
+    for step in np.flatnonzero(due):
+        assert equal_replicas(theta[:, step])
+    exact = divergence_over_time(SIGMA, [RATE] * STEPS, workers=WORKERS, dimension=DIMENSION, period=8)
+    error = math.sqrt(2 / ((WORKERS - 1) * DIMENSION))
+    assert np.abs(found[~due] / exact[~due] - 1).max() < 5 * error
+    assert (found <= divergence_bound(SIGMA, RATE, 8, workers=WORKERS, dimension=DIMENSION)).all()
+    # What is reported is what was there just before the synchronization, and what lemma 4.1 expects in between.
+    measured = np.square(state.divergence.measured).mean(axis=0)
+    assert measured[-1] == pytest.approx(exact[7], rel=5 * error)
+    expected = np.square(state.divergence.expected).mean(axis=0)
+    assert expected[12] == pytest.approx(exact[12], rel=0.1)
+    assert (state.divergence.age[0] == [*range(1, 8), *(number % 8 for number in range(STEPS - 7))]).all()
+
+
+def test_period_follows_the_signal_to_noise_ratio() -> None:
+    theta, state = drift_apart(paft(optax.sgd(RATE), AXIS, 5, 1, 100))
+    # ||g|| / ||mean - theta_m|| = sigma sqrt(d) / (rate sigma sqrt(d (M - 1)/M 5)) = 5.2, then 1 / (0.1 sqrt(3.75)).
+    assert state.period[0, :5].tolist() == [5] * 5
+    assert state.period[0, 5:10].tolist() == [5] * 5
+    assert (state.period == state.period[0]).all()
+    found = squared_divergence(theta)
+    used = np.flatnonzero(np.diff(state.synchronizations[0], prepend=0))
+    assert used.tolist() == [5, 10, 15, 20, 25, 30, 35]
+    # A step that uses an average is one step of noise away from equal replicas.
+    one = divergence(SIGMA, [RATE], workers=WORKERS, dimension=DIMENSION)
+    assert found[used] == pytest.approx(one, rel=5 * math.sqrt(2 / ((WORKERS - 1) * DIMENSION)))
+    measured = np.square(state.divergence.measured[:, used]).mean(axis=0)
+    assert measured == pytest.approx(found[used - 1], rel=1e-5)
+    assert (state.divergence.gap[:, used] == 5).all()
+
+
+def test_equal_replicas_are_left_alone_as_long_as_allowed() -> None:
+    optimizer = paft(optax.sgd(RATE), AXIS, 2, 1, 7)
+
+    def run(theta: Any) -> Any:
+        def step(carry: Any, _: None) -> Any:
+            theta, state = carry
+            updates, state = optimizer.update(jnp.ones(3), state, theta)
+            return (optax.apply_updates(theta, updates), state), state.next
+
+        return lax.scan(step, (theta, optimizer.init(theta)), None, length=12)[1]
+
+    planned = place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, 3)))[0]
+    assert planned.tolist() == [1, 1, *[8] * 7, *[15] * 3]
+
+
+def test_period_of_one_averages_at_every_step() -> None:
+    _, state = drift_apart(paft(optax.sgd(RATE), AXIS, 1, 1, 1), steps=6)
+    assert state.synchronizations[0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("sync_state", [False, True])
+def test_synchronized_replicas_are_bitwise_equal(placement: str, sync_state: bool) -> None:
+    """From replicas far apart: an added difference would leave last bits."""
+    optimizer = paft_sync(optax.sgd(0.1, momentum=0.9), 1, AXIS, sync_state)
+
+    def step(theta: Any, gradient: Any) -> Any:
+        updates, state = optimizer.update(gradient, optimizer.init(theta), theta)
+        return optax.apply_updates(theta, updates), state.inner
+
+    start = {"w": 10.0 ** jax.random.uniform(jax.random.key(0), (WORKERS, 1000), minval=-6, maxval=6)}
+    gradient = {"w": jax.random.normal(jax.random.key(1), (WORKERS, 1000))}
+    theta, inner = place(step, placement, WORKERS)(start, gradient)
+    assert equal_replicas(theta)
+    assert equal_replicas(inner) == sync_state
+    np.testing.assert_allclose(theta["w"][0], np.mean(start["w"] - 0.1 * gradient["w"], axis=0), rtol=1e-4)
+
+
+def two_layers(theta: Any, batch: Any) -> Any:
+    return jnp.mean(jnp.square(jnp.tanh(batch @ theta["a"]) @ theta["b"] - 1.0))
+
+
+def training(optimizer: optax.GradientTransformationExtraArgs, *, around: bool) -> Any:
+    """One step of training; with `around`, the choice of PAFT is put around it."""
+
+    def step(theta: Any, state: Any, batch: Any, *, synchronize: bool | None = None) -> Any:
+        gradient = lax.pmean(jax.grad(two_layers)(theta, batch), AXIS)
+        gradient = jax.tree.map(lambda leaf: leaf * (1 + 0.1 * lax.axis_index(AXIS).astype(jnp.float32)), gradient)
+        updates, state = optimizer.update(gradient, state, theta, synchronize=synchronize)
+        return optax.apply_updates(theta, updates), state
+
+    return overlapped(step) if around else step
+
+
+@pytest.mark.parametrize("placement", ["vmap", "shard_map"])
+def test_overlapped_is_the_same_method(placement: str) -> None:
+    optimizer = paft(optax.sgd(0.1), AXIS, 2, 1, 3)
+    theta = {"a": jnp.ones((3, 4)) * 0.1, "b": jnp.linspace(-1.0, 1.0, 4)[:, None]}
+    batch = np.asarray(jax.random.normal(jax.random.key(0), (WORKERS, 8, 3)))
+    ends = []
+    for around in (False, True):
+        step = place(training(optimizer, around=around), placement, WORKERS)
+        state = place(lambda theta: (theta, optimizer.init(theta)), placement, WORKERS)(stack(theta, WORKERS))
+        for _ in range(8):
+            state = step(*state, batch)
+        assert state[1].synchronizations[0] >= 2
+        ends.append(state)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *ends)
+
+
+def test_the_average_depends_on_nothing_but_the_parameters_of_the_step() -> None:
+    """In the program of a synchronizing step no path leads from the forward and backward pass to the average, or back.
+
+    The average is the all-reduce of the parameters as they came in; every matrix product reads the parameters as they
+    came in, too.
+    """
+    optimizer = paft(optax.sgd(0.1), AXIS)
+
+    def step(theta: Any, state: Any, batch: Any) -> Any:
+        return training(optimizer, around=False)(theta, state, batch, synchronize=True)
+
+    theta = {"a": jnp.ones((3, 4)), "b": jnp.ones((4, 1))}
+    mesh = Mesh(np.asarray(jax.devices()[:WORKERS]), (AXIS,))
+    state = jax.eval_shape(optimizer.init, theta)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P(AXIS)), out_specs=P(), check_vma=False)
+    jaxpr = jax.make_jaxpr(mapped)(theta, state, jnp.ones((4, 3))).eqns[0].params["jaxpr"]
+    parents = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+
+    def reaches(eqn: Any, primitive: str) -> bool:
+        """Whether the equation reads, at any remove, what an equation of this primitive made."""
+        above = [parents[var] for var in eqn.invars if not hasattr(var, "val") and var in parents]
+        return any(other.primitive.name == primitive or reaches(other, primitive) for other in above)
+
+    shapes = {tuple(var.aval.shape) for var in jaxpr.invars[:2]}
+    sums = [eqn for eqn in jaxpr.eqns if eqn.primitive.name.startswith("psum")]
+    products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    averages = [eqn for eqn in sums if not reaches(eqn, "dot_general")]
+    assert {tuple(var.aval.shape) for eqn in averages for var in eqn.outvars} == shapes
+    assert products
+    assert not any(reaches(eqn, sums[0].primitive.name) for eqn in products)
+
+
+def test_parameters_sharded_within_a_replica() -> None:
+    """Two workers of two ranks each find the divergence and the period of two workers that hold everything."""
+    optimizer = {axes: paft(optax.sgd(0.1), AXIS, 1, 1, 50, replica_axes=axes) for axes in ((), ("model",))}
+    start = jnp.stack([jnp.linspace(0.0, 1.0, 8), jnp.linspace(0.0, 2.0, 8)])
+    gradient = jnp.ones((2, 8))
+
+    def run(optimizer: Any, theta: Any, gradient: Any) -> Any:
+        state = optimizer.init(theta)
+        for _ in range(2):
+            updates, state = optimizer.update(gradient, state, theta)
+            theta = optax.apply_updates(theta, updates)
+        return theta, state.divergence.measured, state.period
+
+    whole = jax.vmap(functools.partial(run, optimizer[()]), axis_name=AXIS)(start, gradient)
+    mesh = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), (AXIS, "model"))
+
+    def one(theta: Any, gradient: Any) -> Any:
+        return jax.tree.map(lambda x: x[None], run(optimizer[("model",)], theta[0], gradient[0]))
+
+    spec = P(AXIS, "model")
+    sharded = jax.jit(
+        jax.shard_map(one, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, P(AXIS), P(AXIS)), check_vma=False)
+    )(start, gradient)
+    for a, b in zip(whole, sharded, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert int(whole[2][0]) == round(math.sqrt(8) / float(whole[1][0]))
+
+
+def test_bounds_hold_in_simulation() -> None:
+    """Theorems 3.2 and 4.2 on f(x) = |x|^2 (mu = 1, L = 4 along two groups of axes), M = 4 workers, exact gradients."""
+    curvature = np.where(np.arange(64) < 32, 1.0, 4.0)
+    mu, smooth, sigma, start = 1.0, 4.0, 0.05, np.ones(64)
+    generator = np.random.default_rng(0)
+    whole = sigma * math.sqrt(64)
+    for period in (None, 10):
+        steps = 400
+        offset = schedule_offset(period or 1, smoothness=smooth, convexity=mu)
+        theta, losses, weighted = np.tile(start, (4, 1)), [], 0.0
+        rates = 4 / (mu * (offset + np.arange(steps)))
+        weights = np.square(offset + np.arange(steps))
+        for step in range(steps):
+            losses.append(0.5 * np.sum(curvature * np.square(theta.mean(axis=0))))
+            weighted = weighted + weights[step] * theta.mean(axis=0)
+            mean = (curvature * theta).mean(axis=0)
+            theta = theta - rates[step] * (mean + sigma * generator.normal(size=theta.shape))
+            if period and (step + 1) % period == 0:
+                theta[:] = theta.mean(axis=0)
+        if period is None:
+            bound = noisy_bound(whole, rates, workers=4, distance=8.0, gradient_noise=0.0, smoothness=smooth)
+            assert np.mean(rates * losses) <= bound
+        else:
+            found = 0.5 * np.sum(curvature * np.square(weighted / weights.sum()))
+            bound = paft_bound(
+                whole, period, steps, workers=4, distance=8.0, gradient_noise=0.0, smoothness=smooth, convexity=mu
+            )
+            assert found <= bound
+            printed = paft_bound(
+                whole, period, steps, workers=4, distance=8.0, gradient_noise=0.0, smoothness=smooth, convexity=mu,
+                printed=True,
+            )  # fmt: skip
+            assert printed > bound
+
+
+def test_nothing_can_be_chained_behind() -> None:
+    with pytest.raises(TypeError):
+        Assignment(jnp.ones(2)) * 2.0  # type: ignore[operator]
+    assert optax.apply_updates(np.ones(2, np.float32), Assignment(jnp.zeros(2))).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match=r"shape \(2,\) cannot set a parameter of shape \(3,\)"):
+        optax.apply_updates(jnp.ones(3), Assignment(jnp.zeros(2)))
+
+
+def bound_update(optimizer: Any, state: Any, params: Any = None, workers: int = 2) -> Any:
+    return jax.vmap(lambda _: optimizer.update(jnp.ones(2), state, params), axis_name=AXIS)(jnp.arange(workers))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: paft_sync(optax.sgd(0.1), 0, AXIS), "period=0"),
+        (lambda: paft(optax.sgd(0.1), AXIS, 5, 6, 9), "min_period=6, initial_period=5"),
+        (lambda: paft(optax.sgd(0.1), AXIS, 5, 0, 9), "min_period=0"),
+        (lambda: paft_sync(optax.sgd(0.1), 1, AXIS).update(jnp.ones(2), None, jnp.ones(2)), "not bound"),
+        (lambda: bound_update(paft_sync(optax.sgd(0.1), 1, AXIS), None, jnp.ones(2), workers=1), "has size 1"),
+        (lambda: bound_update(paft_sync(optax.sgd(0.1), 1, AXIS), None, jnp.ones(2)), "state of type NoneType"),
+        (lambda: bound_update(paft(optax.sgd(0.1), AXIS), paft_sync(optax.sgd(0.1), 1, AXIS).init(jnp.ones(2)),
+                              jnp.ones(2)), "state of type PaftSyncState"),
+        (lambda: bound_update(paft(optax.sgd(0.1), AXIS), paft(optax.sgd(0.1), AXIS).init(jnp.ones(2))),
+         "no parameters were given"),
+        (lambda: synchronizes({"a": 1}), "0 states of paft"),
+        (lambda: divergence(0.1, [0.1], workers=1), "workers=1"),
+        (lambda: divergence_over_time(0.1, [0.1], workers=2, period=0), "period=0"),
+        (lambda: divergence_bound(-0.1, 0.1, 1, workers=2), "sigma=-0.1"),
+        (lambda: paft_bound(0.1, 1, 0, workers=2, distance=1, gradient_noise=0, smoothness=1, convexity=1), "steps=0"),
+    ],
+)  # fmt: skip
+def test_bad_input(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,377 @@
+"""Small labelled images: Fashion-MNIST, scikit-learn's digits, or a folder of idx files; and batches of them.
+
+Replicas on two hosts must train on the same images. Files whose contents are known are checked by SHA-256 wherever they
+come from, and the digest of the arrays covers everything a run trains and tests on.
+
+Letters of shapes:
+
+    N  images of a set     h, w  height and width     B  images of a batch
+"""
+
+import contextlib
+import dataclasses
+import functools
+import gzip
+import hashlib
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+
+import grain
+import numpy as np
+from jaxtyping import Float32, Int32, Int64, UInt8
+
+DIGITS = "digits"
+"""1,797 images of 8x8 that come with scikit-learn; the default, needs no network."""
+
+FASHION_MNIST = "fashion-mnist"
+"""70,000 images of 28x28, the contents of a Debian package."""
+
+AUTO = "auto"
+"""Fashion-MNIST where it is at hand or can be fetched, else digits."""
+
+PACKAGE = "dataset-fashion-mnist"
+"""Debian package of Fashion-MNIST, about 31 MB."""
+
+INSTALLED = Path("/usr/share/datasets/fashion-mnist")
+"""Where that package puts its files."""
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+"""The four files of a data set in the format of MNIST, each as it is or with `.gz` at its end."""
+
+# Of the unpacked contents: packing the same images anew changes the .gz files, but not these.
+_SHA256 = {
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+_TIMEOUT = 600  # seconds for the package client; a slow line needs minutes for 31 MB
+_SPLIT_SEED = 5  # leaves 30 to 41 images of every digit to test on
+_TEST_DIGITS = 360  # a fifth
+
+
+class ImagesError(ValueError):
+    """Images that are missing, damaged or out of reach; the message says which and how to mend it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+    """Images with labels, to train and to test on. The arrays are read-only.
+
+    Attributes:
+        train_images: float32 in [0, 1], one channel.
+        train_labels: classes of `train_images`, from 0.
+        test_images: as `train_images`.
+        test_labels: as `train_labels`.
+        classes: number of classes.
+        source: where they come from, for the run record.
+        digest: SHA-256 (hexadecimal) over the four arrays, shapes included.
+    """
+
+    train_images: Float32[np.ndarray, "N h w 1"]
+    train_labels: Int32[np.ndarray, "N"]
+    test_images: Float32[np.ndarray, "N h w 1"]
+    test_labels: Int32[np.ndarray, "N"]
+    classes: int
+    source: str
+    digest: str
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
+        _, height, width, channels = self.train_images.shape
+        return height, width, channels
+
+
+def read_images(source: str | Path = DIGITS) -> Images:
+    """Reads a data set of images.
+
+    Args:
+        source: `"digits"`: scikit-learn's digits, shuffled with a fixed seed, 1,437 to train and 360 to test on.
+            `"fashion-mnist"`: Fashion-MNIST, 60,000 and 10,000: from the Debian package `dataset-fashion-mnist` where
+            it is installed, else from the cache (`jax-sdc` in XDG_CACHE_HOME or ~/.cache), else fetched with
+            `apt-get download`, which installs nothing. Files with a wrong digest are passed over as if missing.
+            `"auto"`: Fashion-MNIST if any of these succeeds, else digits. Anything else, and any `Path`: a folder of
+            four idx files named as in `FILES`, taken as they are.
+
+    Returns:
+        The images; `source` says which they are, where they were found and, for `"auto"`, why not Fashion-MNIST.
+
+    Raises:
+        ImagesError: scikit-learn is not installed, Fashion-MNIST cannot be had, or a folder lacks a file or has one
+            that is damaged.
+
+    Example:
+        >>> from sdc.train.images import read_images
+        >>> images = read_images("digits")
+        >>> images.train_images.shape, images.test_images.shape
+        ((1437, 8, 8, 1), (360, 8, 8, 1))
+    """
+    # A Path never equals a string: Path("digits") is a folder of that name.
+    if source == DIGITS:
+        return _digits("scikit-learn digits")
+    if source == FASHION_MNIST:
+        return _fashion_mnist()
+    if source == AUTO:
+        try:
+            return _fashion_mnist()
+        except ImagesError as error:
+            reasons = str(error).removeprefix("--images ").partition("; ")[0]
+            return _digits(f"scikit-learn digits, as {reasons}")
+    if not os.path.isdir(source):  # unlike Path.is_dir, False also where a parent may not be entered
+        raise ImagesError(
+            f"--images {source} is no folder; expected {DIGITS}, {FASHION_MNIST}, {AUTO} or a folder of idx files"
+        )
+    return _from_files(_read_folder(Path(source)), str(source))
+
+
+def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.DatasetIterator:
+    """Iterates over batches of the training images without end, every epoch in another order.
+
+    Epochs follow each other without a gap: a batch may take the end of one and the beginning of the next, so that every
+    image is seen equally often. Batches are cut in the caller's thread, as those of text (`data.batches`).
+
+    Args:
+        images: the data set.
+        batch_size: images in a batch, over all workers.
+        seed: of the order; the same seed gives the same batches on every host.
+
+    Returns:
+        A grain iterator of pairs: images float32 [B, h, w, 1] and labels int32 [B]. `get_state()` is a dictionary that
+        JSON can hold, of one number: the batches handed out since the start. `set_state()` goes there at no cost.
+
+    Raises:
+        ImagesError: a batch is larger than the training set, or the seed is not in 0 to 2^64 - 1.
+
+    Example:
+        >>> from sdc.train.images import image_batches, read_images
+        >>> iterator = image_batches(read_images("digits"), batch_size=64, seed=0)
+        >>> pixels, labels = next(iterator)
+        >>> pixels.shape, labels.shape, iterator.get_state()
+        ((64, 8, 8, 1), (64,), {'next_index': 1})
+    """
+    assert batch_size >= 1, batch_size
+    count = len(images.train_labels)
+    if batch_size > count:
+        raise ImagesError(
+            f"a batch of {batch_size} images needs as many to train on, but {images.source} has {count}; "
+            "take smaller batches or other --images"
+        )
+    if not 0 <= seed < 2**64:
+        raise ImagesError(f"--seed {seed}: expected a whole number from 0 to 2^64 - 1")
+
+    @functools.lru_cache(maxsize=2)  # a batch touches two epochs at most
+    def order(epoch: int) -> Int64[np.ndarray, "N"]:
+        return _order(count, seed, epoch)
+
+    def batch(step: int) -> tuple[Float32[np.ndarray, "B h w 1"], Int32[np.ndarray, "B"]]:
+        places = range(step * batch_size, (step + 1) * batch_size)
+        chosen_B = np.array([order(place // count)[place % count] for place in places])
+        return images.train_images[chosen_B], images.train_labels[chosen_B]
+
+    # A batch at a time: grain's own shuffle and batch go image by image, which takes longer than a step on digits.
+    return iter(
+        grain.MapDataset.range(sys.maxsize)
+        .map(batch)
+        .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    )
+
+
+def _order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, "N"]:
+    """A permutation that is the same on every host: NumPy fixes a bit generator's raw output, but not its shuffles."""
+    raw = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(count)
+    return np.argsort(raw, kind="stable")
+
+
+def _digits(source: str) -> Images:
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ModuleNotFoundError as error:
+        raise ImagesError(
+            "--images digits needs scikit-learn, which is not installed; pip install 'jax-sdc[study]', "
+            "or give a folder of idx files"
+        ) from error
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    order = _order(len(labels), _SPLIT_SEED, epoch=0)
+    pixels = (pixels[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)  # whole numbers up to 16: exact
+    labels = labels[order].astype(np.int32)
+    train, test = slice(_TEST_DIGITS, None), slice(_TEST_DIGITS)
+    return _images(pixels[train], labels[train], pixels[test], labels[test], source)
+
+
+def _fashion_mnist() -> Images:
+    states = {
+        "installed": lambda: _checked(_read_folder(INSTALLED)),
+        "cached": lambda: _checked(_read_folder(_cache())),
+        "fetched": _fetch,
+    }
+    reasons = []
+    for state, read in states.items():
+        try:
+            return _from_files(read(), f"Fashion-MNIST (Debian package {PACKAGE}, {state})")
+        except ImagesError as error:
+            # Without the remedy for a folder of one's own; the one below is for all three.
+            reasons.append(f"not {state} ({str(error).removeprefix('--images ').partition('; ')[0]})")
+    raise ImagesError(
+        f"--images {FASHION_MNIST} is {', '.join(reasons)}; install the Debian package {PACKAGE}, "
+        f"give a folder of its files, or take --images {DIGITS}"
+    )
+
+
+def _cache() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # the specification of XDG_CACHE_HOME says to ignore relative paths
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise ImagesError("no home folder for a cache (set XDG_CACHE_HOME)") from error
+    return base / "jax-sdc" / FASHION_MNIST
+
+
+def _fetch() -> dict[str, bytes]:
+    """Downloads the package, unpacks it, and puts its files in the cache."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _run(["apt-get", "download", PACKAGE], folder)
+        archives = [file.name for file in folder.glob(f"{PACKAGE}_*.deb")]
+        if len(archives) != 1:
+            raise ImagesError(f"'apt-get download {PACKAGE}' left {len(archives)} packages, expected one")
+        _run(["dpkg-deb", "--extract", archives[0], "files"], folder)
+        unpacked = folder / "files" / INSTALLED.relative_to("/")
+        contents = _checked(_read_folder(unpacked))
+        # The images are right and in memory: a full or read-only disk costs another download, but not the run.
+        with contextlib.suppress(OSError, ImagesError):
+            _store(unpacked, _cache())
+        return contents
+
+
+def _run(command: list[str], folder: Path) -> None:
+    line = f"'{' '.join(command)}'"
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ImagesError(f"{line} took more than {_TIMEOUT} s") from error
+    except OSError as error:
+        raise ImagesError(f"{line} cannot be run ({error.strerror})") from error
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        errors = [text for text in said if text.startswith("E: ")]  # apt may end with a warning that tells nothing
+        raise ImagesError(f"{line} failed ({(errors or said)[-1]})")
+
+
+def _store(source: Path, target: Path) -> None:
+    """Copies packed files, each written beside its place and renamed: other processes may be reading or writing."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in FILES:
+        data = (source / f"{file}.gz").read_bytes()
+        handle, name = tempfile.mkstemp(dir=target, prefix=f".{file}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+            os.replace(name, target / f"{file}.gz")
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    """The unpacked contents of the four files."""
+    return {file: _read_file(folder, file) for file in FILES}
+
+
+def _read_file(folder: Path, name: str) -> bytes:
+    plain, packed = folder / name, folder / f"{name}.gz"
+    path = plain if os.path.exists(plain) else packed
+    try:
+        data = path.read_bytes()
+        return data if path is plain else gzip.decompress(data)
+    except FileNotFoundError as error:
+        raise ImagesError(
+            f"--images {folder} has no {name} or {name}.gz; give a folder with {' '.join(FILES)}"
+        ) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ImagesError(f"--images {path} is a damaged gzip file ({error}); write it again") from error
+    except OSError as error:
+        raise ImagesError(f"--images {path} cannot be read ({error.strerror}); check its permissions") from error
+
+
+def _checked(contents: dict[str, bytes]) -> dict[str, bytes]:
+    for name, data in contents.items():
+        found = hashlib.sha256(data).hexdigest()
+        if found != _SHA256[name]:
+            raise ImagesError(f"{name} has SHA-256 {found}, expected {_SHA256[name]}")
+    return contents
+
+
+def _from_files(contents: dict[str, bytes], source: str) -> Images:
+    train_images, train_labels, test_images, test_labels = (
+        _idx(contents[name], rank, f"{source}: {name}") for name, rank in zip(FILES, (3, 1, 3, 1), strict=True)
+    )
+    for part, pixels, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
+        if len(pixels) != len(labels):
+            raise ImagesError(
+                f"--images {source}: {part} has {len(pixels)} images but {len(labels)} labels; "
+                "give files that belong together"
+            )
+    if train_images.shape[1:] != test_images.shape[1:]:
+        raise ImagesError(
+            f"--images {source}: images of {train_images.shape[1:]} to train on but of {test_images.shape[1:]} to "
+            "test on; give files that belong together"
+        )
+    return _images(_pixels(train_images), _labels(train_labels), _pixels(test_images), _labels(test_labels), source)
+
+
+def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
+    """Parses an idx file of bytes: a magic number that ends in the rank, the sizes (big-endian), the values."""
+    header = 4 * (1 + rank)
+    magic = 0x800 + rank
+    if len(data) < header or int.from_bytes(data[:4], "big") != magic:
+        raise ImagesError(
+            f"--images {place} begins with 0x{data[:4].hex()}, expected 0x{magic:08x}: no idx file of bytes of rank "
+            f"{rank}; write it again"
+        )
+    shape = tuple(np.frombuffer(data, ">u4", rank, offset=4).tolist())
+    expected = header + int(np.prod(shape, dtype=object))  # any precision: four bytes a size may overflow 64 bits
+    if len(data) != expected or 0 in shape:
+        raise ImagesError(
+            f"--images {place} has {len(data)} bytes, expected {expected} for {shape} and at least one value; "
+            "write it again"
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def _pixels(values: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "N h w 1"]:
+    return values[..., None] / np.float32(255)
+
+
+def _labels(values: UInt8[np.ndarray, "N"]) -> Int32[np.ndarray, "N"]:
+    return values.astype(np.int32)
+
+
+def _images(
+    train_images: Float32[np.ndarray, "N h w 1"],
+    train_labels: Int32[np.ndarray, "N"],
+    test_images: Float32[np.ndarray, "N h w 1"],
+    test_labels: Int32[np.ndarray, "N"],
+    source: str,
+) -> Images:
+    arrays = (train_images, train_labels, test_images, test_labels)
+    digest = hashlib.sha256()
+    for array in arrays:
+        array.flags.writeable = False
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+    classes = 1 + int(max(train_labels.max(), test_labels.max()))
+    return Images(*arrays, classes, source, digest.hexdigest())
