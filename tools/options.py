@@ -96,13 +96,18 @@ class TwinOptions(CheckedOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions(CheckedOptions):
-    """Trains one copy: the plain reference run, or with --abft one that checks its own matrix products.
+    """Trains one copy: the plain reference run, or one that checks its own products, or aggregates in another way.
 
     Example: sdc train --steps 20 --abft --run runs/checked
+    Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
 
-    Exit codes with --abft: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive (flags that repeat themselves when
-    computed again, which another device has to judge).
+    Exit codes: 0 trained, and clean where something is checked (--abft, --aggregate shadow), 1 corruption found, 2 bad
+    usage, 3 inconclusive (flags that repeat themselves when computed again, which another device has to judge).
     """
+
+    aggregate: str | None = None
+    """Aggregation of gradients, methods joined by +: noise,sigma=S; paft_sync,period=N; paft,max_period=N;
+    dropcompute,threshold=SECONDS|auto,latency=KIND,...; lossy,p=P,packet=N; shadow. Settings: docs/aggregation.md."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

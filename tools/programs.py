@@ -70,11 +70,30 @@ class Programs:
         """Whether what was found ends the run early."""
         return False
 
-    def conclusion(self) -> Mapping[str, Any]:
-        """What is to be added to the summary."""
+    def conclusion(self, state: Any) -> Mapping[str, Any]:
+        """What is to be added to the summary, given the last state; called in every process."""
         return {}
 
-    def initial_state(self, seed: int) -> TrainState:
+    @property
+    def device_step(self) -> Callable[..., Any]:
+        """`(state, tokens) -> (state, metrics)` on one device."""
+        return functools.partial(device_step, config=self.config)
+
+    @property
+    def state_specs(self) -> Any:
+        """Partition of the state of one twin."""
+        return state_specs(self.config)
+
+    @property
+    def metrics_specs(self) -> Any:
+        """Partition of the metrics of one twin."""
+        return metrics_specs(self.config)
+
+    def describe(self, metrics: Any) -> Mapping[str, Any]:
+        """What the line of a step says of the metrics, besides the scalars that all runs have."""
+        return {}
+
+    def initial_state(self, seed: int) -> Any:
         """The state before the first step, the same for every twin and mesh."""
         init = jax.jit(
             lambda key: self.placement.stack(init_state(self.config, key)), out_shardings=self.state_shardings
@@ -83,9 +102,9 @@ class Programs:
 
     @functools.cached_property
     def state_shardings(self) -> Any:
-        return self.placement.sharding(self.placement.spec(state_specs(self.config)))
+        return self.placement.sharding(self.placement.spec(self.state_specs))
 
-    def abstract_state(self) -> TrainState:
+    def abstract_state(self) -> Any:
         """Shapes, types and shardings of the state."""
         stacked = jax.eval_shape(self.placement.stack, abstract_state(self.config))
         return jax.tree.map(
@@ -100,18 +119,17 @@ class Programs:
     @functools.cached_property
     def plain(self) -> Callable[..., Any]:
         """`(state, tokens) -> (state, metrics)` on global arrays, without twins and tools."""
-        specs = state_specs(self.config)
-        step = functools.partial(device_step, config=self.config)
-        return self.placement.map(step, stacked=specs, shared=BATCH_SPEC, out=(specs, metrics_specs(self.config)))
+        specs = self.state_specs
+        return self.placement.map(self.device_step, stacked=specs, shared=BATCH_SPEC, out=(specs, self.metrics_specs))
 
     @functools.cached_property
     def step(self) -> jax.stages.Wrapped:
         """`(state, (tokens, key)) -> (state, metrics, reports)`, jitted."""
-        plain = functools.partial(device_step, config=self.config)
+        plain = self.device_step
         # Faults are those of the hardware: in the sums of a product, before they are rounded and checked.
         wide = plain if self.abft is None else sdc.abft.accumulators(plain)
 
-        def fn(state: TrainState, shared: tuple[Any, Any]) -> Any:
+        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
             tokens, key = shared
             moment = sdc.Moment(key, state.step)
             injected = sdc.inject(wide, self.faults) if self.faults else lambda _, *args: (wide(*args), NONE)
@@ -127,10 +145,8 @@ class Programs:
                 ((out, events), flags), mismatches = checked(moment, state, tokens), NONE
             return *out, (mismatches, events, flags)
 
-        specs = state_specs(self.config)
-        mapped = self.placement.map(
-            fn, stacked=specs, shared=(BATCH_SPEC, P()), out=(specs, metrics_specs(self.config), RANKS)
-        )
+        specs = self.state_specs
+        mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, P()), out=(specs, self.metrics_specs, RANKS))
         return jax.jit(mapped, donate_argnums=0)
 
     @functools.cached_property
@@ -187,15 +203,15 @@ class Programs:
             prints["observe"] = program_fingerprint(self.observe.lower(state, gradient))
         return prints
 
-    def state_digest(self, state: TrainState) -> list[str]:
+    def state_digest(self, state: Any) -> list[str]:
         """64-bit digest of the state of each twin, in hexadecimal: equal for equal bits, on any mesh."""
         digest = tree_digest if self.placement.twins is None else jax.vmap(tree_digest)
         rows = np.atleast_2d(fetch(jax.jit(digest)(state)))
         return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
 
     def advance(
-        self, state: TrainState, tokens: Any, key: Any, step: int
-    ) -> tuple[TrainState, Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+        self, state: Any, tokens: Any, key: Any, step: int
+    ) -> tuple[Any, Mapping[str, Any], Sequence[Mapping[str, Any]]]:
         """One step and its line in the record."""
         state, metrics, reports = self.step(state, (tokens, key))
         scalars: Metrics = metrics._replace(gradient=None)
@@ -204,7 +220,8 @@ class Programs:
             # There is one copy, where a tally expects twins.
             sites, rows = tally(NONE, jax.tree.map(lambda x: x[None], events), step=step)
             row = scalar_row(scalars, rate=float(scalars.learning_rate))
-            return state, row | ({"sites": sites} if sites else {}) | self._flags(flags), rows
+            row |= {"sites": sites} if sites else {}
+            return state, {**row, **self.describe(scalars), **self._flags(flags)}, rows
         state, observed = self.observe(state, metrics.gradient)
         scalars, (mismatches, events, flags), observed = fetch((scalars, reports, observed))
         sites, rows = tally(mismatches, events, step=step)

@@ -33,6 +33,7 @@ from .progress import Progress
 # A run is resumed only with the settings that it was started with.
 SETTINGS = (
     "kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data", "where", "abft",
+    "aggregate",
 )  # fmt: skip
 
 
@@ -152,14 +153,14 @@ def _run(
             on_step=progress.update,
             ended=programs.ended,
         )
-    digest = programs.state_digest(state)
+    digest, conclusion = programs.state_digest(state), programs.conclusion(state)
     summary: dict[str, Any] = {}
     if writer is not None:
         with storage_errors(folder):
             writer.close()
             run = read_run(folder)
             summary = {**summarize(run.manifest, run.steps, run.mismatches), "state_digest": digest}
-            summary |= programs.conclusion()
+            summary |= conclusion
             writer.summary(summary)
             summary |= {"run": str(folder), "report": str(write_report(folder))}
     return {**summary, "verdict": json.loads(everyone(json.dumps(summary.get("verdict")))[0])}

@@ -86,13 +86,20 @@ def scatter_width(gradient: Tree, specs: Tree) -> Tree:
     return jax.tree.map(scatter, gradient, specs)
 
 
-def global_norm(shards: Tree, specs: Tree) -> Float[Array, ""]:
-    """Euclidean norm over all leaves and ranks; what the model ranks hold in common counts once."""
+def global_norm(shards: Tree, specs: Tree, *, axes: tuple[str, ...] = (DATA,)) -> Float[Array, ""]:
+    """Euclidean norm over all leaves and ranks; what the model ranks hold in common counts once.
+
+    Args:
+        shards: this rank's.
+        specs: partition of each leaf, which says whether it is sharded over `model`.
+        axes: the other axes over which all leaves are sharded.
+    """
     squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), shards)
     zero = jnp.zeros((), jnp.float32)
     sharded = jax.tree.map(lambda square, spec: square if MODEL in spec else zero, squares, specs)
     common = jax.tree.map(lambda square, spec: zero if MODEL in spec else square, squares, specs)
-    return jnp.sqrt(lax.psum(lax.psum(sum(jax.tree.leaves(sharded)), MODEL) + sum(jax.tree.leaves(common)), DATA))
+    square = lax.psum(sum(jax.tree.leaves(sharded)), MODEL) + sum(jax.tree.leaves(common))
+    return jnp.sqrt(lax.psum(square, axes) if axes else square)
 
 
 # Over one rank both are the identity. XLA copies all the same on a CPU: 15 % of a step of `bench`.

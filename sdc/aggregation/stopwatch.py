@@ -75,6 +75,12 @@ class Stopwatch:
     def _run(self) -> Callable[..., Tree]:
         return jax.jit(functools.partial(work_if, self.work))
 
+    def at(self, threshold: float) -> "Stopwatch":
+        """The same with another threshold, without compiling anew."""
+        other = dataclasses.replace(self, threshold=threshold)
+        other.__dict__["_run"] = self._run
+        return other
+
     def run(
         self,
         carry: Tree,

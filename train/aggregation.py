@@ -1,0 +1,279 @@
+"""How the reference training aggregates gradients: the language of `--aggregate`.
+
+A specification joins methods with `+`: `noise,sigma=0.01+paft,max_period=50`, `dropcompute,threshold=1.2,latency=...`.
+Each has settings of its own, the fields of its class below.
+"""
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from sdc.aggregation.channels import BadLink, Channel, GilbertElliott, Independent
+from sdc.aggregation.delays import Latency, parse_latency
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """`noise`: simulated wrong all-reduces (`sdc.aggregation.gradient_noise`).
+
+    Attributes:
+        sigma: standard deviation of the noise on each element of a worker's aggregated gradient.
+        workers: numbers of the workers with noise, as in `0+2`; all by default.
+        burst_period: steps from one burst to the next.
+        burst_sigma: standard deviation of a burst.
+    """
+
+    sigma: float = 0.0
+    workers: tuple[int, ...] | None = None
+    burst_period: int | None = None
+    burst_sigma: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PaftSync:
+    """`paft_sync`: parameters are averaged after every so many steps (`sdc.aggregation.paft_sync`).
+
+    Attributes:
+        period: steps.
+        sync_state: whether to average the optimizer's state too.
+    """
+
+    period: int = 10
+    sync_state: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Paft:
+    """`paft`: parameters are averaged beside the next step, as often as the noise asks for (`sdc.aggregation.paft`).
+
+    Attributes:
+        initial_period, min_period, max_period: steps.
+        sync_state: whether to average the optimizer's state too.
+    """
+
+    initial_period: int = 10
+    min_period: int = 1
+    max_period: int = 1000
+    sync_state: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DropCompute:
+    """`dropcompute`: workers stop at a compute threshold (`sdc.aggregation.dropcompute`).
+
+    Attributes:
+        threshold: seconds; `auto` chooses it by algorithm 2 from sampled latencies, or from those of the first
+            `measure` steps on a real clock.
+        latency: simulated latencies of micro-batches, such as `latency=lognormal,mean=0.1,std=0.05` (the last setting
+            of the method); without it and without `replay` every process watches its own clock.
+        micro_batches: into which a worker cuts its share of the batch; by default the configuration's microsteps.
+        correction: `none`, `rate` or `count`.
+        serial: seconds of the rest of a step, for `auto` with simulated latencies.
+        measure: steps without a threshold, for `auto` on a real clock.
+        replay: run folder whose decisions are repeated.
+    """
+
+    threshold: float = math.inf
+    latency: Latency | None = None
+    micro_batches: int | None = None
+    correction: Literal["none", "rate", "count"] = "none"
+    serial: float = 0.0
+    measure: int = 10
+    replay: str | None = None
+
+    @property
+    def real(self) -> bool:
+        """Whether processes watch their clocks."""
+        return self.latency is None and self.replay is None
+
+
+AUTO = -1.0
+"""Stands for the threshold `auto`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lossy:
+    """`lossy`: ZeRO-2 over links that lose packets (`sdc.aggregation.lossy_zero2`).
+
+    Attributes:
+        p: loss rate of gradients and parameters, where these are not given one by one.
+        p_grad, p_param: loss rates.
+        packet: elements of a packet; by default all that a worker sends another in a step.
+        burst: mean length of bursts in packets, for losses in bursts.
+        sender, receiver: only links from or to this worker lose packets.
+        reliable: share of packets sent reliably.
+        parity: packets for each parity packet.
+        tighten: exponent by which rates follow the gradient's norm.
+        replay: run folder whose losses are repeated.
+    """
+
+    p: float = 0.0
+    p_grad: float | None = None
+    p_param: float | None = None
+    packet: int | None = None
+    burst: float | None = None
+    sender: int | None = None
+    receiver: int | None = None
+    reliable: float = 0.0
+    parity: int | None = None
+    tighten: float = 0.0
+    replay: str | None = None
+
+    def channels(self) -> tuple[Channel, Channel]:
+        """The channels of gradients and of parameters."""
+        rates = (self.p if rate is None else rate for rate in (self.p_grad, self.p_param))
+        gradient, parameter = (self._channel(rate) for rate in rates)
+        return gradient, parameter
+
+    def _channel(self, rate: float) -> Channel:
+        if self.sender is not None or self.receiver is not None:
+            if self.burst is not None:
+                raise ValueError("burst and sender or receiver exclude each other; give one of them")
+            return BadLink(rate, self.sender, self.receiver)
+        return Independent(rate) if self.burst is None else GilbertElliott(rate, self.burst)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shadow:
+    """`shadow`: ranks to spare recompute the gradients of others (`sdc.aggregation.shadow`).
+
+    Attributes:
+        spares: how many; their share of the batch is left out.
+    """
+
+    spares: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+    """The methods of a specification.
+
+    Attributes:
+        text: the specification.
+        noise: where gradients are made inconsistent.
+        dropcompute: where workers stop early.
+        method: what is put around the optimizer, or around the gradient.
+    """
+
+    text: str
+    noise: Noise | None = None
+    dropcompute: DropCompute | None = None
+    method: PaftSync | Paft | Lossy | Shadow | None = None
+
+    @property
+    def simulated(self) -> list[str]:
+        """What of it simulates faults, delays or losses that the hardware does not have, for the run record."""
+        found = []
+        if self.noise is not None:
+            found.append(f"noise on aggregated gradients: {_words(self.noise)}")
+        if self.dropcompute is not None and not self.dropcompute.real:
+            found.append(f"latencies of micro-batches: {self.dropcompute.latency or self.dropcompute.replay}")
+        if isinstance(self.method, Lossy):
+            found.append(f"lost packets: {_words(self.method)}")
+        return found
+
+
+METHODS: Mapping[str, type] = {
+    "noise": Noise, "paft_sync": PaftSync, "paft": Paft, "dropcompute": DropCompute, "lossy": Lossy, "shadow": Shadow,
+}  # fmt: skip
+EXAMPLE = "noise,sigma=0.01+paft,max_period=50"
+
+
+def parse_aggregation(text: str) -> Aggregation:
+    """Reads a specification.
+
+    Raises:
+        ValueError: it cannot be understood, or its methods exclude each other.
+
+    Example:
+        >>> from sdc.train.aggregation import parse_aggregation
+        >>> parse_aggregation("noise,sigma=0.01+paft,max_period=50").method.max_period
+        50
+    """
+    found: dict[str, Any] = {}
+    for part in re.split(r"\+(?=[a-z])", text):
+        name, *pairs = (word.strip() for word in part.split(","))
+        if name not in METHODS:
+            raise ValueError(
+                f"--aggregate {text!r}: unknown method {name!r}; expected one of {', '.join(METHODS)}, "
+                f"as in {EXAMPLE!r}"
+            )
+        try:
+            settings = _settings(METHODS[name], name, pairs)
+        except ValueError as error:
+            raise ValueError(f"--aggregate {text!r}: {error}") from error
+        place = name if name in ("noise", "dropcompute") else "method"
+        if place in found:
+            raise ValueError(
+                f"--aggregate {text!r}: {name} cannot be combined with {type(found[place]).__name__.lower()}; give one "
+                "of paft_sync, paft, lossy and shadow, and each method once"
+            )
+        found[place] = settings
+    aggregation = Aggregation(text, **found)
+    if isinstance(aggregation.method, Shadow) and len(found) > 1:
+        raise ValueError(
+            f"--aggregate {text!r}: shadow compares replicas that are bitwise equal, and gradients of whole batches; "
+            "give it alone, and faults by --fault"
+        )
+    if isinstance(aggregation.method, Lossy) and aggregation.noise is not None:
+        raise ValueError(
+            f"--aggregate {text!r}: lossy takes the workers' own gradients, before any all-reduce that noise could be "
+            "added to; combine noise with paft or paft_sync"
+        )
+    return aggregation
+
+
+def _settings(cls: type, name: str, pairs: list[str]) -> Any:
+    """The settings of a method, from its `key=value` pairs."""
+    types_of = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for place, pair in enumerate(pairs):
+        key, equals, value = pair.partition("=")
+        if key not in types_of:
+            raise ValueError(f"{name} has no setting {key!r}; expected {', '.join(types_of)}")
+        if not equals or not value:
+            raise ValueError(f"{pair!r} is not of the form key=value")
+        if key in values:
+            raise ValueError(f"{key!r} is given twice; give it once")
+        if key == "latency":  # the rest of the pairs are its own
+            values[key] = parse_latency(",".join([value, *pairs[place + 1 :]]))
+            break
+        values[key] = _convert(key, types_of[key], value)
+    return cls(**values)
+
+
+def _convert(key: str, kind: Any, value: str) -> Any:
+    if isinstance(kind, types.UnionType):  # `X | None`
+        kind = typing.get_args(kind)[0]
+    try:
+        if typing.get_origin(kind) is tuple:
+            return tuple(int(number) for number in value.split("+"))
+        if kind is bool:
+            return {"true": True, "false": False}[value]
+        if typing.get_origin(kind) is Literal:
+            if value not in typing.get_args(kind):
+                raise ValueError(value)
+            return value
+        if key == "threshold" and value == "auto":
+            return AUTO
+        return kind(value)
+    except (ValueError, KeyError) as error:
+        expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind) or (
+            "whole numbers joined by +, as in 0+2"
+            if typing.get_origin(kind) is tuple
+            else " or ".join(map(str, typing.get_args(kind)))
+        )
+        raise ValueError(f"{key}={value}: expected {expected}") from error
+
+
+def _words(settings: Any) -> str:
+    """The settings that differ from their defaults."""
+    return ", ".join(
+        f"{field.name} {getattr(settings, field.name)}"
+        for field in dataclasses.fields(settings)
+        if getattr(settings, field.name) != field.default
+    )
