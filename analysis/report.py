@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from sdc.records import RecordError, Run, read_campaign, read_kind, read_run, write_text
 
-from . import campaign_report, figures, product_tables, study, tables
+from . import aggregation, campaign_report, figures, product_tables, study, tables
 from .campaign_report import SIMULATED
 from .canvas import LeftOut, Picture
 from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
@@ -21,6 +21,7 @@ from .statistics import excluded_interval
 from .summary import summary_of
 from .tables import Table, escape, show
 
+STUDIES = {study.STUDY: study.parts, aggregation.STUDY: aggregation.parts}
 HTML, MARKDOWN = "report.html", "report.md"
 LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE", "training": "TRAINING RUN"}
 SYNC = {
@@ -83,9 +84,9 @@ def write_report(path: Path) -> Path:
     kind = read_kind(path)
     if kind == "campaign":
         report = Report(**campaign_report.parts(read_campaign(path)))
-    elif kind == study.STUDY:
+    elif kind in STUDIES:
         run = read_run(path)
-        report = Report(**study.parts(path.resolve().name, run.manifest, run.summary or {}))
+        report = Report(**STUDIES[kind](path.resolve().name, run.manifest, run.summary or {}))
     else:
         report = build(read_run(path))
     html, markdown = to_html(report), to_markdown(report)

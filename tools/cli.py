@@ -24,6 +24,8 @@ from .diff import diff
 from .errors import CommandError, Exit
 from .options import CampaignOptions, DiffOptions, TraceOptions, TrainOptions, TwinOptions
 from .report import ReportOptions, report
+from .study.command import study
+from .study.options import StudyOptions
 from .trace import trace
 from .train import train
 from .twin import twin
@@ -37,6 +39,7 @@ Command = (
     | Annotated[DiffOptions, tyro.conf.subcommand("diff")]
     | Annotated[CampaignOptions, tyro.conf.subcommand("campaign")]
     | Annotated[AbftOptions, tyro.conf.subcommand("abft")]
+    | Annotated[StudyOptions, tyro.conf.subcommand("study")]
     | Annotated[ReportOptions, tyro.conf.subcommand("report")]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
 )
@@ -47,6 +50,7 @@ RUN: dict[type, Callable[[Any], int]] = {
     DiffOptions: diff,
     CampaignOptions: campaign,
     AbftOptions: abft,
+    StudyOptions: study,
     ReportOptions: report,
     BenchOptions: bench,
 }

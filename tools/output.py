@@ -145,3 +145,23 @@ def show_study(summary: Mapping[str, Any], *, as_json: bool) -> None:
         "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
     )
     console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+
+
+def show_findings(summary: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints the summary of a study of robust aggregation on standard output."""
+    if as_json:
+        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+        return
+    console = Console(highlight=False, width=max(124, shutil.get_terminal_size().columns))
+    for grid in summary["grids"]:
+        table = Table(title=f"{grid['caption']} (simulated)", title_justify="left", box=SIMPLE_HEAD)
+        for place, name in enumerate(grid["header"]):
+            table.add_column(name, justify="right" if place else "left")
+        for row in grid["rows"]:
+            table.add_row(*(cell if isinstance(cell, str) else _number(cell) for cell in row))
+        console.print(table)
+    for check in summary["checks"]:
+        seen = "[bold green]seen[/]" if check["holds"] else "[bold yellow]not seen[/]"
+        console.print(seen, end="  ")
+        console.print(f"{check['claim']}: {check['seen']}", markup=False)
+    console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Int32, UInt32
+from jaxtyping import Array, Float32, Int32, UInt32
 
 from ..faults import Fault
 from ..inject import Moment, inject
@@ -42,12 +42,12 @@ class NoiseState(NamedTuple):
 
 def gradient_noise(
     axis_name: str,
-    sigma: float = 0.0,
+    sigma: float | Float32[Array, ""] = 0.0,
     *,
     seed: int = 0,
     workers: Sequence[int] | None = None,
     burst_period: int | None = None,
-    burst_sigma: float = 0.0,
+    burst_sigma: float | Float32[Array, ""] = 0.0,
     faults: Sequence[Fault] = (),
     shard_axes: Sequence[str] = (),
 ) -> optax.GradientTransformation:
@@ -58,7 +58,8 @@ def gradient_noise(
 
     Args:
         axis_name: the axis of the workers, bound.
-        sigma: standard deviation of the noise of each element.
+        sigma: standard deviation of the noise of each element. Like `burst_sigma` it may be traced, so that one
+            program serves every degree of noise; what is traced is not checked.
         seed: of all draws.
         workers: numbers of the workers with errors; all by default.
         burst_period: at every so many steps (the first burst is at step `burst_period - 1`, counted from 0) the noise
@@ -90,10 +91,12 @@ def gradient_noise(
         (bursts: "accidental large noise", every 500th iteration).
     """
     for name, value in (("sigma", sigma), ("burst_sigma", burst_sigma)):
-        if not 0 <= value < math.inf:
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: expected a standard deviation of at least 0")
     if burst_period is not None and burst_period < 1:
         raise ValueError(f"burst_period={burst_period}: expected a number of steps of at least 1")
+    if burst_period is None and (not isinstance(burst_sigma, int | float) or burst_sigma):
+        raise ValueError("burst_sigma without burst_period would never come; give both")
     chosen = None if workers is None else tuple(dict.fromkeys(workers))
 
     def placed(count: int) -> list[Fault]:
@@ -118,14 +121,15 @@ def gradient_noise(
         key = jax.random.fold_in(step_key, lax.axis_index(axis_name))
         for axis in shard_axes:
             key = jax.random.fold_in(key, lax.axis_index(axis))
-        scale = jnp.float32(sigma)
+        scale = jnp.asarray(sigma, jnp.float32)
         if burst_period is not None:
             burst = (state.step + 1) % burst_period == 0
-            scale = jnp.where(burst, jnp.float32(burst_sigma), scale)
+            scale = jnp.where(burst, jnp.asarray(burst_sigma, jnp.float32), scale)
         if chosen is not None:
             scale = jnp.where(jnp.isin(lax.axis_index(axis_name), jnp.asarray(chosen)), scale, 0)
 
-        if sigma or (burst_period is not None and burst_sigma):
+        degrees = (sigma, burst_sigma) if burst_period is not None else (sigma,)
+        if not all(isinstance(degree, int | float) and degree == 0 for degree in degrees):
             leaves, structure = jax.tree.flatten(gradient)
             keys = jax.random.split(key, len(leaves))
             gradient = jax.tree.unflatten(

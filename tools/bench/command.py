@@ -13,10 +13,19 @@ from sdc.determinism import environment, prepare
 from sdc.train.config import get_config
 
 from ..errors import usage_errors
-from . import abft, campaign, lockstep, transform
+from . import abft, aggregation, campaign, lockstep, transform
 from .options import BenchOptions
 
-BENCHMARKS = {"lockstep": lockstep, "transform": transform, "campaign": campaign, "abft": abft}
+BENCHMARKS = {
+    "lockstep": lockstep,
+    "transform": transform,
+    "campaign": campaign,
+    "abft": abft,
+    "aggregation": aggregation,
+}
+
+DEVICES = {"lockstep": 2, "aggregation": aggregation.WORKERS}
+"""Simulated CPU devices; one for the others."""
 
 
 def bench(options: BenchOptions) -> int:
@@ -25,7 +34,11 @@ def bench(options: BenchOptions) -> int:
     config = options.config or ("tiny" if options.benchmark == "campaign" else "bench")
     options = dataclasses.replace(options, config=config)
     with usage_errors():
-        prepare(cpu_devices=2 if options.benchmark == "lockstep" else 1, cpu_threads=os.cpu_count())
+        prepare(
+            cpu_devices=DEVICES.get(options.benchmark, 1),
+            cpu_threads=os.cpu_count(),
+            only_cpu=options.benchmark == "aggregation",
+        )
         if options.steps < 1:
             raise ValueError(f"--steps {options.steps}: expected at least 1")
         get_config(config)

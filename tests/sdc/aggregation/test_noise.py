@@ -58,6 +58,21 @@ def test_bursts_come_at_every_nth_step() -> None:
     assert not np.array_equal(found[0]["a"], found[1]["a"])
 
 
+def test_one_program_serves_every_degree_of_noise() -> None:
+    def run(sigma: float) -> Any:
+        def worker(gradient: Any, sigma: Any) -> Any:
+            noise = gradient_noise(AXIS, sigma, seed=3)
+            return noise.update(gradient, noise.init(gradient))[0]
+
+        mapped = jax.vmap(worker, in_axes=(0, None), axis_name=AXIS)
+        return jax.jit(mapped)(jnp.ones((WORKERS, SIZE)), jnp.float32(sigma))
+
+    plain = jax.vmap(lambda x: gradient_noise(AXIS, 0.5, seed=3).update(x, NoiseState(jnp.int32(0), jnp.uint32(0)))[0],
+                     axis_name=AXIS)(jnp.ones((WORKERS, SIZE)))  # fmt: skip
+    np.testing.assert_allclose(run(0.5), plain, rtol=1e-6)
+    np.testing.assert_array_equal(run(0.0), 1)
+
+
 def test_faults_are_counted_as_they_are_measured() -> None:
     link = Fault(BitFlip(bits=(20,)), rate=1e-3, pattern=Stride(2, 32, 32))
     (out,), state = noisy(gradient_noise(AXIS, faults=[link], workers=[2]))
@@ -81,6 +96,7 @@ def test_a_fault_of_its_own_worker_stays_there() -> None:
         (lambda: gradient_noise(AXIS, -1.0), "sigma=-1.0"),
         (lambda: gradient_noise(AXIS, math.nan), "sigma=nan"),
         (lambda: gradient_noise(AXIS, burst_period=0), "burst_period=0"),
+        (lambda: gradient_noise(AXIS, 0.1, burst_sigma=1.0), "burst_sigma without burst_period"),
         (lambda: noisy(gradient_noise(AXIS, 1.0, workers=[4])), r"workers=\(4,\): expected numbers from 0 to 3"),
         (
             lambda: gradient_noise("other", 1.0).update(jnp.ones(2), NoiseState(jnp.int32(0), jnp.uint32(0))),

@@ -1,0 +1,184 @@
+"""The report of a study of robust aggregation. A study records its tables and figures as data; here they are drawn."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from . import tables
+from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas
+from .series import Row, mapping, sequence
+from .tables import Table, show
+
+STUDY = "aggregation study"
+SIMULATED = "simulated errors, delays and losses"
+SOURCES = {
+    "paft": "Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training.",
+    "dropcompute": "Giladi et al., DropCompute (NeurIPS 2023, arXiv:2306.10598).",
+    "lossy": "Weintraub, Banner, Orda, Distributed Training under Packet Loss (2025).",
+    "shadow": "Ma et al. 2025 (arXiv:2502.12340), appendix D, where a shadow replica is proposed.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of a figure.
+
+    Attributes:
+        label: for the legend.
+        x, y: of one length; what is not finite is left out.
+        dashed: for theory, beside what was measured.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dashed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """A figure as data.
+
+    Attributes:
+        title, caption: text.
+        x, y: what the axes show, with units.
+        lines: at most two dozen.
+        log: which axes are logarithmic.
+    """
+
+    title: str
+    caption: str
+    x: str
+    y: str
+    lines: tuple[Line, ...]
+    log: Literal["", "x", "y", "xy"] = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A table as data.
+
+    Attributes:
+        caption: what it shows.
+        header: names of the columns.
+        rows: cells: text, numbers, or None where nothing was measured; the first names the row.
+        note: what to know when reading it.
+    """
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Something that the paper says, and whether it was seen here.
+
+    Attributes:
+        claim: one sentence.
+        holds: whether it was seen.
+        seen: the figures.
+    """
+
+    claim: str
+    holds: bool
+    seen: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """All that a study has to say."""
+
+    grids: tuple[Grid, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    def __add__(self, other: "Findings") -> "Findings":
+        return Findings(self.grids + other.grids, self.charts + other.charts, self.checks + other.checks)
+
+
+def summarize_findings(study: str, findings: Findings) -> dict[str, Any]:
+    """Contents of `summary.json`."""
+    return {"study": study, **dataclasses.asdict(findings)}
+
+
+def parts(title: str, manifest: Row, summary: Row) -> dict[str, Any]:
+    """The parts of the report that are a study's own, by their name in `Report`."""
+    study = str(summary.get("study"))
+    checks = [mapping(check) for check in sequence(summary.get("checks"))]
+    held = sum(bool(check.get("holds")) for check in checks)
+    measured = [
+        Table(
+            f"[{SIMULATED}] {grid['caption']}",
+            tuple(map(str, grid["header"])),
+            tuple(tuple(_cell(cell) for cell in row) for row in grid["rows"]),
+            str(grid["note"]),
+        )
+        for grid in map(mapping, sequence(summary.get("grids")))
+    ]
+    if checks:
+        rows = tuple((str(c["claim"]), "yes" if c["holds"] else "NO", str(c["seen"])) for c in checks)
+        measured.insert(0, Table("What the paper says", ("claim", "seen here", "figures"), rows))
+    drawn = [_draw(f"{study}-{n}", mapping(chart)) for n, chart in enumerate(sequence(summary.get("charts")))]
+    settings = (
+        tables.flat("Environment", manifest.get("environment")),
+        tables.flat("Study", {key: manifest.get(key) for key in ("workers", "steps", "seed", "workloads")}),
+    )
+    return {
+        "title": title,
+        "verdict": "training",
+        "label": f"STUDY: {study.upper()} ({SIMULATED})",
+        "reason": f"{held} of {len(checks)} of the paper's statements were seen at this scale."
+        if summary
+        else "The study has not ended.",
+        "simulated": "gradients, delays, losses or faults were simulated on sound hardware",
+        "notes": (),
+        "facts": tuple(
+            (name, str(manifest[name]))
+            for name in ("workers", "steps", "seed", "created", "seconds")
+            if name in manifest
+        ),
+        "measured": tuple(measured),
+        "pictures": tuple(picture for picture in drawn if isinstance(picture, Picture)),
+        "left_out": tuple(picture for picture in drawn if isinstance(picture, LeftOut)),
+        "settings": tuple(table for table in settings if table),
+        "command": shlex.join(map(str, sequence(manifest.get("command")))),
+        "definitions": (),
+        "definitions_source": SOURCES.get(study, ""),
+        "bursts": "",
+    }
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else show(value, digits=4)
+
+
+def _draw(name: str, chart: Mapping[str, Any]) -> Picture | LeftOut:
+    title = str(chart["title"])
+    lines = [mapping(line) for line in sequence(chart["lines"])]
+    if not any(np.isfinite(np.asarray(line["y"], np.float64)).any() for line in lines):
+        return LeftOut(title, "nothing finite was measured")
+    with canvas(name, SIMULATED, height=3.2) as drawing:
+        axes = drawing.figure.subplots()
+        for place, line in enumerate(lines):
+            x, y = np.asarray(line["x"], np.float64), np.asarray(line["y"], np.float64)
+            wanted = np.isfinite(y) & ((y > 0) | ("y" not in chart["log"]))
+            few = wanted.sum() <= 24 and not line["dashed"]
+            axes.plot(
+                x[wanted], y[wanted], label=str(line["label"]), color=COLOURS[place % 6], linewidth=1.1,
+                marker=MARKERS[place % 6] if few else None, markersize=3.5,
+                linestyle=DASHES[2] if line["dashed"] else DASHES[(place // 6) % 2],
+            )  # fmt: skip
+        axes.set_xlabel(str(chart["x"]))
+        axes.set_ylabel(str(chart["y"]))
+        if "x" in chart["log"]:
+            axes.set_xscale("log")
+        if "y" in chart["log"]:
+            axes.set_yscale("log")
+        if len(lines) > 1:
+            drawing.figure.legend(loc="outside right upper", fontsize=7.5)
+    return drawing.picture(title, str(chart["caption"]))

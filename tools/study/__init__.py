@@ -1,0 +1,1 @@
+"""Studies of robust aggregation: `sdc study`."""

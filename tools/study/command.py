@@ -1,0 +1,74 @@
+"""`sdc study`: runs a study and writes its report."""
+
+import dataclasses
+import datetime
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from sdc.analysis.aggregation import STUDY, Findings, summarize_findings
+from sdc.analysis.report import write_report
+from sdc.determinism import environment, prepare
+from sdc.records import RunWriter
+from sdc.train.images import read_images
+
+from ..errors import CommandError, Exit, storage_errors, usage_errors
+from ..output import show_findings
+from ..progress import CountProgress
+from .options import StudyOptions
+from .workloads import Workload, convnet, transformer
+
+
+def study(options: StudyOptions) -> int:
+    """Runs the study and returns the exit code."""
+    if options.steps < 10:
+        raise CommandError(f"--steps {options.steps}: expected at least 10, of which the last tell the result")
+    if not 0 <= options.seed < 2**31 - 1:
+        raise CommandError(f"--seed {options.seed}: expected a number from 0 to {2**31 - 2}")
+    name = f"{options.study}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    folder = (options.run or Path("runs") / name).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CommandError(f"run folder {folder} exists already; name another with --run")
+    with usage_errors():
+        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+        workloads = _workloads(options)
+    module = importlib.import_module(f".{options.study}", __package__)
+    started = time.perf_counter()
+    findings = Findings()
+    with CountProgress(options.study, module.count(workloads)) as progress:
+        for doing, found in module.study(workloads, steps=options.steps, seed=options.seed):
+            findings += found
+            if doing:
+                progress.advance(doing)
+    manifest = {
+        "kind": STUDY,
+        "command": ["sdc", *sys.argv[1:]],
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "study": options.study,
+        "workers": module.WORKERS,
+        "steps": options.steps,
+        "seed": options.seed,
+        "seconds": round(time.perf_counter() - started),
+        "workloads": {workload.name: workload.source for workload in workloads},
+        "options": {key: str(value) for key, value in dataclasses.asdict(options).items()},
+        "environment": environment(),
+    }
+    summary = summarize_findings(options.study, findings)
+    with storage_errors(folder):
+        with RunWriter.create(folder, manifest) as writer:
+            writer.summary(summary)
+        report = write_report(folder)
+    show_findings({**summary, "run": str(folder), "report": str(report)}, as_json=options.json)
+    return int(Exit.CLEAN)
+
+
+def _workloads(options: StudyOptions) -> list[Workload]:
+    found = []
+    if options.workload != "transformer":
+        images = options.images
+        found.append(convnet(read_images(Path(images) if os.sep in images else images)))
+    if options.workload != "convnet":
+        found.append(transformer(options.corpus))
+    return found

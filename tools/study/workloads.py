@@ -1,0 +1,111 @@
+"""What the studies train: the reference transformer on text, and a small convolutional network on images.
+
+Workers live on one device, under `vmap`: one program for any number of them. Everything about the data is fixed by the
+seed, so that the methods of a study see the same batches.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float32
+
+from sdc.train.config import ModelConfig
+from sdc.train.convnet import convnet_logits, image_loss, init_convnet
+from sdc.train.corpus import read_corpus
+from sdc.train.data import batches, make_dataset
+from sdc.train.images import Images, image_batches
+from sdc.train.model import init_params, logits
+from sdc.train.parallel import MODEL, cross_entropy
+from sdc.train.tokenizer import ByteTokenizer
+
+SAMPLES = 500
+"""Test images that are looked at."""
+HELD_OUT = 32
+"""Chunks of text that are not trained on."""
+DECODER = ModelConfig(vocab_size=320, layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn_width=128)
+LENGTH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model, its data and its optimizer.
+
+    Attributes:
+        name: for the record.
+        source: of the data.
+        init: initial parameters from a key.
+        loss: `(params, batch) -> mean loss`.
+        score: `params -> accuracy or perplexity` on data that are not trained on.
+        metric: which of the two.
+        optimizer: for a full batch.
+        rows: rows of a global batch.
+        data: `(rows, seed) -> iterator of batches` with that many rows, endless.
+    """
+
+    name: str
+    source: str
+    init: Callable[[Array], Any]
+    loss: Callable[[Any, Any], Float32[Array, ""]]
+    score: Callable[[Any], Float32[Array, ""]]
+    metric: str
+    optimizer: optax.GradientTransformation
+    rows: int
+    data: Callable[[int, int], Iterator[Any]]
+
+
+def convnet(images: Images) -> Workload:
+    """The convolutional network, with SGD and momentum."""
+    test = jnp.asarray(images.test_images[:SAMPLES]), jnp.asarray(images.test_labels[:SAMPLES])
+
+    def score(params: Any) -> Float32[Array, ""]:
+        values = convnet_logits(params, test[0])
+        right = (jnp.argmax(values, axis=-1) == test[1]) & ~jnp.isnan(values).any(axis=-1)
+        return jnp.mean(right.astype(jnp.float32))
+
+    return Workload(
+        name="convnet",
+        source=images.source,
+        init=lambda key: init_convnet(images.shape, images.classes, key),
+        loss=image_loss,
+        score=score,
+        metric="accuracy",
+        optimizer=optax.sgd(0.05, momentum=0.9),
+        rows=64,
+        data=lambda rows, seed: image_batches(images, batch_size=rows, seed=seed),
+    )
+
+
+def transformer(corpus: tuple[str, ...]) -> Workload:
+    """A small decoder on text, with Adam."""
+    dataset = make_dataset(read_corpus(corpus), ByteTokenizer(), LENGTH, seed=0)
+    held_out = jnp.asarray(dataset.chunks[-HELD_OUT:])
+    seen = dataclasses.replace(dataset, chunks=dataset.chunks[:-HELD_OUT])
+
+    def loss(params: Any, tokens_BS: Any) -> Float32[Array, ""]:
+        def share(_: Array) -> Float32[Array, ""]:
+            return jnp.mean(cross_entropy(logits(DECODER, params, tokens_BS[:, :-1]), tokens_BS[:, 1:]))
+
+        # The model's collectives need their axis, of one rank here.
+        return jax.vmap(share, axis_name=MODEL)(jnp.zeros(1))[0]
+
+    def data(rows: int, seed: int) -> Iterator[Any]:
+        order = np.random.default_rng(seed).permutation(len(seen.chunks))
+        shuffled = dataclasses.replace(seen, chunks=seen.chunks[order])
+        return (batch[0] for batch in batches(shuffled, batch_size=rows, microsteps=1))
+
+    return Workload(
+        name="transformer",
+        source=dataset.source,
+        init=lambda key: init_params(DECODER, key),
+        loss=loss,
+        score=lambda params: jnp.exp(loss(params, held_out)),
+        metric="perplexity",
+        optimizer=optax.adam(3e-3, b2=0.99),
+        rows=16,
+        data=data,
+    )
