@@ -122,7 +122,8 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
         anew at each call.
 
     Raises:
-        ValueError: a selected probe lies inside a primitive that cannot be entered (it would go unchecked).
+        ValueError: a selected probe lies inside a primitive that cannot be entered (it would go unchecked), or a rule
+            with a `custom_vmap` stands in a branch that an outer `vmap` chooses for each row.
     """
 
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
@@ -130,7 +131,11 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
         live = live_program(closed)
         plan = plan_sites(live, where)
         program = live if plan.sites else closed
-        outs, reports = _evaluate(plan, program, (), _Applied(where, rule), jax.tree.leaves((args, kwargs)))
+        try:
+            outs, reports = _evaluate(plan, program, (), _Applied(where, rule), jax.tree.leaves((args, kwargs)))
+        except AssertionError as error:
+            _check_mapped_branch(error)
+            raise
         out = jax.tree.unflatten(jax.tree.structure(shape), outs)
         return out, Reports(plan.sites, [reports[site.name] for site in plan.sites])
 
@@ -251,6 +256,18 @@ def _trace(step: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
         raise ValueError(
             f"the step cannot be traced, and so not transformed ({reason}); it must run under jax.jit: bind what is "
             "static with functools.partial, and branch with jax.lax.cond"
+        ) from error
+
+
+def _check_mapped_branch(error: AssertionError) -> None:
+    """Of a branch that is chosen row by row JAX maps the constants too, which a `custom_vmap` in it does not take."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    if trace and trace.tb_frame.f_globals.get("__name__") == "jax._src.custom_batching":
+        raise ValueError(
+            "a vmap around the transformed step chooses a branch for each row, and the rule cannot stand in it; put "
+            "the vmap inside: transform jax.vmap(step)"
         ) from error
 
 

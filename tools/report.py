@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from sdc.analysis import aggregation
 from sdc.analysis.campaign import summary_of as summary_of_campaign
 from sdc.analysis.report import write_report
 from sdc.analysis.study import STUDY
@@ -13,7 +14,7 @@ from sdc.analysis.summary import summary_of
 from sdc.records import read_campaign, read_kind, read_run
 
 from .errors import VERDICTS, Exit, usage_errors
-from .output import show, show_campaign, show_study
+from .output import show, show_campaign, show_findings, show_study
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,10 @@ def report(options: ReportOptions) -> int:
     if kind == STUDY:
         found = run.summary or {"variants": {}}
         show_study({**found, "run": str(options.run), "report": str(page)}, as_json=options.json)
+        return int(Exit.CLEAN)
+    if kind == aggregation.STUDY:
+        told = run.summary or {"grids": [], "checks": []}
+        show_findings({**told, "run": str(options.run), "report": str(page)}, as_json=options.json)
         return int(Exit.CLEAN)
     summary = summary_of(run)
     show({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)

@@ -4,25 +4,33 @@
 replicas equal must set them.
 """
 
-import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax import lax
+from jax.extend.random import define_prng_impl
 from jaxtyping import Array, Shaped
+
+from ..bits import as_bits, from_bits
 
 Tree = Any
 """A pytree of arrays."""
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@jax.tree_util.register_pytree_node_class
 class Assignment:
     """An update that sets: `parameter + Assignment(value)` is `value`, bit for bit.
 
     `optax.apply_updates` and whatever else computes `parameter + update` therefore take it as it is. Other arithmetic
     is refused: a transform that scales updates belongs inside the optimizer that is wrapped, not behind it.
+
+    It is a pytree, so that it passes through `jit` and `vmap`, and `jax.tree.map` reaches its leaf. That holds the
+    value's bits under a type with which JAX refuses to calculate (TypeError). What merely puts another array in its
+    place, or chooses between it and zeros, is not caught.
 
     Attributes:
         value: the new parameter.
@@ -34,17 +42,38 @@ class Assignment:
         True
     """
 
-    value: Shaped[Array, "*shape"]
-
     __array_ufunc__ = None  # NumPy's arrays leave the sum to this class too
+    _leaf: Any
+    _dtype: Any
+
+    def __init__(self, value: Shaped[Array, "*shape"]) -> None:
+        value = jnp.asarray(value)
+        hide = _hideable(value.dtype)
+        self._leaf, self._dtype = (_hidden(value), value.dtype) if hide else (value, None)
+
+    @property
+    def value(self) -> Shaped[Array, "*shape"]:
+        return self._leaf if self._dtype is None else _shown(self._leaf, self._dtype)
 
     def __radd__(self, parameter: Any) -> Shaped[Array, "*shape"]:
-        if jnp.shape(parameter) != jnp.shape(self.value):
+        if jnp.shape(parameter) != jnp.shape(self._leaf):
             raise ValueError(
-                f"an update of shape {jnp.shape(self.value)} cannot set a parameter of shape {jnp.shape(parameter)}; "
+                f"an update of shape {jnp.shape(self._leaf)} cannot set a parameter of shape {jnp.shape(parameter)}; "
                 "give apply_updates the parameters that were given to update"
             )
         return self.value
+
+    def __repr__(self) -> str:
+        return f"Assignment({self._leaf!r})"
+
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+        return (self._leaf,), self._dtype
+
+    @classmethod
+    def tree_unflatten(cls, dtype: Any, leaves: tuple[Any]) -> "Assignment":
+        made = object.__new__(cls)
+        made._leaf, made._dtype = leaves[0], dtype
+        return made
 
 
 def assign(values: Tree) -> Tree:
@@ -52,9 +81,70 @@ def assign(values: Tree) -> Tree:
     return jax.tree.map(Assignment, values)
 
 
+def assigns(updates: Tree) -> bool:
+    """Whether any of these updates is an assignment."""
+
+    def found(x: Any) -> bool:
+        return isinstance(x, Assignment)
+
+    return any(map(found, jax.tree.leaves(updates, is_leaf=found)))
+
+
 def stepped(
     optimizer: optax.GradientTransformationExtraArgs, gradient: Tree, state: optax.OptState, params: Tree, **extra: Any
 ) -> tuple[Tree, optax.OptState]:
-    """The parameters after one step of an optimizer, and its state."""
+    """The parameters after one step of an optimizer, and its state; truth values and keys stay as they are."""
+
+    def moved(parameter: Any, update: Any) -> Any:
+        fixed = jnp.result_type(parameter) == np.bool_ or jnp.issubdtype(
+            jnp.result_type(parameter), jax.dtypes.extended
+        )
+        nothing = getattr(update, "dtype", None) == jax.dtypes.float0
+        return parameter if fixed or nothing else optax.apply_updates(parameter, update)
+
+    def apply(parameter: Any, update: Any) -> Any:
+        return None if parameter is None else moved(parameter, update)
+
     updates, state = optimizer.update(gradient, state, params, **extra)
-    return optax.apply_updates(params, updates), state
+    return jax.tree.map(apply, params, updates, is_leaf=lambda x: x is None), state
+
+
+def _hideable(dtype: Any) -> bool:
+    """Keys refuse arithmetic already, and elements narrower than 8 bits have no bits to show."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    return bool(dtype == np.bool_ or jax.dtypes.itemsize_bits(dtype) >= 8)
+
+
+@functools.cache
+def _type(words: int) -> Any:
+    """The type of keys of so many words, of which no random number is ever drawn."""
+
+    def refuse(*_: Any) -> Any:
+        raise TypeError("an Assignment is no random key")
+
+    nothing = {"seed": refuse, "split": refuse, "random_bits": refuse, "fold_in": refuse}
+    return define_prng_impl(key_shape=(words,), name=f"Assignment{words}", tag="Assignment", **nothing)
+
+
+def _hidden(value: Shaped[Array, "*shape"]) -> Any:
+    """A key array whose words are the bits of a value."""
+    bits = as_bits(value)
+    words = lax.bitcast_convert_type(bits, jnp.uint32) if bits.dtype.itemsize == 8 else bits.astype(jnp.uint32)
+    if words.ndim == value.ndim:
+        words = words[..., None]
+    elif words.ndim > value.ndim + 1:  # complex128
+        words = words.reshape(*value.shape, 4)
+    return jax.random.wrap_key_data(words, impl=_type(words.shape[-1]))
+
+
+def _shown(hidden: Any, dtype: Any) -> Shaped[Array, "*shape"]:
+    """The inverse of `_hidden`."""
+    like: Any = jax.ShapeDtypeStruct(hidden.shape, dtype)
+    bits = jax.eval_shape(as_bits, like)
+    words = jax.random.key_data(hidden)
+    if bits.dtype.itemsize == 8:
+        words = lax.bitcast_convert_type(words.reshape(*bits.shape, 2), jnp.uint64)
+    elif bits.ndim == hidden.ndim:
+        words = words[..., 0]
+    return from_bits(words.astype(bits.dtype), like)

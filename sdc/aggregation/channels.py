@@ -213,6 +213,7 @@ class Recorded(Channel):
     arrived: Bool[np.ndarray, "steps senders receivers packets"]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "arrived", np.asarray(self.arrived))
         if self.arrived.ndim != 4 or self.arrived.dtype != np.bool_ or not self.arrived.size:
             raise ValueError(
                 f"a recorded trace of shape {self.arrived.shape} and type {self.arrived.dtype}: "

@@ -11,6 +11,7 @@ one arithmetic:
 Both run a micro-batch inside the same conditional and add in the same order, so that a real run replays bit for bit.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -21,7 +22,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
 from ..rewrite import typed_as
-from .workers import check_probability, count_workers
+from .assignment import assigns
+from .workers import at_least_float32, check_count, check_probability, count_workers
 
 Tree = Any
 Work: TypeAlias = Callable[[Tree, Tree, Tree], Tree]
@@ -61,7 +63,7 @@ def gradient_sum(params: Tree) -> Sum:
     """The sum before the first micro-batch."""
 
     def zeros(leaf: Array) -> Array:
-        return jnp.zeros(jnp.shape(leaf), jnp.promote_types(jnp.result_type(leaf), jnp.float32))
+        return jnp.zeros(jnp.shape(leaf), at_least_float32(jnp.result_type(leaf)))
 
     return Sum(jnp.zeros((), jnp.float32), jax.tree.map(zeros, params))
 
@@ -109,14 +111,15 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
         work: of one micro-batch, without collectives: workers complete different numbers.
         carry: what it starts from.
         batches: micro-batches, stacked on the leading axis of every leaf.
-        completed: how many this worker completes, 0 to all.
+        completed: how many this worker completes, 0 to all. A traced number is not checked: more than all is all.
         context: what every micro-batch sees alike, such as parameters.
 
     Returns:
         The last carry.
 
     Raises:
-        ValueError: there is no micro-batch, or leaves disagree on their number.
+        ValueError: there is no micro-batch, leaves disagree on their number, or fewer than none or more than all are
+            said to be completed.
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,11 +127,14 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
         >>> masked(lambda total, x, _: total + x, jnp.float32(0), jnp.asarray([1.0, 2.0, 4.0]), jnp.int32(2)).item()
         3.0
     """
-    counts = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(batches)}
+    counts = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(batches)}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
             f"micro-batches with leading axes of {sorted(counts)}: expected one number of at least 1 in every leaf"
         )
+
+    micro_batches = counts.pop()
+    check_count("completed", completed, micro_batches)
 
     def one(carry: Tree, numbered: tuple[Int32[Array, ""], Tree]) -> tuple[Tree, None]:
         number, batch = numbered
@@ -136,16 +142,18 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
 
     # A loop wants a carry of one type, also for `shard_map`, which tells what varies between workers.
     first = jax.tree.map(lambda leaf: leaf[0], batches)
-    kept = jax.eval_shape(lambda *args: work_if(work, completed > 0, *args), carry, first, context)
+    kept = jax.eval_shape(lambda *args: work_if(work, jnp.asarray(completed > 0), *args), carry, first, context)
     carry = jax.tree.map(typed_as, carry, kept)
-    return lax.scan(one, carry, (jnp.arange(counts.pop(), dtype=jnp.int32), batches))[0]
+    return lax.scan(one, carry, (jnp.arange(micro_batches, dtype=jnp.int32), batches))[0]
 
 
 def work_if(work: Work, go: Bool[Array, ""], carry: Tree, batch: Tree, context: Tree) -> Tree:
     """The work where `go` is true; its branch keeps the compiler from fusing it with what is around it."""
     # With respect to what `shard_map` takes to be equal on all workers, a derivative is a sum over them: a collective,
-    # which would hang in a branch that not all of them take.
-    carry, batch, context = jax.tree.map(lambda leaf: typed_as(leaf, go), (carry, batch, context))
+    # which would hang in a branch that not all of them take, and which `combine` would add up once more.
+    given = (carry, batch, context)
+    widest = functools.reduce(typed_as, jax.tree.leaves(given), go)
+    carry, batch, context = jax.tree.map(lambda leaf: typed_as(leaf, widest), given)
     carry = jax.tree.map(typed_as, carry, jax.eval_shape(work, carry, batch, context))
     return lax.cond(go, work, lambda carry, batch, context: carry, carry, batch, context)
 
@@ -167,7 +175,7 @@ def combine(
 
     Args:
         total: of this worker.
-        completed: micro-batches that are in it.
+        completed: micro-batches that are in it. A traced number is not checked against `micro_batches`.
         micro_batches: M, of a full step of one worker.
         axis_name: the axis of the workers, bound.
         correction: see above. `rate` scales the gradient; optimizers that do not care for its size, such as Adam, want
@@ -178,8 +186,8 @@ def combine(
         See `Combined`. Where nobody completed a micro-batch the gradient is zero.
 
     Raises:
-        ValueError: the correction is unknown, the drop rate is no probability, there is no micro-batch, or the axis is
-            not bound or has fewer than two workers.
+        ValueError: the correction is unknown, the drop rate is no probability, there is no micro-batch, fewer than none
+            or more than all are said to be completed, or the axis is not bound or has fewer than two workers.
     """
     workers = count_workers(axis_name)
     if correction not in ("none", "rate", "count"):
@@ -187,7 +195,9 @@ def combine(
     check_probability("drop_rate", drop_rate)
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: expected a number of at least 1")
-    loss, gradient, count = lax.psum((total.loss, total.gradient, completed), axis_name)
+    check_count("completed", completed, micro_batches)
+    counted = jnp.asarray(completed, jnp.int32)
+    loss, gradient, count = lax.psum((total.loss, total.gradient, counted), axis_name)
     some = jnp.maximum(count, 1).astype(jnp.float32)
     divisor = some if correction == "count" else jnp.float32(workers * micro_batches)
     factor = 1 - drop_rate if correction == "rate" else 1.0
@@ -221,7 +231,7 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
     Returns:
         An optimizer whose `update` takes `empty`, the same on every worker: where it is true, updates are zero and the
-        optimizer's state stays as it is.
+        optimizer's state stays as it is. `update` raises ValueError where the optimizer assigns.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -238,9 +248,15 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         return SkipEmptyState(inner.init(params), jnp.zeros((), jnp.uint32))
 
     def update(
-        gradient: Tree, state: SkipEmptyState, params: Tree = None, *, empty: Bool[Array, ""], **extra: Any
+        gradient: Tree, state: SkipEmptyState, params: Tree = None, *, empty: Bool[Array, ""] | bool, **extra: Any
     ) -> tuple[Tree, SkipEmptyState]:
+        empty = jnp.asarray(empty)
         updates, new = inner.update(gradient, state.inner, params, **extra)
+        if assigns(updates):
+            raise ValueError(
+                "the optimizer sets parameters (Assignment), which no zero update leaves as they are; put skip_empty "
+                "inside: paft(skip_empty(...), ...)"
+            )
         kept = jax.tree.map(lambda a, b: jnp.where(empty, b, a), new, state.inner)
         updates = jax.tree.map(lambda leaf: jnp.where(empty, jnp.zeros_like(leaf), leaf), updates)
         return updates, SkipEmptyState(kept, state.skipped + empty.astype(jnp.uint32))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32
 
-from .workers import count_workers
+from .workers import at_least_float32, count_workers, sums_by_itself
 
 Tree = Any
 
@@ -114,7 +114,7 @@ def lossy_psum_scatter(
     arrived: Bool[Array, "workers packets"],
     *,
     previous: Float[Array, "shard"],
-    weight: Float32[Array, ""] | None = None,
+    weight: Float32[Array, ""] | float | None = None,
 ) -> tuple[Float[Array, "shard"], Float32[Array, "packets"]]:
     """Reduce-scatter of a mean over what arrived.
 
@@ -192,17 +192,18 @@ def reduce_scatter(
     axis_name: str,
     arrived: Bool[Array, "workers packets"],
     previous: Sequence[Float[Array, "_"]],
-    weight: Float32[Array, ""] | None = None,
+    weight: Float32[Array, ""] | float | None = None,
 ) -> tuple[list[Float[Array, "_"]], Float32[Array, "packets"]]:
     """`lossy_psum_scatter` of several arrays, whose packets are numbered one after the other."""
     arrived |= _own(layout, axis_name)
-    sent = arrived.astype(jnp.float32) if weight is None else jnp.where(arrived, weight.astype(jnp.float32), 0)
+    weight = None if weight is None else jnp.asarray(weight, jnp.float32)
+    sent = arrived.astype(jnp.float32) if weight is None else jnp.where(arrived, weight, 0)
     received = lax.psum_scatter(sent, axis_name)
     means = []
     for leaf, mask, share, before in zip(
         leaves, layout.spread(arrived), layout.spread(received), previous, strict=True
     ):
-        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        wide = leaf.astype(at_least_float32(leaf.dtype))
         summand = jnp.where(mask, wide if weight is None else wide * weight.astype(wide.dtype), 0)
         total = lax.psum_scatter(summand, axis_name)
         mean = total / jnp.where(share > 0, share, 1).astype(wide.dtype)
@@ -225,6 +226,41 @@ def all_gather(
         jnp.where(mask, owner, copy) for mask, owner, copy in zip(layout.spread(received), owners, stale, strict=True)
     ]
     return copies, owners, received
+
+
+def check_floats(params: Tree) -> None:
+    """Raises ValueError unless all leaves are floats that can be cut into shards."""
+    if not jax.tree.leaves(params):
+        raise ValueError("there are no parameters to train; expected one float or more")
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name, dtype = jax.tree_util.keystr(path) or "params", jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating) or not jnp.size(leaf):
+            raise ValueError(
+                f"{name} is {dtype}{list(jnp.shape(leaf))}; expected floats only, one element or more: keep the rest "
+                "out of what is trained"
+            )
+
+
+def check_gradient(gradient: Tree, params: Tree, axis_name: str) -> None:
+    """Raises ValueError unless this can be one worker's gradient of these parameters."""
+    found: Any = jax.tree.structure(gradient)
+    expected: Any = jax.tree.structure(params)
+    if found != expected:
+        raise ValueError(f"a gradient of structure {found}; expected that of the parameters, {expected}")
+    check_floats(gradient)
+    checked = sums_by_itself(axis_name)
+    for (path, leaf), model in zip(jax.tree.leaves_with_path(gradient), jax.tree.leaves(params), strict=True):
+        name = jax.tree_util.keystr(path)
+        if jnp.shape(leaf) != jnp.shape(model):
+            raise ValueError(
+                f"gradient{name} has shape {jnp.shape(leaf)}; expected {jnp.shape(model)}, its parameter's"
+            )
+        if checked and axis_name not in jax.typeof(leaf).manual_axis_type.varying:
+            raise ValueError(
+                f"gradient{name} is the same on all workers, for shard_map checks types and has added it up over "
+                f"{axis_name!r}: nothing is left to lose; give each worker a row of the parameters (in_specs="
+                f"P({axis_name!r})), or pass check_vma=False, and take no mean"
+            )
 
 
 def _own(layout: Layout, axis_name: str) -> Bool[Array, "workers 1"]:

@@ -13,18 +13,20 @@ What they return as updates are assignments (see `assignment`), so that replicas
 synchronization.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
 from ..rewrite import typed_as
 from .assignment import Tree, assign, stepped
-from .workers import count_workers
+from .workers import at_least_float32, check_axes, check_axis, check_bound, count_workers
 
 
 class Divergence(NamedTuple):
@@ -108,8 +110,8 @@ def paft_sync(
         An optimizer with `PaftSyncState`. Its updates are assignments: nothing may be chained behind it.
 
     Raises:
-        ValueError: the period is below 1; in `update`: the axis is not bound or has fewer than two workers, no
-            parameters are given, or the state is of another optimizer.
+        ValueError: the period is below 1, or axes are not given by name; in `update`: an axis is not bound or has fewer
+            than two workers, no parameters are given, or the state is of another optimizer.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -121,6 +123,9 @@ def paft_sync(
         >>> jax.vmap(step, axis_name="data")(jnp.ones(2), jnp.asarray([0.0, 2.0])).tolist()
         [0.8999999761581421, 0.8999999761581421]
     """
+    check_axis("axis_name", axis_name)
+    check_axes("replica_axes", replica_axes)
+    _check_steps("period", period)
     if period < 1:
         raise ValueError(f"period={period}: expected a number of steps of at least 1")
     inner = optax.with_extra_args_support(optimizer)
@@ -129,12 +134,11 @@ def paft_sync(
         return PaftSyncState(inner.init(params), jnp.zeros((), jnp.int32), _no_divergence())
 
     def update(gradient: Tree, state: PaftSyncState, params: Tree = None, **extra: Any) -> tuple[Tree, PaftSyncState]:
-        _check(axis_name, state, PaftSyncState, params)
+        _check(axis_name, replica_axes, state, PaftSyncState, params)
         new, inner_state = stepped(inner, gradient, state.inner, params, **extra)
 
         def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Divergence]:
-            mean = replica_mean(theta, axis_name)
-            measured = _norm(jax.tree.map(jnp.subtract, mean, theta), replica_axes)
+            mean, measured = _averaged(theta, axis_name, replica_axes)
             history = replica_mean(history, axis_name) if sync_state else history
             return mean, history, Divergence(measured, jnp.full_like(state.step, period), jnp.zeros_like(state.step))
 
@@ -164,6 +168,7 @@ def paft(
 
         sigma_est   = ||mean(theta_{t+1}) - theta_{t+1}^m||_2
         H           = mean_m(||g_{t+1}^m||_2 / sigma_est), rounded; next synchronization at t + H
+                      (over the workers with sigma_est > 0)
         theta_{t+2} = mean(theta_{t+1}) - eta g~_{t+1}^m
 
     The gradient g~_{t+1} belongs to theta_{t+1}^m: the average does not depend on the forward and backward pass of step
@@ -184,7 +189,7 @@ def paft(
         axis_name: the axis of the replicas, bound.
         initial_period: H of the first synchronization, which is launched after step `initial_period - 1`.
         min_period: smallest H; 1 averages at every step.
-        max_period: largest H, also where replicas are equal (sigma_est = 0).
+        max_period: largest H, also where replicas are equal (sigma_est = 0 on all workers).
         sync_state: whether to average the floating-point leaves of the optimizer's state as well.
         replica_axes: mesh axes over which the parameters of one replica are sharded. Leaves that are not sharded over
             them count once for each of their ranks in both norms.
@@ -211,6 +216,10 @@ def paft(
         >>> period.tolist(), divergence.round(3).tolist()  # each replica is 0.1 off, gradients have norm 1
         ([10, 10], [0.10000000149011612, 0.10000000149011612])
     """
+    check_axis("axis_name", axis_name)
+    check_axes("replica_axes", replica_axes)
+    for name, steps in (("initial", initial_period), ("min", min_period), ("max", max_period)):
+        _check_steps(f"{name}_period", steps)
     if not 1 <= min_period <= initial_period <= max_period:
         raise ValueError(
             f"min_period={min_period}, initial_period={initial_period}, max_period={max_period}: "
@@ -227,11 +236,10 @@ def paft(
     def update(
         gradient: Tree, state: PaftState, params: Tree = None, *, synchronize: bool | None = None, **extra: Any
     ) -> tuple[Tree, PaftState]:
-        _check(axis_name, state, PaftState, params)
+        _check(axis_name, replica_axes, state, PaftState, params)
 
         def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
-            mean = replica_mean(theta, axis_name)
-            measured = _norm(jax.tree.map(jnp.subtract, mean, theta), replica_axes)
+            mean, measured = _averaged(theta, axis_name, replica_axes)
             return mean, replica_mean(history, axis_name) if sync_state else history, measured
 
         def keep(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
@@ -242,7 +250,9 @@ def paft(
 
         def plan(measured: Float32[Array, ""]) -> PaftState:
             ratio = jnp.where(measured > 0, _norm(gradient, replica_axes) / measured, jnp.inf)
-            ratio = jnp.round(lax.pmean(ratio, axis_name))
+            known = ~jnp.isinf(ratio)
+            total, count = lax.psum((jnp.where(known, ratio, 0), known.astype(jnp.float32)), axis_name)
+            ratio = jnp.round(jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.inf))
             period = jnp.clip(jnp.where(jnp.isnan(ratio), min_period, ratio), min_period, max_period).astype(jnp.int32)
             # A conditional around a collective must fall alike everywhere, whatever last bits a reduction leaves.
             period = lax.pmin(period, (axis_name, *replica_axes))
@@ -283,36 +293,56 @@ def overlapped(step: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         step: takes `synchronize`, a Python bool, by name, and hands it to `update`; its other arguments hold the state
-            of `paft`. It runs under the worker axis.
+            of `paft`. It runs under the worker axis, and returns a pytree of arrays.
 
     Returns:
         The step without `synchronize`. Its program holds the step twice, once with the average.
     """
 
-    def chosen(*args: Any) -> Any:
-        return lax.cond(
-            synchronizes(args),
-            lambda *args: step(*args, synchronize=True),
-            lambda *args: step(*args, synchronize=False),
-            *args,
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return _either(
+            synchronizes((args, kwargs)),
+            functools.partial(step, *args, **kwargs, synchronize=True),
+            functools.partial(step, *args, **kwargs, synchronize=False),
         )
 
     return chosen
 
 
 def replica_mean(tree: Tree, axis_name: str) -> Tree:
-    """The mean over all replicas, bitwise the same on each; leaves that are no floats are kept.
+    """The mean over all replicas, bitwise the same on each; leaves that are no floats or complex numbers are kept.
 
     Sums are at least float32; counters, keys and the like are the same everywhere already.
     """
+    return _narrowed(_wide_mean(tree, axis_name), tree)
 
-    def mean(leaf: Array) -> Array:
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+
+def _averaged(theta: Tree, axis_name: str, axes: Sequence[str]) -> tuple[Tree, Float32[Array, ""]]:
+    """The mean of the parameters, and how far this worker's are from it before it is rounded to their type."""
+    mean = _wide_mean(theta, axis_name)
+
+    def off(mean: Array, leaf: Array) -> Array:
+        return mean - jnp.asarray(leaf, mean.dtype) if _has_mean(leaf) else mean
+
+    return _narrowed(mean, theta), _norm(jax.tree.map(off, mean, theta), axes)
+
+
+def _has_mean(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+
+
+def _wide_mean(tree: Tree, axis_name: str) -> Tree:
+    def mean(leaf: Any) -> Any:
+        if not _has_mean(leaf):
             return leaf
-        wide = jnp.promote_types(leaf.dtype, jnp.float32)
-        return lax.pmean(leaf.astype(wide), axis_name).astype(leaf.dtype)
+        leaf = jnp.asarray(leaf)
+        return lax.pmean(leaf.astype(at_least_float32(leaf.dtype)), axis_name)
 
     return jax.tree.map(mean, tree)
+
+
+def _narrowed(wide: Tree, like: Tree) -> Tree:
+    return jax.tree.map(lambda x, leaf: x.astype(jnp.result_type(leaf)) if _has_mean(leaf) else leaf, wide, like)
 
 
 def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[..., Any], *args: Any) -> Any:
@@ -334,15 +364,20 @@ def _no_divergence() -> Divergence:
 
 
 def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
-    """Euclidean norm over the leaves and over the ranks that share a replica."""
-    square = jax.tree.reduce(
-        jnp.add, jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf.astype(jnp.float32))), tree), jnp.float32(0)
-    )
+    """Euclidean norm over the leaves that have a mean, and over the ranks that share a replica."""
+    leaves = [jnp.abs(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree) if _has_mean(leaf)]
+    square = sum((jnp.sum(jnp.square(leaf)) for leaf in leaves), jnp.float32(0))
     return jnp.sqrt(lax.psum(square, tuple(axes)) if axes else square)
 
 
-def _check(axis_name: str, state: Any, kind: type, params: Tree) -> None:
+def _check_steps(name: str, value: Any) -> None:
+    if not isinstance(value, int | np.integer):
+        raise ValueError(f"{name}={value!r}: expected a number of steps")
+
+
+def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: Tree) -> None:
     count_workers(axis_name)
+    check_bound("replica_axes", axes)
     if params is None:
         raise ValueError("no parameters were given; call update(gradient, state, params)")
     if not isinstance(state, kind):

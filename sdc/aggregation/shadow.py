@@ -29,7 +29,7 @@ from ..fingerprint import tree_digest
 from ..rewrite import Values, bound_axes, substitute
 from ..sites import collectives
 from ..twins import from_reference, gather_twins
-from .workers import count_workers, this_worker
+from .workers import at_least_float32, check_axis, count_workers, this_worker
 
 Tree = TypeVar("Tree")
 RECHECK, WITH_THIRD, LAST = 1, 2, 3
@@ -131,6 +131,7 @@ def shadow(
         >>> judge(state).reason
         'no difference in 3 comparisons, which included every rank'
     """
+    check_axis("axis_name", axis_name)
     if spares < 1:
         raise ValueError(f"spares={spares}: expected one rank to spare or more")
 
@@ -216,7 +217,9 @@ def _compare(leaves: Values, group: Int32[Array, "group"], axis_name: str) -> Bo
 
 def _mean(x: Shaped[Array, "*shape"], counted: Bool[Array, ""], number: int, axis_name: str) -> Shaped[Array, "*shape"]:
     # Chosen, not multiplied by zero: a spare that holds NaN is left out too.
-    return lax.psum(jnp.where(counted, x, jnp.zeros_like(x)), axis_name) / jnp.asarray(number, x.dtype)
+    wide = at_least_float32(x.dtype)
+    total = lax.psum(jnp.where(counted, x, jnp.zeros_like(x)).astype(wide), axis_name)
+    return (total / jnp.asarray(number, wide)).astype(x.dtype)
 
 
 def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array, ""], axis_name: str) -> Difference:

@@ -1,5 +1,10 @@
 """The workers of data-parallel training: a mapped axis, and what every method here asks of it."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32
 
@@ -10,8 +15,9 @@ def count_workers(axis_name: str) -> int:
     """Number of workers along a mapped axis.
 
     Raises:
-        ValueError: the axis is not bound, or has fewer than two workers.
+        ValueError: the axis is not bound, has fewer than two workers, or is no single name.
     """
+    check_axis("axis_name", axis_name)
     axes = bound_axes()
     if axis_name not in axes:
         raise ValueError(
@@ -28,7 +34,49 @@ def this_worker(axis_name: str) -> Int32[Array, ""]:
     return lax.axis_index(axis_name)
 
 
-def check_probability(name: str, value: float) -> None:
-    """Raises ValueError unless `value` is a probability."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value}: expected a probability, between 0 and 1")
+def sums_by_itself(axis_name: str) -> bool:
+    """Whether `shard_map` checks types, and so adds up derivatives over this axis."""
+    return axis_name in jax.typeof(this_worker(axis_name)).manual_axis_type.varying
+
+
+def at_least_float32(dtype: Any) -> Any:
+    """The type in which sums over workers are taken, also where JAX is told to promote nothing by itself."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(dtype, jnp.float32)
+
+
+def check_axis(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is the name of one axis."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}={value!r}: expected one name of a mapped axis, as a str")
+
+
+def check_axes(name: str, axes: Sequence[str]) -> None:
+    """Raises ValueError unless these are names, which a str by itself would be letter by letter."""
+    if isinstance(axes, str):
+        raise ValueError(f"{name}={axes!r}: expected a sequence of names; write {name}=({axes!r},)")
+
+
+def check_bound(name: str, axes: Sequence[str]) -> None:
+    """Raises ValueError unless all of these axes are bound."""
+    bound = bound_axes()
+    if unknown := [axis for axis in axes if axis not in bound]:
+        raise ValueError(f"{name}={tuple(axes)}: {unknown[0]!r} is not bound (bound: {sorted(bound) or 'none'})")
+
+
+def check_probability(name: str, value: float, alternative: str = "") -> None:
+    """Raises ValueError unless `value` is a probability; `alternative` says what else it may be."""
+    try:
+        fine = 0 <= value <= 1
+    except TypeError:
+        fine = False
+    if not fine:
+        raise ValueError(
+            f"{name}={value!r}: expected a probability, between 0 and 1{alternative and ', ' + alternative}"
+        )
+
+
+def check_count(name: str, value: Any, most: int) -> None:
+    """Raises ValueError unless `value` is from 0 to `most`, or a number that is not known yet."""
+    if not isinstance(value, jax.core.Tracer) and not 0 <= int(value) <= most:
+        raise ValueError(f"{name}={int(value)}: expected a number of micro-batches from 0 to {most}")

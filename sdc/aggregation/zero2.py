@@ -24,8 +24,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int32, UInt8, UInt32
 
 from .assignment import Tree, assign, stepped
 from .channels import Channel, Independent, Recorded
-from .lossy import Layout, all_gather, reduce_scatter
-from .workers import check_probability, count_workers
+from .lossy import Layout, all_gather, check_floats, check_gradient, reduce_scatter
+from .workers import check_axis, check_probability, count_workers
 
 SAMPLE = 256
 """Most elements of a shard from which the drift between copies is estimated."""
@@ -169,8 +169,10 @@ def lossy_zero2(
         instance its finished micro-batches; 1 by default). Its updates are assignments: nothing may be chained behind.
 
     Raises:
-        ValueError: a probability, the packet size or `parity` is out of range; in `update`: the axis is not bound or
-            has fewer than two workers, or the state is of another optimizer, model or number of workers.
+        ValueError: a probability, the packet size or `parity` is out of range; in `init` and `update`: the axis is not
+            bound or has fewer than two workers, or a parameter has no elements or is no float; in `update`: the state
+            is of another optimizer, model or number of workers, the gradient does not fit the parameters, or
+            `shard_map`, which checks types, has added it up already.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -182,6 +184,7 @@ def lossy_zero2(
         >>> jax.vmap(step, axis_name="data")(jnp.zeros((2, 3)), jnp.ones((2, 3))).tolist()
         [[-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]]
     """
+    check_axis("axis_name", axis_name)
     check_probability("reliable", reliable)
     if parity is not None and parity < 1:
         raise ValueError(f"parity={parity}: expected a number of packets of at least 1")
@@ -191,7 +194,7 @@ def lossy_zero2(
         raise ValueError(f"packet={packet}: expected a number of elements of at least 1")
     for name, rate in (("p_grad", p_grad), ("p_param", p_param)):
         if not isinstance(rate, Channel):
-            check_probability(name, rate)
+            check_probability(name, rate, ", or a Channel")
     inner = optax.with_extra_args_support(optimizer)
     transports = [
         _Transport(rate if isinstance(rate, Channel) else Independent(rate), reliable, parity)
@@ -204,6 +207,7 @@ def lossy_zero2(
 
     def init(params: Tree) -> LossyState:
         workers = count_workers(axis_name)
+        check_floats(params)
         layout = Layout.of(params, workers, packet)
         structure = jax.tree.structure(params)
         shards = own(layout.cut(params))
@@ -224,12 +228,13 @@ def lossy_zero2(
         state: LossyState,
         params: Tree = None,
         *,
-        weight: Float32[Array, ""] | None = None,
+        weight: Float32[Array, ""] | float | None = None,
         **extra: Any,
     ) -> tuple[Tree, LossyState]:
         workers = count_workers(axis_name)
         layout = Layout.of(params, workers, packet)
         _check(state, params, layout)
+        check_gradient(gradient, params, axis_name)
         structure = jax.tree.structure(params)
         sender = lax.axis_index(axis_name)
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), state.step), sender)
@@ -354,7 +359,8 @@ def _report(
     if copies_of_one > 1:
         # The mean of (a - b)^2 over pairs; the owner's own error is 0 and adds to neither sum.
         spread = copies_of_one * second - jnp.square(first)
-        pairs = 2 * jnp.mean(spread) / (copies_of_one * (copies_of_one - 1))
+        # Where copies differ by less than rounding, the difference of the sums can be negative.
+        pairs = 2 * jnp.maximum(jnp.mean(spread), 0) / (copies_of_one * (copies_of_one - 1))
     return LossyReport(
         gradient / sent, parameter / sent, unreduced, move / size, drift / (copies_of_one * size), pairs, jnp.float32(0)
     )
@@ -378,3 +384,4 @@ def _check(state: Any, params: Tree, layout: Layout) -> None:
             f"{layout.shards} for {layout.workers} workers with {layout.packets} packets; "
             "make it with init, for this model, number of workers and packet size"
         )
+    check_floats(params)

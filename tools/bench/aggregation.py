@@ -217,7 +217,7 @@ def _gradient(config: TrainConfig, params: Tree, tokens: Any) -> Tree:
 
 
 def _adam() -> optax.GradientTransformation:
-    return optax.adam(1e-3)
+    return optax.adam(3e-4)
 
 
 def _step(

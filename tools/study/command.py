@@ -23,8 +23,10 @@ from .workloads import Workload, convnet, transformer
 
 def study(options: StudyOptions) -> int:
     """Runs the study and returns the exit code."""
-    if options.steps < 10:
-        raise CommandError(f"--steps {options.steps}: expected at least 10, of which the last tell the result")
+    module = importlib.import_module(f".{options.study}", __package__)
+    steps: int = module.STEPS if options.steps is None else options.steps
+    if steps < 10:
+        raise CommandError(f"--steps {steps}: expected at least 10, of which the last tell the result")
     if not 0 <= options.seed < 2**31 - 1:
         raise CommandError(f"--seed {options.seed}: expected a number from 0 to {2**31 - 2}")
     name = f"{options.study}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -34,11 +36,10 @@ def study(options: StudyOptions) -> int:
     with usage_errors():
         prepare(cpu_devices=1, cpu_threads=os.cpu_count())
         workloads = _workloads(options)
-    module = importlib.import_module(f".{options.study}", __package__)
     started = time.perf_counter()
     findings = Findings()
     with CountProgress(options.study, module.count(workloads)) as progress:
-        for doing, found in module.study(workloads, steps=options.steps, seed=options.seed):
+        for doing, found in module.study(workloads, steps=steps, seed=options.seed):
             findings += found
             if doing:
                 progress.advance(doing)
@@ -48,7 +49,7 @@ def study(options: StudyOptions) -> int:
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "study": options.study,
         "workers": module.WORKERS,
-        "steps": options.steps,
+        "steps": steps,
         "seed": options.seed,
         "seconds": round(time.perf_counter() - started),
         "workloads": {workload.name: workload.source for workload in workloads},

@@ -23,8 +23,8 @@ class StudyOptions:
     """Which."""
     workload: Literal["both", "convnet", "transformer"] = "both"
     """Train a small convolutional network on images, a small transformer on text, or both."""
-    steps: int = 200
-    """Optimizer steps of each run."""
+    steps: int | None = None
+    """Optimizer steps of each run; by default 200, 600 for lossy and 60 for shadow."""
     seed: int = 0
     """Seed of parameters, data and everything simulated."""
     images: str = "auto"

@@ -1,5 +1,6 @@
 """`sdc study paft`: accuracy and perplexity under inconsistent gradients, with and without synchronization."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,10 +15,11 @@ from sdc.aggregation import gradient_noise, paft, paft_sync
 from sdc.aggregation.divergence import divergence_over_time
 from sdc.analysis.aggregation import Chart, Check, Findings, Grid, Line
 
-from .training import DATA, Method, Trained, behind_mean, train
+from .training import DATA, Method, Trainer
 from .workloads import Workload
 
 WORKERS = 4
+STEPS = 200
 VARIANCES = (1e-4, 1e-3, 1e-2, 1e-1)
 """sigma^2, as the paper gives the degree of noise."""
 PERIODS = (5, 10, 50)
@@ -42,14 +44,11 @@ Wrap = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 
 def methods() -> dict[str, Wrap]:
     """What is put around the optimizer."""
-    return {
-        "noisy": lambda optimizer: optimizer,
-        **{
-            f"paft_sync, H = {period}": lambda optimizer, period=period: paft_sync(optimizer, period, DATA)  # type: ignore[misc]
-            for period in PERIODS
-        },
-        "paft": lambda optimizer: paft(optimizer, DATA, initial_period=10, min_period=1, max_period=50),
-    }
+    found: dict[str, Wrap] = {"noisy": lambda optimizer: optimizer}
+    for period in PERIODS:
+        found[f"paft_sync, H = {period}"] = functools.partial(paft_sync, period=period, axis_name=DATA)
+    found["paft"] = functools.partial(paft, axis_name=DATA, initial_period=10, min_period=1, max_period=50)
+    return found
 
 
 def count(workloads: list[Workload]) -> int:
@@ -61,35 +60,56 @@ def study(workloads: list[Workload], *, steps: int, seed: int) -> Iterator[tuple
     """Runs the study.
 
     Yields:
-        What comes next, and what has been found so far in addition.
+        What was done, and what has been found by it.
     """
     for workload in workloads:
-        yield from _by_noise(workload, steps, seed)
-        yield from _bursts(workload, steps, seed)
+        trainers = {name: _trainer(workload, wrap, steps, seed) for name, wrap in methods().items()}
+        yield from _by_noise(workload, trainers, steps, seed)
+        yield from _bursts(workload, trainers, steps, seed)
     yield from _divergence(workloads[0], min(steps, 100), seed)
 
 
-def _run(workload: Workload, wrap: Wrap, steps: int, seed: int, **noise: Any) -> Trained:
-    optimizer = wrap(workload.optimizer)
-    disturbed = gradient_noise(DATA, seed=seed, **noise)
-    step = behind_mean(workload, optimizer, noise=disturbed)
-    method = Method("", lambda params: (optimizer.init(params), disturbed.init(params)), step)
-    return train(workload, method, workers=WORKERS, steps=steps, seed=seed)
+def _trainer(workload: Workload, wrap: Wrap, steps: int, seed: int) -> Trainer:
+    """Training behind a mean with noise; the setting is sigma, and sigma of bursts."""
+    optimizer = wrap(workload.optimizer(steps))
+
+    def noise(setting: Any) -> optax.GradientTransformation:
+        sigma, burst = setting
+        return gradient_noise(DATA, sigma, seed=seed, burst_period=BURST_EVERY, burst_sigma=burst)
+
+    def init(params: Any, setting: Any) -> Any:
+        return optimizer.init(params), noise(setting).init(params)
+
+    def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
+        del number
+        inner, noisy = state
+        gradient = lax.pmean(jax.grad(workload.loss)(params, batch), DATA)
+        gradient, noisy = noise(setting).update(gradient, noisy)
+        updates, inner = optimizer.update(gradient, inner, params)
+        return optax.apply_updates(params, updates), (inner, noisy), {}
+
+    return Trainer(workload, Method(init, step), workers=WORKERS)
 
 
-def _by_noise(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str, Findings]]:
+def _degree(variance: float, burst: float | None = None) -> tuple[Any, Any]:
+    return jnp.float32(math.sqrt(variance)), jnp.float32(math.sqrt(variance if burst is None else burst))
+
+
+def _by_noise(
+    workload: Workload, trainers: dict[str, Trainer], steps: int, seed: int
+) -> Iterator[tuple[str, Findings]]:
     higher = workload.metric == "accuracy"
-    clean = _run(workload, lambda optimizer: optimizer, steps, seed)
+    clean = trainers["noisy"](_degree(0.0), steps=steps, seed=seed)
     yield f"{workload.name}, clean", Findings()
     scores: dict[str, list[float]] = {"clean": [clean.score] * len(VARIANCES)}
-    synchronizations: list[float] = []
-    for name, wrap in methods().items():
+    synchronizations: list[int] = []
+    for name, trainer in trainers.items():
         for variance in VARIANCES:
-            found = _run(workload, wrap, steps, seed, sigma=math.sqrt(variance))
+            found = trainer(_degree(variance), steps=steps, seed=seed)
             scores.setdefault(name, []).append(found.score)
             if name == "paft":
-                synchronizations.append(float(found.state[0].synchronizations[0]))
-            yield f"{workload.name}, {name}, sigma^2 = {variance:g}", Findings()
+                synchronizations.append(int(found.state[0].synchronizations[0]))
+            yield f"{workload.name}, {name}, σ² = {variance:g}", Findings()
     published = workload.metric == "accuracy"
     header = ["method", *(f"sigma² = {variance:g}" for variance in VARIANCES)]
     if published:
@@ -139,14 +159,11 @@ def _gain(mended: float, noisy: float) -> float:
     return mended - noisy if math.isfinite(mended) and math.isfinite(noisy) else -math.inf
 
 
-def _bursts(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str, Findings]]:
+def _bursts(workload: Workload, trainers: dict[str, Trainer], steps: int, seed: int) -> Iterator[tuple[str, Findings]]:
     lines = []
     for variance in BURSTS:
         for name in ("noisy", "paft"):
-            found = _run(
-                workload, methods()[name], steps, seed, sigma=math.sqrt(VARIANCES[0]), burst_period=BURST_EVERY,
-                burst_sigma=math.sqrt(variance),
-            )  # fmt: skip
+            found = trainers[name](_degree(VARIANCES[0], variance), steps=steps, seed=seed, looks=40)
             lines.append(Line(f"{name}, bursts of {variance:g}", found.steps.tolist(), found.scores.tolist()))
             yield f"{workload.name}, {name}, bursts of {variance:g}", Findings()
     chart = Chart(
@@ -158,13 +175,12 @@ def _bursts(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str, Fi
 
 
 def _divergence(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str, Findings]]:
-    """Plain SGD, for which lemma 3.1 holds whatever the loss: workers have one mean gradient, and noise of their own."""
+    """Plain SGD, for which lemma 3.1 holds whatever the loss: one mean gradient, and noise of each worker's own."""
     lines, rows = [], []
     checked: dict[str, float] = {}
     for period in (None, *PERIODS[:2]):
         rates = [RATE] * steps
-        optimizer = optax.sgd(RATE)
-        measured, dimension = _squared_divergence(workload, optimizer, period, steps, seed)
+        measured, dimension = _squared_divergence(workload, period, steps, seed)
         name = "no synchronization" if period is None else f"H = {period}"
         theory = {
             printed: divergence_over_time(
@@ -206,7 +222,7 @@ def _divergence(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str
                     "squared divergence",
                     tuple(lines),
                     log="y",
-                ),  # fmt: skip
+                ),
             ),
             (
                 Check(
@@ -219,24 +235,23 @@ def _divergence(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str
     )
 
 
-def _squared_divergence(
-    workload: Workload, optimizer: optax.GradientTransformation, period: int | None, steps: int, seed: int
-) -> tuple[np.ndarray, int]:
+def _squared_divergence(workload: Workload, period: int | None, steps: int, seed: int) -> tuple[np.ndarray, int]:
     """Mean over replicas of the squared divergence after each step, before a synchronization; and the dimension."""
     noise = gradient_noise(DATA, DIVERGING, seed=seed)
-    around = optimizer if period is None else paft_sync(optimizer, period, DATA)
+    around = optax.sgd(RATE) if period is None else paft_sync(optax.sgd(RATE), period, DATA)
 
-    def step(params: Any, state: Any, batch: Any, number: Any) -> Any:
-        del number
+    def init(params: Any, setting: Any) -> Any:
+        return around.init(params), noise.init(params)
+
+    def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
         inner, noisy = state
         gradient = lax.pmean(jax.grad(workload.loss)(params, batch), DATA)
         gradient, noisy = noise.update(gradient, noisy)
-        free = optax.apply_updates(params, jax.tree.map(lambda g: -RATE * g, gradient))
+        free = jax.tree.map(lambda p, g: p - RATE * g, params, gradient)
         squares = [jnp.sum(jnp.square(lax.pmean(leaf, DATA) - leaf)) for leaf in jax.tree.leaves(free)]
         updates, inner = around.update(gradient, inner, params)
         return optax.apply_updates(params, updates), (inner, noisy), {"square": lax.pmean(sum(squares), DATA)}
 
-    method = Method("", lambda params: (around.init(params), noise.init(params)), step)
-    found = train(workload, method, workers=WORKERS, steps=steps, seed=seed, looks=1)
+    found = Trainer(workload, Method(init, step), workers=WORKERS)(steps=steps, seed=seed, looks=1)
     params = jax.eval_shape(workload.init, jax.random.key(0))
     return found.reports["square"][:, 0], sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -7,28 +7,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 
 from .workloads import Workload
 
 DATA = "data"
 """The axis of the workers."""
+LAST = 3
+"""Looks at the score over which a result is the mean: single ones are noisy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to train.
+    """A way to train; settings are traced, so that one program serves them all.
 
     Attributes:
-        name: for the record.
-        init: `params -> state` of a worker, under the axis.
-        step: `(params, state, batch, number) -> (params, state, report)` of a worker; reports are dictionaries.
+        init: `(params, setting) -> state` of a worker, under the axis.
+        step: `(params, state, batch, number, setting) -> (params, state, report)` of a worker; reports are dictionaries
+            of arrays.
     """
 
-    name: str
-    init: Callable[[Any], Any]
-    step: Callable[[Any, Any, Any, Any], tuple[Any, Any, Mapping[str, Any]]]
+    init: Callable[[Any, Any], Any]
+    step: Callable[[Any, Any, Any, Any, Any], tuple[Any, Any, Mapping[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Trained:
     """What became of a run.
 
     Attributes:
-        steps: at which it was scored.
+        steps: after which it was scored.
         scores: mean over the replicas at these steps; NaN counts as it comes.
         reports: arrays [steps, workers, ...] of what each step reported.
         state: of the method at the end, all workers.
@@ -49,89 +49,77 @@ class Trained:
 
     @property
     def score(self) -> float:
-        """The mean over the last scores: single ones are noisy."""
-        return float(np.mean(self.scores[-3:]))
+        """The result."""
+        return float(np.mean(self.scores[-LAST:]))
 
 
-def behind_mean(workload: Workload, optimizer: optax.GradientTransformation, **gradients: Any) -> Callable[..., Any]:
-    """The step of an optimizer behind the mean of all workers' gradients, or behind a transform of that mean.
-
-    Args:
-        workload: what is trained.
-        optimizer: what is done with it.
-        gradients: `noise`, a transform of the mean, each worker's own.
-    """
-    noise = gradients.get("noise", optax.identity())
-
-    def step(params: Any, state: Any, batch: Any, number: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        del number
-        inner, noisy = state
-        value, gradient = jax.value_and_grad(workload.loss)(params, batch)
-        gradient, noisy = noise.update(lax.pmean(gradient, DATA), noisy)
-        updates, inner = optimizer.update(gradient, inner, params)
-        return optax.apply_updates(params, updates), (inner, noisy), {"loss": lax.pmean(value, DATA)}
-
-    return step
-
-
-def train(
-    workload: Workload,
-    method: Method,
-    *,
-    workers: int,
-    steps: int,
-    seed: int,
-    rows: int | None = None,
-    looks: int = 10,
-    cut: Callable[[Any], Any] = lambda batch: batch,
-) -> Trained:
-    """Trains, and looks at the score now and then.
+class Trainer:
+    """Trains a workload by a method, with other settings each time and one program.
 
     Args:
         workload: what is trained.
         method: how.
         workers: under `vmap`.
-        steps: optimizer steps.
-        seed: of the parameters and the order of the data.
         rows: of a global batch; by default the workload's.
-        looks: times that the score is taken.
         cut: what a worker's share of a batch becomes, for instance micro-batches.
     """
-    rows = workload.rows if rows is None else rows
-    source = workload.data(rows, seed)
-    params = workload.init(jax.random.key(seed))
 
-    def share(batch: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf.reshape(workers, rows // workers, *leaf.shape[1:]), batch)
+    def __init__(
+        self,
+        workload: Workload,
+        method: Method,
+        *,
+        workers: int,
+        rows: int | None = None,
+        cut: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self.workload, self.workers = workload, workers
+        self.rows = workload.rows if rows is None else rows
 
-    def several(params: Any, state: Any, shares: Any, numbers: Any) -> Any:
-        def one(carry: Any, given: Any) -> Any:
-            batch, number = given
-            *carry, report = method.step(*carry, cut(batch), number)
-            return tuple(carry), report
+        def start(params: Any, setting: Any) -> Any:
+            return jax.vmap(lambda _: (params, method.init(params, setting)), axis_name=DATA)(jnp.arange(workers))
 
-        (params, state), reports = lax.scan(one, (params, state), (shares, numbers))
-        return params, state, reports, workload.score(params)
+        def several(params: Any, state: Any, shares: Any, numbers: Any, setting: Any) -> Any:
+            def one(carry: Any, given: Any) -> Any:
+                (params, state), (batch, number) = carry, given
+                params, state, report = method.step(params, state, cut(batch), number, setting)
+                return (params, state), report
 
-    run = jax.jit(
-        jax.vmap(several, in_axes=(0, 0, 1, None), out_axes=(0, 0, 1, 0), axis_name=DATA), donate_argnums=(0, 1)
-    )
-    with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
-        start = jax.vmap(lambda _: (params, method.init(params)), axis_name=DATA)
-        params, state = jax.jit(start)(jnp.arange(workers))
-        ends = np.unique(np.linspace(0, steps, looks + 1).astype(int)[1:])
-        scores, reports = [], []
-        length = -(-steps // looks)
-        done = 0
-        for end in ends:
-            # One length for all but the last: a program for each of at most two.
-            while done < end:
-                count = min(length, int(end) - done)
-                taken = [share(next(source)) for _ in range(count)]
+            (params, state), reports = lax.scan(one, (params, state), (shares, numbers))
+            return params, state, reports, workload.score(params)
+
+        self._start = jax.jit(start)
+        self._run = jax.jit(
+            jax.vmap(several, in_axes=(0, 0, 1, None, None), out_axes=(0, 0, 1, 0), axis_name=DATA),
+            donate_argnums=(0, 1),
+        )
+
+    def __call__(self, setting: Any = (), *, steps: int, seed: int, looks: int = 10) -> Trained:
+        """Trains anew, and looks at the score now and then.
+
+        Args:
+            setting: for the method.
+            steps: optimizer steps.
+            seed: of the parameters and the order of the data.
+            looks: times that the score is taken.
+        """
+        source = self.workload.data(self.rows, seed)
+        length = -(-steps // min(looks, steps))  # one length for all looks but the last
+        ends, scores, reports = [], [], []
+        with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+            params, state = self._start(self.workload.init(jax.random.key(seed)), setting)
+            for done in range(0, steps, length):
+                count = min(length, steps - done)
+                taken = [self._share(next(source)) for _ in range(count)]
                 shares = jax.tree.map(lambda *leaves: np.stack(leaves), *taken)
-                params, state, report, score = run(params, state, shares, jnp.arange(done, done + count))
+                numbers = jnp.arange(done, done + count)
+                params, state, report, score = self._run(params, state, shares, numbers, setting)
                 reports.append(jax.device_get(report))
-                done += count
-            scores.append(float(np.mean(jax.device_get(score))))
-    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *reports)
-    return Trained(ends, np.asarray(scores), joined, jax.device_get(state))
+                ends.append(done + count)
+                scores.append(float(np.mean(jax.device_get(score))))
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *reports)
+        return Trained(np.asarray(ends), np.asarray(scores), joined, jax.device_get(state))
+
+    def _share(self, batch: Any) -> Any:
+        """A global batch, cut for the workers."""
+        return jax.tree.map(lambda leaf: leaf.reshape(self.workers, self.rows // self.workers, *leaf.shape[1:]), batch)

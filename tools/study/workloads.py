@@ -25,9 +25,9 @@ from sdc.train.tokenizer import ByteTokenizer
 
 SAMPLES = 500
 """Test images that are looked at."""
-HELD_OUT = 32
+HELD_OUT = 64
 """Chunks of text that are not trained on."""
-DECODER = ModelConfig(vocab_size=320, layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn_width=128)
+DECODER = ModelConfig(vocab_size=320, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=64)
 LENGTH = 64
 
 
@@ -42,7 +42,7 @@ class Workload:
         loss: `(params, batch) -> mean loss`.
         score: `params -> accuracy or perplexity` on data that are not trained on.
         metric: which of the two.
-        optimizer: for a full batch.
+        optimizer: for a full batch, from the number of steps.
         rows: rows of a global batch.
         data: `(rows, seed) -> iterator of batches` with that many rows, endless.
     """
@@ -53,7 +53,7 @@ class Workload:
     loss: Callable[[Any, Any], Float32[Array, ""]]
     score: Callable[[Any], Float32[Array, ""]]
     metric: str
-    optimizer: optax.GradientTransformation
+    optimizer: Callable[[int], optax.GradientTransformation]
     rows: int
     data: Callable[[int, int], Iterator[Any]]
 
@@ -74,10 +74,16 @@ def convnet(images: Images) -> Workload:
         loss=image_loss,
         score=score,
         metric="accuracy",
-        optimizer=optax.sgd(0.05, momentum=0.9),
+        optimizer=lambda steps: optax.sgd(0.05, momentum=0.9),
         rows=64,
         data=lambda rows, seed: image_batches(images, batch_size=rows, seed=seed),
     )
+
+
+def _adam(steps: int) -> optax.GradientTransformation:
+    """Adam with a short linear warm-up and half a cosine down to zero, as language models are trained."""
+    rate = optax.warmup_cosine_decay_schedule(0.0, 6e-3, max(1, steps // 20), steps)
+    return optax.adam(rate, b2=0.99)
 
 
 def transformer(corpus: tuple[str, ...]) -> Workload:
@@ -105,7 +111,7 @@ def transformer(corpus: tuple[str, ...]) -> Workload:
         loss=loss,
         score=lambda params: jnp.exp(loss(params, held_out)),
         metric="perplexity",
-        optimizer=optax.adam(3e-3, b2=0.99),
+        optimizer=_adam,
         rows=16,
         data=data,
     )

@@ -81,7 +81,8 @@ def test_a_bad_link_and_a_bad_worker() -> None:
 
 def test_a_recorded_trace_begins_anew_at_its_end() -> None:
     trace = np.random.default_rng(0).random((3, WORKERS, WORKERS, 5)) < 0.5
-    np.testing.assert_array_equal(sent(Recorded(trace), steps=7, packets=5), trace[[0, 1, 2, 0, 1, 2, 0]])
+    for given in (trace, trace.tolist()):
+        np.testing.assert_array_equal(sent(Recorded(given), steps=7, packets=5), trace[[0, 1, 2, 0, 1, 2, 0]])
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,8 @@ def test_a_recorded_trace_begins_anew_at_its_end() -> None:
         (lambda: GilbertElliott(0.9, 1.0), "give a longer burst"),
         (lambda: BadLink(0.1), "needs a sender, a receiver or both"),
         (lambda: sent(BadLink(0.1, sender=4)), "sender=4: expected a worker from 0 to 3"),
+        (lambda: Independent("0.1"), "rate='0.1'"),  # type: ignore[arg-type]
+        (lambda: Recorded([[[True]]]), r"shape \(1, 1, 1\)"),  # type: ignore[arg-type]
         (lambda: Recorded(np.ones((2, 2, 2), bool)), r"shape \(2, 2, 2\)"),
         (lambda: sent(Recorded(np.ones((1, 3, 3, 5), bool)), packets=5), r"does not fit a run of \(4, 4, 5\)"),
     ],

@@ -11,6 +11,8 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from sdc.aggregation import (
     Resampling,
@@ -21,6 +23,7 @@ from sdc.aggregation import (
     completed_before,
     gradient_sum,
     masked,
+    paft_sync,
     replica_mean,
     skip_empty,
     stopwatch,
@@ -71,6 +74,20 @@ def test_combined_is_the_sum_of_what_was_completed(correction: str, placement: s
     assert not found.empty.any()
     np.testing.assert_allclose(found.loss, (np.asarray(values) * mask).sum() / 9, rtol=1e-5)
     assert equal_replicas(found)
+
+
+@pytest.mark.parametrize("count", [2, jnp.int32(2)])
+def test_a_constant_count_adds_gradients_up_once(count: Any) -> None:
+    """The type checker takes parameters and count to be equal on all workers; the derivative is still one worker's."""
+
+    def step(params: Any, batch: Any) -> Any:
+        return combine(masked(accumulate(loss), gradient_sum(params), batch[0], count, params), count, 5, AXIS).gradient
+
+    mesh = Mesh(np.asarray(jax.devices()[:WORKERS]), (AXIS,))
+    run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+    found = run(theta(), micro_batches())
+    for name, leaf in gradients()[1].items():
+        np.testing.assert_allclose(found[name], np.asarray(leaf)[:, :2].sum(axis=(0, 1)) / 20, rtol=1e-5, atol=1e-7)
 
 
 def test_nothing_completed_leaves_the_step_out() -> None:
@@ -247,8 +264,26 @@ def sampled(**numbers: int) -> Resampling:
 
 def combined(**extra: Any) -> Any:
     total = Sum(jnp.float32(0), jnp.ones(2))
-    return jax.vmap(lambda _: combine(total, jnp.int32(1), **{"micro_batches": 2, "axis_name": AXIS, **extra}).loss,
-                    axis_name=AXIS)(jnp.arange(2))  # fmt: skip
+    given = {"completed": jnp.int32(1), "micro_batches": 2, "axis_name": AXIS, **extra}
+    return jax.vmap(lambda _: combine(total, **given).loss, axis_name=AXIS)(jnp.arange(2))
+
+
+def around_an_assignment() -> Any:
+    optimizer = skip_empty(paft_sync(optax.sgd(0.1), 1, AXIS))
+
+    def step(params: Any) -> Any:
+        return optimizer.update(params, optimizer.init(params), params, empty=True)[1].skipped
+
+    return jax.vmap(step, axis_name=AXIS)(jnp.ones(2))
+
+
+def test_empty_is_taken_as_a_python_bool() -> None:
+    optimizer = skip_empty(optax.sgd(0.1))
+    state = optimizer.init(jnp.ones(1))
+    for empty, expected in ((True, 0.0), (False, -0.1)):
+        updates, state = optimizer.update(jnp.ones(1), state, jnp.ones(1), empty=empty)
+        assert updates.tolist() == pytest.approx([expected])
+    assert int(state.skipped) == 1
 
 
 @pytest.mark.parametrize(
@@ -258,6 +293,11 @@ def combined(**extra: Any) -> Any:
         (lambda: combined(correction="rate", drop_rate=2.0), "drop_rate=2.0"),
         (lambda: combined(micro_batches=0), "micro_batches=0"),
         (lambda: combined(axis_name="other"), "not bound"),
+        (lambda: combined(axis_name=(AXIS,)), "expected one name"),
+        (lambda: combined(completed=jnp.int32(3)), "completed=3: expected a number of micro-batches from 0 to 2"),
+        (lambda: masked(lambda c, b, _: c, 0, jnp.ones(2), jnp.int32(3)), "completed=3"),
+        (lambda: masked(lambda c, b, _: c, 0, jnp.ones(2), -1), "completed=-1"),
+        (lambda: around_an_assignment(), "put skip_empty inside"),
         (lambda: Stopwatch(accumulate(loss), 0.0), "threshold=0.0"),
         (lambda: clocked(1.0, [0.0]), "1 delays for 2 micro-batches"),
         (lambda: clocked(1.0, None, completed=6), "the log says that 6 were completed"),

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from sdc.aggregation import (
     BadLink,
@@ -25,6 +27,7 @@ from sdc.aggregation import (
 )
 from sdc.aggregation.drift import own_weight, owner_drift, pair_drift, steady_drift
 from sdc.aggregation.lossy import Layout
+from sdc.aggregation.zero2 import _report
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 
@@ -311,6 +314,52 @@ def test_weights_of_finished_work() -> None:
     assert (unreduced == 4).all()
 
 
+def test_weights_are_taken_as_python_numbers() -> None:
+    def step(theta: Any) -> Any:
+        optimizer = lossy_zero2(optax.sgd(1.0), AXIS)
+        updates, _ = optimizer.update(theta, optimizer.init(theta), theta, weight=2.0)
+        return optax.apply_updates(theta, updates), lossy_psum_scatter(
+            theta[:, None], AXIS, jnp.ones((2, 1), bool), previous=jnp.zeros(1), weight=3
+        )
+
+    theta, (mean, received) = place(step, "vmap", 2)(jnp.asarray([[1.0, 1.0], [3.0, 3.0]]))
+    assert theta.tolist() == [[-1.0, 1.0], [-1.0, 1.0]]
+    assert mean.tolist() == [[2.0], [2.0]]
+    assert received.tolist() == [[6.0], [6.0]]
+
+
+def test_pair_drift_is_not_negative() -> None:
+    """Three copies that are off by the same: (a + a + a)^2 and 3 (a^2 + a^2 + a^2) differ in their last bits."""
+    for seed in range(5):
+        off = jnp.broadcast_to(jax.random.normal(jax.random.key(seed), (4, 256)), (4, 4, 256))
+
+        def report(off: Any) -> Any:
+            layout = Layout(4, (1024,), None)
+            owned = (jnp.arange(4) == lax.axis_index(AXIS))[:, None]
+            arrived, copies = jnp.ones((4, 1), bool), jnp.where(owned, 0, off)
+            return _report(layout, AXIS, arrived, arrived, jnp.ones(1), [off[:1]], [copies], [jnp.zeros_like(off)])
+
+        assert place(report, "vmap", 4)(off).pair_drift[0] >= 0
+
+
+def added_up(spec: Any, mean: bool) -> Any:
+    """An update under the type checker, of a gradient that it has added up or that the user has averaged."""
+    optimizer = lossy_zero2(optax.sgd(1.0), AXIS)
+
+    def step(theta: Any, batch: Any) -> Any:
+        gradient = jax.grad(lambda theta: jnp.sum(theta * batch))(theta)
+        gradient = lax.pmean(gradient, AXIS) if mean else gradient
+        return optimizer.update(gradient, optimizer.init(theta), theta)[1].step[None]
+
+    mesh = Mesh(np.asarray(jax.devices()[:2]), (AXIS,))
+    return jax.shard_map(step, mesh=mesh, in_specs=(spec, P(AXIS)), out_specs=P(AXIS))(jnp.ones(2), jnp.ones(2))
+
+
+def updated(theta: Any, gradient: Any) -> Any:
+    optimizer = lossy_zero2(optax.sgd(1.0), AXIS)
+    return bound(lambda: optimizer.update(gradient, optimizer.init(theta), theta)[1].step)
+
+
 def bound(fn: Any, workers: int = 2) -> Any:
     return jax.vmap(lambda _: fn(), axis_name=AXIS)(jnp.arange(workers))
 
@@ -349,6 +398,18 @@ def scattered(data: tuple[int, int], packets: tuple[int, int]) -> Any:
         (lambda: other_state(packet=1), "make it with init"),
         (lambda: bound(lambda: lossy_zero2(optax.sgd(1.0), AXIS).update(jnp.ones(2), (), jnp.ones(2))), "type tuple"),
         (lambda: bound(lambda: lossy_zero2(optax.sgd(1.0), AXIS).update(jnp.ones(2), ())), "no parameters were given"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, None), "p_grad=None: expected a probability.*or a Channel"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, 0.0, "0.1"), "p_param='0.1': expected a probability"),
+        (lambda: lossy_zero2(optax.sgd(1.0), ("a", "b")), "expected one name"),
+        (lambda: added_up(P(), False), "has added it up over 'data'"),
+        (lambda: added_up(P(AXIS), True), "has added it up over 'data'"),
+        (lambda: updated({"a": jnp.ones(2)}, [jnp.ones(2)]), "expected that of the parameters"),
+        (lambda: updated({"a": jnp.ones(2)}, {"a": jnp.ones(3)}), r"gradient\['a'\] has shape \(3,\); expected \(2,\)"),
+        (lambda: updated({"a": jnp.ones(2)}, {"a": jnp.ones(2, jnp.int32)}), r"\['a'\] is int32\[2\]"),
+        (lambda: updated({}, {}), "no parameters to train"),
+        (lambda: updated({"a": jnp.ones((0, 2))}, {"a": jnp.ones((0, 2))}), r"\['a'\] is float32\[0, 2\]"),
+        (lambda: updated({"a": jnp.ones(2, bool)}, {"a": jnp.ones(2)}), r"\['a'\] is bool\[2\]; expected floats only"),
+        (lambda: updated(jax.random.key(0), jnp.ones(())), "expected floats only"),
         (lambda: scattered((3, 2), (2, 1)), r"data of shape \(3, 2\)"),
         (lambda: scattered((2, 7), (2, 5)), "falls into 4 of 2"),
         (lambda: recorded([], jnp.ones(2)), "holds no step"),

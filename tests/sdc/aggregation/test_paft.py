@@ -13,7 +13,16 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from sdc.aggregation import Assignment, gradient_noise, overlapped, paft, paft_sync, synchronizes
+from sdc.aggregation import (
+    Assignment,
+    PaftState,
+    gradient_noise,
+    overlapped,
+    paft,
+    paft_sync,
+    replica_mean,
+    synchronizes,
+)
 from sdc.aggregation.divergence import (
     divergence,
     divergence_bound,
@@ -114,6 +123,63 @@ def test_equal_replicas_are_left_alone_as_long_as_allowed() -> None:
     assert planned.tolist() == [1, 1, *[8] * 7, *[15] * 3]
 
 
+def launched(theta: Any, gradient: Any, optimizer: Any = None, steps: int = 2) -> Any:
+    """Parameters and state of each worker after the first synchronization, from replicas that begin apart."""
+    optimizer = optimizer or paft(optax.sgd(0.0), AXIS, 1, 1, 50)
+
+    def run(theta: Any) -> Any:
+        state = optimizer.init(theta)
+        for _ in range(steps):
+            updates, state = optimizer.update(gradient, state, theta)
+            theta = optax.apply_updates(theta, updates)
+        return theta, state
+
+    return place(run, "vmap", WORKERS)(theta)
+
+
+def test_a_replica_on_the_mean_does_not_stretch_the_period() -> None:
+    _, state = launched(jnp.asarray([[1.0], [0.0], [1.0], [2.0]]), jnp.full(1, 7.0))
+    assert state.divergence.measured.tolist() == [0, 1, 0, 1]
+    assert state.period.tolist() == [7] * WORKERS
+
+
+@pytest.mark.parametrize("synchronization", [None, paft_sync(optax.sgd(0.0), 1, AXIS)])
+def test_divergence_is_from_the_mean_before_it_is_rounded(synchronization: Any) -> None:
+    """In bfloat16, whose neighbours of 1 are 1/128 above and 1/256 below it."""
+    theta = jnp.asarray([[1.0], [1.0], [1.0], [1 + 1 / 128]], jnp.bfloat16)
+    mean, state = launched(theta, jnp.ones(1, jnp.bfloat16), synchronization, steps=2 if synchronization is None else 1)
+    assert (mean == 1).all()
+    np.testing.assert_array_equal(state.divergence.measured, [1 / 512] * 3 + [3 / 512])
+
+
+@pytest.mark.parametrize("make", [lambda inner: paft_sync(inner, 1, AXIS), lambda inner: paft(inner, AXIS, 1, 1, 9)])
+def test_leaves_without_a_mean_stay_and_complex_ones_are_averaged(make: Any) -> None:
+    start = {
+        "real": jnp.asarray([1.0, 3.0]), "complex": jnp.asarray([1j, 3.0]), "whole": jnp.asarray([1, 2]),
+        "true": jnp.asarray([True, False]), "key": jax.random.split(jax.random.key(0), 2),
+    }  # fmt: skip
+    moved = {name: name in ("real", "complex") for name in start}
+    optimizer = make(optax.chain(optax.masked(optax.sgd(0.0), moved)))
+
+    def run(theta: Any) -> Any:
+        state = optimizer.init(theta)
+        nothing = {name: theta[name] if moved[name] else np.zeros((), jax.dtypes.float0) for name in theta}
+        for _ in range(2):
+            updates, state = optimizer.update(nothing, state, theta)
+            theta = {name: theta[name] + updates[name] for name in theta}
+        return theta, state.divergence.measured, replica_mean({"scalar": 2.0, "count": 3}, AXIS)
+
+    theta, measured, scalars = place(run, "vmap", 2)(start)
+    assert theta["real"].tolist() == [2.0, 2.0]
+    assert theta["complex"].tolist() == [1.5 + 0.5j] * 2
+    for name in ("whole", "true", "key"):
+        assert (theta[name] == start[name]).all()
+    if isinstance(optimizer.init(start), PaftState):
+        np.testing.assert_allclose(measured, math.sqrt(1 + 2.5))
+    assert scalars["scalar"].tolist() == [2.0] * 2
+    assert scalars["count"].tolist() == [3] * 2
+
+
 def test_period_of_one_averages_at_every_step() -> None:
     _, state = drift_apart(paft(optax.sgd(RATE), AXIS, 1, 1, 1), steps=6)
     assert state.synchronizations[0].tolist() == [0, 1, 2, 3, 4, 5]
@@ -153,14 +219,15 @@ def training(optimizer: optax.GradientTransformationExtraArgs, *, around: bool) 
     return overlapped(step) if around else step
 
 
-@pytest.mark.parametrize("placement", ["vmap", "shard_map"])
+@pytest.mark.parametrize("placement", ["vmap", "shard_map", "shard_map, checked"])
 def test_overlapped_is_the_same_method(placement: str) -> None:
     optimizer = paft(optax.sgd(0.1), AXIS, 2, 1, 3)
     theta = {"a": jnp.ones((3, 4)) * 0.1, "b": jnp.linspace(-1.0, 1.0, 4)[:, None]}
     batch = np.asarray(jax.random.normal(jax.random.key(0), (WORKERS, 8, 3)))
     ends = []
     for around in (False, True):
-        step = place(training(optimizer, around=around), placement, WORKERS)
+        one = training(optimizer, around=around)
+        step = place(lambda theta, state, batch, one=one: one(theta, batch=batch, state=state), placement, WORKERS)
         state = place(lambda theta: (theta, optimizer.init(theta)), placement, WORKERS)(stack(theta, WORKERS))
         for _ in range(8):
             state = step(*state, batch)
@@ -264,7 +331,44 @@ def test_bounds_hold_in_simulation() -> None:
             assert printed > bound
 
 
-def test_nothing_can_be_chained_behind() -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda inner: optax.chain(inner, optax.scale(0.5)),
+        lambda inner: optax.chain(inner, optax.clip(1.0)),
+        lambda inner: optax.chain(inner, optax.clip_by_global_norm(1.0)),
+        lambda inner: optax.chain(inner, optax.scale_by_schedule(lambda step: 0.5)),
+        lambda inner: optax.MultiSteps(inner, 2),
+    ],
+)
+def test_what_calculates_with_an_assignment_is_refused(wrong: Any) -> None:
+    optimizer = wrong(paft_sync(optax.sgd(0.1), 1, AXIS))
+    step = jax.vmap(lambda theta: optimizer.update(theta, optimizer.init(theta), theta)[0], axis_name=AXIS)
+    # optax multiplies with truth values
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(TypeError, match="Assignment"):
+        jax.jit(step)({"w": jnp.ones((2, 3))})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int16", "int4", "bool", "complex64", "key"])
+def test_assignments_pass_through_transformations_bit_for_bit(dtype: str) -> None:
+    words = np.random.default_rng(0).integers(0, 2**32, (4, 3, 2), dtype=np.uint32)
+    words[0, :, 0] = 0x80000000, 0x7FC01234, 0xFF812345  # -0.0 and two NaNs with a payload
+    if dtype == "key":
+        value: Any = jax.random.wrap_key_data(jnp.asarray(words))
+    elif dtype in ("bool", "int4", "complex64"):
+        value = jnp.asarray(words.astype(np.int32) % 2).astype(dtype)
+    else:
+        value = lax.bitcast_convert_type(jnp.asarray(words), jnp.dtype(dtype))
+    updates = jax.jit(jax.vmap(lambda x: {"w": Assignment(x)}))(value)
+    found = jnp.zeros_like(value) + updates["w"]
+    assert found.dtype == value.dtype
+    assert found.shape == value.shape
+    if dtype == "key":
+        found, value = jax.random.key_data(found), jax.random.key_data(value)
+    assert np.asarray(found).tobytes() == np.asarray(value).tobytes()
+
+
+def test_an_assignment_is_added_to_a_parameter_and_no_more() -> None:
     with pytest.raises(TypeError):
         Assignment(jnp.ones(2)) * 2.0  # type: ignore[operator]
     assert optax.apply_updates(np.ones(2, np.float32), Assignment(jnp.zeros(2))).tolist() == [0.0, 0.0]
@@ -280,6 +384,14 @@ def bound_update(optimizer: Any, state: Any, params: Any = None, workers: int = 
     ("make", "message"),
     [
         (lambda: paft_sync(optax.sgd(0.1), 0, AXIS), "period=0"),
+        (lambda: paft_sync(optax.sgd(0.1), AXIS, 5), "axis_name=5: expected one name"),  # type: ignore[arg-type]
+        (lambda: paft_sync(optax.sgd(0.1), AXIS, AXIS), "period='data': expected a number"),  # type: ignore[arg-type]
+        (lambda: paft(optax.sgd(0.1), 5, 5), "axis_name=5: expected one name"),  # type: ignore[arg-type]
+        (lambda: paft(optax.sgd(0.1), (AXIS, "model")), "expected one name"),  # type: ignore[arg-type]
+        (lambda: paft(optax.sgd(0.1), AXIS, AXIS), "initial_period='data': expected a number"),  # type: ignore[arg-type]
+        (lambda: paft(optax.sgd(0.1), AXIS, replica_axes="model"), r"write replica_axes=\('model',\)"),
+        (lambda: bound_update(paft_sync(optax.sgd(0.1), 1, AXIS, replica_axes=("model",)), None, jnp.ones(2)),
+         r"'model' is not bound \(bound: \['data'\]\)"),
         (lambda: paft(optax.sgd(0.1), AXIS, 5, 6, 9), "min_period=6, initial_period=5"),
         (lambda: paft(optax.sgd(0.1), AXIS, 5, 0, 9), "min_period=0"),
         (lambda: paft_sync(optax.sgd(0.1), 1, AXIS).update(jnp.ones(2), None, jnp.ones(2)), "not bound"),

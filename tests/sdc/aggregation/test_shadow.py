@@ -282,6 +282,14 @@ def test_a_spare_that_computes_nan_does_not_spoil_the_mean() -> None:
     assert int(report.difference.nonfinite[0]) == 1
 
 
+def test_narrow_gradients_are_added_up_in_float32() -> None:
+    """Four times 20,000 is more than float16 holds."""
+    run = on_one_device(shadow(lambda _, x: x, "data"))
+    mean, _, _ = run(init_shadow(RANKS), None, jnp.full(RANKS, 20_000, jnp.float16))
+    assert mean.dtype == jnp.float16
+    assert float(mean) == 20_000
+
+
 def test_equal_nans_are_no_difference(single: Any) -> None:
     batch = {"x": BATCH["x"].copy(), "y": BATCH["y"]}
     batch["x"][:, 0, 0] = np.nan
