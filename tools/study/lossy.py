@@ -115,15 +115,15 @@ def _by_rate(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str, F
     if text:
         published = (*PUBLISHED.values(), *(_percent(PUBLISHED[rate], PUBLISHED[0.0]) for rate in RATES[1:]))
         rows.append(("published", *published))
-    rows.append(("drift / move², measured, per shard", *(drifts[rate] for rate in RATES), *[None] * 4))
-    rows.append(("drift / move², random walk", *(pair_drift(rate) for rate in RATES), *[None] * 4))
+    rows.append(("drift / move², measured, per shard", *(drifts[rate] for rate in RATES), *[None] * (len(RATES) - 1)))
+    rows.append(("drift / move², random walk", *(pair_drift(rate) for rate in RATES), *[None] * (len(RATES) - 1)))
     grid = Grid(
         f"{workload.name}: {workload.metric} by loss rate of gradients and of parameters, {WORKERS} workers, {steps} "
         "steps",
         header,
         tuple(rows),
-        f"Mean over {SEEDS} seeds, the replicas and the last three looks. Published: Llama-2-7B, 64 workers, 5,000 steps. Drift "
-        "between copies exceeds that of a random walk where parameters move in one direction for several steps.",
+        f"Mean over {SEEDS} seeds, the replicas and the last three looks. Published: Llama-2-7B, 64 workers, 5,000 "
+        "steps. Drift between copies exceeds that of a random walk where parameters keep their direction for a while.",
     )
     chart = Chart(
         f"{workload.name}: {workload.metric} against loss rate",
