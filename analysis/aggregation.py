@@ -123,7 +123,10 @@ def parts(title: str, manifest: Row, summary: Row) -> dict[str, Any]:
     if checks:
         rows = tuple((str(c["claim"]), "yes" if c["holds"] else "NO", str(c["seen"])) for c in checks)
         measured.insert(0, Table("What the paper says", ("claim", "seen here", "figures"), rows))
-    drawn = [_draw(f"{study}-{n}", mapping(chart)) for n, chart in enumerate(sequence(summary.get("charts")))]
+    drawn = [
+        draw(f"{study}-{n}", _chart(mapping(chart)), SIMULATED)
+        for n, chart in enumerate(sequence(summary.get("charts")))
+    ]
     settings = (
         tables.flat("Environment", manifest.get("environment")),
         tables.flat("Study", {key: manifest.get(key) for key in ("workers", "steps", "seed", "workloads")}),
@@ -157,28 +160,38 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else show(value, digits=4)
 
 
-def _draw(name: str, chart: Mapping[str, Any]) -> Picture | LeftOut:
-    title = str(chart["title"])
-    lines = [mapping(line) for line in sequence(chart["lines"])]
-    if not any(np.isfinite(np.asarray(line["y"], np.float64)).any() for line in lines):
-        return LeftOut(title, "nothing finite was measured")
-    with canvas(name, SIMULATED, height=3.2) as drawing:
+def _chart(record: Mapping[str, Any]) -> Chart:
+    """A figure as it was before it went into a record."""
+    return Chart(**{**record, "lines": tuple(Line(**line) for line in record["lines"])})
+
+
+def draw(name: str, chart: Chart, mark: str) -> Picture | LeftOut:
+    """Draws a figure.
+
+    Args:
+        name: for ids within the page.
+        chart: what to draw.
+        mark: text drawn into the figure, such as that faults are simulated; may be empty.
+    """
+    if not any(np.isfinite(np.asarray(line.y, np.float64)).any() for line in chart.lines):
+        return LeftOut(chart.title, "nothing finite was measured")
+    with canvas(name, mark, height=3.2) as drawing:
         axes = drawing.figure.subplots()
-        for place, line in enumerate(lines):
-            x, y = np.asarray(line["x"], np.float64), np.asarray(line["y"], np.float64)
-            wanted = np.isfinite(y) & ((y > 0) | ("y" not in chart["log"]))
-            few = wanted.sum() <= 24 and not line["dashed"]
+        for place, line in enumerate(chart.lines):
+            x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
+            wanted = np.isfinite(y) & ((y > 0) | ("y" not in chart.log))
+            few = wanted.sum() <= 24 and not line.dashed
             axes.plot(
-                x[wanted], y[wanted], label=str(line["label"]), color=COLOURS[place % 6], linewidth=1.1,
+                x[wanted], y[wanted], label=line.label, color=COLOURS[place % 6], linewidth=1.1,
                 marker=MARKERS[place % 6] if few else None, markersize=3.5,
-                linestyle=DASHES[2] if line["dashed"] else DASHES[(place // 6) % 2],
+                linestyle=DASHES[2] if line.dashed else DASHES[(place // 6) % 2],
             )  # fmt: skip
-        axes.set_xlabel(str(chart["x"]))
-        axes.set_ylabel(str(chart["y"]))
-        if "x" in chart["log"]:
+        axes.set_xlabel(chart.x)
+        axes.set_ylabel(chart.y)
+        if "x" in chart.log:
             axes.set_xscale("log")
-        if "y" in chart["log"]:
+        if "y" in chart.log:
             axes.set_yscale("log")
-        if len(lines) > 1:
+        if len(chart.lines) > 1:
             drawing.figure.legend(loc="outside right upper", fontsize=7.5)
-    return drawing.picture(title, str(chart["caption"]))
+    return drawing.picture(chart.title, chart.caption)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from sdc.records import RecordError, Run, read_campaign, read_kind, read_run, write_text
 
-from . import aggregation, campaign_report, figures, product_tables, study, tables
+from . import aggregated, aggregation, campaign_report, figures, product_tables, study, tables
 from .campaign_report import SIMULATED
 from .canvas import LeftOut, Picture
 from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
@@ -140,6 +140,9 @@ def build(run: Run) -> Report:
             (product_tables.by_site(summary["abft"]), "Checked matrix products", "no step was done"),
             (product_tables.by_place(summary["abft"]), "Flagged rows by product, layer and rank", "no row was flagged"),
         ]
+    if manifest.get("aggregate"):
+        drawn = [*aggregated.pictures(run.steps, mark=mark), *drawn]
+        measured += [(table, table.caption, "") for table in aggregated.summarize_aggregation(run.steps, summary)]
     measured.append((tables.training(summary), "Training", "no step was done"))
     left_out = [LeftOut(title, why) for table, title, why in measured if table is None or not table.rows]
     prefix = f"[{SIMULATED}] " if simulated else ""
@@ -259,5 +262,7 @@ def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[s
         if manifest.get("kind") != "twin":
             faults = "simulated" if suspect.get("simulated") else "none injected: what is found here is real"
             facts += [("suspect", suspect.get("name") or "not named"), ("faults", faults)]
+    if manifest.get("aggregate"):
+        facts.append(("aggregation", manifest["aggregate"]))
     facts += [("mesh", mesh or None), ("placement", manifest.get("placement"))]
     return [(name, str(value)) for name, value in facts if value is not None]

@@ -39,6 +39,7 @@ def test_shadow_names_the_faulty_rank(tmp_path: Path) -> None:
     report = (tmp_path / "run" / "report.md").read_text()
     assert "SIMULATED" in report
     assert "rank 1 was wrong" in report
+    assert "Ranks compared by the shadow" in report
 
 
 def test_lost_packets_are_logged_and_replayed(tmp_path: Path) -> None:
@@ -48,6 +49,10 @@ def test_lost_packets_are_logged_and_replayed(tmp_path: Path) -> None:
     assert all(0.1 < row["aggregation"]["gradient_loss"] < 0.3 for row in rows)
     assert any(min(row["aggregation"]["completed"]) < 2 for row in rows)
     folder = tmp_path / "run"
+    report = (folder / "report.md").read_text()
+    assert "Lost packets" in report
+    assert "Completed micro-batches a step" in report
+    assert "Drift between copies" in (folder / "report.html").read_text()
     replay = f"dropcompute,replay={folder}+lossy,packet=375,replay={folder}"
     again = summary(*FOUR, "--steps", 3, "--aggregate", replay, "--run", tmp_path / "again", code=0)
     assert again["state_digest"] == first["state_digest"]
@@ -64,6 +69,7 @@ def test_noise_and_paft_resume_to_the_same_bits(tmp_path: Path) -> None:
     rows = lines(tmp_path / "two")
     assert [row["aggregation"]["synchronizations"] for row in rows][-1] >= 1
     assert min(rows[-1]["aggregation"]["divergence"]) > 0
+    assert "Synchronization of parameters" in (tmp_path / "two" / "report.md").read_text()
 
 
 def test_specifications() -> None:

@@ -1,0 +1,148 @@
+"""What a run with a way of aggregation (`sdc train --aggregate`) says of it: tables and figures of the report."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sdc.aggregation.drift import pair_drift
+
+from .aggregation import Chart, Line, draw
+from .canvas import LeftOut, Picture
+from .series import Row, mapping, number, sequence, step_numbers
+from .tables import Table, show
+
+
+def summarize_aggregation(steps: Sequence[Row], summary: Row) -> tuple[Table, ...]:
+    """Tables of what the methods did over the run.
+
+    Args:
+        steps: lines of `steps.jsonl`.
+        summary: contents of `summary.json`.
+    """
+    rows = [mapping(row.get("aggregation")) for row in steps]
+    found = [make(rows) for make in (_synchronization, _completed, _losses)]
+    found.append(_ranks(mapping(summary.get("shadow"))))
+    return tuple(table for table in found if table is not None and table.rows)
+
+
+def pictures(steps: Sequence[Row], *, mark: str) -> list[Picture | LeftOut]:
+    """Figures of what the methods did, step by step; `mark` is drawn into them where something is simulated."""
+    rows = [mapping(row.get("aggregation")) for row in steps]
+    x = [float(step) for step in step_numbers(steps)]
+    charts: list[Chart] = []
+    if _has(rows, "divergence"):
+        worst = _each(rows, "divergence", max)
+        expected = _each(rows, "expected_divergence", max)
+        lines = [Line("measured at the last synchronization", x, worst), Line("expected now", x, expected, dashed=True)]
+        charts.append(
+            Chart("Divergence of replicas", "The largest over the data ranks.", "step", "‖mean θ - θ_m‖", tuple(lines))
+        )
+    if _has(rows, "period"):
+        line = Line("H", x, _each(rows, "period", _one))
+        charts.append(
+            Chart("Period of synchronization", "Chosen by the signal-to-noise ratio.", "step", "steps", (line,))
+        )
+    if _has(rows, "completed"):
+        means = [Line(name, x, _each(rows, "completed", of)) for name, of in (("least", min), ("most", max))]
+        charts.append(
+            Chart(
+                "Completed micro-batches", "By the slowest and the fastest rank.", "step", "micro-batches", tuple(means)
+            )
+        )
+    if _has(rows, "pair_drift"):
+        drift, move = (np.asarray(_each(rows, name, _one)) for name in ("pair_drift", "move"))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            measured = (drift / move).tolist()
+        rate = float(np.nanmean(_each(rows, "parameter_loss", _one)))
+        lines = [Line("measured", x, measured)]
+        if 0 <= rate < 1:
+            lines.append(Line("random walk, exact", x, [pair_drift(rate)] * len(x), dashed=True))
+            lines.append(Line("random walk, as printed", x, [pair_drift(rate, printed=True)] * len(x), dashed=True))
+        charts.append(
+            Chart(
+                "Drift between copies", "In squares of an owner's mean move; theory at the mean loss rate.", "step",
+                "drift / move²", tuple(lines),
+            )
+        )  # fmt: skip
+    if _has(rows, "differed"):
+        found = np.cumsum([bool(row.get("differed")) for row in rows]).astype(float).tolist()
+        charts.append(
+            Chart("Differences found by the shadow", "Comparisons that differed, added up.", "step", "differences",
+                  (Line("found", x, found),))
+        )  # fmt: skip
+    return [draw(f"aggregation-{place}", chart, mark) for place, chart in enumerate(charts)]
+
+
+def _synchronization(rows: Sequence[Row]) -> Table | None:
+    if not _has(rows, "divergence"):
+        return None
+    last = rows[-1]
+    cells = [("largest divergence measured", show(float(np.nanmax(_each(rows, "divergence", max)))))]
+    if "period" in last:
+        periods = _each(rows, "period", _one)
+        cells += [
+            ("synchronizations", show(last.get("synchronizations"))),
+            ("period, first and last", f"{show(periods[0])}, {show(periods[-1])}"),
+            ("shortest and longest period", f"{show(min(periods))}, {show(max(periods))}"),
+        ]
+    return Table("Synchronization of parameters", ("quantity", "value"), tuple(cells))
+
+
+def _completed(rows: Sequence[Row]) -> Table | None:
+    if not _has(rows, "completed"):
+        return None
+    counts = np.asarray([sequence(row.get("completed")) for row in rows if "completed" in row], np.float64)
+    cells = tuple(
+        (f"data rank {rank}", show(float(mean)), show(int(least)), show(int(most)))
+        for rank, (mean, least, most) in enumerate(
+            zip(counts.mean(axis=0), counts.min(axis=0), counts.max(axis=0), strict=True)
+        )
+    )
+    skipped = int((counts.sum(axis=1) == 0).sum())
+    note = f"{skipped} steps were left out: no rank completed anything." if skipped else ""
+    return Table("Completed micro-batches a step", ("rank", "mean", "least", "most"), cells, note)
+
+
+def _losses(rows: Sequence[Row]) -> Table | None:
+    if not _has(rows, "gradient_loss"):
+        return None
+    names = {
+        "gradient_loss": "packets of gradients lost, share",
+        "parameter_loss": "packets of parameters lost, share",
+        "unreduced": "packets of which nothing arrived",
+        "owner_drift": "drift of copies from their owners, mean square",
+        "pair_drift": "drift between copies, mean square",
+    }
+    cells = tuple((name, show(float(np.nanmean(_each(rows, key, _one))))) for key, name in names.items())
+    return Table("Lost packets: mean over the steps", ("quantity", "value"), cells)
+
+
+def _ranks(shadow: Row) -> Table | None:
+    shares = sequence(shadow.get("shares"))
+    suspects = set(sequence(shadow.get("suspects")))
+    cells = tuple(
+        (f"data rank {rank}", show(share), "wrong" if rank in suspects else "–") for rank, share in enumerate(shares)
+    )
+    note = f"{show(shadow.get('differences'))} of {show(shadow.get('comparisons'))} comparisons differed."
+    return (
+        Table("Ranks compared by the shadow", ("rank", "share that differed", "named"), cells, note) if cells else None
+    )
+
+
+def _has(rows: Sequence[Row], name: str) -> bool:
+    return bool(rows) and any(name in row for row in rows)
+
+
+def _each(rows: Sequence[Row], name: str, of: Callable[[Any], Any]) -> list[float]:
+    """One number for each step, NaN where the line has none."""
+    values = []
+    for row in rows:
+        value = row.get(name)
+        known = [n for item in (value if isinstance(value, list) else [value]) if (n := number(item)) is not None]
+        values.append(float(of(known)) if known else float("nan"))
+    return values
+
+
+def _one(values: Sequence[float]) -> float:
+    return values[0]
