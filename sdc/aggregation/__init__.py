@@ -5,7 +5,7 @@ One method a file.
 """
 
 from .assignment import Assignment
-from .channels import BadLink, Channel, GilbertElliott, Independent, Recorded
+from .channels import BadLink, Channel, GilbertElliott, Independent, Recorded, Sent
 from .dropcompute import Combined, Sum, accumulate, combine, completed_before, gradient_sum, masked, skip_empty
 from .judge import ShadowVerdict, judge
 from .lossy import lossy_all_gather, lossy_psum_scatter
@@ -31,6 +31,7 @@ __all__ = [
     "PaftSyncState",
     "Recorded",
     "Resampling",
+    "Sent",
     "ShadowReport",
     "ShadowState",
     "ShadowVerdict",

@@ -6,7 +6,7 @@ of the step and the sender, so that what is lost depends on nothing but seed, st
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,24 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, PRNGKeyArray
 
 from .workers import check_probability
+
+
+class Sent(NamedTuple):
+    """What a worker sends in a step.
+
+    Attributes:
+        sender: number of this worker.
+        step: number of the step.
+        workers: receivers.
+        packets: sent to each of them.
+        scale: factor on the loss rates, at most 1.
+    """
+
+    sender: Int32[Array, ""]
+    step: Int32[Array, ""]
+    workers: int
+    packets: int
+    scale: Float32[Array, ""]
 
 
 class Channel(ABC):
@@ -26,27 +44,13 @@ class Channel(ABC):
         return ()
 
     @abstractmethod
-    def draw(
-        self,
-        key: PRNGKeyArray,
-        state: Any,
-        *,
-        sender: Int32[Array, ""],
-        step: Int32[Array, ""],
-        workers: int,
-        packets: int,
-        scale: Float32[Array, ""],
-    ) -> tuple[Bool[Array, "workers packets"], Any]:
+    def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
         """Which packets to each receiver arrive at a step.
 
         Args:
             key: of this step and sender.
             state: of this sender's links.
-            sender: number of this worker.
-            step: number of the step.
-            workers: receivers.
-            packets: sent to each of them.
-            scale: factor on the loss rates, at most 1.
+            sent: what is sent.
 
         Returns:
             True where a packet arrives, and the state after the last packet.
@@ -66,19 +70,8 @@ class Independent(Channel):
     def __post_init__(self) -> None:
         check_probability("rate", self.rate)
 
-    def draw(
-        self,
-        key: PRNGKeyArray,
-        state: Any,
-        *,
-        sender: Int32[Array, ""],
-        step: Int32[Array, ""],
-        workers: int,
-        packets: int,
-        scale: Float32[Array, ""],
-    ) -> tuple[Bool[Array, "workers packets"], Any]:
-        del sender, step
-        return jax.random.uniform(key, (workers, packets)) >= self.rate * scale, state
+    def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
+        return jax.random.uniform(key, (sent.workers, sent.packets)) >= self.rate * sent.scale, state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,18 +125,9 @@ class GilbertElliott(Channel):
         return jnp.zeros(workers, jnp.bool_)
 
     def draw(
-        self,
-        key: PRNGKeyArray,
-        state: Bool[Array, "workers"],
-        *,
-        sender: Int32[Array, ""],
-        step: Int32[Array, ""],
-        workers: int,
-        packets: int,
-        scale: Float32[Array, ""],
+        self, key: PRNGKeyArray, state: Bool[Array, "workers"], sent: Sent
     ) -> tuple[Bool[Array, "workers packets"], Bool[Array, "workers"]]:
-        del sender, step
-        change, loss = jax.random.uniform(key, (2, workers, packets))
+        change, loss = jax.random.uniform(key, (2, sent.workers, sent.packets))
         # What a packet does to the state is a map of {good, bad}; maps compose, so that a whole stream is one scan.
         from_good, from_bad = change < self.into_bad, change >= self.out_of_bad
 
@@ -152,7 +136,7 @@ class GilbertElliott(Channel):
 
         from_good, from_bad = lax.associative_scan(after, (from_good, from_bad), axis=1)
         bad = jnp.where(state[:, None], from_bad, from_good)
-        rate = jnp.where(bad, jnp.float32(self.bad), jnp.float32(self.good)) * scale
+        rate = jnp.where(bad, jnp.float32(self.bad), jnp.float32(self.good)) * sent.scale
         return loss >= rate, bad[:, -1]
 
 
@@ -178,28 +162,17 @@ class BadLink(Channel):
         if self.sender is None and self.receiver is None:
             raise ValueError("a bad link needs a sender, a receiver or both; for all links alike give Independent")
 
-    def draw(
-        self,
-        key: PRNGKeyArray,
-        state: Any,
-        *,
-        sender: Int32[Array, ""],
-        step: Int32[Array, ""],
-        workers: int,
-        packets: int,
-        scale: Float32[Array, ""],
-    ) -> tuple[Bool[Array, "workers packets"], Any]:
-        del step
+    def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
         for name, value in (("sender", self.sender), ("receiver", self.receiver)):
-            if value is not None and not 0 <= value < workers:
-                raise ValueError(f"{name}={value}: expected a worker from 0 to {workers - 1}")
-        hit = jnp.ones(workers, jnp.bool_)
+            if value is not None and not 0 <= value < sent.workers:
+                raise ValueError(f"{name}={value}: expected a worker from 0 to {sent.workers - 1}")
+        hit = jnp.ones(sent.workers, jnp.bool_)
         if self.sender is not None:
-            hit &= sender == self.sender
+            hit &= sent.sender == self.sender
         if self.receiver is not None:
-            hit &= jnp.arange(workers) == self.receiver
-        rate = jnp.where(hit, jnp.float32(self.rate), jnp.float32(self.other)) * scale
-        return jax.random.uniform(key, (workers, packets)) >= rate[:, None], state
+            hit &= jnp.arange(sent.workers) == self.receiver
+        rate = jnp.where(hit, jnp.float32(self.rate), jnp.float32(self.other)) * sent.scale
+        return jax.random.uniform(key, (sent.workers, sent.packets)) >= rate[:, None], state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -220,21 +193,11 @@ class Recorded(Channel):
                 "expected bool [steps, senders, receivers, packets]"
             )
 
-    def draw(
-        self,
-        key: PRNGKeyArray,
-        state: Any,
-        *,
-        sender: Int32[Array, ""],
-        step: Int32[Array, ""],
-        workers: int,
-        packets: int,
-        scale: Float32[Array, ""],
-    ) -> tuple[Bool[Array, "workers packets"], Any]:
-        del key, scale
-        if self.arrived.shape[1:] != (workers, workers, packets):
+    def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
+        del key
+        if self.arrived.shape[1:] != (sent.workers, sent.workers, sent.packets):
             raise ValueError(
                 f"a recorded trace of {self.arrived.shape[1:]} (senders, receivers, packets) does not fit a run of "
-                f"{(workers, workers, packets)}; replay a run with its own workers, model and packet size"
+                f"{(sent.workers, sent.workers, sent.packets)}; replay a run with its own workers, model and packets"
             )
-        return jnp.asarray(self.arrived)[step % len(self.arrived), sender], state
+        return jnp.asarray(self.arrived)[sent.step % len(self.arrived), sent.sender], state

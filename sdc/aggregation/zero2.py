@@ -10,7 +10,6 @@ of everything that was lost, from which a run is replayed bit for bit.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32, UInt8, UInt32
 
 from .assignment import Tree, assign, stepped
-from .channels import Channel, Independent, Recorded
+from .channels import Channel, Independent, Recorded, Sent
 from .lossy import Layout, all_gather, check_floats, check_gradient, reduce_scatter
 from .workers import check_axis, check_probability, count_workers
 
@@ -109,14 +108,17 @@ class _Transport:
     ) -> tuple[Bool[Array, "workers packets"], Any]:
         """Packets that arrive, and the channel's state. `squares` are the packets' norms, for those sent reliably."""
         workers, packets = layout.workers, layout.packets
-        draw = functools.partial(self.channel.draw, key, state, sender=sender, step=step, workers=workers, scale=scale)
+
+        def draw(packets: int) -> tuple[Bool[Array, "workers packets"], Any]:
+            return self.channel.draw(key, state, Sent(sender, step, workers, packets, scale))
+
         if isinstance(self.channel, Recorded):  # what a log holds has been mended already
-            return draw(packets=packets)
+            return draw(packets)
         if self.parity is None:
-            arrived, state = draw(packets=packets)
+            arrived, state = draw(packets)
         else:
             groups = -(-packets // self.parity)
-            sent, state = draw(packets=groups * (self.parity + 1))
+            sent, state = draw(groups * (self.parity + 1))
             group = sent.reshape(workers, groups, self.parity + 1)
             real = (jnp.arange(groups * self.parity) < packets).reshape(groups, self.parity)
             data, spare = group[..., :-1] | ~real, group[..., -1:]

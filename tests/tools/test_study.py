@@ -86,7 +86,6 @@ def test_dropcompute(convnet: Workload, monkeypatch: pytest.MonkeyPatch) -> None
 def test_lossy(convnet: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     lossy = module("lossy")
     monkeypatch.setattr(lossy, "RATES", (0.0, 0.2))
-    monkeypatch.setattr(lossy, "SEEDS", 1)
     monkeypatch.setattr(lossy, "DRIFTING", (0.3,))
     monkeypatch.setattr(
         lossy, "variants", lambda: {"per packet": ((0.2,), lambda rate: {"p_grad": rate, "packet": 64})}

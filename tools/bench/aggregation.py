@@ -1,7 +1,8 @@
 """`sdc bench aggregation`: what the methods of `sdc.aggregation` cost where nothing is wrong, against plain training.
 
-Eight workers, one simulated device each, train a transformer with Adam; each holds all of its parameters. One process
-runs all programs, which take turns. What a device waits for another counts as it does in data parallelism.
+Eight workers, one simulated device each, train a transformer with Adam, each on a batch of the configuration's size;
+each holds all parameters. One process runs all programs, which take turns. What a device waits for another counts as it
+does in data parallelism.
 """
 
 import dataclasses
@@ -103,7 +104,7 @@ class Run:
 
 def measure(options: BenchOptions) -> dict[str, Any]:
     """Measures float32."""
-    config = dataclasses.replace(get_config(options.config or "bench"), batch_size=1)
+    config = get_config(options.config or "bench")
     mesh = place(twins=None, data=WORKERS, model=1).mesh
     gradient = functools.partial(_gradient, config)
     start = functools.partial(Run, config, mesh)

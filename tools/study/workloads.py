@@ -23,7 +23,7 @@ from sdc.train.model import init_params, logits
 from sdc.train.parallel import MODEL, cross_entropy
 from sdc.train.tokenizer import ByteTokenizer
 
-SAMPLES = 500
+SAMPLES = 300
 """Test images that are looked at."""
 HELD_OUT = 64
 """Chunks of text that are not trained on."""

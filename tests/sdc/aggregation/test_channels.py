@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdc.aggregation import BadLink, Channel, GilbertElliott, Independent, Recorded
+from sdc.aggregation import BadLink, Channel, GilbertElliott, Independent, Recorded, Sent
 
 WORKERS, PACKETS, STEPS = 4, 400, 25
 
@@ -19,9 +19,7 @@ def sent(channel: Channel, *, scale: float = 1.0, steps: int = STEPS, packets: i
     def one(sender: Any) -> Any:
         def step(state: Any, number: Any) -> Any:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), number), sender)
-            arrived, state = channel.draw(
-                key, state, sender=sender, step=number, workers=WORKERS, packets=packets, scale=jnp.float32(scale)
-            )
+            arrived, state = channel.draw(key, state, Sent(sender, number, WORKERS, packets, jnp.float32(scale)))
             return state, arrived
 
         return jax.lax.scan(step, channel.init(WORKERS), jnp.arange(steps))[1]
@@ -59,8 +57,7 @@ def test_bursts(rate: float, burst: float, bad: float, good: float) -> None:
 def test_bursts_are_those_of_a_chain_walked_packet_by_packet() -> None:
     channel = GilbertElliott(0.3, 4.0)
     arrived, state = channel.draw(
-        jax.random.key(5), jnp.asarray([False, True]), sender=jnp.int32(0), step=jnp.int32(0), workers=2, packets=50,
-        scale=jnp.float32(1),
+        jax.random.key(5), jnp.asarray([False, True]), Sent(jnp.int32(0), jnp.int32(0), 2, 50, jnp.float32(1)),
     )  # fmt: skip
     change, loss = (np.asarray(part) for part in jax.random.uniform(jax.random.key(5), (2, 2, 50)))
     for link, bad in enumerate([False, True]):
