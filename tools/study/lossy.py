@@ -125,8 +125,8 @@ def _by_rate(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str, F
         header,
         tuple(rows),
         f"Mean over {SEEDS[workload.metric]} seeds, the replicas and the last three looks. Published: Llama-2-7B, 64 "
-        "workers, 5,000 steps. Drift between copies exceeds that of a random walk where parameters keep their direction "
-        "for a while.",
+        "workers, 5,000 steps. Drift between copies exceeds that of a random walk where parameters keep their "
+        "direction for a while.",
     )
     chart = Chart(
         f"{workload.name}: {workload.metric} against loss rate",
