@@ -114,7 +114,11 @@ def _losses(rows: Sequence[Row]) -> Table | None:
         "owner_drift": "drift of copies from their owners, mean square",
         "pair_drift": "drift between copies, mean square",
     }
-    cells = tuple((name, show(float(np.nanmean(_each(rows, key, _one))))) for key, name in names.items())
+    means = {key: np.asarray(_each(rows, key, _one)) for key in names}
+    # With two workers there is but one copy, and no drift between copies.
+    cells = tuple(
+        (name, show(float(np.nanmean(means[key])))) for key, name in names.items() if np.isfinite(means[key]).any()
+    )
     return Table("Lost packets: mean over the steps", ("quantity", "value"), cells)
 
 

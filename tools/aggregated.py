@@ -31,7 +31,7 @@ from sdc.aggregation import (
 from sdc.aggregation.speedup import select_threshold
 from sdc.determinism import program_fingerprint
 from sdc.records import read_run
-from sdc.train.aggregation import AUTO, Aggregation, DropCompute, Lossy, Shadow
+from sdc.train.aggregation import AUTO, Aggregation, DropCompute, Lossy, Shadow, parse_aggregation
 from sdc.train.config import TrainConfig
 from sdc.train.model import init_params
 from sdc.train.parallel import DATA, MODEL
@@ -60,7 +60,11 @@ class AggregatedPrograms(Programs):
     steps: int
 
     def __post_init__(self) -> None:
-        self.replicas.check(self.placement.mesh.shape[DATA])
+        self.replicas.check(self.placement.mesh.shape[DATA], self.placement.mesh.shape[MODEL])
+        try:
+            _ = self.replicas.optimizer, self.replicas.noise
+        except ValueError as error:
+            raise ValueError(f"--aggregate {self.aggregation.text}: {error}") from error
         settings = self.aggregation.dropcompute
         if (
             settings is not None
@@ -81,7 +85,8 @@ class AggregatedPrograms(Programs):
         completed = losses = None
         threshold = math.inf
         if settings is not None and settings.replay is not None:
-            completed = _completed_log(Path(settings.replay), data, self.steps)
+            micro_batches = Replicas(config, self.aggregation).micro_batches
+            completed = _completed_log(Path(settings.replay), data, self.steps, micro_batches)
         elif settings is not None:
             threshold = settings.threshold
             if threshold == AUTO and settings.latency is not None:
@@ -301,10 +306,25 @@ def _lines(folder: Path, what: str, steps: int) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _completed_log(folder: Path, data: int, steps: int) -> np.ndarray:
+def _completed_log(folder: Path, data: int, steps: int, micro_batches: int) -> np.ndarray:
+    manifest = read_run(folder).manifest
+    settings = parse_aggregation(str(manifest.get("aggregate", ""))).dropcompute if "aggregate" in manifest else None
+    if settings is None:
+        raise ValueError(f"replay={folder}: this run was no run of dropcompute; name one that was")
+    recorded_cut = settings.micro_batches or manifest["config"]["microsteps"]
+    if recorded_cut != micro_batches:
+        raise ValueError(
+            f"replay={folder}: a log of {recorded_cut} micro-batches does not fit {micro_batches}; "
+            f"give micro_batches={recorded_cut}"
+        )
     counts = np.asarray([row["completed"] for row in _lines(folder, "completed", steps)], np.int32)
     if counts.ndim != 2 or counts.shape[1] != data:
         raise ValueError(f"replay={folder}: a log of {counts.shape[-1]} data ranks does not fit --data {data}")
+    if counts.min() < 0 or counts.max() > micro_batches:
+        raise ValueError(
+            f"replay={folder}: its log has ranks that completed {counts.min()} to {counts.max()} of {micro_batches} "
+            "micro-batches; it is damaged"
+        )
     return counts
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from sdc.aggregation.channels import BadLink, Channel, GilbertElliott, Independent
 from sdc.aggregation.delays import Latency, parse_latency
+from sdc.aggregation.workers import check_probability
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,10 +125,15 @@ class Lossy:
     replay: str | None = None
 
     def channels(self) -> tuple[Channel, Channel]:
-        """The channels of gradients and of parameters."""
-        rates = (self.p if rate is None else rate for rate in (self.p_grad, self.p_param))
-        gradient, parameter = (self._channel(rate) for rate in rates)
-        return gradient, parameter
+        """The channels of gradients and of parameters.
+
+        Raises:
+            ValueError: a rate is no probability, or the settings exclude each other.
+        """
+        rates = {name: rate for name, rate in (("p_grad", self.p_grad), ("p_param", self.p_param)) if rate is not None}
+        for name, rate in {"p": self.p, **rates}.items():
+            check_probability(name, rate)
+        return self._channel(rates.get("p_grad", self.p)), self._channel(rates.get("p_param", self.p))
 
     def _channel(self, rate: float) -> Channel:
         if self.sender is not None or self.receiver is not None:
@@ -195,8 +201,8 @@ def parse_aggregation(text: str) -> Aggregation:
         50
     """
     found: dict[str, Any] = {}
-    for part in re.split(r"\+(?=[a-z])", text):
-        name, *pairs = (word.strip() for word in part.split(","))
+    for part in re.split(r"\+\s*(?=[a-z])", text):
+        name, *pairs = ("=".join(word.strip() for word in pair.split("=")) for pair in part.split(","))
         if name not in METHODS:
             raise ValueError(
                 f"--aggregate {text!r}: unknown method {name!r}; expected one of {', '.join(METHODS)}, "
@@ -204,6 +210,8 @@ def parse_aggregation(text: str) -> Aggregation:
             )
         try:
             settings = _settings(METHODS[name], name, pairs)
+            if isinstance(settings, Lossy):
+                settings.channels()
         except ValueError as error:
             raise ValueError(f"--aggregate {text!r}: {error}") from error
         place = name if name in ("noise", "dropcompute") else "method"
@@ -239,8 +247,11 @@ def _settings(cls: type, name: str, pairs: list[str]) -> Any:
             raise ValueError(f"{pair!r} is not of the form key=value")
         if key in values:
             raise ValueError(f"{key!r} is given twice; give it once")
-        if key == "latency":  # the rest of the pairs are its own
-            values[key] = parse_latency(",".join([value, *pairs[place + 1 :]]))
+        if key == "latency":
+            try:
+                values[key] = parse_latency(",".join([value, *pairs[place + 1 :]]))
+            except ValueError as error:
+                raise ValueError(f"{error} (latency is the last setting of dropcompute)") from error
             break
         values[key] = _convert(key, types_of[key], value)
     return cls(**values)
@@ -260,8 +271,12 @@ def _convert(key: str, kind: Any, value: str) -> Any:
             return value
         if key == "threshold" and value == "auto":
             return AUTO
+        if key == "threshold" and not float(value) > 0:
+            raise ValueError(value)
         return kind(value)
     except (ValueError, KeyError) as error:
+        if key == "threshold":
+            raise ValueError(f"threshold={value}: expected seconds above 0, inf, or auto") from error
         expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind) or (
             "whole numbers joined by +, as in 0+2"
             if typing.get_origin(kind) is tuple

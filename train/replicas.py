@@ -159,10 +159,17 @@ class Replicas:
         settings = self.aggregation.noise
         if settings is None:
             return None
-        return gradient_noise(
-            DATA, settings.sigma, seed=self.seed, workers=settings.workers, burst_period=settings.burst_period,
-            burst_sigma=settings.burst_sigma, shard_axes=(MODEL,),
+        noise = functools.partial(
+            gradient_noise, DATA, settings.sigma, workers=settings.workers, burst_period=settings.burst_period,
+            burst_sigma=settings.burst_sigma,
         )  # fmt: skip
+        # What the model ranks of a worker hold in common stays in common.
+        sharded = jax.tree.map(lambda spec: MODEL in spec, self._spread)
+        common = jax.tree.map(lambda spec: MODEL not in spec, self._spread)
+        return optax.chain(
+            optax.masked(noise(seed=self.seed, shard_axes=(MODEL,)), sharded),
+            optax.masked(noise(seed=self.seed), common),
+        )
 
     @property
     def micro_batches(self) -> int:
@@ -170,8 +177,8 @@ class Replicas:
         settings = self.aggregation.dropcompute
         return self.config.microsteps if settings is None or settings.micro_batches is None else settings.micro_batches
 
-    def check(self, data: int) -> None:
-        """Checks that the methods fit a number of data ranks.
+    def check(self, data: int, model: int) -> None:
+        """Checks that the methods fit a number of data ranks and of model ranks.
 
         Raises:
             ValueError: they do not.
@@ -180,6 +187,11 @@ class Replicas:
         least = method.spares + 2 if isinstance(method, Shadow) else 2
         if data < least:
             raise ValueError(f"--aggregate {text}: expected --data {least} or more, not --data {data}")
+        if model > 1 and isinstance(method, Lossy) and (method.reliable or method.tighten or method.replay):
+            raise ValueError(
+                f"--aggregate {text}: reliable, tighten and replay look at what one model rank holds, and would part "
+                "what all of them hold in common; give --model 1"
+            )
         share = self.config.batch_size // data * self.config.microsteps
         if self.micro_batches < 1 or share % self.micro_batches:
             raise ValueError(

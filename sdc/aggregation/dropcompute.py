@@ -183,7 +183,8 @@ def combine(
         drop_rate: mean share of micro-batches that are dropped, for `rate`.
 
     Returns:
-        See `Combined`. Where nobody completed a micro-batch the gradient is zero.
+        See `Combined`; the gradient is at least float32: cast it to the type of narrower parameters before an optimizer
+        whose state takes the gradient's type, such as Adam. Where nobody completed a micro-batch the gradient is zero.
 
     Raises:
         ValueError: the correction is unknown, the drop rate is no probability, there is no micro-batch, fewer than none

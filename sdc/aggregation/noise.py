@@ -71,7 +71,8 @@ def gradient_noise(
         shard_axes: mesh axes over which the gradients of one worker are sharded; their ranks draw independently.
 
     Returns:
-        A transform with `NoiseState`. The steps with noise 0 leave gradients as they are, bit for bit.
+        A transform with `NoiseState`. Steps with noise 0 leave gradients as they are, bit for bit, and so does every
+        step leaves that are no real floats.
 
     Raises:
         ValueError: a sigma is negative or not finite, a period is below 1, a worker does not exist, or the axis is not
@@ -91,11 +92,11 @@ def gradient_noise(
         (bursts: "accidental large noise", every 500th iteration).
     """
     for name, value in (("sigma", sigma), ("burst_sigma", burst_sigma)):
-        if isinstance(value, int | float) and not 0 <= value < math.inf:
+        if not isinstance(value, jax.Array) and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: expected a standard deviation of at least 0")
     if burst_period is not None and burst_period < 1:
         raise ValueError(f"burst_period={burst_period}: expected a number of steps of at least 1")
-    if burst_period is None and (not isinstance(burst_sigma, int | float) or burst_sigma):
+    if burst_period is None and (isinstance(burst_sigma, jax.Array) or burst_sigma):
         raise ValueError("burst_sigma without burst_period would never come; give both")
     chosen = None if workers is None else tuple(dict.fromkeys(workers))
 
@@ -129,7 +130,7 @@ def gradient_noise(
             scale = jnp.where(jnp.isin(lax.axis_index(axis_name), jnp.asarray(chosen)), scale, 0)
 
         degrees = (sigma, burst_sigma) if burst_period is not None else (sigma,)
-        if not all(isinstance(degree, int | float) and degree == 0 for degree in degrees):
+        if any(isinstance(degree, jax.Array) or degree for degree in degrees):
             leaves, structure = jax.tree.flatten(gradient)
             keys = jax.random.split(key, len(leaves))
             gradient = jax.tree.unflatten(
@@ -146,6 +147,8 @@ def gradient_noise(
 
 
 def _noisy(leaf: Array, scale: Array, key: Array) -> Array:
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
     error = scale * jax.random.normal(key, leaf.shape, jnp.float32)
     # An addition of zero would turn -0.0 into 0.0.
     return jnp.where(scale > 0, leaf + error.astype(leaf.dtype), leaf)

@@ -191,8 +191,9 @@ def paft(
         min_period: smallest H; 1 averages at every step.
         max_period: largest H, also where replicas are equal (sigma_est = 0 on all workers).
         sync_state: whether to average the floating-point leaves of the optimizer's state as well.
-        replica_axes: mesh axes over which the parameters of one replica are sharded. Leaves that are not sharded over
-            them count once for each of their ranks in both norms.
+        replica_axes: mesh axes over which the parameters of one replica are sharded; without them the shards of a
+            replica would follow different schedules. Leaves that are not sharded over them count once for each of
+            their ranks in both norms.
 
     Returns:
         An optimizer with `PaftState`, whose `update` takes `synchronize`: None (by the schedule), or what the caller
@@ -373,6 +374,8 @@ def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
 def _check_steps(name: str, value: Any) -> None:
     if not isinstance(value, int | np.integer):
         raise ValueError(f"{name}={value!r}: expected a number of steps")
+    if value > np.iinfo(np.int32).max:
+        raise ValueError(f"{name}={value}: expected at most {np.iinfo(np.int32).max} steps, which a counter can hold")
 
 
 def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: Tree) -> None:

@@ -12,6 +12,7 @@ Giladi et al. (arXiv:2306.10598), algorithm 1. What it can do for a step:
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -104,10 +105,15 @@ class Stopwatch:
             See `Stopped`.
 
         Raises:
-            ValueError: there are fewer delays, or fewer micro-batches than `completed`, than needed.
+            ValueError: a number is negative or not finite, or there are fewer delays, or fewer micro-batches than
+                `completed`, than needed.
         """
+        if completed is not None and completed < 0:
+            raise ValueError(f"completed={completed}: expected a number of micro-batches of at least 0")
+        if delays is not None and not all(0 <= delay < math.inf for delay in delays):
+            raise ValueError(f"delays={list(delays)}: expected finite seconds of at least 0")
         started = time.perf_counter()
-        deadline = started + (self.threshold if completed is None else float("inf"))
+        deadline = started + (self.threshold if completed is None else math.inf)
         ends: list[float] = []
         flying: list[Any] = []
 
@@ -145,7 +151,7 @@ class Stopwatch:
     @staticmethod
     def _late(started: float, deadline: float, ends: Sequence[float], flying: int) -> bool:
         """Whether what is in flight may not end before the deadline; unknown before anything has ended."""
-        if deadline == float("inf"):
+        if deadline == math.inf:
             return False
         if not ends:
             return True

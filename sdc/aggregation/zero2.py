@@ -125,8 +125,9 @@ class _Transport:
             mended = data | ((jnp.sum(~data, axis=-1, keepdims=True) == 1) & spare)
             arrived = mended.reshape(workers, -1)[:, :packets]
         if squares is not None:
-            smallest = lax.top_k(squares, math.ceil(self.reliable * packets))[0][:, -1:]
-            arrived |= squares >= smallest
+            # What is not a number is as important as can be; of equal norms the first are taken.
+            largest = lax.top_k(jnp.nan_to_num(squares, nan=jnp.inf), math.ceil(self.reliable * packets))[1]
+            arrived |= jnp.zeros_like(arrived).at[jnp.arange(workers)[:, None], largest].set(True)
         return arrived, state
 
 
@@ -163,8 +164,8 @@ def lossy_zero2(
         parity: one XOR parity packet for so many packets: a group that lost one packet, and not the parity, has it
             back, bit for bit, for 1/parity more traffic. None for none.
         tighten: loss rates are multiplied by (||ghat|| / the largest ||ghat|| so far)^tighten, ghat being the
-            aggregated gradient of the step before, so that links get better as training converges. 0 for constant
-            rates.
+            aggregated gradient of the step before where it is finite, so that links get better as training converges. 0
+            for constant rates.
 
     Returns:
         An optimizer with `LossyState`, whose `update` takes `weight`, that of this worker's gradient in the mean (for
@@ -188,6 +189,8 @@ def lossy_zero2(
     """
     check_axis("axis_name", axis_name)
     check_probability("reliable", reliable)
+    if reliable and packet is None:
+        raise ValueError(f"reliable={reliable}: with one packet from worker to worker, all would be; give packet too")
     if parity is not None and parity < 1:
         raise ValueError(f"parity={parity}: expected a number of packets of at least 1")
     if not 0 <= tighten < math.inf:
@@ -244,11 +247,14 @@ def lossy_zero2(
         scale = jnp.float32(1)
         if tighten:
             share = state.report.norm / jnp.where(state.strongest > 0, state.strongest, 1)
-            scale = jnp.where(state.step > 0, jnp.minimum(share, 1) ** jnp.float32(tighten), 1)
+            known = (state.strongest > 0) & jnp.isfinite(share)
+            scale = jnp.where(known, jnp.minimum(share, 1) ** jnp.float32(tighten), 1)
+
+        itself = (jnp.arange(workers) == sender)[:, None]
 
         def deliver(which: int, moved: Sequence[Array]) -> tuple[Array, Any]:
             squares = layout.squares(moved) if reliable else None
-            return transports[which].deliver(
+            arrived, channel = transports[which].deliver(
                 keys[which],
                 state.channels[which],
                 squares,
@@ -257,6 +263,7 @@ def lossy_zero2(
                 layout=layout,
                 scale=scale,
             )
+            return arrived | itself, channel
 
         gradients = layout.cut(gradient)
         sent_gradient, gradient_channel = deliver(0, gradients)
@@ -287,7 +294,7 @@ def lossy_zero2(
             state.step + 1,
             jax.tree.unflatten(structure, means),
             (gradient_channel, parameter_channel),
-            jnp.maximum(state.strongest, norm),
+            jnp.where(jnp.isfinite(norm), jnp.maximum(state.strongest, norm), state.strongest),
             report._replace(norm=norm),
             log,
         )
@@ -319,12 +326,15 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
                 f"a log of shape {packed.shape}: expected uint8 [steps, senders, receivers, bytes] of all workers"
             )
         packets = Layout.of(params, packed.shape[1], packet).packets
-        if packed.shape[3] != -(-packets // 8):
+        arrived = np.unpackbits(packed, axis=-1).astype(np.bool_)
+        # What a worker sends itself always arrives: it tells how many packets there were.
+        own = np.einsum("swwp->swp", arrived)
+        if packed.shape[3] != -(-packets // 8) or not (own == (np.arange(arrived.shape[-1]) < packets)).all():
             raise ValueError(
                 f"a log of {packed.shape[3]} bytes a link does not fit {packets} packets; "
                 "replay a run with its own model and packet size"
             )
-        found.append(Recorded(np.unpackbits(packed, axis=-1, count=packets).astype(np.bool_)))
+        found.append(Recorded(arrived[..., :packets]))
     return found[0], found[1]
 
 

@@ -39,10 +39,13 @@ def study(options: StudyOptions) -> int:
     started = time.perf_counter()
     findings = Findings()
     with CountProgress(options.study, module.count(workloads)) as progress:
-        for doing, found in module.study(workloads, steps=steps, seed=options.seed):
-            findings += found
-            if doing:
-                progress.advance(doing)
+        try:
+            for doing, found in module.study(workloads, steps=steps, seed=options.seed):
+                findings += found
+                if doing:
+                    progress.advance(doing)
+        except KeyboardInterrupt as error:
+            raise CommandError("interrupted; nothing was written: run the study again", Exit.INCONCLUSIVE) from error
     manifest = {
         "kind": STUDY,
         "command": ["sdc", *sys.argv[1:]],

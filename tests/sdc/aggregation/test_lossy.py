@@ -251,6 +251,37 @@ def test_rates_tighten_with_the_gradient() -> None:
     assert loss[6:] == pytest.approx(0.05, abs=0.01)
 
 
+def test_one_bad_step_does_not_tighten_for_good() -> None:
+    """After a gradient that is not finite, rates follow the finite ones again."""
+
+    def run(theta: Any) -> Any:
+        optimizer = lossy_zero2(optax.sgd(0.0), AXIS, 0.5, 0.5, packet=1, tighten=1.0)
+
+        def step(state: Any, number: Any) -> Any:
+            bad = jnp.where(number == 2, jnp.nan, jnp.where(number == 4, jnp.inf, 1.0))
+            _, state = optimizer.update(jnp.ones(4000) * bad, state, theta)
+            return state, state.report.gradient_loss
+
+        return lax.scan(step, optimizer.init(theta), jnp.arange(8))[1]
+
+    loss = np.asarray(place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, 4000))))[0]
+    assert loss == pytest.approx(0.5, abs=0.03)
+
+
+def test_exactly_the_share_asked_for_is_reliable() -> None:
+    """Where most packets have no norm at all, and some are not numbers."""
+    optimizer = lossy_zero2(optax.sgd(0.0), AXIS, 1.0, 1.0, packet=1, reliable=0.25)
+
+    def step(theta: Any) -> Any:
+        gradient = jnp.zeros(80).at[jnp.arange(4) * 20 + 3].set(jnp.nan)
+        return optimizer.update(gradient, optimizer.init(theta), theta)[1].log
+
+    log = place(step, "vmap", WORKERS)(jnp.zeros((WORKERS, 80)))
+    arrived = np.unpackbits(log.gradient, axis=-1, count=20)[~np.eye(WORKERS, dtype=bool)]
+    assert (arrived.sum(axis=-1) == 5).all()
+    assert (arrived[:, 3] == 1).all()
+
+
 REPLAYED = {
     "independent": {"p_grad": 0.3, "p_param": 0.2, "packet": 3},
     "per shard": {"p_grad": 0.3, "p_param": 0.2},
@@ -294,6 +325,9 @@ def test_a_run_replays_from_its_log_bit_for_bit(name: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, same, logs)
     with pytest.raises(ValueError, match="does not fit"):
         recorded(logs, {"w": jnp.ones(1000)}, packet=2)
+    if packet == 3:  # one packet more is as many bytes
+        with pytest.raises(ValueError, match="does not fit"):
+            recorded(logs, {**one, "more": jnp.ones(1)}, packet=packet)
 
 
 def test_weights_of_finished_work() -> None:
@@ -413,6 +447,7 @@ def scattered(data: tuple[int, int], packets: tuple[int, int]) -> Any:
         (lambda: scattered((3, 2), (2, 1)), r"data of shape \(3, 2\)"),
         (lambda: scattered((2, 7), (2, 5)), "falls into 4 of 2"),
         (lambda: recorded([], jnp.ones(2)), "holds no step"),
+        (lambda: lossy_zero2(optax.sgd(1.0), AXIS, 0.1, reliable=0.1), "give packet too"),
         (lambda: pair_drift(1.0), "nothing ever arrives"),
         (lambda: owner_drift(-0.1), "p=-0.1"),
     ],
@@ -423,6 +458,7 @@ def test_bad_input(make: Any, message: str) -> None:
 
 
 def test_a_recorded_channel_takes_no_parity_twice() -> None:
-    trace = Recorded(np.ones((1, WORKERS, WORKERS, 1), bool))
-    theta, _ = train(lossy_zero2(optax.sgd(0.1), AXIS, trace, trace, parity=4, reliable=0.5), "vmap", steps=2)
+    trace = Recorded(np.ones((1, WORKERS, WORKERS, 2), bool))
+    optimizer = lossy_zero2(optax.sgd(0.1), AXIS, trace, trace, packet=1000, parity=4, reliable=0.5)
+    theta, _ = train(optimizer, "vmap", steps=2)
     assert equal_replicas(theta)
