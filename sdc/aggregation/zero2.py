@@ -50,9 +50,9 @@ class LossyReport(NamedTuple):
         parameter_loss: the same of parameters.
         unreduced: packets of shards of which nothing arrived, so that their gradient is that of the step before.
         move: s^2, mean square of what owners moved their parameters by.
-        owner_drift: mean square of the difference between a copy and its owner's shard.
-        pair_drift: the same between two copies, neither of them the owner's, estimated from a sample of up to `SAMPLE`
-            elements of each shard; NaN with two workers, where there is but one copy. In theory `drift.pair_drift`.
+        owner_drift: mean square of the difference between a copy and its owner's shard, estimated like `pair_drift`.
+        pair_drift: the same between two copies, neither of them the owner's, from a sample of up to `SAMPLE` elements
+            of each shard; NaN with two workers, where there is but one copy. In theory `drift.pair_drift`.
         norm: Euclidean norm of the aggregated gradient; 0 where rates do not tighten.
     """
 
@@ -349,32 +349,40 @@ def _report(
     owners: Sequence[Float[Array, "workers _"]],
 ) -> LossyReport:
     others = (jnp.arange(layout.workers) != lax.axis_index(axis_name))[:, None]
-    off = [(copy - owner).astype(jnp.float32) for copy, owner in zip(copies, owners, strict=True)]
-    sampled = jnp.concatenate([error[:, :: -(-error.shape[1] // SAMPLE)] for error in off], axis=1)
+    # All elements would take another pass over all parameters.
+    pairs = [(copy, owner, -(-copy.shape[1] // SAMPLE)) for copy, owner in zip(copies, owners, strict=True)]
+    sampled = jnp.concatenate(
+        [(copy[:, ::apart] - owner[:, ::apart]).astype(jnp.float32) for copy, owner, apart in pairs], axis=1
+    )
     sums = lax.psum(
         (
             jnp.sum(~sent_gradient & others, dtype=jnp.float32),
             jnp.sum(~sent_parameter & others, dtype=jnp.float32),
             jnp.sum(received == 0, dtype=jnp.uint32),
             _square(moved),
-            _square(off),
             sampled,
             jnp.square(sampled),
         ),
         axis_name,
     )
-    gradient, parameter, unreduced, move, drift, first, second = sums
+    gradient, parameter, unreduced, move, first, second = sums
     copies_of_one = layout.workers - 1
     sent = layout.workers * copies_of_one * layout.packets
     size = max(1, sum(layout.sizes))
-    pairs = jnp.float32(jnp.nan)
+    drift = jnp.float32(jnp.nan)
     if copies_of_one > 1:
         # The mean of (a - b)^2 over pairs; the owner's own error is 0 and adds to neither sum.
         spread = copies_of_one * second - jnp.square(first)
         # Where copies differ by less than rounding, the difference of the sums can be negative.
-        pairs = 2 * jnp.maximum(jnp.mean(spread), 0) / (copies_of_one * (copies_of_one - 1))
+        drift = 2 * jnp.maximum(jnp.mean(spread), 0) / (copies_of_one * (copies_of_one - 1))
     return LossyReport(
-        gradient / sent, parameter / sent, unreduced, move / size, drift / (copies_of_one * size), pairs, jnp.float32(0)
+        gradient / sent,
+        parameter / sent,
+        unreduced,
+        move / size,
+        jnp.mean(second) / copies_of_one,
+        drift,
+        jnp.float32(0),
     )
 
 
