@@ -222,7 +222,6 @@ def test_learns_where_a_bright_row_is() -> None:
 
 
 def test_learns_digits() -> None:
-    pytest.importorskip("sklearn")
     images = read_images("digits")
     params, losses = train(images, 200)
     assert np.mean(losses[-10:]) < 0.15

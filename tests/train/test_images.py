@@ -304,7 +304,6 @@ def test_split_of_the_digits(fake_digits: None) -> None:
 
 
 def test_real_digits() -> None:
-    pytest.importorskip("sklearn")
     images = read_images()
     assert (images.classes, images.source) == (10, "scikit-learn digits")
     assert (images.train_images.min(), images.train_images.max()) == (0, 1)

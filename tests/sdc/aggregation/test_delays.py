@@ -89,7 +89,9 @@ def test_clipping_of_a_narrow_normal_costs_no_digits() -> None:
 
 @pytest.mark.parametrize("latency", MODELS, ids=str)
 def test_draws_come_from_the_key_alone(latency: Latency) -> None:
-    draw = lambda key: np.asarray(latency.sample(key, (3, 50)))  # noqa: E731
+    def draw(key: jax.Array) -> np.ndarray:
+        return np.asarray(latency.sample(key, (3, 50)))
+
     np.testing.assert_array_equal(draw(KEY), draw(KEY))
     if latency.variance:
         assert (draw(KEY) != draw(jax.random.key(6))).any()
