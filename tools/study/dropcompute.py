@@ -14,10 +14,10 @@ import optax
 
 from sdc.aggregation import Stopwatch, accumulate, combine, completed_before, gradient_sum, masked, skip_empty
 from sdc.aggregation.delays import BoundedLogNormal
+from sdc.aggregation.expected import expected_speedup
 from sdc.aggregation.speedup import (
     drop_rate,
     effective_speedup,
-    expected_speedup,
     extra_steps,
     mean_completed,
     select_threshold,

@@ -12,14 +12,11 @@ from hypothesis.extra import numpy as arrays
 
 from sdc.aggregation import speedup
 from sdc.aggregation.delays import BoundedLogNormal, LogNormal, Normal
+from sdc.aggregation.expected import analytic_threshold, expected_completed, expected_iteration_time, expected_speedup
 from sdc.aggregation.speedup import (
-    analytic_threshold,
     completed,
     drop_rate,
     effective_speedup,
-    expected_completed,
-    expected_iteration_time,
-    expected_speedup,
     extra_steps,
     larger_batch,
     mean_completed,
