@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sdc.changes import field_bits
-from sdc.outcomes import DETECTORS, OUTCOMES
-from sdc.records import INJECTIONS, Campaign, RecordError
+from sdc.campaigns.outcomes import DETECTORS, OUTCOMES
+from sdc.faults.changes import field_bits
+from sdc.record.files import RecordError
+from sdc.record.records import INJECTIONS, Campaign
 
 from .series import Row, count, mapping, sequence
 from .statistics import proportion_interval

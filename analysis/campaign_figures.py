@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from sdc.changes import field_bits
-from sdc.outcomes import OUTCOMES
+from sdc.campaigns.outcomes import OUTCOMES
+from sdc.faults.changes import field_bits
 
 from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas, short
 from .series import Row, mapping

@@ -4,11 +4,10 @@ import dataclasses
 import shlex
 from typing import Any
 
-from sdc.outcomes import LEAST_FACTOR, LEAST_RISE, OUTCOMES
-from sdc.records import Campaign
+from sdc.campaigns.outcomes import LEAST_FACTOR, LEAST_RISE, OUTCOMES
+from sdc.record.records import Campaign
 
-from . import campaign_figures as figures
-from . import tables
+from . import campaign_figures as figures, tables
 from .campaign import GROUPS, summary_of
 from .canvas import LeftOut, Picture
 from .definitions import Definition

@@ -10,7 +10,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from sdc.records import RecordError, Run, read_campaign, read_kind, read_run, write_text
+from sdc.record.files import RecordError, write_text
+from sdc.record.records import Run, read_campaign, read_kind, read_run
 
 from . import aggregated, aggregation, campaign_report, figures, product_tables, study, tables
 from .campaign_report import SIMULATED

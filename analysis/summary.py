@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sdc.records import Run
+from sdc.record.records import Run
 
 from .products import products_verdict, summarize_products
 from .series import Row, count, mapping, number, sequence, worst

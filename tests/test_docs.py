@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tyro
 
-from sdc.faults import parse_fault
+from sdc.faults.language import parse_fault
 from sdc.tools.cli import Command
 from sdc.tools.options import TwinOptions
 

@@ -14,23 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sdc.aggregation import (
-    LossyLog,
-    Recorded,
-    Stopped,
-    Stopwatch,
-    from_workers,
-    gradient_sum,
-    judge,
-    recorded,
-    to_workers,
-)
+from sdc.aggregation import LossyLog, Recorded, Stopped, Stopwatch, from_workers, gradient_sum, recorded, to_workers
+from sdc.aggregation._judge import judge
 from sdc.aggregation.speedup import select_threshold
-from sdc.determinism import program_fingerprint
-from sdc.records import read_run
+from sdc.record.determinism import program_fingerprint
+from sdc.record.records import read_run
 from sdc.train.aggregation import AUTO, Aggregation, DropCompute, Lossy, Shadow, parse_aggregation
 from sdc.train.config import TrainConfig
 from sdc.train.model import init_params

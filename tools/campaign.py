@@ -13,12 +13,13 @@ import jax
 
 from sdc.analysis.campaign import summarize_campaign
 from sdc.analysis.report import write_report
-from sdc.campaign import Campaign, NotDeterministic
-from sdc.determinism import differences, environment, prepare
-from sdc.faults import parse_kind
-from sdc.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
-from sdc.records import INJECTIONS, MANIFEST, RunWriter, read_campaign, to_json
-from sdc.sites import parse_selector
+from sdc.campaigns.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
+from sdc.campaigns.runner import Campaign, NotDeterministic
+from sdc.faults.language import parse_kind
+from sdc.program.selectors import parse_selector
+from sdc.record.determinism import differences, environment, prepare
+from sdc.record.files import to_json
+from sdc.record.records import INJECTIONS, MANIFEST, RunWriter, read_campaign
 from sdc.train.config import TrainConfig, check
 from sdc.train.data import Dataset, batches
 from sdc.train.loop import place_batch

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sdc
-from sdc.abft import Profile, Settings
-from sdc.faults import describe, parse_fault
-from sdc.profiles import HEALTHY, expected_frequency, profile, published
-from sdc.sites import parse_selector
+from sdc.checksums._check import Settings
+from sdc.checksums.profile import Profile
+from sdc.faults.fault import describe
+from sdc.faults.language import parse_fault
+from sdc.faults.nodes import HEALTHY, expected_frequency, profile, published
+from sdc.program.selectors import parse_selector
 
 from .errors import CommandError, usage_errors
 from .options import CheckedOptions

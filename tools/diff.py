@@ -7,12 +7,12 @@ from typing import Any
 from rich.console import Console
 
 from sdc.analysis.series import mapping
-from sdc.bisect import guilty_scope
-from sdc.first_difference import FirstDifference
-from sdc.records import to_json
-from sdc.sites import Site, parse_selector
-from sdc.traces import NotComparable, Trace, TraceDifference, read_trace
-from sdc.traces import diff as diff_traces
+from sdc.program.selectors import parse_selector
+from sdc.program.site import Site
+from sdc.record.files import to_json
+from sdc.twins._bisect import guilty_scope
+from sdc.twins._first_difference import FirstDifference
+from sdc.twins.traces import NotComparable, Trace, TraceDifference, diff as diff_traces, read_trace
 
 from .errors import VERDICTS, CommandError, Exit, usage_errors
 from .options import DiffOptions

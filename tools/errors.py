@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from sdc.records import RecordError
+from sdc.record.files import RecordError
 from sdc.train.checkpoints import CheckpointError
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sdc.analysis.products import COUNTS
-from sdc.records import to_json
+from sdc.record.files import to_json
 
 from .errors import VERDICTS
 from .options import RunOptions

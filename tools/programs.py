@@ -11,18 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sdc
-from sdc.abft.tally import tally_flags
-from sdc.determinism import program_fingerprint
-from sdc.fingerprint import tree_digest
-from sdc.lockstep import Compare
-from sdc.records import MISMATCHES
-from sdc.rewrite import Reports
-from sdc.tally import tally, total
+from sdc.program.reports import Reports
+from sdc.record.determinism import program_fingerprint
+from sdc.record.records import MISMATCHES
 from sdc.train.config import TrainConfig
+from sdc.train.flags import tally_flags
 from sdc.train.parallel import DATA, MODEL
 from sdc.train.placement import RANKS, TWIN, Placement
 from sdc.train.step import (
@@ -35,7 +31,10 @@ from sdc.train.step import (
     metrics_specs,
     state_specs,
 )
-from sdc.twins import agreement, squared_distance
+from sdc.train.tally import tally, total
+from sdc.twins._lockstep import Compare
+from sdc.twins.agreement import agreement, squared_distance
+from sdc.twins.digests import tree_digest
 
 NONE = Reports((), ())
 
@@ -127,7 +126,7 @@ class Programs:
         """`(state, (tokens, key)) -> (state, metrics, reports)`, jitted."""
         plain = self.device_step
         # Faults are those of the hardware: in the sums of a product, before they are rounded and checked.
-        wide = plain if self.abft is None else sdc.abft.accumulators(plain)
+        wide = plain if self.abft is None else sdc.checksums.accumulators(plain)
 
         def fn(state: Any, shared: tuple[Any, Any]) -> Any:
             tokens, key = shared

@@ -11,7 +11,7 @@ from sdc.analysis.campaign import summary_of as summary_of_campaign
 from sdc.analysis.report import write_report
 from sdc.analysis.study import STUDY
 from sdc.analysis.summary import summary_of
-from sdc.records import read_campaign, read_kind, read_run
+from sdc.record.records import read_campaign, read_kind, read_run
 
 from .errors import VERDICTS, Exit, usage_errors
 from .output import show, show_campaign, show_findings, show_study

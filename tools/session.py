@@ -13,9 +13,8 @@ import jax
 
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summarize
-from sdc.determinism import differences, environment, prepare
-from sdc.lockstep import Compare
-from sdc.records import MANIFEST, RunWriter, read_run
+from sdc.record.determinism import differences, environment, prepare
+from sdc.record.records import MANIFEST, RunWriter, read_run
 from sdc.train.checkpoints import Checkpoints
 from sdc.train.config import TrainConfig, check, get_config
 from sdc.train.corpus import read_corpus
@@ -23,6 +22,7 @@ from sdc.train.data import Dataset, batches, make_dataset
 from sdc.train.loop import run_steps
 from sdc.train.placement import Kind, Placement, place
 from sdc.train.tokenizer import load_tokenizer, padded_vocab
+from sdc.twins._lockstep import Compare
 
 from .cluster import everyone, joined
 from .errors import CommandError, Exit, storage_errors, usage_errors

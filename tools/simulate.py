@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import jax
 
 import sdc
-from sdc.faults import parse_kind
-from sdc.sites import matching
-from sdc.strike import Strike, no_strike, strike_on
+from sdc.faults._strike import Strike, no_strike, strike_on
+from sdc.faults.language import parse_kind
+from sdc.program.selectors import matching
 from sdc.train.parallel import DATA, MODEL
 
 AXES = (DATA, MODEL)

@@ -1,7 +1,7 @@
 """`sdc trace`: the digests of every step of a run, for comparison with another run's, at once or later."""
 
-from sdc.sites import parse_selector
-from sdc.traces import read_trace
+from sdc.program.selectors import parse_selector
+from sdc.twins.traces import read_trace
 
 from .errors import CommandError, usage_errors
 from .options import TraceOptions

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import jax
 
 import sdc
-from sdc.determinism import program_fingerprint
-from sdc.first_difference import FirstDifference
-from sdc.records import TRACE
-from sdc.rewrite import Reports
-from sdc.sites import Selector
-from sdc.traces import Trace, check_comparable, encode, write_sites
+from sdc.program.reports import Reports
+from sdc.program.selectors import Selector
+from sdc.record.determinism import program_fingerprint
+from sdc.record.records import TRACE
 from sdc.train.step import Metrics, TrainState
+from sdc.twins._first_difference import FirstDifference
+from sdc.twins.traces import Trace, check_comparable, encode, write_sites
 
 from .cluster import everyone
 from .programs import Programs, fetch, scalar_row

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from sdc.records import write_json
+from sdc.record.files import write_json
 
 ARRAYS, CONTENTS, CHECKSUMS = "arrays", "contents.json", "checksums.json"
 

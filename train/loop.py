@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
-from sdc.records import RunWriter
+from sdc.record.records import RunWriter
 
 from .checkpoints import Checkpoints
 from .placement import Placement

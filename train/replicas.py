@@ -18,8 +18,6 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int, Int32
 
 from sdc.aggregation import (
-    PaftState,
-    PaftSyncState,
     Recorded,
     Sum,
     accumulate,
@@ -27,17 +25,15 @@ from sdc.aggregation import (
     completed_before,
     gradient_noise,
     gradient_sum,
-    init_shadow,
     lossy_zero2,
     masked,
-    paft,
-    paft_sync,
-    shadow,
     skip_empty,
 )
+from sdc.aggregation._paft import PaftState, PaftSyncState, paft, paft_sync
+from sdc.aggregation._shadow import init_shadow, shadow
 from sdc.aggregation.dropcompute import Work
 from sdc.aggregation.speedup import drop_rate
-from sdc.probe import probe
+from sdc.program._probe import probe
 
 from .aggregation import Aggregation, Lossy, Paft, PaftSync, Shadow
 from .config import TrainConfig

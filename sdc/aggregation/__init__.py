@@ -4,59 +4,68 @@ Pure functions with explicit state that run under a bound worker axis (`shard_ma
 One method a file.
 """
 
-from .assignment import Assignment
-from .channels import BadLink, Channel, GilbertElliott, Independent, Recorded, Sent
-from .dropcompute import Combined, Sum, accumulate, combine, completed_before, gradient_sum, masked, skip_empty
-from .judge import ShadowVerdict, judge
-from .lossy import lossy_all_gather, lossy_psum_scatter
-from .noise import NoiseState, gradient_noise
-from .paft import PaftState, PaftSyncState, overlapped, paft, paft_sync, replica_mean, synchronizes
-from .resample import Resampling
-from .shadow import ShadowReport, ShadowState, init_shadow, shadow
-from .stopwatch import Stopped, Stopwatch, from_workers, to_workers
-from .zero2 import LossyLog, LossyReport, LossyState, lossy_zero2, recorded
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Assignment",
-    "BadLink",
-    "Channel",
-    "Combined",
-    "GilbertElliott",
-    "Independent",
-    "LossyLog",
-    "LossyReport",
-    "LossyState",
-    "NoiseState",
-    "PaftState",
-    "PaftSyncState",
-    "Recorded",
-    "Resampling",
-    "Sent",
-    "ShadowReport",
-    "ShadowState",
-    "ShadowVerdict",
-    "Stopped",
-    "Stopwatch",
-    "Sum",
-    "accumulate",
-    "combine",
-    "completed_before",
-    "from_workers",
-    "gradient_noise",
-    "gradient_sum",
-    "init_shadow",
-    "judge",
-    "lossy_all_gather",
-    "lossy_psum_scatter",
-    "lossy_zero2",
-    "masked",
-    "overlapped",
-    "paft",
-    "paft_sync",
-    "recorded",
-    "replica_mean",
-    "shadow",
-    "skip_empty",
-    "synchronizes",
-    "to_workers",
-]
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    # Inconsistent gradients, and replicas that are brought together again.
+    from .noise import NoiseState as NoiseState, gradient_noise as gradient_noise
+    from ._paft import (
+        PaftState as PaftState,
+        PaftSyncState as PaftSyncState,
+        overlapped as overlapped,
+        paft as paft,
+        paft_sync as paft_sync,
+        replica_mean as replica_mean,
+        synchronizes as synchronizes,
+    )
+    from .assignment import Assignment as Assignment
+
+    # Workers that stop at a compute threshold.
+    from .dropcompute import (
+        Combined as Combined,
+        Sum as Sum,
+        accumulate as accumulate,
+        combine as combine,
+        completed_before as completed_before,
+        gradient_sum as gradient_sum,
+        masked as masked,
+        skip_empty as skip_empty,
+    )
+    from .stopwatch import (
+        Stopped as Stopped,
+        Stopwatch as Stopwatch,
+        from_workers as from_workers,
+        to_workers as to_workers,
+    )
+    from .resample import Resampling as Resampling
+
+    # Links that lose packets.
+    from .lossy import lossy_all_gather as lossy_all_gather, lossy_psum_scatter as lossy_psum_scatter
+    from .zero2 import (
+        LossyLog as LossyLog,
+        LossyReport as LossyReport,
+        LossyState as LossyState,
+        lossy_zero2 as lossy_zero2,
+        recorded as recorded,
+    )
+    from .channels import (
+        BadLink as BadLink,
+        Channel as Channel,
+        GilbertElliott as GilbertElliott,
+        Independent as Independent,
+        Recorded as Recorded,
+        Sent as Sent,
+    )
+
+    # A rank to spare that recomputes what others did.
+    from ._shadow import (
+        ShadowReport as ShadowReport,
+        ShadowState as ShadowState,
+        init_shadow as init_shadow,
+        shadow as shadow,
+    )
+    from ._judge import ShadowVerdict as ShadowVerdict, judge as judge
+
+__getattr__, __dir__, __all__ = facade(__name__)

@@ -21,7 +21,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
-from ..rewrite import typed_as
+from sdc.program.axes import typed_as
+
 from .assignment import assigns
 from .workers import at_least_float32, check_count, check_probability, count_workers
 

@@ -19,9 +19,11 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float32, Int32, UInt32
 
-from ..faults import Fault
-from ..inject import Moment, inject
-from ..probe import probe
+from sdc.faults._inject import inject
+from sdc.faults.events import Moment
+from sdc.faults.fault import Fault
+from sdc.program._probe import probe
+
 from .workers import count_workers
 
 SITE = "gradient"

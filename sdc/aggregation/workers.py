@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32
 
-from ..rewrite import bound_axes
+from sdc.program.axes import bound_axes
 
 
 def count_workers(axis_name: str) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sdc.analysis.summary import SUBMODULES, summarize
-from sdc.records import RunWriter
+from sdc.record.records import RunWriter
 
 ELEMENTS = 262_144  # per microstep, layer and site
 PUBLISHED = {

@@ -10,8 +10,9 @@ import pytest
 
 from sdc.analysis.campaign import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
-from sdc.outcomes import ABFT, DETECTORS, OUTCOMES
-from sdc.records import INJECTIONS, RecordError, RunWriter, read_campaign
+from sdc.campaigns.outcomes import ABFT, DETECTORS, OUTCOMES
+from sdc.record.files import RecordError
+from sdc.record.records import INJECTIONS, RunWriter, read_campaign
 
 MANIFEST = {
     "kind": "campaign", "injections": 8, "steps": 9, "follow": 3, "where": "arithmetic", "faults": ["bitflip", "nan"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sdc.analysis.summary import SUBMODULES, summarize, summary_of
-from sdc.records import Run
+from sdc.record.records import Run
 
 from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps
 

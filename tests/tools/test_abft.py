@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sdc.abft import Arithmetic, Profile
-from sdc.abft.profile import hardware
+from sdc.checksums.profile import Profile, hardware
+from sdc.checksums.roundoff import Arithmetic
 from sdc.tools.cli import run
 from tests.tools.command import lines, sdc, summary
 

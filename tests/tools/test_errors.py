@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sdc.records import RunWriter
+from sdc.record.records import RunWriter
 from sdc.tools import cli
 from sdc.tools.errors import CommandError, Exit, storage_errors, usage_errors
 from tests.tools.command import sdc

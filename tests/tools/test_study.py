@@ -11,7 +11,7 @@ import pytest
 from sdc.aggregation.drift import pair_drift
 from sdc.analysis.aggregation import STUDY, Chart, Check, Findings, Grid, Line, summarize_findings
 from sdc.analysis.report import write_report
-from sdc.records import RunWriter
+from sdc.record.records import RunWriter
 from sdc.tools.study import workloads
 from sdc.tools.study.workloads import Workload
 from sdc.train.images import Images

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sdc.sites import primitive
+from sdc.program.selectors import primitive
 from sdc.tools import cli
 from sdc.tools.errors import Exit
-from sdc.traces import read_trace
+from sdc.twins.traces import read_trace
 
 from .command import end, kill_when, lines, sdc, start, summary
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdc.profiles import SITES, expected_frequency
+from sdc.faults.nodes import SITES, expected_frequency
 from tests.tools.command import end, kill_when, lines, sdc, several, start, summary
 
 STEPS = 5

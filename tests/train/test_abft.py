@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import sdc
-from sdc.faults import BitFlip
-from sdc.rewrite import Place, Values
-from sdc.sites import products
+from sdc.faults.kinds import BitFlip
+from sdc.program.reports import Place, Values
+from sdc.program.selectors import products
 from sdc.tools.programs import Programs
 from sdc.train.config import tiny
 from sdc.train.placement import place

@@ -2,8 +2,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sdc.train.config import PRESETS, check, get_config, tiny
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
 
 from sdc.train import convnet as convnet_module
 from sdc.train.convnet import accuracy, convnet_logits, image_loss, init_convnet

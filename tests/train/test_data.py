@@ -8,8 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sdc.train.corpus import Corpus
 from sdc.train.data import DataError, Dataset, batches, make_dataset

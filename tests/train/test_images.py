@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sdc.train import images as images_module
 from sdc.train.images import FILES, INSTALLED, Images, ImagesError, image_batches, read_images

@@ -9,13 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from hypothesis import given, settings, strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import sdc
-from sdc.sites import primitive, probes
+from sdc.program.selectors import primitive, probes
 from sdc.train import model as model_module
 from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, get_config
 from sdc.train.model import logits, param_specs, rotate, rotations

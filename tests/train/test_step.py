@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
 from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, tiny
 from sdc.train.optimizer import adamw, history_ratio, learning_rate

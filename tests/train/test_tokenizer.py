@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sdc.train.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer, TokenizerError, load_tokenizer, padded_vocab
 

@@ -11,11 +11,10 @@ import numpy as np
 from rich.console import Console
 
 import sdc
-from sdc.abft import Profile
-from sdc.abft.calibrate import Measured, begin_with_second, fit, measure
-from sdc.abft.kernel import time_both
-from sdc.abft.profile import hardware
-from sdc.records import to_json
+from sdc.checksums.calibration import Measured, begin_with_second, fit, measure
+from sdc.checksums.kernel import time_both
+from sdc.checksums.profile import Profile, hardware
+from sdc.record.files import to_json
 from sdc.train.config import get_config
 
 from ..errors import CommandError, Exit, storage_errors, usage_errors

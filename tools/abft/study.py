@@ -15,18 +15,18 @@ import numpy as np
 from jax import lax
 
 import sdc
-from sdc.abft import Profile, Settings
-from sdc.abft.check import Operands, expect, rounded_off
-from sdc.abft.power import MAGNITUDES, errors_found, flagged
-from sdc.abft.products import Dot
-from sdc.abft.schemes import Expected, SchemeName, make_scheme
-from sdc.abft.transform import product_of
 from sdc.analysis.report import write_report
 from sdc.analysis.study import STUDY, summarize_study
-from sdc.determinism import environment
-from sdc.records import MANIFEST, RunWriter
-from sdc.rewrite import Place, Reports, Values
-from sdc.sites import Selector, parse_selector, primitive
+from sdc.checksums._check import Operands, Settings, expect, rounded_off
+from sdc.checksums.power import MAGNITUDES, errors_found, flagged
+from sdc.checksums.products import Dot
+from sdc.checksums.profile import Profile
+from sdc.checksums.schemes import Expected, SchemeName, make_scheme
+from sdc.checksums.transform import product_of
+from sdc.program.reports import Place, Reports, Values
+from sdc.program.selectors import Selector, parse_selector, primitive
+from sdc.record.determinism import environment
+from sdc.record.records import MANIFEST, RunWriter
 from sdc.train.config import get_config
 
 from ..errors import CommandError, Exit, storage_errors, usage_errors
@@ -131,11 +131,11 @@ def _study_type(
     judged = _Judged(every)
 
     def transform(step: Callable[..., Any]) -> Callable[..., Any]:
-        return sdc.rewrite(sdc.abft.accumulators(step), selector, judged)
+        return sdc.rewrite(sdc.checksums.accumulators(step), selector, judged)
 
     capture: Any = None
     for step, (reports, program, arguments) in enumerate(train(options, dtype, transform)):
-        capture = capture or jax.jit(sdc.rewrite(sdc.abft.accumulators(program), selector, _Factors()))
+        capture = capture or jax.jit(sdc.rewrite(sdc.checksums.accumulators(program), selector, _Factors()))
         if not reports:
             raise CommandError(f"--where {options.where!r} selects no matrix product of {options.config}")
         for found in jax.device_get(reports).values():

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import jax
 
-from sdc.determinism import prepare
+from sdc.record.determinism import prepare
 from sdc.train.config import check
 from sdc.train.data import batches
 from sdc.train.loop import place_batch

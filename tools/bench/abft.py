@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import sdc
-from sdc.abft import Profile, Settings, check
-from sdc.abft.check import expect
-from sdc.abft.kernel import multiply, time_both
-from sdc.abft.power import DISTRIBUTIONS, Found, errors_found, flagged
-from sdc.abft.products import Dot
-from sdc.abft.schemes import Expected, SchemeName
-from sdc.sites import products, scope
+from sdc.checksums._check import Settings, check, expect
+from sdc.checksums.kernel import multiply, time_both
+from sdc.checksums.power import DISTRIBUTIONS, Found, errors_found, flagged
+from sdc.checksums.products import Dot
+from sdc.checksums.profile import Profile
+from sdc.checksums.schemes import Expected, SchemeName
+from sdc.program.selectors import products, scope
 from sdc.train.config import TrainConfig, get_config
 from sdc.train.placement import place
 
@@ -69,7 +69,7 @@ def _products(dtype: str, steps: int) -> dict[str, float]:
         a, b = (jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, ((m, k), (k, n)), strict=True))
         variants = {
             "plain": lambda a, b: a @ b,
-            "sums": sdc.abft.accumulators(lambda a, b: a @ b),
+            "sums": sdc.checksums.accumulators(lambda a, b: a @ b),
             "checked": sdc.abft(lambda a, b: a @ b),
             "as_is": sdc.abft(lambda a, b: a @ b, output="as is"),
         }
@@ -92,7 +92,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
     arguments = programs.initial_state(0), jax.device_put(tokens, batch.sharding)
     variants = {
         "plain": programs.plain,
-        "sums": sdc.abft.accumulators(programs.plain),
+        "sums": sdc.checksums.accumulators(programs.plain),
         "linear": sdc.abft(programs.plain, LINEAR),
         "every": sdc.abft(programs.plain),
     }

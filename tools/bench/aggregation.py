@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sdc.aggregation import gradient_noise, init_shadow, lossy_zero2, overlapped, paft, paft_sync, shadow
+from sdc.aggregation import gradient_noise, lossy_zero2
+from sdc.aggregation._paft import overlapped, paft, paft_sync
+from sdc.aggregation._shadow import init_shadow, shadow
 from sdc.aggregation.delays import BoundedLogNormal
 from sdc.aggregation.speedup import select_threshold
 from sdc.train.config import TrainConfig, get_config

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import sdc
-from sdc.campaign import Campaign
-from sdc.sites import named
+from sdc.campaigns.runner import Campaign
+from sdc.program.selectors import named
 from sdc.train.placement import place
 
 from ..campaign import make_campaign

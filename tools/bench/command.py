@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sdc.determinism import environment, prepare
+from sdc.record.determinism import environment, prepare
 from sdc.train.config import get_config
 
 from ..errors import usage_errors

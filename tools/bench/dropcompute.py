@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from sdc.aggregation import Stopwatch, accumulate, combine, from_workers, gradient_sum, to_workers
 from sdc.aggregation.delays import BoundedLogNormal
 from sdc.aggregation.speedup import effective_speedup, select_threshold
-from sdc.determinism import prepare
+from sdc.record.determinism import prepare
 
 from ..cluster import everyone, joined, leave_at_once
 

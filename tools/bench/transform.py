@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import sdc
-from sdc.faults import BitFlip
-from sdc.fingerprint import digest
-from sdc.sites import direction, named, primitive, probes
+from sdc.faults.kinds import BitFlip
+from sdc.program.selectors import direction, named, primitive, probes
 from sdc.train.config import TrainConfig, get_config
 from sdc.train.placement import place
+from sdc.twins.digests import digest
 
 from ..programs import Programs
 from .options import BenchOptions

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sdc.analysis.aggregation import STUDY, Findings, summarize_findings
 from sdc.analysis.report import write_report
-from sdc.determinism import environment, prepare
-from sdc.records import RunWriter
+from sdc.record.determinism import environment, prepare
+from sdc.record.records import RunWriter
 from sdc.train.images import read_images
 
 from ..errors import CommandError, Exit, storage_errors, usage_errors

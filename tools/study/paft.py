@@ -11,7 +11,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from sdc.aggregation import gradient_noise, paft, paft_sync
+from sdc.aggregation import gradient_noise
+from sdc.aggregation._paft import paft, paft_sync
 from sdc.aggregation.divergence import divergence_over_time
 from sdc.analysis.aggregation import Chart, Check, Findings, Grid, Line
 

@@ -11,9 +11,11 @@ import numpy as np
 import optax
 
 import sdc
-from sdc.aggregation import init_shadow, judge, shadow
+from sdc.aggregation._judge import judge
+from sdc.aggregation._shadow import init_shadow, shadow
 from sdc.analysis.aggregation import Chart, Check, Findings, Grid, Line
-from sdc.faults import BitFlip, Fault, When
+from sdc.faults.fault import Fault, When
+from sdc.faults.kinds import BitFlip
 
 from .training import DATA, Method, Trained, Trainer
 from .workloads import Workload

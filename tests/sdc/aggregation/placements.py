@@ -5,8 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
 AXIS = "data"
 PLACEMENTS = ("vmap", "pmap", "shard_map", "shard_map, checked")

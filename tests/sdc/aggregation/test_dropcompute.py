@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
+from hypothesis import given, settings, strategies as st
+from jax.sharding import Mesh, PartitionSpec as P
 
 from sdc.aggregation import (
     Resampling,
@@ -23,11 +21,10 @@ from sdc.aggregation import (
     completed_before,
     gradient_sum,
     masked,
-    paft_sync,
-    replica_mean,
     skip_empty,
     stopwatch,
 )
+from sdc.aggregation._paft import paft_sync, replica_mean
 from sdc.aggregation.delays import BoundedLogNormal
 from sdc.aggregation.speedup import completed
 

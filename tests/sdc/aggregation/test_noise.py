@@ -10,7 +10,9 @@ import optax
 import pytest
 
 from sdc.aggregation import NoiseState, gradient_noise
-from sdc.faults import BitFlip, Fault, Stride
+from sdc.faults.fault import Fault
+from sdc.faults.kinds import BitFlip
+from sdc.faults.patterns import Stride
 
 from .placements import AXIS, PLACEMENTS, bits, place
 

@@ -10,19 +10,10 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
-from sdc.aggregation import (
-    Assignment,
-    PaftState,
-    gradient_noise,
-    overlapped,
-    paft,
-    paft_sync,
-    replica_mean,
-    synchronizes,
-)
+from sdc.aggregation import Assignment, gradient_noise
+from sdc.aggregation._paft import PaftState, overlapped, paft, paft_sync, replica_mean, synchronizes
 from sdc.aggregation.divergence import (
     divergence,
     divergence_bound,

@@ -1,0 +1,49 @@
+"""Facades that load what they name when it is first used, and JAX as late as possible.
+
+Flags, configurations and texts are checked before anything else happens, and importing JAX alone takes longer than a
+person waits for a mistyped flag. A package therefore imports nothing by itself. Its `__init__.py` lists what it offers
+as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade` reads that list.
+"""
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def facade(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, from the imports below its `if TYPE_CHECKING:`.
+
+    Args:
+        package: its `__name__`. Everything that it imports below `if TYPE_CHECKING:` is public.
+
+    Example:
+        >>> from sdc._lazy import facade
+        >>> load, _, names = facade("sdc.faults")
+        >>> "BitFlip" in names, load("BitFlip").__name__
+        (True, 'BitFlip')
+    """
+    module = sys.modules.get(package) or importlib.import_module(package)
+    loader: Any = module.__spec__.loader if module.__spec__ else None
+    exports: dict[str, tuple[str, str | None]] = {}
+    for node in ast.parse(loader.get_source(package)).body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for line in node.body:
+                assert isinstance(line, ast.ImportFrom), ast.unparse(line)
+                source = "." * line.level + (line.module or "")
+                for alias in line.names:
+                    place = (f".{alias.name}", None) if source == "." else (source, alias.name)
+                    exports[alias.asname or alias.name] = place
+
+    def load(name: str) -> Any:
+        if name not in exports:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        source, attribute = exports[name]
+        found = importlib.import_module(source, package)
+        value = found if attribute is None else getattr(found, attribute)
+        setattr(module, name, value)
+        return value
+
+    names = sorted(exports)
+    return load, lambda: sorted({*vars(module), *names}), names

@@ -1,0 +1,390 @@
+"""PAFT: replicas that drift apart under wrong all-reduces are brought together again, now and then.
+
+Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, algorithms 1 and 2. Both
+wrap an optax optimizer, whichever it is, behind the all-reduce of the gradients:
+
+    optimizer = paft(optax.adam(1e-3), "data")
+    ...
+    gradient = jax.lax.pmean(gradient, "data")
+    updates, state = optimizer.update(gradient, state, params)
+    params = optax.apply_updates(params, updates)
+
+What they return as updates are assignments (see `assignment`), so that replicas are bitwise equal after a
+synchronization.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32
+
+from sdc.program.axes import typed_as
+
+from .assignment import Tree, assign, stepped
+from .workers import at_least_float32, check_axes, check_axis, check_bound, count_workers
+
+
+class Divergence(NamedTuple):
+    """How far this worker's replica was from the mean of all: ||mean(theta) - theta_m||_2, float32.
+
+    It is measured at a synchronization, from the mean that is there anyway. In between it grows as lemma 4.1 has it,
+    with the root of the steps since then, which costs no communication: `expected`.
+
+    Attributes:
+        measured: at the last synchronization, just before it; 0 before the first.
+        gap: steps from the synchronization before to that one.
+        age: steps since.
+    """
+
+    measured: Float32[Array, ""]
+    gap: Int32[Array, ""]
+    age: Int32[Array, ""]
+
+    @property
+    def expected(self) -> Float32[Array, ""]:
+        """Of this moment: measured * sqrt(age / gap)."""
+        share = self.age.astype(jnp.float32) / jnp.maximum(self.gap, 1).astype(jnp.float32)
+        return self.measured * jnp.sqrt(share)
+
+
+class PaftSyncState(NamedTuple):
+    """State of `paft_sync`.
+
+    Attributes:
+        inner: state of the optimizer.
+        step: steps done.
+        divergence: of this worker's replica.
+    """
+
+    inner: optax.OptState
+    step: Int32[Array, ""]
+    divergence: Divergence
+
+
+class PaftState(NamedTuple):
+    """State of `paft`: the schedule is part of it, the same on every worker.
+
+    Attributes:
+        inner: state of the optimizer.
+        step: steps done.
+        divergence: of this worker's replica.
+        next: number of the step (from 0) after which the parameters are averaged next.
+        period: H, steps between the last synchronization and the next.
+        synchronizations: so far.
+    """
+
+    inner: optax.OptState
+    step: Int32[Array, ""]
+    divergence: Divergence
+    next: Int32[Array, ""]
+    period: Int32[Array, ""]
+    synchronizations: Int32[Array, ""]
+
+
+def paft_sync(
+    optimizer: optax.GradientTransformation,
+    period: int,
+    axis_name: str,
+    sync_state: bool = False,
+    *,
+    replica_axes: Sequence[str] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """Averages the parameters of all replicas after every so many steps (PAFT-Sync, algorithm 1).
+
+        theta_{t+1}^m = mean_k(theta_t^k - eta_t g~_t^k)    if (t + 1) % H = 0    (8)
+
+    Args:
+        optimizer: any optax optimizer; it is given this worker's aggregated gradient.
+        period: H, steps from one synchronization to the next; the first is in the step `period - 1`, counted from 0.
+        axis_name: the axis of the replicas, bound.
+        sync_state: whether to average the floating-point leaves of the optimizer's state as well.
+        replica_axes: mesh axes over which the parameters of one replica are sharded. Leaves that are not sharded over
+            them count once for each of their ranks in the divergence.
+
+    Returns:
+        An optimizer with `PaftSyncState`. Its updates are assignments: nothing may be chained behind it.
+
+    Raises:
+        ValueError: the period is below 1, or axes are not given by name; in `update`: an axis is not bound or has fewer
+            than two workers, no parameters are given, or the state is of another optimizer.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from sdc.aggregation import paft_sync
+        >>> optimizer = paft_sync(optax.sgd(0.1), 1, "data")
+        >>> def step(params, gradient):
+        ...     updates, state = optimizer.update(gradient, optimizer.init(params), params)
+        ...     return optax.apply_updates(params, updates)
+        >>> jax.vmap(step, axis_name="data")(jnp.ones(2), jnp.asarray([0.0, 2.0])).tolist()
+        [0.8999999761581421, 0.8999999761581421]
+    """
+    check_axis("axis_name", axis_name)
+    check_axes("replica_axes", replica_axes)
+    _check_steps("period", period)
+    if period < 1:
+        raise ValueError(f"period={period}: expected a number of steps of at least 1")
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Tree) -> PaftSyncState:
+        return PaftSyncState(inner.init(params), jnp.zeros((), jnp.int32), _no_divergence())
+
+    def update(gradient: Tree, state: PaftSyncState, params: Tree = None, **extra: Any) -> tuple[Tree, PaftSyncState]:
+        _check(axis_name, replica_axes, state, PaftSyncState, params)
+        new, inner_state = stepped(inner, gradient, state.inner, params, **extra)
+
+        def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Divergence]:
+            mean, measured = _averaged(theta, axis_name, replica_axes)
+            history = replica_mean(history, axis_name) if sync_state else history
+            return mean, history, Divergence(measured, jnp.full_like(state.step, period), jnp.zeros_like(state.step))
+
+        def keep(theta: Tree, history: Tree) -> tuple[Tree, Tree, Divergence]:
+            return theta, history, state.divergence._replace(age=state.divergence.age + 1)
+
+        due = (state.step + 1) % period == 0
+        new, inner_state, divergence = _either(due, average, keep, new, inner_state)
+        return assign(new), PaftSyncState(inner_state, state.step + 1, divergence)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def paft(
+    optimizer: optax.GradientTransformation,
+    axis_name: str,
+    initial_period: int = 10,
+    min_period: int = 1,
+    max_period: int = 1000,
+    sync_state: bool = False,
+    *,
+    replica_axes: Sequence[str] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """Averages the parameters of all replicas beside the next step, as often as the noise asks for (PAFT, algorithm 2).
+
+    At a synchronization step t the average of theta_{t+1} is launched, and step t + 1 uses it:
+
+        sigma_est   = ||mean(theta_{t+1}) - theta_{t+1}^m||_2
+        H           = mean_m(||g_{t+1}^m||_2 / sigma_est), rounded; next synchronization at t + H
+                      (over the workers with sigma_est > 0)
+        theta_{t+2} = mean(theta_{t+1}) - eta g~_{t+1}^m
+
+    The gradient g~_{t+1} belongs to theta_{t+1}^m: the average does not depend on the forward and backward pass of step
+    t + 1, nor they on it, so that both can go on at the same time. Where the step of an optimizer decides by itself
+    (`lax.cond`), XLA runs the average before or after them; to overlap the two, put the branches around the whole step:
+
+        def step(params, state, batch, *, synchronize):
+            gradient = jax.lax.pmean(jax.grad(loss)(params, batch), "data")
+            updates, state = optimizer.update(gradient, state, params, synchronize=synchronize)
+            return optax.apply_updates(params, updates), state
+
+        step = overlapped(step)  # (params, state, batch) -> (params, state)
+
+    The paper has the norm of the worker's own gradient in H; an optimizer sees the aggregated one, g~, and takes that.
+
+    Args:
+        optimizer: any optax optimizer; it is given this worker's aggregated gradient, and the averaged parameters.
+        axis_name: the axis of the replicas, bound.
+        initial_period: H of the first synchronization, which is launched after step `initial_period - 1`.
+        min_period: smallest H; 1 averages at every step.
+        max_period: largest H, also where replicas are equal (sigma_est = 0 on all workers).
+        sync_state: whether to average the floating-point leaves of the optimizer's state as well.
+        replica_axes: mesh axes over which the parameters of one replica are sharded; without them the shards of a
+            replica would follow different schedules. Leaves that are not sharded over them count once for each of
+            their ranks in both norms.
+
+    Returns:
+        An optimizer with `PaftState`, whose `update` takes `synchronize`: None (by the schedule), or what the caller
+        knows of it (`synchronizes(state)`) as a Python bool. Its updates are assignments: nothing may be chained
+        behind it.
+
+    Raises:
+        ValueError: the periods are not 1 <= min <= initial <= max; in `update`: as `paft_sync`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from sdc.aggregation import paft
+        >>> optimizer = paft(optax.sgd(0.1), "data", initial_period=1, max_period=50)
+        >>> def run(theta, noise):
+        ...     state = optimizer.init(theta)
+        ...     for _ in range(2):
+        ...         updates, state = optimizer.update(noise, state, theta)
+        ...         theta = optax.apply_updates(theta, updates)
+        ...     return state.period, state.divergence.measured
+        >>> period, divergence = jax.vmap(run, axis_name="data")(jnp.ones(2), jnp.asarray([1.0, -1.0]))
+        >>> period.tolist(), divergence.round(3).tolist()  # each replica is 0.1 off, gradients have norm 1
+        ([10, 10], [0.10000000149011612, 0.10000000149011612])
+    """
+    check_axis("axis_name", axis_name)
+    check_axes("replica_axes", replica_axes)
+    for name, steps in (("initial", initial_period), ("min", min_period), ("max", max_period)):
+        _check_steps(f"{name}_period", steps)
+    if not 1 <= min_period <= initial_period <= max_period:
+        raise ValueError(
+            f"min_period={min_period}, initial_period={initial_period}, max_period={max_period}: "
+            "expected 1 <= min_period <= initial_period <= max_period"
+        )
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Tree) -> PaftState:
+        zero = jnp.zeros((), jnp.int32)
+        return PaftState(
+            inner.init(params), zero, _no_divergence(), jnp.int32(initial_period - 1), jnp.int32(initial_period), zero
+        )
+
+    def update(
+        gradient: Tree, state: PaftState, params: Tree = None, *, synchronize: bool | None = None, **extra: Any
+    ) -> tuple[Tree, PaftState]:
+        _check(axis_name, replica_axes, state, PaftState, params)
+
+        def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
+            mean, measured = _averaged(theta, axis_name, replica_axes)
+            return mean, replica_mean(history, axis_name) if sync_state else history, measured
+
+        def keep(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
+            return theta, history, state.divergence.measured
+
+        now = synchronizes(state) if synchronize is None else synchronize
+        base, history, measured = _either(now, average, keep, params, state.inner)
+
+        def plan(measured: Float32[Array, ""]) -> PaftState:
+            ratio = jnp.where(measured > 0, _norm(gradient, replica_axes) / measured, jnp.inf)
+            known = ~jnp.isinf(ratio)
+            total, count = lax.psum((jnp.where(known, ratio, 0), known.astype(jnp.float32)), axis_name)
+            ratio = jnp.round(jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.inf))
+            period = jnp.clip(jnp.where(jnp.isnan(ratio), min_period, ratio), min_period, max_period).astype(jnp.int32)
+            # A conditional around a collective must fall alike everywhere, whatever last bits a reduction leaves.
+            period = lax.pmin(period, (axis_name, *replica_axes))
+            gap = state.step - 1 - (state.next - state.period)
+            found = Divergence(measured, gap, jnp.ones_like(gap))
+            return state._replace(
+                divergence=found,
+                next=state.next + period,
+                period=period,
+                synchronizations=state.synchronizations + 1,
+            )
+
+        def go_on(measured: Float32[Array, ""]) -> PaftState:
+            del measured
+            return state._replace(divergence=state.divergence._replace(age=state.divergence.age + 1))
+
+        state = _either(now, plan, go_on, measured)
+        new, inner_state = stepped(inner, gradient, history, base, **extra)
+        return assign(new), state._replace(inner=inner_state, step=state.step + 1)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def synchronizes(tree: Tree) -> Bool[Array, ""]:
+    """Whether the next step of `paft` uses an average, from its state or any tree that holds one.
+
+    Raises:
+        ValueError: the tree does not hold exactly one `PaftState`.
+    """
+    found = [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, PaftState)) if isinstance(x, PaftState)]
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} states of paft in what was given; expected exactly one")
+    return found[0].step == found[0].next + 1
+
+
+def overlapped(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Puts the choice of `paft` around a whole step, so that an average can go on beside forward and backward pass.
+
+    Args:
+        step: takes `synchronize`, a Python bool, by name, and hands it to `update`; its other arguments hold the state
+            of `paft`. It runs under the worker axis, and returns a pytree of arrays.
+
+    Returns:
+        The step without `synchronize`. Its program holds the step twice, once with the average.
+    """
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return _either(
+            synchronizes((args, kwargs)),
+            functools.partial(step, *args, **kwargs, synchronize=True),
+            functools.partial(step, *args, **kwargs, synchronize=False),
+        )
+
+    return chosen
+
+
+def replica_mean(tree: Tree, axis_name: str) -> Tree:
+    """The mean over all replicas, bitwise the same on each; leaves that are no floats or complex numbers are kept.
+
+    Sums are at least float32; counters, keys and the like are the same everywhere already.
+    """
+    return _narrowed(_wide_mean(tree, axis_name), tree)
+
+
+def _averaged(theta: Tree, axis_name: str, axes: Sequence[str]) -> tuple[Tree, Float32[Array, ""]]:
+    """The mean of the parameters, and how far this worker's are from it before it is rounded to their type."""
+    mean = _wide_mean(theta, axis_name)
+
+    def off(mean: Array, leaf: Array) -> Array:
+        return mean - jnp.asarray(leaf, mean.dtype) if _has_mean(leaf) else mean
+
+    return _narrowed(mean, theta), _norm(jax.tree.map(off, mean, theta), axes)
+
+
+def _has_mean(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+
+
+def _wide_mean(tree: Tree, axis_name: str) -> Tree:
+    def mean(leaf: Any) -> Any:
+        if not _has_mean(leaf):
+            return leaf
+        leaf = jnp.asarray(leaf)
+        return lax.pmean(leaf.astype(at_least_float32(leaf.dtype)), axis_name)
+
+    return jax.tree.map(mean, tree)
+
+
+def _narrowed(wide: Tree, like: Tree) -> Tree:
+    return jax.tree.map(lambda x, leaf: x.astype(jnp.result_type(leaf)) if _has_mean(leaf) else leaf, wide, like)
+
+
+def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[..., Any], *args: Any) -> Any:
+    """`yes` or `no`, as the caller or the schedule says."""
+    if isinstance(now, bool):
+        return (yes if now else no)(*args)
+    # An average is the same on every worker in the eyes of `shard_map`'s type checker, what is kept is not.
+    types = [jax.eval_shape(branch, *args) for branch in (yes, no)]
+
+    def typed(branch: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: jax.tree.map(lambda x, a, b: typed_as(typed_as(x, a), b), branch(*args), *types)
+
+    return lax.cond(now, typed(yes), typed(no), *args)
+
+
+def _no_divergence() -> Divergence:
+    zero = jnp.zeros((), jnp.int32)
+    return Divergence(jnp.zeros((), jnp.float32), zero, zero)
+
+
+def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
+    """Euclidean norm over the leaves that have a mean, and over the ranks that share a replica."""
+    leaves = [jnp.abs(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree) if _has_mean(leaf)]
+    square = sum((jnp.sum(jnp.square(leaf)) for leaf in leaves), jnp.float32(0))
+    return jnp.sqrt(lax.psum(square, tuple(axes)) if axes else square)
+
+
+def _check_steps(name: str, value: Any) -> None:
+    if not isinstance(value, int | np.integer):
+        raise ValueError(f"{name}={value!r}: expected a number of steps")
+    if value > np.iinfo(np.int32).max:
+        raise ValueError(f"{name}={value}: expected at most {np.iinfo(np.int32).max} steps, which a counter can hold")
+
+
+def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: Tree) -> None:
+    count_workers(axis_name)
+    check_bound("replica_axes", axes)
+    if params is None:
+        raise ValueError("no parameters were given; call update(gradient, state, params)")
+    if not isinstance(state, kind):
+        raise ValueError(
+            f"a state of type {type(state).__name__} is not of this optimizer; expected the {kind.__name__} of its init"
+        )

@@ -1,0 +1,323 @@
+"""The shadow replica: one data-parallel rank to spare recomputes the gradients of others, and digests are compared.
+
+Of N + 1 ranks N work, each on its own rows; at every step the spare one recomputes the gradients of another rank on
+that rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, appendix D). The parameters being equal on all ranks,
+any bit of difference is corruption. It costs 1 / (N + 1) of the machines; 64-bit digests cross the axis at every step
+and so do the rows, gradients only where they differ.
+
+The spare part goes round too: over ranks * (ranks - 1) steps every rank is watched by every other, and every step
+checks two ranks. Where a working rank is the spare, a *home spare* (the last ranks of the axis, for which the loader
+has no rows) works on its rows. After a difference between ranks r and s three steps follow up: the same pair again, r
+with a third rank q, q with s. Of the three pairs a rank that stays wrong spoils its two, and so is named. Two spares or
+more make a majority, which decides in the very step, and from which the mean is taken.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Int32, Shaped, UInt32
+
+from sdc.bits import select
+from sdc.program.axes import bound_axes
+from sdc.program.interpreter import substitute
+from sdc.program.reports import Values
+from sdc.program.selectors import collectives
+from sdc.twins.agreement import from_reference, gather_twins
+from sdc.twins.compare import LARGEST, Difference, difference, merge
+from sdc.twins.digests import tree_digest
+
+from .workers import at_least_float32, check_axis, count_workers, this_worker
+
+Tree = TypeVar("Tree")
+RECHECK, WITH_THIRD, LAST = 1, 2, 3
+"""Phases of the follow-up of a difference; 0 is the regular round."""
+
+
+class ShadowState(NamedTuple):
+    """Roles and counts, the same on every device.
+
+    Attributes:
+        turn: which ranks the round compares.
+        phase: of the follow-up; 0 where none is under way.
+        third_differed: whether the watched rank of a follow-up differed from the third one.
+        checked: comparisons by (watched rank, spare), or by pair of spares.
+        differed: those that found a difference.
+        undecided: differences by pair of which it is open who was wrong, each with its follow-up counted once.
+        blamed: by rank, how often a follow-up or a majority decided that it was wrong.
+        repeated: re-checks of a difference that differed again.
+    """
+
+    turn: Int32[Array, ""]
+    phase: Int32[Array, ""]
+    third_differed: Bool[Array, ""]
+    checked: UInt32[Array, "ranks ranks"]
+    differed: UInt32[Array, "ranks ranks"]
+    undecided: UInt32[Array, "ranks ranks"]
+    blamed: UInt32[Array, "ranks"]
+    repeated: UInt32[Array, ""]
+
+
+class ShadowReport(NamedTuple):
+    """What one step compared, the same on every device.
+
+    Attributes:
+        watched: the rank that is watched.
+        spares: the ranks that computed on the same rows.
+        differed: whether any two of these ranks differed in any bit.
+        repeats: whether this was the re-check of a difference, and differed again.
+        blamed: the ranks of which this step decided that they were wrong.
+        difference: of each spare from the watched rank, added over all devices of a rank.
+    """
+
+    watched: Int32[Array, ""]
+    spares: Int32[Array, "spares"]
+    differed: Bool[Array, ""]
+    repeats: Bool[Array, ""]
+    blamed: Bool[Array, "ranks"]
+    difference: Difference
+
+
+def init_shadow(ranks: int) -> ShadowState:
+    """The state before the first step.
+
+    Args:
+        ranks: size of the axis, spares included.
+
+    Raises:
+        ValueError: fewer than three ranks.
+    """
+    if ranks < 3:
+        raise ValueError(f"ranks={ranks}: expected three or more, of which two work and one is to spare")
+    pairs, zero = jnp.zeros((ranks, ranks), jnp.uint32), jnp.int32(0)
+    return ShadowState(
+        zero, zero, jnp.bool_(False), pairs, pairs, pairs, jnp.zeros(ranks, jnp.uint32), jnp.zeros((), jnp.uint32)
+    )
+
+
+def shadow(
+    gradient_fn: Callable[[Any, Any], Tree], axis_name: str, *, spares: int = 1
+) -> Callable[[ShadowState, Any, Any], tuple[Tree, ShadowState, ShadowReport]]:
+    """Transforms a rank's computation of gradients into that of a data-parallel group with ranks to spare.
+
+    Call the result where `axis_name` is bound: under `shard_map` with `check_vma=False`, `pmap` or `vmap`. Where
+    parameters are sharded over further axes, bind them too.
+
+    Args:
+        gradient_fn: `(params, batch) -> floats`, any pytree: for instance `jax.value_and_grad(loss)`. A rank computes
+            alone: no collectives over `axis_name`, and what it computes must depend on its arguments only and repeat
+            itself bit for bit (a dropout key belongs in the batch).
+        axis_name: the data-parallel axis.
+        spares: how many ranks are to spare: of these, the last ones, the batch is ignored.
+
+    Returns:
+        A function of `(state, params, batch)` that returns the mean of `gradient_fn` over the working ranks, the state
+        and a `ShadowReport`, all the same on every rank; `params` must be.
+
+    Raises:
+        ValueError: the axis is not bound or too small, the state is of another size, `gradient_fn` talks over the axis
+            or returns something other than floats, or `shard_map` checks types.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sdc.aggregation import init_shadow, judge, shadow
+        >>> gradient = shadow(jax.value_and_grad(lambda w, x: jnp.sum(jnp.sin(w * x))), "data")
+        >>> step = jax.jit(jax.vmap(gradient, in_axes=(None, None, 0), out_axes=None, axis_name="data"))
+        >>> state, rows = init_shadow(4), jnp.arange(4.0)  # three ranks and one to spare
+        >>> for _ in range(3):
+        ...     (loss, grad), state, report = step(state, 1.0, rows)
+        >>> judge(state).reason
+        'no difference in 3 comparisons, which included every rank'
+    """
+    check_axis("axis_name", axis_name)
+    if spares < 1:
+        raise ValueError(f"spares={spares}: expected one rank to spare or more")
+
+    def shadowed(state: ShadowState, params: Any, batch: Any) -> tuple[Tree, ShadowState, ShadowReport]:
+        ranks = _count_ranks(axis_name, spares, state)
+        regular, group = _groups(state, ranks, spares)
+        batch = _rows(batch, group, ranks, spares, axis_name)
+        # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is compared is
+        # what is consumed.
+        result = lax.optimization_barrier(_alone(gradient_fn, axis_name)(params, batch))
+        leaves = jax.tree.leaves(result)
+        _check_floats(leaves)
+
+        differs = _compare(leaves, group, axis_name)
+        votes = jnp.sum(~differs, axis=1, dtype=jnp.int32)
+        best = jnp.argmax(votes)
+        me = this_worker(axis_name)
+        counted = jnp.all(group != me) | (group[best] == me)
+        mean = jax.tree.map(lambda x: _mean(x, counted, ranks - spares, axis_name), result)
+
+        majority = 2 * votes[best] > spares + 1
+        state, blamed = _book(state, regular, group, differs, differs[best] & majority, majority)
+        differed = jnp.any(differs)
+        found = _measured(leaves, group, differed, axis_name)
+        report = ShadowReport(group[0], group[1:], differed, differed & (state.phase == RECHECK), blamed, found)
+        return mean, _next(state, differed, spares), report
+
+    return shadowed
+
+
+def _groups(state: ShadowState, ranks: int, spares: int) -> tuple[Int32[Array, "group"], Int32[Array, "group"]]:
+    """The watched rank and its spares: as the round has them, and as this phase has them."""
+    watched, offset = state.turn % ranks, 1 + state.turn // ranks
+    regular = jnp.stack([watched, *((watched + offset + i) % ranks for i in range(spares))])
+    if spares > 1:
+        return regular, regular
+    third = (watched + jnp.where(offset == 1, jnp.int32(2), jnp.int32(1))) % ranks
+    with_third = jnp.stack([watched, third]), jnp.stack([third, regular[1]])
+    return regular, jnp.stack([regular, regular, *with_third])[state.phase]
+
+
+def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, axis_name: str) -> Tree:
+    """The rows that this rank works on: those of one rank for the whole group, its own for every other rank.
+
+    Home spares outside the group take over the rows of the group's other working ranks, which are as many.
+    """
+    rank = jnp.arange(ranks, dtype=jnp.int32)
+    home = rank >= ranks - spares
+    inside = jnp.any(rank[:, None] == group, axis=1)
+    owner = group[jnp.argmax(group < ranks - spares)]
+    displaced = jnp.nonzero(inside & ~home & (rank != owner), size=spares, fill_value=0)[0].astype(jnp.int32)
+    free = home & ~inside
+    # 0 is one's own: the owner computes on what it holds, so that a copy damaged on its way is a difference too.
+    origin = jnp.where(inside & (rank != owner), 1, jnp.where(free, 1 + jnp.cumsum(free), 0))[this_worker(axis_name)]
+    own = taken = jax.tree.map(jnp.asarray, batch)
+    for number, sender in enumerate([owner, *displaced], 1):
+        taken = jax.tree.map(functools.partial(select, origin == number), from_reference(own, sender, axis_name), taken)
+    return taken
+
+
+def _alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[[Any, Any], Tree]:
+    """`gradient_fn`, refused where it talks over the axis: then all ranks hold the same, right or wrong."""
+
+    def look(primitive: Any, params: Mapping[str, Any], operands: Values) -> None:
+        names = params.get("axes", params.get("axis_name"))
+        if axis_name in (names if isinstance(names, tuple) else (names,)):
+            raise ValueError(
+                f"gradient_fn uses {primitive} over {axis_name!r}, which leaves nothing to compare between its ranks; "
+                "return this rank's own values, shadow takes the mean"
+            )
+
+    return substitute(gradient_fn, collectives, look)
+
+
+def _compare(leaves: Values, group: Int32[Array, "group"], axis_name: str) -> Bool[Array, "group group"]:
+    """Which ranks of the group differ from which, anywhere on the mesh."""
+    digests = jnp.stack(gather_twins(tree_digest(leaves), axis_name))[group]
+    differs = jnp.any(digests[:, None] != digests[None, :], axis=2)
+    if others := _other_axes(axis_name):  # a conditional around a collective needs the same branch on every device
+        differs = lax.pmax(differs.astype(jnp.int32), others) > 0
+    return differs
+
+
+def _mean(x: Shaped[Array, "*shape"], counted: Bool[Array, ""], number: int, axis_name: str) -> Shaped[Array, "*shape"]:
+    # Chosen, not multiplied by zero: a spare that holds NaN is left out too.
+    wide = at_least_float32(x.dtype)
+    total = lax.psum(jnp.where(counted, x, jnp.zeros_like(x)).astype(wide), axis_name)
+    return (total / jnp.asarray(number, wide)).astype(x.dtype)
+
+
+def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array, ""], axis_name: str) -> Difference:
+    """How the spares differ from the watched rank; tensors move only if they do."""
+    others, spares = _other_axes(axis_name), len(group) - 1
+    devices = math.prod(bound_axes()[axis] for axis in others)
+
+    def measure() -> Difference:
+        watched, *copies = (from_reference(leaves, rank, axis_name) for rank in group)
+        rows = [functools.reduce(merge, map(difference, watched, copy)) for copy in copies]
+        found = Difference(*(jnp.stack(column) for column in zip(*rows, strict=True)))
+        if others:
+            total = Difference(*lax.psum(tuple(found), others))
+            largest = lax.pmax(found.relative_max, others)
+            found = total._replace(relative_sum=jnp.minimum(total.relative_sum, LARGEST), relative_max=largest)
+        return found
+
+    def none() -> Difference:
+        checked = jnp.full(spares, devices * sum(leaf.size for leaf in leaves), jnp.uint32)
+        counts, sums = jnp.zeros(spares, jnp.uint32), jnp.zeros(spares, jnp.float32)
+        return Difference(checked, counts, counts, counts, sums, sums)
+
+    return lax.cond(differed, measure, none)
+
+
+def _book(
+    state: ShadowState,
+    regular: Int32[Array, "group"],
+    group: Int32[Array, "group"],
+    differs: Bool[Array, "group group"],
+    odd: Bool[Array, "group"],
+    majority: Bool[Array, ""],
+) -> tuple[ShadowState, Bool[Array, "ranks"]]:
+    """Counts what was compared, and decides who was wrong where that can be told. Returns who is blamed."""
+    first, second = np.triu_indices(len(group), 1)
+    found = differs[first, second]
+    open_ = (found & ~majority).astype(jnp.uint32)
+    if len(group) == 2:
+        # The first of the three pairs of a follow-up has differed; if one more has, their common rank was wrong.
+        third, now = state.third_differed, found[0]
+        decided = (state.phase == LAST) & (third != now)
+        odd = decided & jnp.stack([third, now])
+        open_ = (found & (state.phase == 0)).astype(jnp.uint32) - decided.astype(jnp.uint32)
+    blamed = jnp.zeros(len(state.blamed), jnp.bool_).at[regular].set(odd)
+    at = group[first], group[second]
+    return state._replace(
+        checked=state.checked.at[at].add(jnp.uint32(1)),
+        differed=state.differed.at[at].add(found.astype(jnp.uint32)),
+        undecided=state.undecided.at[regular[first], regular[second]].add(open_),
+        blamed=state.blamed + blamed.astype(jnp.uint32),
+    ), blamed
+
+
+def _next(state: ShadowState, differed: Bool[Array, ""], spares: int) -> ShadowState:
+    """The roles of the next step: a difference is followed up, then the round goes on."""
+    ranks, last = len(state.blamed), LAST if spares == 1 else RECHECK
+    phase = jnp.where(state.phase == 0, differed.astype(jnp.int32), (state.phase + 1) % (last + 1))
+    return state._replace(
+        turn=jnp.where(phase == 0, (state.turn + 1) % (ranks * (ranks - spares)), state.turn),
+        phase=phase,
+        third_differed=jnp.where(state.phase == WITH_THIRD, differed, state.third_differed),
+        repeated=state.repeated + (differed & (state.phase == RECHECK)).astype(jnp.uint32),
+    )
+
+
+def _other_axes(axis_name: str) -> tuple[str, ...]:
+    return tuple(axis for axis in bound_axes() if axis != axis_name)
+
+
+def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
+    ranks = count_workers(axis_name)
+    if ranks < spares + 2:
+        raise ValueError(
+            f"worker axis {axis_name!r} has size {ranks}; with spares={spares} expected {spares + 2} or more, "
+            "so that two ranks work"
+        )
+    if state.checked.shape != (ranks, ranks):
+        raise ValueError(
+            f"the state is of shape {state.checked.shape}, but axis {axis_name!r} has size {ranks}; "
+            f"begin with init_shadow({ranks}), and give every rank the whole state"
+        )
+    if jax.typeof(this_worker(axis_name)).manual_axis_type.varying:
+        raise ValueError(
+            f"shard_map checks types, and so adds up gradients over {axis_name!r} by itself, which leaves nothing to "
+            "compare; pass it check_vma=False"
+        )
+    return ranks
+
+
+def _check_floats(leaves: Values) -> None:
+    if not sum(leaf.size for leaf in leaves):
+        raise ValueError("gradient_fn returns no elements; expected gradients, as of jax.value_and_grad(loss)")
+    for leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ValueError(
+                f"gradient_fn returns {leaf.dtype}{list(leaf.shape)}, which has no mean; expected floats only: "
+                "leave it out, or cast it to float32"
+            )

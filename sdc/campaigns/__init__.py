@@ -1,0 +1,18 @@
+"""Campaigns: thousands of single faults, one after the other, and what becomes of training after each."""
+
+from typing import TYPE_CHECKING
+
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    from ._campaign import campaign as campaign
+    from .runner import Campaign as Campaign, Injection as Injection, NotDeterministic as NotDeterministic
+    from .outcomes import (
+        DETECTORS as DETECTORS,
+        OUTCOMES as OUTCOMES,
+        Observed as Observed,
+        classify as classify,
+        thresholds as thresholds,
+    )
+
+__getattr__, __dir__, __all__ = facade(__name__)

@@ -1,0 +1,60 @@
+"""`campaign`: single faults in anybody's training step, in one call."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sdc.program.selectors import arithmetic
+from sdc.program.site import Where
+
+from .runner import Campaign
+
+
+def campaign(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    state: Any,
+    batches: Sequence[Any],
+    *,
+    loss: Callable[[Any, Any], Any],
+    injections: int = 100,
+    where: Where = arithmetic,
+    faults: Sequence[str] = ("bitflip",),
+    follow: int = 5,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Injects single faults into a training step and classifies what becomes of training.
+
+    Args:
+        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace.
+        state: before the first step.
+        batches: one for each step of the clean run.
+        loss: `(state, metrics) -> loss`, of what the step returns.
+        injections: how many.
+        where: selects the sites; by default everything that computes floating-point numbers.
+        faults: kinds and patterns, see `parse_kind`.
+        follow: steps that are followed after the struck one.
+        seed: another seed, other injections.
+
+    Returns:
+        One row per injection: the site, what was changed there, and what `classify` says of it.
+
+    Raises:
+        ValueError: nothing is selected, or there are too few batches.
+        NotDeterministic: the clean run does not repeat itself.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> def step(w, x):
+        ...     value, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - 1.0) ** 2))(w)
+        ...     return w - 0.1 * gradient, value
+        >>> batches = [jnp.full((2, 3), 0.1 * n) for n in range(1, 9)]
+        >>> rows = sdc.campaign(step, jnp.zeros(3), batches, loss=lambda state, value: value, injections=20)
+        >>> len(rows), {row["outcome"] for row in rows} <= {"masked", "benign", "spike", "divergence", "nonfinite"}
+        (20, True)
+    """
+    if injections < 1:
+        raise ValueError(f"injections={injections}: expected at least 1")
+    runner = Campaign(
+        step, state, batches, observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where, faults=faults,
+        follow=follow, seed=seed,
+    )  # fmt: skip
+    return list(runner.run(range(injections)))

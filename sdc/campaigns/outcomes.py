@@ -1,0 +1,160 @@
+"""What became of training after a fault: outcome classes, detectors and latencies.
+
+A struck run is compared with the clean run of the same program, step by step. Its outcome is one of
+
+===========  =======================================================================================================
+outcome      meaning
+===========  =======================================================================================================
+not_reached  the struck operation was not executed: it lies in a branch that was not taken
+masked       after the struck step the state and what is observed are bit for bit those of the clean run
+benign       the state differs, but no loss exceeds the clean one by more than the share `SPIKE`
+spike        a loss exceeded the clean one by more than that, and the last one followed does not
+divergence   the last loss followed exceeds the clean one by more than that
+nonfinite    the loss, another observed number or the state became NaN or infinite
+===========  =======================================================================================================
+
+and is found, or not, by detectors that a training run can have without a clean twin beside it:
+
+===================  ===============================================================================================
+detector             fires when
+===================  ===============================================================================================
+fingerprint          the digest of the state differs from the recorded one (needs a golden trace)
+nonfinite            the loss, another observed number or the state is NaN or infinite
+loss_spike           the loss rises from one step to the next by more than twice the largest rise of the clean run,
+                     and by more than `LEAST_RISE` of the mean clean loss
+gradient_norm_spike  the gradient norm is, compared with the step before, larger by more than twice the largest
+                     factor of the clean run, and by more than `LEAST_FACTOR`
+history_bound        the optimizer's history exceeds a bound that no sound step can exceed, after He et al.,
+                     *Understanding and Mitigating Hardware Failures in Deep Learning Training Systems* (ISCA 2023)
+abft                 a checksum flags a row of a matrix product of the struck step (where products are checked)
+===================  ===============================================================================================
+
+The thresholds of the two spike detectors come from the clean run, so that they have no false alarm on it.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+SPIKE = 0.1
+"""Share of the clean loss by which a loss exceeds it in a spike."""
+VISIBLE = 1e-3
+"""Share of the clean loss by which a loss differs visibly from it."""
+LEAST_RISE = 0.05
+LEAST_FACTOR = 3.0
+OUTCOMES = ("not_reached", "masked", "benign", "spike", "divergence", "nonfinite")
+DETECTORS = ("fingerprint", "nonfinite", "loss_spike", "gradient_norm_spike", "history_bound")
+ABFT = "abft"
+
+
+class Observed(NamedTuple):
+    """One step of a run.
+
+    Attributes:
+        loss: of the step.
+        gradient_norm: of the step; None where it is not observed.
+        history: largest ratio of the optimizer's history to its bound; None where it is not observed.
+        finite: whether the state after the step and all of these are finite.
+        digest: of the state after the step, and of these.
+    """
+
+    loss: float
+    gradient_norm: float | None
+    history: float | None
+    finite: bool
+    digest: tuple[int, int]
+
+
+class Thresholds(NamedTuple):
+    """From which rise of the loss and which factor of the gradient norm on a detector fires."""
+
+    rise: float
+    factor: float
+
+
+def thresholds(clean: Sequence[Observed]) -> Thresholds:
+    """Calibrates the spike detectors on a clean run.
+
+    Example:
+        >>> from sdc.campaigns import Observed, thresholds
+        >>> thresholds([Observed(loss, 1.0, None, True, (0, 0)) for loss in (4.0, 3.0, 3.5, 2.5)])
+        Thresholds(rise=1.0, factor=3.0)
+    """
+    losses = [step.loss for step in clean]
+    norms = [step.gradient_norm for step in clean if step.gradient_norm is not None]
+    rises = [b - a for a, b in itertools.pairwise(losses)]
+    factors = [b / a for a, b in itertools.pairwise(norms) if a > 0]
+    least = LEAST_RISE * sum(map(abs, losses)) / max(len(losses), 1)
+    return Thresholds(max([least, *(2 * rise for rise in rises)]), max([LEAST_FACTOR, *(2 * f for f in factors)]))
+
+
+def decided(clean: Observed, struck: Observed, *, first: bool) -> bool:
+    """Whether the outcome is certain after a step: masked by it, or lost to NaN and infinity."""
+    return not struck.finite or (first and struck.digest == clean.digest)
+
+
+def classify(clean: Sequence[Observed], struck: Sequence[Observed], start: int, limits: Thresholds) -> dict[str, Any]:
+    """Outcome, detections and latencies of one struck run.
+
+    Args:
+        clean: the whole clean run.
+        struck: the struck step and those followed after it.
+        start: number of the struck step.
+        limits: see `thresholds`.
+
+    Returns:
+        `outcome`, `followed` (steps after the struck one), `peak_excess` and `last_excess` (share of the clean loss by
+        which the loss exceeds it; None where it is not finite), `detected` (by detector: steps from the fault to the
+        detection, or None), `visible_after` (steps until the loss differs visibly, or None).
+    """
+    same = clean[start : start + len(struck)]
+    excess = [_excess(a.loss, b.loss) for a, b in zip(same, struck, strict=True)]
+    finite = [value for value in excess if value is not None]
+    detected: dict[str, int | None] = dict.fromkeys(DETECTORS)
+    for latency, (a, b) in enumerate(zip(same, struck, strict=True)):
+        before = struck[latency - 1] if latency else clean[start - 1] if start else None
+        for name, fires in _fires(a, b, before, limits).items():
+            if fires and detected[name] is None:
+                detected[name] = latency
+    if struck[0].digest == same[0].digest:
+        outcome = "masked"
+    elif not all(step.finite for step in struck):
+        outcome = "nonfinite"
+    elif finite[-1] > SPIKE:
+        outcome = "divergence"
+    else:
+        outcome = "spike" if max(finite) > SPIKE else "benign"
+    visible = (latency for latency, value in enumerate(excess) if value is None or abs(value) > VISIBLE)
+    return {
+        "outcome": outcome,
+        "followed": len(struck) - 1,
+        "peak_excess": max(finite, default=None),
+        "last_excess": excess[-1],
+        "detected": detected,
+        "visible_after": next(visible, None),
+    }
+
+
+def _excess(clean: float, struck: float) -> float | None:
+    return (struck - clean) / max(abs(clean), 1e-30) if math.isfinite(struck) else None
+
+
+def _fires(clean: Observed, struck: Observed, before: Observed | None, limits: Thresholds) -> Mapping[str, bool]:
+    """Which detectors fire at a step; only the fingerprint knows the clean run."""
+    rise = struck.loss - before.loss if before is not None else 0.0
+    norm, earlier = struck.gradient_norm, before.gradient_norm if before is not None else None
+    return {
+        "fingerprint": struck.digest != clean.digest,
+        "nonfinite": not struck.finite,
+        # What is not finite is the affair of the detector above.
+        "loss_spike": math.isfinite(rise) and rise > limits.rise,
+        "gradient_norm_spike": (
+            norm is not None
+            and earlier is not None
+            and math.isfinite(norm)
+            and math.isfinite(earlier)
+            and norm > limits.factor * earlier
+        ),
+        "history_bound": struck.history is not None and struck.history > 1,
+    }

@@ -1,0 +1,367 @@
+"""Campaigns: thousands of single faults in a training step, and what becomes of training after each.
+
+The step is compiled once with a strike as data, and once as it is. The clean run is done once, and the state before
+each of its steps is kept. Every injection starts from the state just before its step, runs the struck step and then a
+few plain ones, and is compared with the clean run, until its outcome is certain. Bits are compared after the struck
+step only, with those of the same program without a strike; the steps that follow are those of the plain program, whose
+last bits are others, and of which only losses and norms are compared.
+
+Injections are spread evenly over sites, steps, iterations, devices, elements, kinds of faults and bits by a Kronecker
+sequence, so that the first n of a campaign are as evenly spread as all of it, and injection number i is the same in
+every campaign of the same seed: a campaign can be stopped and resumed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sdc.checksums.transform import abft as checked, accumulators
+from sdc.faults._strike import NUMBERS, Strike, no_strike, strike, strike_on
+from sdc.faults.changes import field_bits
+from sdc.faults.events import Events, Hits, corruptible
+from sdc.faults.kinds import BitFlip, StuckBit
+from sdc.faults.language import parse_kind
+from sdc.faults.patterns import Pattern
+from sdc.program.interpreter import sites
+from sdc.program.selectors import arithmetic, as_selector
+from sdc.program.site import Site, Where
+from sdc.twins.digests import tree_digest
+
+from .outcomes import ABFT, Observed, classify, decided, thresholds
+
+Observe = Callable[[Any, Any], Mapping[str, Any]]
+"""`(state, metrics) -> {"loss": ..., "gradient_norm": ..., "history": ...}`; the last two may be absent."""
+
+
+class Injection(NamedTuple):
+    """One injection of a campaign.
+
+    Attributes:
+        step: the struck step.
+        strike: what is struck, as data.
+        row: what the record says of it.
+    """
+
+    step: int
+    strike: Strike
+    row: dict[str, Any]
+
+
+class NotDeterministic(RuntimeError):
+    """The clean run does not repeat itself bit for bit, so that no difference from it would mean anything."""
+
+
+class Campaign:
+    """A campaign that is ready to run: compiled, with the clean run done.
+
+    Args:
+        observe: what is watched of each step, see `Observe`.
+        batch: injections that run at the same time, under `vmap`.
+        abft: whether the products of the struck step are checked by `sdc.abft`, as one more detector. Faults in
+            products are then those of their sums, before rounding.
+
+    For the other arguments see `campaign`.
+
+    Attributes:
+        sites: those that can be struck.
+        clean: the clean run, step by step.
+        limits: of the spike detectors.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any, Any], tuple[Any, Any]],
+        state: Any,
+        batches: Sequence[Any],
+        *,
+        observe: Observe,
+        where: Where = arithmetic,
+        faults: Sequence[str] = ("bitflip",),
+        follow: int = 5,
+        seed: int = 0,
+        batch: int = 1,
+        abft: bool = False,
+    ) -> None:
+        if follow < 0:
+            raise ValueError(f"follow={follow}: expected a number of steps from 0")
+        if len(batches) <= follow:
+            raise ValueError(
+                f"{len(batches)} steps leave none to strike when {follow} are followed; give more than {follow} steps"
+            )
+        if not faults:
+            raise ValueError("no kind of fault is given; give one, as in 'bitflip'")
+        self.faults = [(text, *parse_kind(text)) for text in faults]
+        self.batches, self.follow, self.seed, self.batch, self.abft = batches, follow, seed, batch, abft
+        step = accumulators(step) if abft else step
+        self.where = as_selector(where)
+        where = self.where & NUMBERS
+        self.sites = sites(step, state, batches[0], where=where)
+        self._check_faults()
+        struck = strike(step, where)
+
+        def observed(state: Any, metrics: Any) -> Any:
+            scalars = {name: jnp.asarray(value, jnp.float32) for name, value in observe(state, metrics).items()}
+            finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in _floats((state, scalars))]).all()
+            return scalars, finite, tree_digest((state, scalars))
+
+        def with_strike(strike: Strike, state: Any, batch: Any) -> Any:
+            flagged = jnp.uint32(0)
+            if abft:
+                ((state, metrics), events), flags = checked(struck)(strike, state, batch)
+                flagged += sum(jnp.sum(flag.flagged, dtype=jnp.uint32) for flag in flags.values())
+            else:
+                (state, metrics), events = struck(strike, state, batch)
+            return state, observed(state, metrics), (_total(events), flagged)
+
+        def plain(state: Any, batch: Any) -> Any:
+            state, metrics = step(state, batch)
+            return state, observed(state, metrics)
+
+        axes = sorted({axis for site in self.sites for axis, _ in site.mesh})
+        room = max(pattern.size(x.shape) for _, _, pattern in self.faults for site in self.sites for x in site.outputs)
+        self._room, self._axes = min(room, _largest(self.sites)), axes
+        self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
+        self._plain = jax.jit(plain if batch == 1 else jax.vmap(plain))
+        self.clean, self._states = self._clean_run(state)
+        self._unstruck = [self._run_unstruck(number) for number in range(len(batches) - follow)]
+        self.limits = thresholds(self.clean)
+        self._check_repeats()
+
+    def _check_faults(self) -> None:
+        """Every kind of fault must suit the numbers of every site, before hours are spent on the others."""
+        for dtype in {x.dtype for site in self.sites for x in site.outputs if _strikable(x)}:
+            for text, what, _ in self.faults:
+                try:
+                    what.change(jax.random.key(0), (), dtype, jnp.int32(0))
+                except ValueError as error:
+                    raise ValueError(
+                        f"fault {text!r} does not suit a selected site: {error}; or select fewer sites"
+                    ) from error
+
+    def plan(self, number: int) -> Injection:
+        """Injection `number` of the campaign."""
+        u = _kronecker(number, self.seed)
+        step = int(next(u) * (len(self.batches) - self.follow))
+        site = self.sites[int(next(u) * len(self.sites))]
+        text, what, pattern = self.faults[int(next(u) * len(self.faults))]
+        outputs = [output for output, x in enumerate(site.outputs) if _strikable(x)]
+        output = outputs[int(next(u) * len(outputs))]
+        shape, dtype = site.outputs[output].shape, site.outputs[output].dtype
+        bits: list[int] | None = None
+        place = next(u)
+        if isinstance(what, BitFlip | StuckBit):
+            choices = what.bits or field_bits(dtype, what.field)
+            if isinstance(what, StuckBit) or what.count == 1:
+                bits = [choices[int(place * len(choices))]]
+                what = dataclasses.replace(what, bits=tuple(bits), field=None)
+        # A `while` has no known length: its first iteration is struck.
+        iteration = tuple(int(next(u) * length) for length in site.trips)
+        device = {axis: int(next(u) * length) for axis, length in site.mesh}
+        element = int(next(u) * math.prod(shape))
+        key = jax.random.fold_in(jax.random.key(self.seed), number)
+        elements = _elements(pattern, element, shape)
+        struck = strike_on(
+            site, what, elements, iteration=iteration, device=device, output=output, key=key, room=self._room,
+            axes=self._axes,
+        )  # fmt: skip
+        innermost = site.loops == max(other.loops for other in self.sites)
+        row = {
+            "injection": number,
+            "site": site.name,
+            "operation": site.primitive,
+            "phase": self._phase(site),
+            "scope": site.scope,
+            "source": site.source,
+            "dtype": dtype.name,
+            "shape": list(shape),
+            "output": output,
+            "iteration": list(iteration),
+            "layer": iteration[-1] if iteration and innermost else None,
+            "device": device,
+            "step": step,
+            "fault": text,
+            "bits": bits,
+            "field": None if bits is None else _field(dtype, bits[0]),
+        }
+        return Injection(step, struck, row)
+
+    def _phase(self, site: Site) -> str:
+        """The direction; `update` for what a step does outside of its derivatives, `memory` for its own arrays."""
+        if site.direction in ("arg", "out"):
+            return "memory"
+        outside = site.direction == "fwd" and "jvp(" not in site.scope
+        return "update" if outside and any("jvp(" in other.scope for other in self.sites) else site.direction
+
+    def run(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """Runs injections and yields their rows, in order."""
+        group: list[Injection] = []
+        for number in numbers:
+            group.append(self.plan(number))
+            if len(group) == self.batch:
+                yield from self._run(group)
+                group = []
+        if group:
+            yield from self._run(group)
+
+    def _run(self, group: Sequence[Injection]) -> Iterator[dict[str, Any]]:
+        """Runs some injections at the same time, until the outcome of each is certain."""
+        members = [*group, *[group[-1]] * (self.batch - len(group))]
+        states, seen, happened = self._strike(
+            self._stack([member.strike for member in members]),
+            self._stack([self._states[member.step] for member in members]),
+            self._stack([self.batches[member.step] for member in members]),
+        )
+        observed = self._read(seen)
+        runs = [[observed[number]] for number in range(len(group))]
+        undecided = {
+            number
+            for number, member in enumerate(group)
+            if not decided(self._unstruck[member.step], observed[number], first=True)
+        }
+        for latency in range(1, self.follow + 1):
+            if not undecided:
+                break
+            states, seen = self._plain(states, self._stack([self.batches[member.step + latency] for member in members]))
+            observed = self._read(seen)
+            for number in sorted(undecided):
+                runs[number].append(observed[number])
+                clean = self.clean[members[number].step + latency]
+                if decided(clean, observed[number], first=False):
+                    undecided.remove(number)
+        happened = jax.device_get(happened)
+        for number, member in enumerate(group):
+            own = happened if self.batch == 1 else jax.tree.map(lambda x, number=number: x[number], happened)
+            yield self._row(member, runs[number], *own)
+
+    def _row(self, member: Injection, run: Sequence[Observed], events: Events, flagged: Any) -> dict[str, Any]:
+        clean = [*self.clean]
+        clean[member.step] = self._unstruck[member.step]
+        result = classify(clean, run, member.step, self.limits)
+        if self.abft:
+            result["detected"][ABFT] = 0 if int(flagged) else None
+        assert events.hits is not None
+        known = (events.hits.new != events.hits.old).any(-1)
+        first = {name: np.asarray(part)[known][:8] for name, part in events.hits._asdict().items()}
+        digits = 2 * np.dtype(member.row["dtype"]).itemsize
+        if not int(events.drawn):
+            result["outcome"] = "not_reached"
+        return {
+            **member.row,
+            "elements": [int(element) for element in first["element"]],
+            "changed": int(events.changed),
+            "old": [_hexadecimal(words, digits) for words in first["old"]],
+            "new": [_hexadecimal(words, digits) for words in first["new"]],
+            **result,
+        }
+
+    def _clean_run(self, state: Any) -> tuple[list[Observed], list[Any]]:
+        clean, states = [], []
+        for number in range(len(self.batches)):
+            states.append(state)
+            state, observed = self._run_plain(number, state)
+            clean.append(observed)
+        return clean, states
+
+    def _run_plain(self, number: int, state: Any) -> tuple[Any, Observed]:
+        many, seen = self._plain(self._stack([state] * self.batch), self._stack([self.batches[number]] * self.batch))
+        return many if self.batch == 1 else jax.tree.map(lambda x: x[0], many), self._read(seen)[0]
+
+    def _run_unstruck(self, number: int) -> Observed:
+        """A step of the program that can be struck, without a strike."""
+        nothing = no_strike(room=self._room, axes=self._axes)
+        arguments = nothing, self._states[number], self.batches[number]
+        return self._read(self._strike(*(self._stack([part] * self.batch) for part in arguments))[1])[0]
+
+    def _check_repeats(self) -> None:
+        """Clean steps, done once more from their stored states, must give the same bits."""
+        last = len(self._unstruck) - 1
+        again = [self._run_plain(0, self._states[0])[1], *(self._run_unstruck(number) for number in {0, last})]
+        for before, now in zip([self.clean[0], *(self._unstruck[number] for number in {0, last})], again, strict=True):
+            if before.digest != now.digest:
+                raise NotDeterministic(
+                    "a step of the clean run gave other bits when it was repeated: the program is not deterministic "
+                    "here, or this machine corrupts data; run sdc twin on it"
+                )
+
+    def _stack(self, trees: Sequence[Any]) -> Any:
+        if self.batch == 1:
+            return trees[0]
+        return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
+
+    def _read(self, seen: Any) -> list[Observed]:
+        """What was observed of each member of a batch."""
+        scalars, finite, digest = jax.device_get(seen)
+        if self.batch == 1:
+            scalars, finite, digest = jax.tree.map(lambda x: np.asarray(x)[None], (scalars, finite, digest))
+        return [
+            Observed(
+                loss=float(scalars["loss"][number]),
+                gradient_norm=float(scalars["gradient_norm"][number]) if "gradient_norm" in scalars else None,
+                history=float(scalars["history"][number]) if "history" in scalars else None,
+                finite=bool(finite[number]),
+                digest=(int(digest[number][0]), int(digest[number][1])),
+            )
+            for number in range(self.batch)
+        ]
+
+
+def _kronecker(number: int, seed: int) -> Iterator[float]:
+    """The coordinates of a point of a Kronecker sequence, shifted at random: frac(number * a_d + shift_d).
+
+    The multiples of each coordinate's irrational a_d fill the interval evenly; a_d is the root of a prime.
+    """
+    shifts = np.random.default_rng(seed)
+    for prime in PRIMES:
+        yield float((number * math.sqrt(prime) + shifts.random()) % 1.0)
+
+
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+
+
+def _elements(pattern: Pattern, element: int, shape: tuple[int, ...]) -> list[int]:
+    """The elements of a pattern that starts at one."""
+    size = math.prod(shape)
+    found = np.asarray(pattern.positions(jnp.asarray([element], jnp.int32), shape))[0]
+    return [int(index) for index in found if index < size]
+
+
+def _strikable(x: Any) -> bool:
+    return corruptible(x) and math.prod(x.shape) > 0
+
+
+def _largest(sites: Sequence[Site]) -> int:
+    return max(math.prod(x.shape) for site in sites for x in site.outputs)
+
+
+def _field(dtype: Any, bit: int) -> str | None:
+    for field in ("sign", "exponent", "mantissa"):
+        try:
+            if bit in field_bits(dtype, field):
+                return field
+        except ValueError:
+            continue
+    return None
+
+
+def _floats(tree: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)]
+
+
+def _total(events: Any) -> Events:
+    """The events of all sites, iterations and devices as those of one: a strike hits one place."""
+
+    def total(leaves: Sequence[Any], trailing: int) -> Any:
+        return sum(leaf.sum(tuple(range(leaf.ndim - trailing)), dtype=leaf.dtype) for leaf in leaves)
+
+    every = list(events.values())
+    hits = [total([event.hits[number] for event in every], trailing) for number, trailing in enumerate((1, 1, 2, 2))]
+    return Events(total([event.drawn for event in every], 0), total([event.changed for event in every], 0), Hits(*hits))
+
+
+def _hexadecimal(words: Any, digits: int) -> str:
+    return f"{(int(words[1]) << 32) | int(words[0]):0{digits}x}"

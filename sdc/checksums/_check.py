@@ -1,0 +1,344 @@
+"""Checks one product: judges its rows, recomputes what looks wrong, and says what it found."""
+
+import dataclasses
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
+
+from sdc.bits import as_bits, select
+from sdc.program.axes import varying
+
+from .products import Dot, Product
+from .roundoff import EXACT, Arithmetic, Units, work_type
+from .schemes import Expected, Factors, Scheme, SchemeName, make_scheme
+
+Mode: TypeAlias = Literal["detect", "locate", "correct"]
+PLACES = 8
+"""Wrong elements that are returned one by one."""
+LARGEST = 2**31 - 1
+"""Elements are counted by 32-bit integers."""
+
+
+class Places(NamedTuple):
+    """The first wrong elements of a product; rows beyond `found` are zero.
+
+    Attributes:
+        found: wrong elements: flagged rows crossed with flagged columns, less those that recomputation gave again.
+        element: flat index in the product, row-major.
+        error: how far the element is off, as recomputed; 0 where recomputation gave the same.
+    """
+
+    found: UInt32[Array, "*site"]
+    element: UInt32[Array, "*site places"]
+    error: Float32[Array, "*site places"]
+
+
+class Flags(NamedTuple):
+    """What the check of a product found. All zeros: nothing was checked.
+
+    Attributes:
+        checked: rows that were judged.
+        examined: rows that the first tier passed on to the second, or to recomputation.
+        flagged: rows that the scheme finds wrong, less those that come out the same when computed again and are off by
+            no more than long sums can lose.
+        confirmed: flagged rows that are right when computed again: the hardware erred, and not the bound. Those that
+            are flagged and not confirmed repeat themselves: a permanent fault, which another device has to judge, or a
+            false alarm.
+        corrected: rows replaced by what was computed again.
+        nonfinite: rows of infinite or undefined *inputs*, which nothing can be said of; they are not among `checked`.
+        margin: largest |r| / bound of a judged row, in the scheme's last tier that saw it; infinite where a sum
+            overflowed.
+        places: the first wrong elements, in the modes `locate` and `correct`, else None.
+    """
+
+    checked: UInt32[Array, "*site"]
+    examined: UInt32[Array, "*site"]
+    flagged: UInt32[Array, "*site"]
+    confirmed: UInt32[Array, "*site"]
+    corrected: UInt32[Array, "*site"]
+    nonfinite: UInt32[Array, "*site"]
+    margin: Float32[Array, "*site"]
+    places: Places | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How products are checked.
+
+    Attributes:
+        mode: `detect` flags rows, `locate` names wrong elements too, `correct` replaces wrong rows as well.
+        scheme: see `schemes`.
+        arithmetic: of the device.
+        tier: tier that rows are judged by at first.
+        fused: whether the fused kernel computes the products that it fits.
+    """
+
+    mode: Mode = "detect"
+    scheme: SchemeName = "two-tier"
+    arithmetic: Arithmetic = EXACT
+    tier: int = 1
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode={self.mode!r} is unknown; expected one of {', '.join(get_args(Mode))}")
+        if self.mode != "detect" and not make_scheme(self.scheme, jnp.float32, jnp.float32).locates:
+            raise ValueError(
+                f"mode={self.mode!r} needs to know which rows are wrong, but scheme={self.scheme!r} judges a product "
+                "as a whole; choose mode='detect', or another scheme"
+            )
+
+
+class Operands(NamedTuple):
+    """What a check is given.
+
+    Attributes:
+        a: first factor.
+        b: second factor.
+        c: their product, as it was computed.
+        carried: see `schemes.Factors`.
+        checksum: likewise.
+        totals: likewise.
+    """
+
+    a: Shaped[Array, "*a"]
+    b: Shaped[Array, "*b"]
+    c: Shaped[Array, "*c"]
+    carried: Float[Array, "*rows"] | None = None
+    checksum: Float[Array, "*folded"] | None = None
+    totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
+
+
+def check(product: Product, settings: Settings, operands: Operands) -> tuple[Shaped[Array, "*c"], Flags]:
+    """Checks a product.
+
+    Args:
+        product: how `c` follows from `a` and `b`; evaluated again where rows are flagged.
+        settings: how to check.
+        operands: the factors, and the product as it came out.
+
+    Returns:
+        The product (in mode `correct` with wrong rows replaced), and what was found.
+
+    Raises:
+        ValueError: the round-off of a type is not known, or a setting.
+    """
+    work_type(operands.a.dtype, operands.b.dtype, operands.c.dtype)
+    if 0 in (operands.a.size, operands.b.size, operands.c.size):
+        return operands.c, no_flags(settings)
+    return _mapped(product, settings, 0)(operands)
+
+
+def no_flags(settings: Settings) -> Flags:
+    """Flags of a product without elements: nothing was checked."""
+    none = jnp.uint32(0)
+    places = Places(none, jnp.zeros(PLACES, jnp.uint32), jnp.zeros(PLACES, jnp.float32))
+    return Flags(none, none, none, none, none, none, jnp.float32(0), None if settings.mode == "detect" else places)
+
+
+def merge_flags(total: Flags, new: Flags) -> Flags:
+    """Flags of two checks together; zeros are neutral."""
+    places = total.places
+    if places is not None and new.places is not None:
+        at = jnp.minimum(places.found, PLACES).astype(jnp.int32) + jnp.arange(PLACES, dtype=jnp.int32)
+        places = Places(
+            places.found + new.places.found,
+            places.element.at[at].add(new.places.element, mode="drop"),
+            places.error.at[at].add(new.places.error, mode="drop"),
+        )
+    return Flags(
+        total.checked + new.checked,
+        total.examined + new.examined,
+        total.flagged + new.flagged,
+        total.confirmed + new.confirmed,
+        total.corrected + new.corrected,
+        total.nonfinite + new.nonfinite,
+        jnp.maximum(total.margin, new.margin),
+        places,
+    )
+
+
+def _mapped(product: Product, settings: Settings, axes: int) -> Any:
+    """The check, with `axes` leading axes of the product kept apart in the flags.
+
+    Under `vmap` a branch becomes a choice between two values, both computed, and recomputing costs and proves nothing.
+    So `vmap` adds an axis to the product instead.
+    """
+
+    @custom_vmap
+    def checked(operands: Operands) -> tuple[Any, Flags]:
+        return _check(product, settings, axes, operands)
+
+    @checked.def_vmap
+    def _(size: int, batched: Any, operands: Operands) -> Any:
+        def whole(is_batched: bool, x: Any) -> Any:
+            return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+
+        operands = jax.tree.map(whole, batched[0], operands)
+        if isinstance(product, Dot):
+            out = _mapped(product.mapped(), settings, axes + 1)(operands)
+        else:
+            out = lax.map(_mapped(product, settings, axes), operands)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return checked
+
+
+def _check(product: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
+    c = given.c
+    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
+    margins = row_margins(product, settings, given, expect(product, settings, given, min(settings.tier, scheme.tiers)))
+    kept = tuple(range(axes, margins.ndim))
+
+    def largest(margins: Float[Array, "*rows"]) -> Float32[Array, "*kept"]:
+        return jnp.max(margins, axis=kept).astype(jnp.float32)
+
+    def any_above(largest: Float32[Array, "*kept"]) -> Bool[Array, ""]:
+        return ~(jnp.max(largest) <= 1)
+
+    none = jnp.zeros(margins.shape[:axes], jnp.uint32)
+    judged = jnp.full(none.shape, math.prod(margins.shape[axes:]), jnp.uint32)
+    nowhere = None
+    if settings.mode != "detect":
+        nowhere = Places(none, *(jnp.zeros((*none.shape, PLACES), dtype) for dtype in (jnp.uint32, jnp.float32)))
+    most = largest(margins)
+
+    def clean(_: Operands) -> tuple[Any, Flags]:
+        return c, varying(Flags(judged, none, none, none, none, none, most, nowhere))
+
+    def examine(given: Operands) -> tuple[Any, Flags]:
+        usable = jnp.broadcast_to(product.finite(given.a, given.b), margins.shape)
+        suspicious = ~(margins <= 1)
+        # Nothing of the first tier is used again: it may be the check that went wrong.
+        expected = expect(product, settings, given._replace(checksum=None), scheme.tiers)
+        last = row_margins(product, settings, given._replace(totals=None), expected)
+        last = jnp.where(usable, jnp.where(suspicious, last, margins), 0.0)
+        most, (examined, nonfinite) = largest(last), _count(kept, suspicious & usable, ~usable)
+        found = Flags(judged - nonfinite, examined, none, none, none, nonfinite, most, nowhere)
+
+        def recompute(given: Operands) -> tuple[Any, Flags]:
+            return _recompute(product, settings, axes, given, expected, last, found)
+
+        return lax.cond(any_above(most), recompute, lambda given: (given.c, varying(found)), given)
+
+    return lax.cond(any_above(most), examine, clean, given)
+
+
+def _recompute(
+    product: Product,
+    settings: Settings,
+    axes: int,
+    given: Operands,
+    expected: Expected,
+    margins: Float[Array, "*rows"],
+    found: Flags,
+) -> tuple[Any, Flags]:
+    """Computes a product again of which rows have margins above 1, to tell errors from what repeats itself."""
+    c = given.c
+    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
+    full = product(given.a, given.b)
+    # XLA would leave out a rounding between this and the sums of its rows.
+    recomputed = lax.optimization_barrier(full.astype(c.dtype))
+    carried = None if given.carried is None else rounded_off(product, scheme, given[:2], full, recomputed)
+    again = row_margins(product, settings, Operands(given.a, given.b, recomputed, carried), expected)
+    # Long sums can lose terms that are each too small, always in the same direction: what comes out the same when
+    # computed again is rounding as long as such losses explain it.
+    differ = as_bits(recomputed) != as_bits(c)
+    ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
+    same = product.total(differ.astype(jnp.float32), ones, 1)[..., 0] == 0
+    lenience = scheme.lenience(product, given.a, given.b, settings.arithmetic.kappa)
+    confirmed = ~(margins <= 1) & ((again <= 1) | (~same & (again * lenience <= 1)))
+    margins = jnp.where(same & (margins * lenience <= 1), margins * lenience, margins)
+    flagged = ~(margins <= 1)
+    kept = tuple(range(axes, margins.ndim))
+    counts = _count(kept, flagged, confirmed)
+    most = jnp.max(margins, axis=kept).astype(jnp.float32)
+    found = found._replace(flagged=counts[0], confirmed=counts[1], margin=most)
+    if settings.mode == "detect":
+        return c, varying(found)
+    columns = _wrong_columns(product, settings, given)
+    # The fused kernel rounds in another way than the second product.
+    changed = differ & columns if settings.fused else differ
+    wrong = product.spread(flagged, c) & jnp.where(product.spread(confirmed, c), changed, columns)
+    found = found._replace(places=_places(wrong, recomputed, c, axes))
+    if settings.mode == "locate":
+        return c, varying(found)
+    mended = select(jnp.broadcast_to(product.spread(confirmed, c), c.shape), recomputed, c)
+    return mended, varying(found._replace(corrected=found.confirmed))
+
+
+def expect(product: Product, settings: Settings, given: Operands, tier: int) -> Expected:
+    """What the rows must be, for a tier of the scheme; a scheme of one tier has it for its second too."""
+    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
+    return scheme.expect(product, _factors(product, settings, given), tier)
+
+
+def row_margins(product: Product, settings: Settings, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
+    """`|r| / bound` of every row."""
+    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
+    return scheme.margin(product, _factors(product, settings, given), expected)
+
+
+def _factors(product: Product, settings: Settings, given: Operands) -> Factors:
+    types = given.a.dtype, given.b.dtype, given.c.dtype
+    units = Units.of(*types, settings.arithmetic, exact=product.exact)
+    a, b, c = (x.astype(work_type(*types)) for x in given[:3])
+    return Factors(a, b, c, units, *given[3:])
+
+
+def rounded_off(
+    product: Product, scheme: Scheme, factors: tuple[Any, Any], full: Float[Array, "*c"], rounded: Shaped[Array, "*c"]
+) -> Float[Array, "*rows"]:
+    """The weighted sum of what rounding took from each row: what the scheme `residual` carries along."""
+    lost = full - rounded.astype(full.dtype)
+    width = product.width(*factors)
+    return product.total(lost, scheme.weights(width, lost.dtype), 1)[..., 0]
+
+
+def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Bool[Array, "*#c"]:
+    """The columns that the first tier finds wrong, in the axes of the product; all where none is, or none is known.
+
+    Where terms cancel, it names columns too many.
+    """
+    if not isinstance(product, Dot):
+        return jnp.ones([1] * given.c.ndim, jnp.bool_)
+    turned, columns = product.columns(), Operands(given.b, given.a, product.transposed(given.c))
+    flagged = ~(row_margins(turned, settings, columns, expect(turned, settings, columns, 1)) <= 1)
+    batch = len(product.dimensions[1][0])
+    flagged |= ~jnp.any(flagged, axis=tuple(range(batch, flagged.ndim)), keepdims=True)
+    rows = product.axes[0] - len(product.dimensions[0][0]) - batch
+    return flagged.reshape(*flagged.shape[:batch], *[1] * rows, *flagged.shape[batch:])
+
+
+def _places(wrong: Bool[Array, "*c"], recomputed: Shaped[Array, "*c"], c: Shaped[Array, "*c"], axes: int) -> Places:
+    """The first wrong elements, for each index of the leading axes that are kept apart."""
+    if c.size >= LARGEST:
+        raise ValueError(
+            f"a product of {c.size:,} elements on one device is too large to name elements in (fewer than "
+            f"{LARGEST:,}); choose mode='detect', or shard it"
+        )
+
+    kept, number = c.shape[:axes], math.prod(c.shape[axes:])
+
+    def flat(x: Any) -> Any:
+        return jnp.broadcast_to(x, c.shape).reshape(*kept, number).astype(jnp.float32)
+
+    work = work_type(c.dtype)
+    off = flat(c.astype(work) - recomputed.astype(work))
+    # Of equal values, the first ones come first.
+    known, at = lax.top_k(flat(wrong), min(PLACES, number))
+    error = jnp.where(known > 0, jnp.take_along_axis(off, at, axis=-1), 0.0)
+    element = jnp.where(known > 0, at, 0).astype(jnp.uint32)
+    missing = [(0, 0)] * axes + [(0, PLACES - at.shape[-1])]
+    total = jnp.sum(jnp.broadcast_to(wrong, c.shape), axis=tuple(range(axes, c.ndim)), dtype=jnp.uint32)
+    return Places(total, jnp.pad(element, missing), jnp.pad(error, missing))
+
+
+def _count(axes: tuple[int, ...], *rows: Bool[Array, "*rows"]) -> UInt32[Array, "counts *kept"]:
+    """Numbers of rows of several kinds."""
+    return jnp.sum(jnp.stack(rows), axis=tuple(axis + 1 for axis in axes), dtype=jnp.uint32)

@@ -1,0 +1,230 @@
+"""Checked products for single layers, and `collect`, which brings their flags out of a step."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+from jaxtyping import Array, Float, Shaped
+
+from sdc.program.interpreter import required
+from sdc.program.reports import Place, Reports, Values
+from sdc.program.selectors import primitive
+
+from ._check import Flags, Mode, Settings, check, merge_flags
+from .kernel import multiply
+from .products import Dimensions, Dot
+from .profile import Profile
+from .roundoff import unit, work_type
+from .schemes import SchemeName, checksum as fold, make_scheme
+from .transform import Output, abft, carried, check_output
+
+# Identity on a product, with the flags of its check beside it: they live as long as the product is used.
+checked_product_p = Primitive("checked_product")
+checked_product_p.def_impl(lambda out, *flags, structure: out)
+checked_product_p.def_abstract_eval(lambda out, *flags, structure: out)
+mlir.register_lowering(checked_product_p, lambda ctx, out, *flags, structure: [out])
+
+
+def _batch(values: Any, axes: Any, *, structure: Any) -> Any:
+    """Under `vmap` flags are merged over the mapped axis: they are of the one product that it becomes."""
+    out, *flags = values
+    if any(axis is not None for axis in axes[1:]):
+        size = next(x.shape[axis] for x, axis in zip(values, axes, strict=True) if axis is not None)
+        rows = [
+            jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+            for x, axis in zip(flags, axes[1:], strict=True)
+        ]
+        rows = jax.tree.unflatten(structure, rows)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), rows)
+        flags = jax.tree.leaves(lax.scan(lambda total, new: (merge_flags(total, new), None), zeros, rows)[0])
+    return checked_product_p.bind(out, *flags, structure=structure), axes[0]
+
+
+batching.primitive_batchers[checked_product_p] = _batch
+
+
+def _carry(out: Any, flags: Flags) -> Any:
+    leaves, structure = jax.tree.flatten(flags)
+    return checked_product_p.bind(out, *leaves, structure=structure)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """Everything that decides how a layer's product is computed and checked."""
+
+    product: Dot
+    settings: Settings
+    output: Output
+    profile: Profile = dataclasses.field(compare=False)
+
+
+def dot_general(
+    lhs: Shaped[Array, "*lhs"],
+    rhs: Shaped[Array, "*rhs"],
+    dimension_numbers: Dimensions,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
+    mode: Mode = "detect",
+    output: Output = "float32 accumulator",
+    scheme: SchemeName = "two-tier",
+    profile: Profile | None = None,
+    checksum: Float[Array, "*folded"] | None = None,
+) -> Shaped[Array, "*out"]:
+    """`lax.dot_general`, checked; so are the two products of its backward pass.
+
+    It fits wherever Flax takes a `dot_general`, as in
+    `nnx.Linear(4, 8, dot_general=sdc.checksums.dot_general, rngs=rngs)`; bind other settings with `functools.partial`.
+    The flags come out of the step through `sdc.checksums.collect`; without it products are corrected
+    (`mode="correct"`), but nobody is told.
+
+    Args:
+        lhs: first factor.
+        rhs: second factor, for instance a weight.
+        dimension_numbers: as of `lax.dot_general`.
+        precision: likewise.
+        preferred_element_type: likewise.
+        out_sharding: likewise.
+        mode: see `sdc.abft`.
+        output: likewise.
+        scheme: likewise.
+        profile: likewise.
+        checksum: of `rhs`, where it is known (see `checksum`): weights need a new one only after an optimizer step.
+
+    Returns:
+        The product. It can be differentiated in reverse mode.
+
+    Raises:
+        ValueError: see `sdc.abft`; or `checksum` is not that of an array like `rhs`.
+
+    Example:
+        >>> import jax.numpy as jnp, sdc
+        >>> x, w = jnp.ones((4, 8)), jnp.ones((8, 2))
+        >>> layer = lambda x, w: sdc.checksums.dot_general(x, w, (((1,), (0,)), ((), ())))
+        >>> out, flags = sdc.checksums.collect(layer)(x, w)
+        >>> out.shape, int(flags["fwd/checked_product"].checked)
+        ((4, 2), 4)
+    """
+    check_output(output)
+    lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
+    dimensions: Dimensions = (
+        (tuple(lhs_contracted), tuple(rhs_contracted)),
+        (tuple(lhs_batch), tuple(rhs_batch)),
+    )
+    dtype = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
+    product = Dot(dimensions, (lhs.ndim, rhs.ndim), precision, dtype, out_sharding)
+    profile = Profile.given(profile)
+    if checksum is not None:
+        wanted = jax.eval_shape(lambda rhs: _folded(rhs, dimensions, scheme), rhs)
+        if (checksum.shape, checksum.dtype) != (wanted.shape, wanted.dtype):
+            raise ValueError(
+                f"checksum of shape {checksum.shape} and type {checksum.dtype}, but rhs {rhs.shape} has one of "
+                f"{wanted.shape} and {wanted.dtype}; compute it with sdc.checksums.checksum(rhs, dimension_numbers, "
+                f"scheme={scheme!r})"
+            )
+    settings = profile.settings(Settings(mode, scheme), "")
+    return _product(_Layer(product, settings, output, profile), lhs, rhs, checksum)
+
+
+def checksum(
+    rhs: Shaped[Array, "*rhs"], dimension_numbers: Dimensions, *, scheme: SchemeName = "two-tier"
+) -> Float[Array, "*folded"]:
+    """The checksum of a second factor, to be computed once for many products with it.
+
+    Example:
+        >>> import jax.numpy as jnp, sdc
+        >>> dimensions = (((1,), (0,)), ((), ()))
+        >>> sdc.checksums.checksum(jnp.ones((8, 2)), dimensions).shape
+        (8, 1)
+    """
+    return _folded(rhs, dimension_numbers, scheme)
+
+
+def _folded(rhs: Any, dimension_numbers: Dimensions, scheme: SchemeName) -> Any:
+    (lhs_contracted, _), (lhs_batch, _) = dimension_numbers
+    product = Dot(dimension_numbers, (len(lhs_contracted) + len(lhs_batch), rhs.ndim))
+    wide = rhs.astype(work_type(rhs.dtype))
+    return fold(make_scheme(scheme, rhs.dtype, rhs.dtype), product, wide, product.width(None, rhs))
+
+
+def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) -> Shaped[Array, "..."]:
+    """`jnp.einsum` with every product checked; its own keywords, and `mode`, `output`, `scheme`, `profile` of
+    `dot_general`.
+
+    Example:
+        >>> import jax.numpy as jnp, sdc
+        >>> sdc.checksums.einsum("bij,bjk->bik", jnp.ones((2, 3, 4)), jnp.ones((2, 4, 5))).shape
+        (2, 3, 5)
+    """
+    own = {name: settings.pop(name) for name in ("mode", "output", "scheme", "profile") if name in settings}
+    product = functools.partial(dot_general, **own)
+    out: Array = jnp.einsum(subscripts, *operands, _dot_general=product, **settings)
+    return out
+
+
+def collect(step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step whose layers check their own products: it returns their flags too.
+
+    Args:
+        step: any function that JAX can trace, typically one that differentiates a model.
+
+    Returns:
+        A function that returns `(out, flags)`, `Flags` for each product, `fwd`, `remat` or `bwd`.
+
+    Raises:
+        ValueError: the step has no checked product.
+    """
+    return required(step, primitive(checked_product_p.name), _Collect())
+
+
+class _Collect:
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Flags]:
+        flags: Flags = jax.tree.unflatten(place.params["structure"], inputs[1:])
+        return bind(*inputs), flags
+
+    def merge(self, total: Flags, new: Flags) -> Flags:
+        return merge_flags(total, new)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(layer: _Layer, a: Any, b: Any, folded: Any) -> Any:
+    dtype = jax.eval_shape(layer.product, a, b).dtype
+    work = work_type(a.dtype, b.dtype, dtype)
+    narrow = unit(dtype) > unit(work)
+    if narrow and layer.settings.scheme == "residual":
+        return _carry(*carried(layer.product, layer.settings, a, b, dtype))
+    product = layer.product
+    if narrow and layer.output == "float32 accumulator":
+        product = product.returning(work)
+    operands = multiply(product, layer.settings, a, b)._replace(checksum=folded)
+    c, flags = check(product, layer.settings, operands)
+    return _carry(c.astype(dtype), flags)
+
+
+def _forward(layer: _Layer, a: Any, b: Any, folded: Any) -> Any:
+    return _product(layer, a, b, folded), (a, b)
+
+
+def _backward(layer: _Layer, factors: Any, cotangent: Any) -> Any:
+    settings, merged = layer.settings, []
+    for number in (0, 1):
+
+        def pull(cotangent: Any, number: int = number) -> Any:
+            return jax.vjp(layer.product, *factors)[1](cotangent)[number]
+
+        transposed, flags = abft(
+            pull, mode=settings.mode, output=layer.output, scheme=settings.scheme, profile=layer.profile
+        )(cotangent)
+        merged.append(_carry(transposed, functools.reduce(merge_flags, flags.values())))
+    return *merged, None
+
+
+_product.defvjp(_forward, _backward)

@@ -1,0 +1,172 @@
+"""`abft`: checksums for every matrix product of a step, forward and backward."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sdc.program.interpreter import required, substitute
+from sdc.program.marks import HIDDEN
+from sdc.program.reports import Place, Reports, Values
+from sdc.program.selectors import PRODUCTS, as_selector, primitive, products as all_products
+from sdc.program.site import Where
+
+from ._check import Flags, Mode, Operands, Settings, check, merge_flags, rounded_off
+from .kernel import multiply
+from .products import Conv, Dot, Product
+from .profile import Profile
+from .roundoff import known, unit, work_type
+from .schemes import SchemeName, make_scheme
+
+Output: TypeAlias = Literal["float32 accumulator", "as is"]
+
+
+def abft(
+    step: Callable[..., Any],
+    where: Where | str = all_products,
+    *,
+    mode: Mode = "detect",
+    output: Output = "float32 accumulator",
+    scheme: SchemeName = "two-tier",
+    profile: Profile | None = None,
+) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step: its matrix products are checked by checksums (algorithm-based fault tolerance).
+
+    The check compares weighted sums over the rows of each product with what they must be (Huang and Abraham 1984), and
+    costs a few percent. What looks wrong is computed again inside a branch, which a healthy run does not enter. To
+    simulate faults of the hardware, put them in the accumulators, before the rounding:
+    `sdc.abft(sdc.inject(sdc.checksums.accumulators(step), faults))`.
+
+    Args:
+        step: any function that JAX can trace; it is transformed after differentiation, so that the backward pass is
+            checked too.
+        where: selects the products; by default all matrix products and convolutions of real numbers.
+        mode: `"detect"` flags rows, `"locate"` names wrong elements too, `"correct"` replaces wrong rows as well.
+        output: `"float32 accumulator"` makes products of narrow types return their sums unrounded, checks those, and
+            rounds then: errors near the rounding of float32 are found. `"as is"` leaves the products alone, and finds
+            in bfloat16 what exceeds 0.4 to 0.9 of a row's root mean square.
+        scheme: see `schemes`.
+        profile: what was measured on the device; by default what is assumed of the platform.
+
+    Returns:
+        A function that returns `(out, flags)`, `Flags` for each product.
+
+    Raises:
+        ValueError: a setting is unknown, nothing is selected, or the round-off of a product's type is not known.
+        TypeError: `profile` is no `Profile`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> w, x = jnp.ones((8, 4)) / 3, jnp.ones((16, 8))
+        >>> out, flags = sdc.abft(lambda w, x: x @ w)(w, x)
+        >>> int(flags["fwd/dot_general"].checked), int(flags["fwd/dot_general"].flagged)
+        (16, 0)
+    """
+    check_output(output)
+    make_scheme(scheme, jnp.float32, jnp.float32)
+    rule = _Abft(Settings(mode, scheme), Profile.given(profile))
+    selector = as_selector(where) & primitive(*PRODUCTS)
+    # A carried residual is for outputs that are rounded.
+    wide = output == "float32 accumulator" and scheme != "residual"
+    return required(accumulators(step, selector) if wide else step, selector, rule)
+
+
+def check_output(output: str) -> None:
+    """Raises a ValueError if there is no such output."""
+    if output not in get_args(Output):
+        raise ValueError(f"output={output!r} is unknown; expected one of {', '.join(map(repr, get_args(Output)))}")
+
+
+def accumulators(step: Callable[..., Any], where: Where | str = all_products) -> Callable[..., Any]:
+    """Transforms a step: products of narrow types return their sums in float32, which are rounded afterwards.
+
+    The products are sites of float32 then: what `inject` does to them is done to the accumulators of the hardware.
+
+    Args:
+        step: any function that JAX can trace.
+        where: selects the products.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> x = jnp.ones((4, 4), jnp.bfloat16)
+        >>> step = sdc.checksums.accumulators(lambda x: x @ x)
+        >>> step(x).dtype.name, [site.outputs[0].dtype.name for site in sdc.sites(step, x, where="products")]
+        ('bfloat16', ['float32'])
+    """
+
+    def widen(primitive: Any, params: Mapping[str, Any], inputs: Values) -> Values | None:
+        def bind(*inputs: Any, **changed: Any) -> Any:
+            return primitive.bind(*inputs, **{**params, **changed})
+
+        dtype = jax.eval_shape(bind, *inputs).dtype
+        if not all(map(known, (dtype, *(x.dtype for x in inputs)))):
+            return None
+        work = work_type(dtype, *(x.dtype for x in inputs))
+        if unit(dtype) <= unit(work):
+            return None
+        # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
+        full = bind(*lax.optimization_barrier(inputs), preferred_element_type=jnp.dtype(work))
+        with jax.named_scope(HIDDEN):
+            return [lax.convert_element_type(full, dtype)]
+
+    return substitute(step, as_selector(where) & primitive(*PRODUCTS), widen)
+
+
+def product_of(kind: str, params: Mapping[str, Any], a: Any, b: Any) -> Product:
+    """The product that an equation computes."""
+    if kind == "dot_general":
+        return Dot(
+            params["dimension_numbers"],
+            (a.ndim, b.ndim),
+            params["precision"],
+            params["preferred_element_type"],
+            params.get("out_sharding"),
+        )
+    kept = {name: value for name, value in params.items() if name in _CONVOLUTION}
+    return Conv(tuple(kept.items()), params["preferred_element_type"])
+
+
+_CONVOLUTION = (
+    "window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers", "feature_group_count",
+    "batch_group_count", "precision",
+)  # fmt: skip
+
+
+class _Abft:
+    def __init__(self, settings: Settings, profile: Profile) -> None:
+        self.settings, self.profile = settings, profile
+
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Flags]:
+        a, b = inputs
+        product = product_of(place.site.primitive, place.params, a, b)
+        settings = self.profile.settings(self.settings, place.site.name)
+        if settings.scheme == "residual" and unit(place.site.outputs[0].dtype) > unit(work_type(a.dtype, b.dtype)):
+            if place.marked:
+                raise ValueError(
+                    f"site {place.site.name!r}: scheme='residual' has to see the sums before they are rounded, but "
+                    "another transformation has changed the product; put sdc.abft inside it, or choose another scheme"
+                )
+            out, flags = carried(product, settings, a, b, place.site.outputs[0].dtype)
+            return [out], flags
+        if place.marked:
+            operands = Operands(*lax.optimization_barrier((a, b, *bind(a, b))))
+        else:
+            operands = multiply(product, settings, a, b)
+        out, flags = check(product, settings, operands)
+        return [out], flags
+
+    def merge(self, total: Flags, new: Flags) -> Flags:
+        return merge_flags(total, new)
+
+
+def carried(product: Product, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
+    """A product rounded to a type, checked after the rounding by the sum of what the rounding took away."""
+    wide = product.returning(work_type(a.dtype, b.dtype))
+    a, b = lax.optimization_barrier((a, b))
+    full = wide(a, b)
+    rounded = full.astype(dtype)
+    lost = rounded_off(wide, make_scheme(settings.scheme, a.dtype, b.dtype), (a, b), full, rounded)
+    rounded, lost = lax.optimization_barrier((rounded, lost))
+    return check(wide, settings, Operands(a, b, rounded, lost))

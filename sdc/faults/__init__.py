@@ -1,0 +1,53 @@
+"""Simulated faults: kinds, patterns and times, their text form, published nodes, and steps that suffer them."""
+
+from typing import TYPE_CHECKING
+
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    # What happens to an element.
+    from .kinds import (
+        Add as Add,
+        BitFlip as BitFlip,
+        Gaussian as Gaussian,
+        Relative as Relative,
+        Rotate as Rotate,
+        Scale as Scale,
+        Sign as Sign,
+        Stuck as Stuck,
+        StuckBit as StuckBit,
+        What as What,
+    )
+    from .changes import Change as Change
+
+    # Which elements, where and when.
+    from .patterns import (
+        One as One,
+        Pattern as Pattern,
+        Row as Row,
+        Run as Run,
+        Stride as Stride,
+        Tile as Tile,
+        Whole as Whole,
+    )
+    from .fault import Fault as Fault, When as When, describe as describe
+
+    # As text.
+    from .language import parse_fault as parse_fault, parse_kind as parse_kind
+
+    # The nodes of the study, simulated.
+    from .nodes import (
+        HEALTHY as HEALTHY,
+        NODES as NODES,
+        Published as Published,
+        expected_frequency as expected_frequency,
+        profile as profile,
+        published as published,
+    )
+
+    # Steps with faults, and the ground truth.
+    from ._inject import inject as inject
+    from ._strike import Strike as Strike, no_strike as no_strike, strike as strike, strike_on as strike_on
+    from .events import Events as Events, Hits as Hits, Moment as Moment
+
+__getattr__, __dir__, __all__ = facade(__name__)

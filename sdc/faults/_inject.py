@@ -1,0 +1,268 @@
+"""Fault injection: a step in which simulated hardware corrupts values, and the ground truth of what it did."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
+
+from sdc.bits import as_bits, from_bits
+from sdc.program.axes import bound_axes
+from sdc.program.interpreter import rewrite, sites
+from sdc.program.reports import Place, Reports, Values
+from sdc.program.selectors import Selector, check_hits, probes
+from sdc.program.site import Site
+
+from .changes import by_layer
+from .draws import DENSE, hit_densely, hit_sparsely, hit_whole
+from .events import Events, Hits, Moment, _words, corruptible
+from .fault import Fault
+from .patterns import Whole
+
+# Elements are counted by 32-bit integers.
+LARGEST = 2**31 - 1
+
+
+def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step: its values are corrupted as the faults say. A simulation; real hardware needs none.
+
+    At low rates the cost follows the number of faults, not the size of the tensors: the distances between hits are
+    drawn from their geometric distribution, so that at every element a hit starts independently with exactly its rate.
+
+    Args:
+        step: any function that JAX can trace.
+        faults: applied in order where several meet. A fault hits what its selector chooses (operations, collectives,
+            the step's own arguments, probes), as far as that holds real numbers; or probes by their names.
+        record: how many changed elements of each site to return one by one.
+
+    Returns:
+        A function of `(moment, *args)`, `moment` a `Moment`, that returns `(out, events)`: `Events` for each site that
+        a fault can hit.
+
+    Raises:
+        ValueError: a fault names a site, layer or mesh axis that the step does not have, or one that holds no real
+            numbers, or bits that its numbers do not have.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> from sdc.program import primitive
+        >>> fault = sdc.Fault(sdc.faults.Scale(2.0), rate=1.0, site=primitive("sin"))
+        >>> step = sdc.inject(lambda x: jnp.sin(x) + 1.0, [fault])
+        >>> out, events = step(sdc.Moment(jax.random.key(0), jnp.int32(0)), jnp.zeros(3) + jnp.pi / 2)
+        >>> out.tolist(), int(events["fwd/sin"].changed)
+        ([3.0, 3.0, 3.0], 3)
+    """
+
+    def injected(moment: Moment, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        rule = _Inject(tuple(faults), moment, record)
+        out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)
+        for number in sorted(set(range(len(faults))) - rule.placed):
+            _refuse(faults[number], sites(step, *args, **kwargs))
+        return out, events
+
+    return injected
+
+
+def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
+    """Says why a fault hits nothing."""
+    chosen = [site for site in all_sites if _chooses(fault, site)]
+    if isinstance(fault.site, Selector):
+        what = f"selector {fault.site}"
+        check_hits(fault.site, all_sites, chosen)
+    else:
+        what = f"site {fault.site!r}"
+        if not chosen:
+            names = sorted({site.name for site in all_sites if probes(site)})
+            raise ValueError(f"{what} matches no probe of the step; it has {', '.join(names) or 'none'}")
+    if numbers := [site for site in chosen if any(map(corruptible, site.outputs))]:
+        trips = numbers[0].trips[-1:]
+        where = f"in a loop of {trips[0]} iterations" if trips else "in no loop"
+        raise ValueError(
+            f"{what} hits {numbers[0].name!r}, which lies {where}, but the fault is of layer={fault.layer}; "
+            "choose another layer, or leave it out"
+        )
+    held = " and ".join(dict.fromkeys(out.dtype.name for out in chosen[0].outputs)) or "no array"
+    raise ValueError(
+        f"{what} hits {chosen[0].name!r}, which holds {held}; faults hit real numbers of 8 bits or more, "
+        "choose another site (sdc.sites lists them with their types)"
+    )
+
+
+class _Inject:
+    def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
+        self.faults, self.record = faults, record
+        # What is the same at every site is computed here, outside of all loops: random numbers compile slowly.
+        self.key = jax.random.fold_in(moment.key, moment.step)
+        # Spikes come upon the whole device at once, not upon single sites.
+        self.factors = [
+            fault.when.factor(jax.random.fold_in(self.key, number), moment.step) for number, fault in enumerate(faults)
+        ]
+        self.placed: set[int] = set()
+        """Numbers of the faults that can hit a site of the step."""
+
+    def chosen(self, site: Site) -> bool:
+        if not any(map(corruptible, site.outputs)):
+            return False
+        placed = {number for number, fault in enumerate(self.faults) if _may_hit(fault, site)}
+        self.placed |= placed
+        return bool(placed)
+
+    def now(self, site: Site, iteration: tuple[Any, ...]) -> bool:
+        return True
+
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
+        outs, events = [], []
+        for number, x in enumerate(bind(*inputs)):
+            if corruptible(x):
+                x, event = self._corrupt(place, number, x)
+                events.append(event)
+            outs.append(x)
+        total = events[0]
+        for event in events[1:]:
+            total = self.merge(total, event)
+        return outs, total
+
+    def merge(self, total: Events, new: Events) -> Events:
+        hits = None
+        if total.hits is not None and new.hits is not None:
+            at = total.changed.astype(jnp.int32) + jnp.arange(self.record, dtype=jnp.int32)
+            # Rows without a hit are zero, and so is what lies beyond the known ones.
+            hits = jax.tree.map(lambda a, b: a.at[at].add(b, mode="drop"), total.hits, new.hits)
+        return Events(total.drawn + new.drawn, total.changed + new.changed, hits)
+
+    def _corrupt(
+        self, place: Place, output: int, before: Shaped[Array, "*shape"]
+    ) -> tuple[Shaped[Array, "*shape"], Events]:
+        if before.size >= LARGEST:
+            raise ValueError(
+                f"site {place.site.name!r} has {before.size:,} elements on one device; faults can hit tensors of fewer "
+                f"than {LARGEST:,}, shard it or choose another site"
+            )
+        key = _key(self.key, place)
+        key = key if output == 0 else jax.random.fold_in(key, output)
+        layer = place.iteration[-1] if place.iteration else jnp.int32(0)
+        # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
+        old = as_bits(before).reshape(-1)
+        new = old
+        drawn = jnp.uint32(0)
+        touched: list[Int32[Array, _]] = []
+        masked: list[Bool[Array, "#size"]] = []
+        for number, fault in enumerate(self.faults):
+            if not _may_hit(fault, place.site) or not old.size:
+                continue
+            draws = jax.random.split(jax.random.fold_in(key, number))
+            rate = self._rate(number, fault, place, layer)
+            if isinstance(fault.pattern, Whole):
+                new, hit = hit_whole(fault, draws, rate, new, before, layer)
+                drawn += jnp.where(hit, jnp.uint32(old.size), jnp.uint32(0))
+                masked.append(hit[None])
+            elif fault.largest_rate() > DENSE:
+                new, hit = hit_densely(fault, draws, rate, new, before, layer)
+                drawn += jnp.sum(hit, dtype=jnp.uint32)
+                masked.append(hit)
+            else:
+                new, at = hit_sparsely(fault, draws, rate, new, before, layer)
+                drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
+                touched.append(at)
+        after = from_bits(new.reshape(before.shape), before)
+        _check_varies(place, before, after)
+        changed, hits = self._compare(output, old, new, touched, masked)
+        return after, Events(drawn, changed, hits)
+
+    def _rate(self, number: int, fault: Fault, place: Place, layer: Int[Array, ""]) -> Float32[Array, ""]:
+        """Probability that a hit starts at an element, here and now."""
+        rate = by_layer(fault.rate, layer)
+        here = jnp.bool_(True)
+        if isinstance(fault.site, Selector):
+            here &= fault.site.now(place.site, place.iteration)
+        if fault.layer is not None:
+            here &= layer == fault.layer
+        axes = bound_axes()
+        for axis, index in fault.at.items():
+            if axis not in axes:
+                raise ValueError(
+                    f"a fault sits at {axis}={index}, but no axis {axis!r} is mapped here; "
+                    f"mapped axes: {', '.join(sorted(axes)) or 'none'}"
+                )
+            if not 0 <= index < axes[axis]:
+                raise ValueError(f"a fault sits at {axis}={index}, but axis {axis!r} has size {axes[axis]}")
+            here &= lax.axis_index(axis) == index
+        return jnp.where(here, jnp.minimum(rate * self.factors[number], 1.0), 0.0)
+
+    def _compare(
+        self,
+        output: int,
+        before: UInt[Array, "size"],
+        after: UInt[Array, "size"],
+        touched: list[Int32[Array, "_"]],
+        masked: list[Bool[Array, "#size"]],
+    ) -> tuple[UInt32[Array, ""], Hits | None]:
+        """Elements among those hit, each once, whose bits changed; the first of them one by one.
+
+        Elements that were not hit are left out: XLA may compute a value once for the step and once for this, and the
+        two now and then differ in the last bit.
+        """
+        if masked or not touched:
+            at, old, new = jnp.arange(before.size, dtype=jnp.int32), before, after
+            hit = jnp.zeros(before.shape, jnp.bool_)
+            for mask in masked:
+                hit |= mask
+            for places in touched:
+                hit = hit.at[places].set(True, mode="drop")
+        else:
+            at = jnp.sort(jnp.concatenate(touched))
+            hit = jnp.concatenate([jnp.ones(1, jnp.bool_), at[1:] != at[:-1]]) & (at < before.size)
+            old, new = (x.at[at].get(mode="clip") for x in (before, after))
+        differs = hit & (old != new)
+        changed = jnp.sum(differs, dtype=jnp.uint32)
+        if not self.record:
+            return changed, None
+        (rows,) = jnp.nonzero(differs, size=self.record, fill_value=at.size)
+        known = rows < at.size
+
+        def pick(x: Shaped[Array, "n *rest"]) -> Shaped[Array, "k *rest"]:
+            picked = x.at[rows].get(mode="clip")
+            return jnp.where(known.reshape(-1, *[1] * (x.ndim - 1)), picked, 0).astype(jnp.uint32)
+
+        outputs = jnp.where(known, jnp.uint32(output), 0).astype(jnp.uint32)
+        return changed, Hits(outputs, pick(at), pick(_words(old)), pick(_words(new)))
+
+
+def _chooses(fault: Fault, site: Site) -> bool:
+    if isinstance(fault.site, Selector):
+        return fault.site(site)
+    return probes(site) and fnmatchcase(site.name.partition("#")[0], fault.site)
+
+
+def _may_hit(fault: Fault, site: Site) -> bool:
+    """Whether a fault can hit a site. What lies in no loop is layer 0; how often a `while` runs, nobody knows."""
+    trips = site.trips[-1] if site.loops else 1
+    return _chooses(fault, site) and (not fault.layer or not trips or fault.layer < trips)
+
+
+def _check_varies(place: Place, before: Shaped[Array, "*shape"], after: Shaped[Array, "*shape"]) -> None:
+    """Under `shard_map(check_vma=True)` a fault of one device cannot hit a value that is typed as equal on all."""
+    added = jax.typeof(after).manual_axis_type.varying - jax.typeof(before).manual_axis_type.varying
+    if added:
+        raise ValueError(
+            f"site {place.site.name!r} does not vary over {sorted(added)[0]!r} in the eyes of shard_map, but a fault "
+            "would make it; give the step inputs that vary over that axis, or pass check_vma=False"
+        )
+
+
+def _key(key: PRNGKeyArray, place: Place) -> PRNGKeyArray:
+    """A key of its own for every site, iteration and device, from that of the step.
+
+    Axes of size one count for nothing, so that draws do not depend on which of them are mapped.
+    """
+    key = jax.random.fold_in(key, zlib.crc32(place.site.name.encode()))
+    for index in place.iteration:
+        key = jax.random.fold_in(key, index)
+    for axis, size in sorted(bound_axes().items()):
+        if size > 1:
+            key = jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(axis.encode())), lax.axis_index(axis))
+    return key

@@ -1,0 +1,244 @@
+"""A strike: one fault as data, so that one compiled program serves every fault.
+
+`inject` brings faults of a given model and rate into a step, and compiles them in. Here the site, iteration, device,
+elements and what becomes of them are arrays: a campaign of thousands of faults compiles once. At every site that can be
+struck there is a conditional that costs nothing where it is not taken.
+"""
+
+import functools
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
+
+from sdc.bits import as_bits, select
+from sdc.program.axes import bound_axes, varying
+from sdc.program.interpreter import required
+from sdc.program.reports import Place, Reports, Values
+from sdc.program.selectors import Selector, as_selector
+from sdc.program.site import Site, Where
+
+from .changes import Change, apply, neutral
+from .events import Events, Hits, corruptible, words
+from .kinds import What
+
+LOOPS = 4
+"""Loops that can enclose a struck site."""
+
+NUMBERS = Selector("real numbers", lambda site: any(corruptible(x) and math.prod(x.shape) for x in site.outputs))
+
+
+class Strike(NamedTuple):
+    """One fault as data; make it with `strike_on` and `no_strike`.
+
+    Attributes:
+        site: number of the site, see `site_number`; 0 strikes nothing.
+        output: number of the operation's output.
+        iteration: index in each enclosing loop, outermost first; -1 for all, and where there is no loop.
+        device: index along mesh axes; -1 for all.
+        elements: flat indices of the elements struck together, -1 where there is none.
+        change: what becomes of them.
+    """
+
+    site: UInt32[ArrayLike, ""]
+    output: Int32[ArrayLike, ""]
+    iteration: Int32[ArrayLike, "loops"]
+    device: dict[str, Int32[ArrayLike, ""]]
+    elements: Int32[ArrayLike, "room"]
+    change: Change
+
+
+def site_number(name: str) -> int:
+    """The number of a site: the CRC-32 of its name, 1 if that is 0."""
+    return zlib.crc32(name.encode()) or 1
+
+
+def no_strike(*, room: int = 1, axes: Sequence[str] = ()) -> Strike:
+    """A strike that hits nothing: the clean run of the same program.
+
+    Args:
+        room: elements that strikes of this program can hit at once.
+        axes: mesh axes along which strikes of this program name a device.
+    """
+    everywhere: dict[str, ArrayLike] = {axis: np.int32(-1) for axis in sorted(set(axes))}
+    return Strike(
+        np.uint32(0), np.int32(0), np.full(LOOPS, -1, np.int32), everywhere, np.full(room, -1, np.int32), neutral()
+    )
+
+
+def strike_on(
+    site: Site,
+    what: What,
+    elements: int | Sequence[int],
+    *,
+    iteration: Sequence[int] = (),
+    device: Mapping[str, int] | None = None,
+    output: int = 0,
+    key: PRNGKeyArray | None = None,
+    room: int | None = None,
+    axes: Sequence[str] = (),
+) -> Strike:
+    """One fault at one site.
+
+    Args:
+        site: of the step that is struck, as `sdc.sites` lists it.
+        what: what becomes of the elements.
+        elements: flat indices into the output, row-major.
+        iteration: index in each enclosing loop, outermost first; all iterations where it is not given.
+        device: index along mesh axes; all devices along those not given.
+        output: number of the operation's output.
+        key: for what is drawn, such as the bit that flips; by default one made of the elements.
+        room: see `no_strike`; by default as many as there are elements. Strikes of the same room and axes share a
+            compiled program.
+        axes: further mesh axes, see `no_strike`.
+
+    Raises:
+        ValueError: the site has no such output, element or loop, or its numbers cannot be changed so.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> from sdc.faults import BitFlip
+        >>> from sdc.program import primitive
+        >>> step, where = lambda x: jnp.sin(x) + 1.0, primitive("sin")
+        >>> [sine] = sdc.sites(step, jnp.zeros(3), where=where)
+        >>> run = jax.jit(sdc.strike(step, where))
+        >>> out, events = run(sdc.strike_on(sine, BitFlip(bits=(30,)), 1), jnp.zeros(3))
+        >>> out.tolist(), int(events["fwd/sin"].changed)
+        ([1.0, 3.0, 1.0], 1)
+    """
+    indices = np.atleast_1d(np.asarray(elements))
+    if not np.issubdtype(indices.dtype, np.integer) or len(set(indices.tolist())) < indices.size:
+        raise ValueError(f"elements {indices.tolist()} of {site.name}: expected different whole numbers")
+    if not 0 <= output < len(site.outputs):
+        raise ValueError(f"{site.name} has {len(site.outputs)} outputs; give one of them instead of output={output}")
+    struck = site.outputs[output]
+    if not corruptible(struck):
+        raise ValueError(
+            f"output {output} of {site.name} holds {struck.dtype}; faults hit real numbers, strike another"
+        )
+    size = int(np.prod(struck.shape))
+    if not indices.size or indices.min() < 0 or indices.max() >= size:
+        raise ValueError(f"elements {indices.tolist()} of {site.name}: expected some from 0 to {size - 1}")
+    if len(iteration) not in (0, site.loops) or len(iteration) > LOOPS:
+        raise ValueError(
+            f"iteration {tuple(iteration)} of {site.name}, which lies in {site.loops} loops; "
+            "give one index for each, outermost first, or none for all"
+        )
+    for index, trips in zip(iteration, site.trips, strict=False):
+        if index < 0 or (trips and index >= trips):
+            raise ValueError(f"iteration {tuple(iteration)} of {site.name}, whose loops run {site.trips} times")
+    for axis, index in (device or {}).items():
+        if index < 0 or index >= dict(site.mesh).get(axis, math.inf):
+            raise ValueError(f"device {axis}={index} of {site.name}, whose mesh is {dict(site.mesh)}")
+    room = indices.size if room is None else room
+    if room < indices.size:
+        raise ValueError(f"{indices.size} elements do not find room in {room}; raise room")
+    key = jax.random.fold_in(jax.random.key(0), int(indices[0])) if key is None else key
+    layer = jnp.int32(iteration[-1] if iteration else 0)
+    base = no_strike(room=room, axes=[*axes, *(device or {})])
+    return base._replace(
+        site=np.uint32(site_number(site.name)),
+        output=np.int32(output),
+        iteration=np.asarray([*iteration, *[-1] * (LOOPS - len(iteration))], np.int32),
+        device=base.device | {axis: np.int32(index) for axis, index in (device or {}).items()},
+        elements=np.concatenate([indices, np.full(room - indices.size, -1)]).astype(np.int32),
+        change=jax.tree.map(np.asarray, what.change(key, (), struck.dtype, layer)),
+    )
+
+
+def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step: any one of the selected sites can be struck, and which is data. A simulation.
+
+    Args:
+        step: any function that JAX can trace.
+        where: selects the sites that can be struck; those that hold no real numbers are left out.
+
+    Returns:
+        A function of `(strike, *args)`, `strike` a `Strike`, that returns `(out, events)`: for each site `Events` with
+        what was changed, bit for bit.
+
+    Raises:
+        ValueError: nothing is selected, an axis of the strike is not mapped, or two sites have the same number.
+
+    Example: see `strike_on`.
+    """
+
+    def struck(strike: Strike, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        rule = _Strike(strike)
+        out, events = required(step, as_selector(where) & NUMBERS, rule)(*args, **kwargs)
+        if unknown := sorted(set(strike.device) - rule.mapped):
+            raise ValueError(
+                f"a strike names a device along {unknown[0]!r}, but no such axis is mapped at any of its sites; "
+                f"mapped axes: {', '.join(sorted(rule.mapped)) or 'none'}"
+            )
+        return out, events
+
+    return struck
+
+
+class _Strike:
+    def __init__(self, strike: Strike) -> None:
+        self.strike = strike
+        self.mapped: set[str] = set()
+        """Mesh axes along which some site has devices."""
+        self._names: dict[int, str] = {}
+
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
+        outs = bind(*inputs)
+        here = self._here(place)
+        (room,) = jnp.shape(self.strike.elements)
+        none, pairs = jnp.zeros(room, jnp.uint32), jnp.zeros((room, 2), jnp.uint32)
+        nothing = varying(Events(jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs)))
+        total = nothing
+        for number, x in enumerate(outs):
+            if corruptible(x) and x.size:
+                hit = here & (self.strike.output == number)
+                outs[number], events = lax.cond(hit, functools.partial(self._hit, number), lambda x: (x, nothing), x)
+                total = self.merge(total, events)
+        return outs, total
+
+    def merge(self, total: Events, new: Events) -> Events:
+        """One strike hits one place: where a loop comes by again, the first time stands in the list."""
+        first = total.changed == 0
+        hits = jax.tree.map(lambda a, b: jnp.where(first, b, a), total.hits, new.hits)
+        return Events(total.drawn + new.drawn, total.changed + new.changed, hits)
+
+    def _here(self, place: Place) -> Bool[Array, ""]:
+        """Whether the strike is at this site, in this iteration, on this device."""
+        number = site_number(place.site.name)
+        if self._names.setdefault(number, place.site.name) != place.site.name:
+            raise ValueError(f"{place.site.name!r} and {self._names[number]!r} have the same number; rename a scope")
+        here = jnp.asarray(self.strike.site) == np.uint32(number)
+        for index, iteration in zip(place.iteration, jnp.asarray(self.strike.iteration), strict=False):
+            here &= (iteration < 0) | (iteration == index)
+        axes = bound_axes()
+        for axis, device in self.strike.device.items():
+            wanted = jnp.asarray(device)
+            here &= (wanted < 0) | ((lax.axis_index(axis) == wanted) if axis in axes else False)
+        self.mapped |= set(axes)
+        return here
+
+    def _hit(self, number: int, x: Shaped[Array, "*shape"]) -> tuple[Shaped[Array, "*shape"], Events]:
+        flat = x.reshape(-1)
+        elements = jnp.asarray(self.strike.elements)
+        known = (elements >= 0) & (elements < flat.size)
+        at = jnp.where(known, elements, flat.size)
+        old = flat.at[at].get(mode="clip")
+        count = jnp.sum(known, dtype=jnp.uint32)
+        new = apply(old, self.strike.change, count=count)
+        new = select(known, new, old)
+        differs = known & (as_bits(new) != as_bits(old))
+
+        def shown(values: Any) -> UInt32[Array, "room *rest"]:
+            return jnp.where(differs.reshape(-1, *[1] * (values.ndim - 1)), values, 0).astype(jnp.uint32)
+
+        hits = Hits(shown(jnp.full(at.shape, number)), shown(at), shown(words(old)), shown(words(new)))
+        events = Events(count, jnp.sum(differs, dtype=jnp.uint32), hits)
+        return flat.at[at].set(new, mode="drop").reshape(x.shape), varying(events)

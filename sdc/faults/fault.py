@@ -1,0 +1,174 @@
+"""A fault of simulated hardware: what happens to an element, where, and when."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int, PRNGKeyArray
+
+from sdc.program.selectors import Selector
+
+from .kinds import Rotate, What
+from .patterns import One, Pattern, Row, Whole
+
+
+@dataclasses.dataclass(frozen=True)
+class When:
+    """How a fault's rate changes with the step.
+
+    Attributes:
+        onset: the first step with the fault.
+        spike: probability that a step is hit at all; a step that is hit has the rate divided by `spike`, so that the
+            mean over time stays. 1 for a steady rate.
+        burst: at the onset the rate is higher by this multiple; the excess decays as exp(-(step - onset) / decay).
+        decay: in steps.
+        end: the first step without the fault; None if it stays.
+        gamma: shape of a gamma distribution of mean 1 from which a factor on the rate is drawn at each step, the same
+            for all sites: the smaller, the more the hits come in bursts. Draws are cut off where a larger one has a
+            probability below 1e-12. None for a steady rate.
+    """
+
+    onset: int = 0
+    spike: float = 1.0
+    burst: float = 0.0
+    decay: float = 1.0
+    end: int | None = None
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.onset < 0 or not 0 < self.spike <= 1 or self.burst < 0 or not self.decay > 0:
+            raise ValueError(
+                f"onset={self.onset}, spike={self.spike}, burst={self.burst}, decay={self.decay}: "
+                "expected onset >= 0, 0 < spike <= 1, burst >= 0, decay > 0"
+            )
+        if self.end is not None and self.end <= self.onset:
+            raise ValueError(f"end={self.end}: the first step without the fault comes after its onset={self.onset}")
+        if self.gamma is not None and not 0.1 <= self.gamma < math.inf:
+            raise ValueError(f"gamma={self.gamma}: expected a shape of at least 0.1")
+
+    def mean(self, step: int) -> float:
+        """Expected factor on the rate at a step."""
+        if step < self.onset or (self.end is not None and step >= self.end):
+            return 0.0
+        return 1.0 + self.burst * math.exp(-(step - self.onset) / self.decay)
+
+    def largest(self) -> float:
+        """The largest factor that can occur: a true bound, since draws of a gamma distribution are cut off there."""
+        return (1.0 + self.burst) / self.spike * (self._largest_gamma if self.gamma is not None else 1.0)
+
+    @functools.cached_property
+    def _largest_gamma(self) -> float:
+        """A factor that the gamma distribution exceeds with a probability below 1e-12; larger draws are cut off there.
+
+        Chernoff's bound: P(X > c) <= (c e^(1 - c))^shape for a gamma variable of mean 1.
+        """
+        shape = self.gamma or 1.0
+        factor = 2.0
+        while shape * (math.log(factor) + 1 - factor) > math.log(1e-12):
+            factor *= 1.1
+        return factor
+
+    def factor(self, key: PRNGKeyArray, step: Int[Array, ""]) -> Float32[Array, ""]:
+        """The factor on the rate at a step, spikes drawn from `key`."""
+        age = (step - self.onset).astype(jnp.float32)
+        on = jnp.where(age >= 0, 1.0 + self.burst * jnp.exp(-jnp.maximum(age, 0) / self.decay), 0.0)
+        if self.end is not None:
+            on = jnp.where(step < self.end, on, 0.0)
+        if self.gamma is not None:
+            draw = jax.random.gamma(jax.random.fold_in(key, 1), self.gamma) / self.gamma
+            on *= jnp.minimum(draw, self._largest_gamma)
+        hit = jax.random.uniform(key) < self.spike
+        return jnp.where(hit, on / self.spike, 0.0).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A fault of simulated hardware.
+
+    Attributes:
+        what: what happens to an element that is hit.
+        rate: probability that a hit starts at an element in one evaluation of the site; one number, or one per layer.
+        site: a selector of sites, or a shell-style pattern of the names of probes, such as `fwd/attn` or `bwd/*`.
+        layer: only this iteration of the innermost loop; None for all.
+        at: only the device with these indices along mesh axes, such as `{"twin": 1, "model": 0}`.
+        when: how the rate changes in time.
+        pattern: which elements a hit takes with it.
+
+    Raises:
+        ValueError: a rate lies outside [0, 1], or a rotation leaves all elements of its pattern where they are.
+    """
+
+    what: What
+    rate: float | tuple[float, ...]
+    site: str | Selector = "*"
+    layer: int | None = None
+    at: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    when: When = When()
+    pattern: Pattern = dataclasses.field(default_factory=One)
+
+    def __post_init__(self) -> None:
+        rates = np.atleast_1d(np.asarray(self.rate, np.float64))
+        if not rates.size or not ((rates >= 0) & (rates <= 1)).all():
+            raise ValueError(f"rate={self.rate}: expected a probability per element, between 0 and 1")
+        if self.layer is not None and self.layer < 0:
+            raise ValueError(f"layer={self.layer}: expected a number from 0")
+        check_moves(self.what, self.pattern)
+
+    def largest_rate(self) -> float:
+        """The largest probability of a hit that can occur."""
+        return float(min(1.0, np.max(self.rate) * self.when.largest()))
+
+
+def check_moves(what: What, pattern: Pattern) -> None:
+    """Refuses a rotation that would do nothing."""
+    if not isinstance(what, Rotate) or isinstance(pattern, Row | Whole):
+        return
+    size = pattern.size(())
+    if what.by % size == 0:
+        raise ValueError(
+            f"a rotation by {what.by} leaves {size} element{'s' * (size > 1)} in place; hit others together, "
+            f"as in Run({abs(what.by) + 1}) or run={abs(what.by) + 1}"
+        )
+
+
+def describe(faults: Sequence[Fault]) -> list[str]:
+    """One readable line per fault, for the run record."""
+    return [_describe(fault) for fault in faults]
+
+
+def _describe(fault: Fault) -> str:
+    parts = [_words(fault.what)]
+    if fault.pattern != One():
+        parts.append(_words(fault.pattern))
+    parts += [f"rate {_range(fault.rate)}", f"site {fault.site}"]
+    if fault.layer is not None:
+        parts.append(f"layer {fault.layer}")
+    parts += [f"{axis} {index}" for axis, index in fault.at.items()]
+    for field in dataclasses.fields(When):
+        if (value := getattr(fault.when, field.name)) != field.default:
+            parts.append(f"{field.name} {value:g}")
+    return ", ".join(parts)
+
+
+def _words(part: What | Pattern) -> str:
+    """Name and attributes; of those with a default only what differs from it, but for the bits."""
+    words = [type(part).__name__.lower()]
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if field.name == "bits" and getattr(part, "field", None) is None:
+            words.append(f"bits {_range(value)}")
+        elif value != field.default:
+            words.append(f"{field.name} {value if isinstance(value, str) else _range(value)}")
+    return " ".join(words)
+
+
+def _range(value: float | tuple[float, ...]) -> str:
+    values = np.atleast_1d(value)
+    if not values.size:
+        return "any"
+    low, high = values.min(), values.max()
+    return f"{high:.3g}" if low == high or np.isnan(high) else f"{low:.3g} to {high:.3g}"

@@ -1,0 +1,30 @@
+"""Mapped axes: which are bound here, and over which of them a value varies in the eyes of `shard_map`."""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax._src import core
+from jaxtyping import Array, Shaped
+
+
+def bound_axes() -> dict[str, int]:
+    """Names and sizes of the axes that collectives can use here: `shard_map`, `pmap` and named `vmap` axes."""
+    return {str(name): size for name, size in core.get_axis_env().axis_sizes.items()}
+
+
+def varying(tree: Any) -> Any:
+    """Casts arrays to vary over every manual mesh axis, which `shard_map` with `check_vma=True` wants of reports."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+
+    def cast(x: Any) -> Any:
+        missing = tuple(axis for axis in manual if axis not in jax.typeof(x).manual_axis_type.varying)
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def typed_as(x: Shaped[Array, "*shape"], like: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+    """Casts an array to vary over the axes over which `shard_map`'s type checker takes another one to vary."""
+    missing = jax.typeof(like).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
+    return lax.pcast(x, tuple(missing), to="varying") if missing else x

@@ -1,0 +1,248 @@
+"""Evaluates a program with a rule in place of the selected equations: the second half of `rewrite`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax._src import core, source_info_util
+from jax._src.interpreters import partial_eval
+from jax._src.named_sharding import UNSPECIFIED
+from jax._src.shard_map import shard_map_p
+from jax.extend.core import primitives
+from jax.sharding import PartitionSpec
+
+from .axes import varying
+from .marks import HIDDEN, mark, mark_p, port_p
+from .plan import ENTERED, Plan, bodies, manual_axes, open_jaxpr
+from .reports import Place, Report, Rule, Values
+from .selectors import as_selector
+from .site import Where
+
+
+class Applied:
+    """A rule, and what every rule needs: the choice of iterations, and marks for the transformations outside."""
+
+    def __init__(self, where: Where, rule: Rule) -> None:
+        self.selector, self.rule = as_selector(where), rule
+        self.merge = rule.merge
+
+    def __call__(self, eqn: Any, place: Place, operands: Values) -> tuple[Values, Report]:
+        primitive, params, known = eqn.primitive, eqn.params, None
+        if primitive is mark_p:
+            outputs, primitive, params = params["outputs"], params["of"], dict(params["params"])
+            known, operands = operands[:outputs], operands[outputs:]
+
+        def bind(*inputs: Any) -> Values:
+            return bind_equation(eqn, inputs) if known is None else list(known)
+
+        place = place._replace(params=params, marked=known is not None)
+        with jax.named_scope(HIDDEN):
+            outs, report = self._act(place, bind, operands)
+        return mark(outs, operands, primitive, params), report
+
+    def _act(self, place: Place, bind: Callable[..., Values], inputs: Values) -> tuple[Values, Report]:
+        if self.selector.chosen(place.site):
+            outs, report = self.rule(place, bind, *inputs)
+            return outs, varying(report)
+
+        def act(*inputs: Any) -> tuple[Values, Report]:
+            outs, report = self.rule(place, bind, *inputs)
+            return list(outs), varying(report)
+
+        def rest(*inputs: Any) -> tuple[Values, Report]:
+            return bind(*inputs), idle
+
+        idle = _zeros(jax.eval_shape(act, *inputs)[1])
+        return lax.cond(self.selector.now(place.site, place.iteration), act, rest, *inputs)
+
+
+def evaluate(
+    plan: Plan, closed: Any, iteration: tuple[Any, ...], rule: Applied, args: Sequence[Any]
+) -> tuple[Values, dict[str, Report]]:
+    """Evaluates a jaxpr with the rule in place of the selected equations."""
+    jaxpr, consts = open_jaxpr(closed)
+    environment: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    reports: dict[str, Report] = {}
+    last_use = core.last_used(jaxpr)
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        inputs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in eqn.invars]
+        # The equation keeps its source line and scope, so that a further transformation finds the same sites.
+        names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+        with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+            if site := plan.selected.get(index):
+                outs, reports[site.name] = rule(eqn, Place(site, iteration), inputs)
+            elif index in plan.inner:
+                outs, inside = _RULES[eqn.primitive](eqn, plan.inner[index], iteration, rule, inputs)
+                reports.update(inside)
+            elif eqn.primitive is port_p:
+                outs = inputs
+            else:
+                outs = bind_equation(eqn, inputs)
+        environment.update(zip(eqn.outvars, outs, strict=True))
+        core.clean_up_dead_vars(eqn, environment, last_use)
+    outs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in jaxpr.outvars]
+    return outs, reports
+
+
+def bind_equation(eqn: Any, inputs: Sequence[Any]) -> Values:
+    out = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def _stage(
+    plan: Plan, body: Any, iteration: tuple[Any, ...], rule: Applied, inputs: Values
+) -> tuple[Any, Values, Callable[[Values], tuple[Values, dict[str, Report]]]]:
+    """Rewrites a body into a new jaxpr.
+
+    Returns the jaxpr without constants, the values it closes over (they come first among its inputs), and a function
+    that takes its flat outputs apart.
+    """
+    closed, shape = jax.make_jaxpr(lambda *args: evaluate(plan, body, iteration, rule, args), return_shape=True)(
+        *inputs
+    )
+    structure = jax.tree.structure(shape)
+    jaxpr, consts = open_jaxpr(closed)
+    return partial_eval.convert_constvars_jaxpr(jaxpr), list(consts), lambda outs: jax.tree.unflatten(structure, outs)
+
+
+def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    params = eqn.params
+    jaxpr, consts, unflatten = _stage(plans[0], params["jaxpr"], iteration, rule, inputs)
+    extra = len(jaxpr.outvars) - len(eqn.outvars)
+    outs = eqn.primitive.bind(
+        *consts,
+        *inputs,
+        **{
+            **params,
+            "jaxpr": partial_eval.close_jaxpr(jaxpr),
+            "donated_invars": (False,) * len(consts) + params["donated_invars"],
+            "in_shardings": (UNSPECIFIED,) * len(consts) + params["in_shardings"],
+            "in_layouts": (None,) * len(consts) + params["in_layouts"],
+            "out_shardings": params["out_shardings"] + (UNSPECIFIED,) * extra,
+            "out_layouts": params["out_layouts"] + (None,) * extra,
+        },
+    )
+    return unflatten(outs)
+
+
+def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    jaxpr, consts, unflatten = _stage(plans[0], eqn.params["jaxpr"], iteration, rule, inputs)
+    return unflatten(eqn.primitive.bind(*consts, *inputs, **{**eqn.params, "jaxpr": jaxpr}))
+
+
+def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    return evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs)
+
+
+def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    params = eqn.params
+    if "ft_in" in params:  # jax 0.12
+        num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    consts, carry, xs = inputs[:num_consts], inputs[num_consts:][:num_carry], inputs[num_consts + num_carry :]
+
+    def body(carry: Values, indexed: tuple[Any, Values]) -> tuple[Values, tuple[Values, dict[str, Report]]]:
+        index, x = indexed
+        outs, reports = evaluate(plans[0], params["jaxpr"], (*iteration, index), rule, [*consts, *carry, *x])
+        return outs[:num_carry], (outs[num_carry:], reports)
+
+    indices = jnp.arange(params["length"], dtype=jnp.int32)
+    carry, (ys, reports) = lax.scan(
+        body, carry, (indices, xs), params["length"], reverse=params["reverse"], unroll=params["unroll"]
+    )
+    return [*carry, *ys], reports
+
+
+def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    params = eqn.params
+    cond_plan, body_plan = plans
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, init = inputs[:num_cond], inputs[num_cond:][:num_body], inputs[num_cond + num_body :]
+
+    def check(index: Any, carry: Values) -> tuple[Any, dict[str, Report]]:
+        (go_on,), reports = evaluate(cond_plan, params["cond_jaxpr"], (*iteration, index), rule, [*cond_consts, *carry])
+        return go_on, reports
+
+    def work(index: Any, carry: Values) -> tuple[Values, dict[str, Report]]:
+        return evaluate(body_plan, params["body_jaxpr"], (*iteration, index), rule, [*body_consts, *carry])
+
+    def checked_work(index: Any, carry: Values) -> tuple[Any, Values, dict[str, Report]]:
+        """The condition reports too, so it moves into the body: one iteration more, whose work is left out."""
+        go_on, checked = check(index, carry)
+        idle = _zeros(jax.eval_shape(work, index, carry)[1])
+        carry, worked = lax.cond(go_on, work, lambda _, carry: (carry, idle), index, carry)
+        return go_on, carry, {**checked, **worked}
+
+    def body(loop: tuple[Any, Any, Values, dict[str, Report]]) -> tuple[Any, Any, Values, dict[str, Report]]:
+        index, _, carry, reports = loop
+        go_on, carry, new = checked_work(index, carry) if cond_plan.sites else (jnp.bool_(True), *work(index, carry))
+        return index + 1, go_on, carry, {name: varying(rule.merge(reports[name], new[name])) for name in reports}
+
+    def go_on(loop: tuple[Any, Any, Values, dict[str, Report]]) -> Any:
+        return loop[1] if cond_plan.sites else check(loop[0], loop[2])[0]
+
+    start = jnp.int32(0)
+    shapes = jax.eval_shape(checked_work, start, init)[2]
+    _, _, carry, reports = lax.while_loop(go_on, body, (start, jnp.bool_(True), init, _zeros(shapes)))
+    return carry, reports
+
+
+def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    index, *operands = inputs
+    branches = [
+        lambda *args, plan=plan, body=body: evaluate(plan, body, iteration, rule, args)
+        for plan, body in zip(plans, eqn.params["branches"], strict=True)
+    ]
+    shapes = {name: shape for branch in branches for name, shape in jax.eval_shape(branch, *operands)[1].items()}
+
+    def fill(branch: Callable[..., Any]) -> Callable[..., Any]:
+        def filled(*args: Any) -> tuple[Values, dict[str, Report]]:
+            outs, reports = branch(*args)
+            return outs, {name: reports[name] if name in reports else _zeros(shapes[name]) for name in shapes}
+
+        return filled
+
+    return lax.switch(index, [fill(branch) for branch in branches], *operands)
+
+
+def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    params = eqn.params
+    axes = manual_axes(eqn)
+
+    def body(iteration: tuple[Any, ...], args: Values) -> tuple[tuple[Any, ...], dict[str, Report]]:
+        outs, reports = evaluate(plans[0], params["jaxpr"], iteration, rule, args)
+        rows = jax.tree.map(lambda x: lax.expand_dims(x, range(len(axes))), reports)
+        return tuple(outs), rows
+
+    outs, reports = jax.shard_map(
+        body,
+        mesh=params["mesh"],
+        in_specs=(PartitionSpec(), list(params["in_specs"])),
+        out_specs=(tuple(params["out_specs"]), PartitionSpec(*axes)),
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )(iteration, inputs)
+    return list(outs), reports
+
+
+def _zeros(shapes: Any) -> Any:
+    return varying(jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes))
+
+
+_RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
+    primitives.jit_p: _jit,
+    primitives.remat_p: _remat,
+    primitives.scan_p: _scan,
+    primitives.while_p: _while,
+    primitives.cond_p: _cond,
+    shard_map_p: _shard_map,
+    primitives.custom_jvp_call_p: _inline,
+    primitives.custom_vjp_call_p: _inline,
+    primitives.closed_call_p: _inline,
+}
+
+assert set(_RULES) == set(ENTERED)

@@ -1,0 +1,196 @@
+"""The interpreter under every transformation: it shows selected equations of a step to a rule.
+
+`rewrite(step, where, rule)` traces `step` to a jaxpr, walks it, and calls `rule` in place of each selected equation.
+The rule returns the equation's outputs, perhaps changed, and a *report*: a pytree of arrays. Reports leave control
+flow so:
+
+=====================  ================================================================================
+`scan`                 stacked on a new leading axis, one row per iteration, in the order of the scanned inputs
+`while`                merged over the iterations with the rule's `merge`, starting from zeros
+`cond`, `switch`       zeros from the branches that were not taken
+`shard_map`, `pmap`    one new leading axis per mesh axis, one row per device
+`jit`, `remat`         handed on; donation and shardings of an inner `jit` are kept
+custom derivatives     the call is inlined: a step is rewritten after it was differentiated
+=====================  ================================================================================
+
+All zeros must therefore mean "nothing happened" in a report. A part of the step without a selected equation is bound as
+it was, so that a step without any comes out as the identical program. What a rule returns as an equation's outputs
+stands for that equation from then on (`marks.py`), so that transformations compose: the outer one sees what the inner
+one made of it. This file, `evaluate.py`, `plan.py` and `marks.py` are the only ones that know the internals of JAX;
+they run on jax 0.10 and 0.12.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax._src import core
+
+from .evaluate import Applied, bind_equation, evaluate
+from .marks import mark_p, port_p
+from .plan import live_program, plan_sites
+from .reports import Place, Reports, Rule, Values
+from .selectors import as_selector, check_hits, everything
+from .site import Site, Where
+
+
+def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step: `rule` stands in for every equation that `where` selects.
+
+    Args:
+        step: any function of pytrees of arrays that JAX can trace.
+        where: selects sites.
+        rule: see `Rule`.
+
+    Returns:
+        A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`: it is traced
+        anew at each call.
+
+    Raises:
+        ValueError: a selected probe lies inside a primitive that cannot be entered (it would go unchecked), or a rule
+            with a `custom_vmap` stands in a branch that an outer `vmap` chooses for each row.
+    """
+
+    def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        closed, shape = _trace(step, args, kwargs)
+        live = live_program(closed)
+        plan = plan_sites(live, where)
+        program = live if plan.sites else closed
+        try:
+            outs, reports = evaluate(plan, program, (), Applied(where, rule), jax.tree.leaves((args, kwargs)))
+        except AssertionError as error:
+            _check_mapped_branch(error)
+            raise
+        out = jax.tree.unflatten(jax.tree.structure(shape), outs)
+        return out, Reports(plan.sites, [reports[site.name] for site in plan.sites])
+
+    return rewritten
+
+
+def substitute(
+    step: Callable[..., Any], where: Where, replace: Callable[[Any, Mapping[str, Any], Values], Values | None]
+) -> Callable[..., Any]:
+    """Transforms a step: other operations stand where `where` selects some, and are sites themselves.
+
+    Args:
+        step: any function of pytrees of arrays that JAX can trace.
+        where: selects sites.
+        replace: told an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to
+            leave it. What another transformation has been at work on is left.
+
+    Returns:
+        A function of the same arguments.
+    """
+
+    def substituted(*args: Any, **kwargs: Any) -> Any:
+        closed, shape = _trace(step, args, kwargs)
+        plan = plan_sites(live_program(closed), where)
+        rule: Any = _Substituted(replace)
+        outs, _ = evaluate(plan, live_program(closed), (), rule, jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+    return substituted
+
+
+class _Substituted:
+    def __init__(self, replace: Callable[[Any, Mapping[str, Any], Values], Values | None]) -> None:
+        self.replace = replace
+
+    def __call__(self, eqn: Any, place: Place, operands: Values) -> tuple[Values, tuple[()]]:
+        outs = None if eqn.primitive is mark_p else self.replace(eqn.primitive, eqn.params, operands)
+        return bind_equation(eqn, operands) if outs is None else outs, ()
+
+    def merge(self, total: tuple[()], new: tuple[()]) -> tuple[()]:
+        return ()
+
+
+def sites(step: Callable[..., Any], *args: Any, where: Where | str = everything, **kwargs: Any) -> list[Site]:
+    """Lists the sites of a step that a selector hits, in program order, without running the step.
+
+    `print(*sdc.sites(step, *args), sep="\n")` shows them with shapes, dtypes, operations and source lines.
+
+    Args:
+        step: any function that JAX can trace.
+        args: of the step, arrays or `jax.ShapeDtypeStruct`s.
+        where: selects sites; by default all.
+        kwargs: of the step.
+
+    Raises:
+        ValueError: the selector hits nothing; the message lists near misses.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> from sdc.program import direction, primitive
+        >>> gradient = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)))
+        >>> where = primitive("dot_general") & direction("bwd")
+        >>> [site] = sdc.sites(gradient, jnp.ones((4, 2)), jnp.ones((8, 4)), where=where)
+        >>> site.outputs[0].shape, site.flops
+        ((2, 4), 128)
+    """
+    where = as_selector(where)
+    live = live_program(_trace(step, args, kwargs)[0])
+    found = plan_sites(live, where).sites
+    if not found:
+        check_hits(where, plan_sites(live, everything).sites, found)
+    return list(found)
+
+
+def required(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[..., tuple[Any, Reports]]:
+    """As `rewrite`, but a selector that hits nothing is an error: a tool must not pass over what it was asked to do.
+
+    Raises:
+        ValueError: see `rewrite`, and when nothing is selected; the message lists near misses.
+    """
+
+    def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        out, reports = rewrite(step, where, rule)(*args, **kwargs)
+        if not reports:
+            sites(step, *args, where=where, **kwargs)
+        return out, reports
+
+    return rewritten
+
+
+def _trace(step: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The program of a step, with a site at every array that goes into it and comes out of it; shapes of its outputs.
+
+    Raises:
+        ValueError: JAX cannot trace the step.
+    """
+
+    def port(direction: str, tree: Any) -> Any:
+        def bind(path: Any, leaf: Any) -> Any:
+            if not isinstance(jax.typeof(leaf), core.ShapedArray):
+                return leaf
+            return port_p.bind(leaf, direction=direction, path=jax.tree_util.keystr(path, simple=True, separator="/"))
+
+        return jax.tree_util.tree_map_with_path(bind, tree)
+
+    def ported(*args: Any, **kwargs: Any) -> Any:
+        return port("out", step(*port("arg", args), **port("arg", kwargs)))
+
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, str | bytes):
+            raise ValueError(
+                f"the step is given {leaf!r}, which is no array; bind what is static with functools.partial"
+            )
+    try:
+        return jax.make_jaxpr(ported, return_shape=True)(*args, **kwargs)
+    except jax.errors.JAXTypeError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"the step cannot be traced, and so not transformed ({reason}); it must run under jax.jit: bind what is "
+            "static with functools.partial, and branch with jax.lax.cond"
+        ) from error
+
+
+def _check_mapped_branch(error: AssertionError) -> None:
+    """Of a branch that is chosen row by row JAX maps the constants too, which a `custom_vmap` in it does not take."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    if trace and trace.tb_frame.f_globals.get("__name__") == "jax._src.custom_batching":
+        raise ValueError(
+            "a vmap around the transformed step chooses a branch for each row, and the rule cannot stand in it; put "
+            "the vmap inside: transform jax.vmap(step)"
+        ) from error

@@ -1,0 +1,277 @@
+"""Which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
+
+This file, `marks.py`, `interpreter.py` and `evaluate.py` are the only ones that know the internals of JAX.
+"""
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import core, source_info_util
+from jax._src.interpreters import partial_eval
+from jax._src.shard_map import shard_map_p
+from jax.extend.core import primitives
+
+from ._flops import flops
+from ._probe import probe_p
+from .marks import HIDDEN, mark_p, port_p
+from .selectors import probes
+from .site import Direction, Site, Where
+
+# The primitives whose bodies are walked.
+ENTERED = (
+    primitives.jit_p,
+    primitives.remat_p,
+    primitives.scan_p,
+    primitives.while_p,
+    primitives.cond_p,
+    shard_map_p,
+    primitives.custom_jvp_call_p,
+    primitives.custom_vjp_call_p,
+    primitives.closed_call_p,
+)
+LIBRARY = os.path.dirname(os.path.dirname(__file__))
+OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ("program", "faults", "twins", "campaigns", "checksums"))
+"""Rooms whose lines are no user's. Lines of `aggregation` are: a step is written with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is selected in one jaxpr: sites by equation, plans of the jaxprs inside equations, all sites in order."""
+
+    selected: dict[int, Site]
+    inner: dict[int, tuple["Plan", ...]]
+    sites: tuple[Site, ...]
+
+
+class Inside(NamedTuple):
+    """What the enclosing equations mean for the sites inside them.
+
+    Attributes:
+        names: their name stacks.
+        dims: the report axes that they add.
+        trips: see `Site.trips`.
+        mesh: see `Site.mesh`.
+        order: see `Site.order`.
+        leaves: depth at which the outputs of the enclosing equation leave their scope.
+        source: line of the user's code that calls the enclosing equation.
+    """
+
+    names: tuple[str, ...] = ()
+    dims: tuple[str, ...] = ()
+    trips: tuple[int, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
+    order: tuple[int | str, ...] = ()
+    leaves: int = 1
+    source: str = ""
+
+
+def live_program(closed: Any) -> Any:
+    """The program without dead equations: XLA drops those, and a report would keep them alive."""
+    jaxpr, consts = open_jaxpr(closed)
+    jaxpr, _ = partial_eval.dce_jaxpr(
+        partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
+    )
+    return Bound(jaxpr, consts)
+
+
+class Bound(NamedTuple):
+    """A jaxpr whose first inputs are bound to constants."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def plan_sites(live: Bound, where: Where) -> Plan:
+    """Finds the sites of a program that `where` selects."""
+    return _plan(live.jaxpr, where, Inside(), Counter())
+
+
+def _plan(jaxpr: Any, where: Where, inside: Inside, seen: Counter[str]) -> Plan:
+    selected: dict[int, Site] = {}
+    inner: dict[int, tuple[Plan, ...]] = {}
+    found: list[Site] = []
+    names = [inside.names + _components(eqn) for eqn in jaxpr.eqns]
+    leaves = _leaves(jaxpr, names, inside)
+    doubled = _doubled_ports(jaxpr)
+    for index, eqn in enumerate(jaxpr.eqns):
+        here = inside._replace(
+            names=names[index],
+            order=(*inside.order, index),
+            leaves=leaves[index],
+            # Functions of JAX itself, such as `jax.nn.silu`, have no line of the user's inside.
+            source=_source(eqn) or inside.source,
+        )
+        if any(HIDDEN in name for name in here.names) or index in doubled:
+            continue
+        if eqn.primitive in ENTERED:
+            plans = tuple(
+                _plan(open_jaxpr(body)[0], where, _enter(eqn, number, here), seen)
+                for number, body in enumerate(bodies(eqn))
+            )
+            if any(plan.sites for plan in plans):
+                inner[index] = plans
+                found.extend(site for plan in plans for site in plan.sites)
+            continue
+        site = _site(eqn, here)
+        if site is not None:
+            # All sites are numbered, selected or not, so that a name means the same whatever is selected.
+            seen[site.name] += 1
+            if seen[site.name] > 1:
+                site = dataclasses.replace(site, name=f"{site.name}#{seen[site.name]}")
+            if where(site):
+                selected[index] = site
+                found.append(site)
+        if eqn.primitive is not mark_p:
+            _refuse_hidden_probes(eqn, where, here)
+    return Plan(selected, inner, tuple(found))
+
+
+def _components(eqn: Any) -> tuple[str, ...]:
+    return tuple(name for name in str(eqn.source_info.name_stack).split("/") if name)
+
+
+def _doubled_ports(jaxpr: Any) -> set[int]:
+    """Ports of the outer of two transformations where the inner one has marked the same array: the mark stands."""
+    ports = {
+        var: index
+        for index, eqn in enumerate(jaxpr.eqns)
+        if eqn.primitive is port_p
+        for var in (eqn.outvars[0] if eqn.params["direction"] == "arg" else eqn.invars[0],)
+        if isinstance(var, core.Var)
+    }
+    marked = (
+        (eqn.invars[1] if dict(eqn.params["params"])["direction"] == "arg" else eqn.outvars[0], eqn)
+        for eqn in jaxpr.eqns
+        if eqn.primitive is mark_p and eqn.params["of"] is port_p
+    )
+    found = ((ports[var], eqn) for var, eqn in marked if isinstance(var, core.Var) and var in ports)
+    return {index for index, eqn in found if dict(eqn.params["params"]) == dict(jaxpr.eqns[index].params)}
+
+
+def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> list[int]:
+    """For each equation, the smallest depth at which a reader of its outputs is in another scope; see `Site`."""
+    made_by = {var: index for index, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
+    depth = [len(own) + 1 for own in names]
+
+    def read(var: Any, reader: tuple[str, ...] | None) -> None:
+        if isinstance(var, core.Literal) or var not in made_by:
+            return
+        index = made_by[var]
+        if reader is None:  # it leaves the body
+            depth[index] = min(depth[index], inside.leaves, len(inside.names) + 1)
+            return
+        own = names[index]
+        common = next((i for i, (a, b) in enumerate(zip(own, reader, strict=False)) if a != b), None)
+        if common is None and len(reader) >= len(own):
+            return  # the reader is in the same scope, or deeper
+        depth[index] = min(depth[index], (min(len(own), len(reader)) if common is None else common) + 1)
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        for var in eqn.invars:
+            read(var, names[index])
+    for var in jaxpr.outvars:
+        read(var, None)
+    return depth
+
+
+def _refuse_hidden_probes(eqn: Any, where: Where, inside: Inside) -> None:
+    """A probe that cannot be reached must not pass for a probe that was checked."""
+    for body in core.jaxprs_in_params(eqn.params):
+        hidden = _plan(open_jaxpr(body)[0], lambda site: probes(site) and where(site), inside, Counter())
+        if hidden.sites:
+            raise ValueError(
+                f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
+                f"({_source(eqn)}), which cannot be entered; move the probe outside it"
+            )
+
+
+def _site(eqn: Any, inside: Inside) -> Site | None:
+    """The site that an equation is; None for one that has no values to look at."""
+    marked = eqn.primitive is mark_p
+    primitive, params = (eqn.params["of"], dict(eqn.params["params"])) if marked else (eqn.primitive, eqn.params)
+    operands = eqn.invars[eqn.params["outputs"] :] if marked else eqn.invars
+    outputs = [var.aval for var in eqn.outvars]
+    if not any(_has_values(aval) for aval in outputs):
+        return None
+    scope = "/".join(inside.names)
+    direction: Direction = "remat" if "rematted_computation" in scope else "bwd" if "transpose(" in scope else "fwd"
+    name, probe, kind = "", None, primitive.name
+    if primitive is port_p:
+        direction = params["direction"]
+        kind = "argument" if direction == "arg" else "result"
+        name = f"{direction}/{params['path']}".rstrip("/")  # a step can return a single array
+    elif primitive is probe_p:
+        stated = params["direction"]
+        if ("bwd" if stated == "bwd" else "fwd") not in params["directions"]:
+            return None
+        direction = direction if stated == "fwd" else stated
+        probe = params["name"]
+        name = f"{direction}/{probe}"
+    return Site(
+        name=name or "/".join((direction, *inside.names, kind)),
+        primitive=kind,
+        direction=direction,
+        probe=probe,
+        scope=scope,
+        source=inside.source,
+        dims=inside.dims,
+        trips=inside.trips,
+        mesh=inside.mesh,
+        outputs=tuple(
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype) if _has_values(aval) else jax.ShapeDtypeStruct((0,), bool)
+            for aval in outputs
+        ),
+        flops=flops(kind, params, [var.aval for var in operands], outputs),
+        order=inside.order,
+        leaves=inside.leaves,
+    )
+
+
+def _has_values(aval: Any) -> bool:
+    """Whether an array has bits: tokens, references and the zeros of integer tangents have none."""
+    return isinstance(aval, core.ShapedArray) and aval.dtype != jax.dtypes.float0
+
+
+def _source(eqn: Any) -> str:
+    """The line of the user's code that an equation comes from; for a probe, the line that calls `probe`."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if os.path.dirname(frame.file_name) != LIBRARY and not frame.file_name.startswith(OWN):
+            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return ""
+
+
+def _enter(eqn: Any, number: int, here: Inside) -> Inside:
+    """The inside of body `number` of an equation."""
+    order: tuple[int | str, ...] = (*here.order, number)
+    if eqn.primitive is primitives.scan_p:
+        order = (*here.order, "reversed" if eqn.params["reverse"] else "scan")
+        return here._replace(dims=(*here.dims, "scan"), trips=(*here.trips, eqn.params["length"]), order=order)
+    if eqn.primitive is primitives.while_p:
+        return here._replace(trips=(*here.trips, 0), order=(*order, "while"))
+    if eqn.primitive is shard_map_p:
+        axes = manual_axes(eqn)
+        sizes = tuple((axis, int(eqn.params["mesh"].shape[axis])) for axis in axes)
+        return here._replace(dims=here.dims + axes, mesh=here.mesh + sizes, order=order)
+    return here._replace(order=order)
+
+
+def manual_axes(eqn: Any) -> tuple[str, ...]:
+    """The mesh axes that a `shard_map` makes manual, in the order of the mesh."""
+    return tuple(str(axis) for axis in eqn.params["mesh"].axis_names if axis in eqn.params["newly_manual_axes"])
+
+
+def bodies(eqn: Any) -> tuple[Any, ...]:
+    if eqn.primitive is primitives.while_p:
+        return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    if eqn.primitive is primitives.cond_p:
+        return tuple(eqn.params["branches"])
+    return (eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"],)
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Jaxpr and constants: jax 0.10 has open and closed jaxprs, jax 0.12 has one class for both."""
+    return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "consts") else (jaxpr, ())

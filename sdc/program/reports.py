@@ -1,0 +1,81 @@
+"""What a rule is told and what it returns: places, rules, and reports by site name."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+from jaxtyping import Array, Int
+
+from .site import Site
+
+Report: TypeAlias = Any
+
+
+Values: TypeAlias = list[Any]
+
+
+class Place(NamedTuple):
+    """Where in the step, and in which iteration, a rule is called.
+
+    Attributes:
+        site: the site.
+        iteration: index of each enclosing `scan` and `while`, outermost first; an array of no dimension each.
+        params: parameters of the site's primitive.
+        marked: whether another transformation has been at work on the equation before.
+    """
+
+    site: Site
+    iteration: tuple[Int[Array, ""], ...]
+    params: Mapping[str, Any] = MappingProxyType({})
+    marked: bool = False
+
+
+class Rule(Protocol):
+    """What a transformation does at a site."""
+
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Report]:
+        """Returns the equation's outputs and a report; `bind(*inputs)` evaluates the equation itself.
+
+        A rule changes outputs, not inputs: where another transformation has been at work on the equation before, its
+        outputs are given.
+        """
+
+    def merge(self, total: Report, new: Report) -> Report:
+        """Merges the reports of two iterations of a `while`; zeros are neutral."""
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Reports(Mapping[str, Any]):
+    """Reports by site name, in program order; a pytree that passes through `jit` and keeps its sites.
+
+    Attributes:
+        sites: the sites, static; `sites[i].dims` names the leading axes of each leaf of report `i`.
+    """
+
+    def __init__(self, sites: Sequence[Site], values: Sequence[Any]) -> None:
+        self.sites = tuple(sites)
+        self._values = tuple(values)
+
+    def __getitem__(self, name: str) -> Any:
+        for site, value in zip(self.sites, self._values, strict=True):
+            if site.name == name:
+                return value
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (site.name for site in self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __repr__(self) -> str:
+        return f"Reports({dict(self)!r})"
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Site, ...]]:
+        keys = (jax.tree_util.DictKey(site.name) for site in self.sites)
+        return list(zip(keys, self._values, strict=True)), self.sites
+
+    @classmethod
+    def tree_unflatten(cls, sites: tuple[Site, ...], values: Sequence[Any]) -> "Reports":
+        return cls(sites, values)

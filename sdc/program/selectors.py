@@ -1,0 +1,366 @@
+"""Sites: the places of a step at which tools look, and selectors, which choose among them.
+
+A *site* is one operation of a step's program (an equation that is no loop, branch or call), a `probe`, or an array that
+goes into the step or comes out of it. Its direction says in which pass it lies:
+
+=========  ==========================================================================
+direction  the value that the site sees
+=========  ==========================================================================
+fwd        a value of the forward pass; also what is no part of a derivative, such as the optimizer
+bwd        a value of the backward pass; of a probe, the cotangent (the gradient with respect to its value)
+remat      a value of a forward pass that is recomputed for the backward pass
+jvp        a tangent, in a program differentiated in forward mode
+arg        an array given to the step: a parameter, a part of the optimizer's state, the batch
+out        an array that the step returns
+=========  ==========================================================================
+
+Selectors combine with `&`, `|` and `~`:
+
+    primitive("dot_general") & direction("bwd") & scope("*attn*") & iteration(3)
+
+The same line is the language of `--where` on the command line (`parse_selector`).
+"""
+
+import ast
+import difflib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeAlias
+
+import jax.numpy as jnp
+
+from .site import DIRECTIONS, Direction, Site, Where
+
+PROBE = "probe"
+PRODUCTS = ("dot_general", "conv_general_dilated")
+COLLECTIVES = (
+    "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_gather_invariant", "all_to_all",
+    "ragged_all_to_all", "reduce_scatter", "pgather",
+)  # fmt: skip
+
+
+Iteration: TypeAlias = tuple[Any, ...]
+
+
+class Selector:
+    """Chooses sites, and iterations of them; combine selectors with `&`, `|` and `~`.
+
+    A selector is a predicate of sites. Where it asks for an iteration, the predicate says whether any iteration is
+    chosen, and `now` which.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        chosen: Callable[[Site], bool | None],
+        now: Callable[[Site, Iteration], Any] | None = None,
+        *,
+        terms: Sequence["Selector"] = (),
+        operator: str = "",
+        attribute: Callable[[Site], str] | None = None,
+        patterns: Sequence[str] = (),
+    ) -> None:
+        self.text = text
+        self.chosen = chosen
+        self.now: Callable[[Site, Iteration], Any] = now or (lambda site, iteration: chosen(site))
+        self._terms, self._operator = tuple(terms), operator
+        self._attribute, self._patterns = attribute, tuple(patterns)
+
+    def __call__(self, site: Site) -> bool:
+        """Whether the site is chosen, in some iteration at least."""
+        return self.chosen(site) is not False
+
+    def __and__(self, other: Where) -> "Selector":
+        return _combined("&", self, other)
+
+    def __or__(self, other: Where) -> "Selector":
+        return _combined("|", self, other)
+
+    def __invert__(self) -> "Selector":
+        def chosen(site: Site) -> bool | None:
+            found = self.chosen(site)
+            return None if found is None else not found
+
+        def now(site: Site, iteration: Iteration) -> Any:
+            found = self.now(site, iteration)
+            return not found if isinstance(found, bool) else ~found
+
+        return Selector(f"~{_bracketed(self, '')}", chosen, now, terms=[self])
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def leaves(self) -> list["Selector"]:
+        """The terms that this selector combines."""
+        return [leaf for term in self._terms for leaf in term.leaves()] if self._terms else [self]
+
+    def near(self, sites: Sequence[Site]) -> list[str]:
+        """What the sites have that resembles a pattern of this term."""
+        if self._attribute is None:
+            return []
+        values = list(dict.fromkeys(value for site in sites if (value := self._attribute(site))))
+        wanted = [pattern.strip("*").lower() for pattern in self._patterns]
+
+        def resembles(value: str, word: str) -> bool:
+            value = value.lower()
+            return word in value or bool(difflib.get_close_matches(word, [value, *value.split("/")], 1, 0.6))
+
+        return [value for value in values if any(word and resembles(value, word) for word in wanted)][:4]
+
+
+def _bracketed(selector: Selector, operator: str) -> str:
+    return selector.text if selector._operator in ("", operator) else f"({selector.text})"
+
+
+def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Selector:
+    right = as_selector(right)
+    decided = operator == "|"  # the truth of one side that settles the whole
+
+    def chosen(site: Site) -> bool | None:
+        found = left.chosen(site), right.chosen(site)
+        return decided if decided in found else None if None in found else not decided
+
+    def now(site: Site, iteration: Iteration) -> Any:
+        a, b = left.now(site, iteration), right.now(site, iteration)
+        return a | b if decided else a & b
+
+    text = f" {operator} ".join(_bracketed(part, operator) for part in (left, right))
+    return Selector(text, chosen, now, terms=[left, right], operator=operator)
+
+
+def as_selector(where: Where | str) -> Selector:
+    """A predicate of sites, or a line of text, as a selector, so that it combines with others."""
+    if isinstance(where, str):
+        return parse_selector(where)
+    return where if isinstance(where, Selector) else Selector(getattr(where, "__name__", "where"), where)
+
+
+def _matches(name: str, attribute: Callable[[Site], str | None], patterns: Sequence[str]) -> Selector:
+    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise ValueError(f'{name}{tuple(patterns)}: expected one pattern or more, as in {name}("*attn*")')
+
+    def chosen(site: Site) -> bool:
+        value = attribute(site)
+        return value is not None and any(fnmatchcase(value, pattern) for pattern in patterns)
+
+    text = f"{name}({', '.join(_quoted(pattern) for pattern in patterns)})"
+    return Selector(text, chosen, attribute=lambda site: attribute(site) or "", patterns=patterns)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+everything = Selector("everything", lambda site: True)
+"""Selects every site."""
+
+probes = Selector("probes", lambda site: site.primitive == PROBE)
+"""Selects every probe."""
+
+operations = Selector("operations", lambda site: site.direction not in ("arg", "out"))
+"""Selects everything but the arrays that go into the step and come out of it."""
+
+arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
+"""Selects operations that compute floating-point numbers, rather than move them."""
+
+products = Selector(
+    "products",
+    lambda site: site.primitive in PRODUCTS and all(jnp.issubdtype(out.dtype, jnp.floating) for out in site.outputs),
+)
+"""Selects matrix products and convolutions of real numbers."""
+
+collectives = Selector("collectives", lambda site: site.primitive in COLLECTIVES)
+"""Selects communication between devices: sums, gathers, scatters and permutations over a mesh axis."""
+
+
+def primitive(*patterns: str) -> Selector:
+    """Selects by the name of the JAX primitive: `primitive("dot_general")`, `primitive("exp", "log*")`."""
+    return _matches("primitive", lambda site: site.primitive, patterns)
+
+
+def scope(*patterns: str) -> Selector:
+    """Selects by the name stack: `scope("*attn*")`. The whole stack must match, so begin and end with `*`."""
+    return _matches("scope", lambda site: site.scope, patterns)
+
+
+def probed(*patterns: str) -> Selector:
+    """Selects probes by the name given to `probe`: `probed("attn")`."""
+    return _matches("probed", lambda site: site.probe, patterns)
+
+
+def source(*patterns: str) -> Selector:
+    """Selects by source line, `file:line (function)`: `source("*/model.py:*")`, `source("*(attention)")`."""
+    return _matches("source", lambda site: site.source, patterns)
+
+
+def argument(*patterns: str) -> Selector:
+    """Selects arrays given to the step, by their path: `argument("0/params/*")` in the first argument."""
+    return _matches("argument", lambda site: site.path if site.direction == "arg" else None, patterns)
+
+
+def result(*patterns: str) -> Selector:
+    """Selects arrays that the step returns, by their path."""
+    return _matches("result", lambda site: site.path if site.direction == "out" else None, patterns)
+
+
+def matching(*patterns: str) -> Selector:
+    """Selects by the site's whole name, with or without the number of its repetition.
+
+    Example:
+        >>> from sdc.program import Site, matching
+        >>> matching("fwd/*")(Site("fwd/attn", "probe", "fwd", "attn"))
+        True
+    """
+    selector = _matches("matching", lambda site: site.name.partition("#")[0], patterns)
+    exact = [pattern for pattern in patterns if "#" in pattern]
+    return Selector(
+        selector.text,
+        lambda site: selector(site) or any(fnmatchcase(site.name, pattern) for pattern in exact),
+        attribute=lambda site: site.name,
+        patterns=patterns,
+    )
+
+
+def named(*names: str) -> Selector:
+    """Selects sites by their exact names, as `sdc.sites` lists them."""
+    if not names:
+        raise ValueError('named(): expected one name or more, as in named("fwd/attn")')
+    text = f"named({', '.join(map(_quoted, names))})"
+    return Selector(text, lambda site: site.name in names, attribute=lambda site: site.name, patterns=names)
+
+
+def direction(*names: Direction) -> Selector:
+    """Selects by direction: `direction("bwd", "remat")`; see the module."""
+    if not names or not set(names) <= set(DIRECTIONS):
+        raise ValueError(f"direction{names}: expected some of {', '.join(DIRECTIONS)}")
+    text = f"direction({', '.join(map(_quoted, names))})"
+    return Selector(text, lambda site: site.direction in names, attribute=lambda site: site.direction, patterns=names)
+
+
+def iteration(*numbers: int, loop: int = -1) -> Selector:
+    """Selects iterations of a loop, from 0: of the innermost one, which in a scanned model is the layer.
+
+    Args:
+        numbers: of the iterations.
+        loop: which of the enclosing loops, 0 being the outermost and -1 the innermost.
+    """
+    if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ValueError(f"iteration{numbers}: expected one number or more, from 0")
+
+    def inside(site: Site) -> bool:
+        if not -site.loops <= loop < site.loops:
+            return False
+        return not site.trips[loop] or any(number < site.trips[loop] for number in numbers)
+
+    def now(site: Site, indices: Iteration) -> Any:
+        if not inside(site):
+            return False
+        found = indices[loop] == numbers[0]
+        for number in numbers[1:]:
+            found |= indices[loop] == number
+        return found
+
+    text = f"iteration({', '.join(map(str, numbers))}{'' if loop == -1 else f', loop={loop}'})"
+    return Selector(text, lambda site: None if inside(site) else False, now)
+
+
+def inside(prefix: str) -> Selector:
+    """Selects everything in a scope and in the scopes inside it: `inside("jvp()/attn")`."""
+    wanted = prefix.split("/") if prefix else []
+    return Selector(
+        f"inside({_quoted(prefix)})",
+        lambda site: site.scope.split("/")[: len(wanted)] == wanted,
+        attribute=lambda site: site.scope,
+        patterns=[prefix],
+    )
+
+
+def boundary(depth: int) -> Selector:
+    """Selects values that leave their scope at this depth or further out: what bisecting looks at first.
+
+    At depth 1 these are the values that pass from one outermost scope to another. Whatever goes wrong inside a scope
+    can be seen from outside only through them.
+    """
+    if depth < 1:
+        raise ValueError(f"boundary({depth}): expected a depth of at least 1")
+    return Selector(f"boundary({depth})", lambda site: site.leaves <= depth)
+
+
+_WORDS: dict[str, Selector] = {
+    "everything": everything, "probes": probes, "operations": operations, "arithmetic": arithmetic,
+    "products": products, "collectives": collectives,
+}  # fmt: skip
+_CALLS: dict[str, Callable[..., Selector]] = {
+    "primitive": primitive, "scope": scope, "probed": probed, "source": source, "argument": argument, "result": result,
+    "matching": matching, "named": named, "direction": direction, "iteration": iteration, "inside": inside,
+    "boundary": boundary,
+}  # fmt: skip
+
+
+def parse_selector(text: str) -> Selector:
+    """A selector from a line of text, written as in Python.
+
+    Raises:
+        ValueError: the line cannot be understood.
+
+    Example:
+        >>> from sdc.program import parse_selector
+        >>> parse_selector('primitive("dot_general") & ~direction("bwd")')
+        primitive("dot_general") & ~direction("bwd")
+    """
+    example = 'as in \'primitive("dot_general") & direction("bwd")\''
+
+    def build(node: ast.expr) -> Selector:
+        match node:
+            case ast.BinOp(left, ast.BitAnd(), right):
+                return build(left) & build(right)
+            case ast.BinOp(left, ast.BitOr(), right):
+                return build(left) | build(right)
+            case ast.UnaryOp(ast.Invert(), operand):
+                return ~build(operand)
+            case ast.Name(name) if name in _WORDS:
+                return _WORDS[name]
+            case ast.Call(ast.Name(name), arguments, keywords) if name in _CALLS:
+                named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in keywords}
+                return _CALLS[name](*map(ast.literal_eval, arguments), **named)
+        raise ValueError(
+            f"{ast.unparse(node)!r} is no selector; expected {', '.join([*_WORDS, *_CALLS])}, joined with & | ~"
+        )
+
+    try:
+        return build(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError:
+        raise ValueError(f"selector {text!r} cannot be read; write it as in Python, {example}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"selector {text!r}: {error}; {example}") from None
+
+
+def check_hits(where: Where, sites: Sequence[Site], chosen: Sequence[Site]) -> None:
+    """Refuses a selector that hits nothing: a tool that looks at nothing would find nothing.
+
+    Args:
+        where: the selector.
+        sites: all sites of the step.
+        chosen: those that it hits.
+
+    Raises:
+        ValueError: none is hit; the message lists near misses.
+    """
+    if chosen:
+        return
+    selector = as_selector(where)
+    hints = []
+    for leaf in selector.leaves():
+        count = sum(map(leaf, sites))
+        near = [] if count else leaf.near(sites)
+        alone = f"{leaf.text} alone hits {count:,}" if len(selector.leaves()) > 1 else ""
+        like = f"near misses: {', '.join(near)}" if near else ""
+        remedy = "name tensors with sdc.probe, or select operations" if leaf is probes and not count else ""
+        hints += [hint for hint in (alone, like, remedy) if hint]
+    common = ", ".join(f"{name} ×{count}" for name, count in Counter(site.primitive for site in sites).most_common(8))
+    raise ValueError(
+        f"selector {selector.text} hits none of the step's {len(sites):,} sites"
+        + "".join(f"; {hint}" for hint in hints)
+        + f"; the step has {common or 'nothing that depends on its arguments'}"
+    )

@@ -1,0 +1,70 @@
+"""Site: one place of a step, and the directions in which it can lie."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import jax
+
+Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp", "arg", "out"]
+
+
+DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "remat", "jvp", "arg", "out")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One place of a step.
+
+    Attributes:
+        name: the key of its report, unique in a step: `direction/probe`, `direction/scope/primitive` for an operation,
+            `arg/path` and `out/path` for the step's own arrays; a second site of the same name ends in `#2`.
+        primitive: name of the JAX primitive; `argument` or `result` for the step's own arrays.
+        direction: see the module.
+        probe: the name given to `probe`, or None.
+        scope: the name stack (`jax.named_scope` and transformations), from the outermost call on.
+        source: `file:line (function)` in the user's code, or an empty string.
+        dims: names of the leading axes that control flow adds to a report, outermost first: a mesh axis, or `scan`.
+        trips: how often each enclosing loop runs, outermost first; 0 for a `while`, of which nobody knows.
+        mesh: names and sizes of the enclosing mesh axes.
+        outputs: shapes and dtypes of the values, on one device and for one iteration.
+        flops: floating-point operations of one evaluation on one device; see `flops`.
+        order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or
+            `"while"` where a loop is entered.
+        leaves: number of scopes, from the outermost, that a reader of the value shares at the least, plus one: the
+            depth at which the value leaves its scope.
+    """
+
+    name: str
+    primitive: str
+    direction: Direction
+    probe: str | None = None
+    scope: str = ""
+    source: str = ""
+    dims: tuple[str, ...] = ()
+    trips: tuple[int, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
+    outputs: tuple[jax.ShapeDtypeStruct, ...] = ()
+    flops: int = 0
+    order: tuple[int | str, ...] = ()
+    leaves: int = 1
+
+    @property
+    def loops(self) -> int:
+        """Number of enclosing loops (`scan` and `while`)."""
+        return len(self.trips)
+
+    @property
+    def path(self) -> str | None:
+        """Path of the array in the step's arguments or results; None for other sites."""
+        return self.name.partition("/")[2] if self.direction in ("arg", "out") else None
+
+    def __str__(self) -> str:
+        shapes = " ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in self.outputs)
+        sizes = iter(trips for trips in self.trips if trips)
+        names = (f"{name} {dict(self.mesh)[name] if name != 'scan' else next(sizes)}" for name in self.dims)
+        axes = f" by {' × '.join(names)}" if self.dims else ""
+        return f"{self.name}  {shapes}{axes}  {self.flops:,} FLOP  {self.source}".rstrip()
+
+
+Where: TypeAlias = Callable[[Site], bool]

@@ -1,0 +1,138 @@
+"""Determinism: what makes a backend repeat itself bit for bit, and whether two runs may be compared at all.
+
+Twins are compared bit for bit, so they must run one program on one kind of device with one set of libraries. `prepare`
+sets what each backend needs before JAX starts it, `environment` records it, and `differences` names what two processes
+do not have in common: such twins are not comparable, and a difference between them proves nothing.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+from jax.extend import backend
+
+Platform: TypeAlias = Literal["cpu", "gpu", "tpu"]
+
+# GPU kernels that add in any order are excluded. Autotuning picks kernels by their measured time, so that two hosts may
+# pick different ones: it is switched off. TPUs and CPUs repeat themselves as they are.
+GPU_FLAGS = (
+    "--xla_gpu_deterministic_ops=true",
+    "--xla_gpu_exclude_nondeterministic_ops=true",
+    "--xla_gpu_autotune_level=0",
+)
+THREADS = "NPROC"
+"""The environment variable from which XLA takes the size of its thread pool on a CPU."""
+PACKAGES = ("jax-sdc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+OPTIONS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+
+
+def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool = False) -> None:
+    """Sets what makes every backend deterministic; call it before anything runs on a device.
+
+    Args:
+        cpu_devices: simulate this many CPU devices in this process, where there is nothing but a CPU.
+        cpu_threads: size of XLA's thread pool on a CPU, at least `cpu_devices` (by default as many). XLA splits matrix
+            products by the size of the pool, and rounds each part: another size, other last bits. Processes whose
+            results are compared need the same.
+        only_cpu: use the CPU although there is something better.
+
+    Raises:
+        ValueError: the environment already asks for the opposite of a flag that is needed, or JAX has started.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    for flag in GPU_FLAGS:
+        name, _, value = flag.partition("=")
+        given = [other for other in flags if other.partition("=")[0] == name]
+        if any(other.partition("=")[2] not in ("", value) for other in given):
+            raise ValueError(f"XLA_FLAGS holds {given[0]}, but twins need {flag}; remove it from XLA_FLAGS")
+        if not given:
+            flags.append(flag)
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+    os.environ[THREADS] = str(max(cpu_threads or 0, cpu_devices))
+    if only_cpu:
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
+    except RuntimeError as error:
+        raise ValueError("JAX has started its devices already; start the command in a new process") from error
+
+
+def environment() -> dict[str, Any]:
+    """What this process computes with; equal between processes whose results may be compared bit for bit."""
+    device = jax.local_devices()[0]
+    # Kernels for a CPU are compiled for its instruction set, and split over the threads of a pool.
+    host = {"processor": _processor(), "processors": os.cpu_count(), "cpu_threads": os.environ.get(THREADS)}
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "platform": device.platform,
+        "platform_version": backend.get_backend().platform_version,
+        "device_kind": device.device_kind,
+        "local_devices": jax.local_device_count(),
+        "machine": platform.machine(),
+        **(host if device.platform == "cpu" else {}),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "options": {name: str(getattr(jax.config, name)) for name in OPTIONS},
+    }
+
+
+def program_fingerprint(lowered: jax.stages.Lowered) -> str:
+    """SHA-256 of a lowered program's StableHLO text: equal for equal programs."""
+    return hashlib.sha256(lowered.as_text().encode()).hexdigest()
+
+
+def differences(descriptions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What differs between processes, one line each; empty if they may be compared.
+
+    Args:
+        descriptions: one nested mapping per process, in the order of the processes.
+
+    Example:
+        >>> from sdc.record import differences
+        >>> differences([{"packages": {"jax": "0.10.2"}}, {"packages": {"jax": "0.12.0"}}])
+        ['packages.jax: process 0 has 0.10.2, process 1 has 0.12.0']
+    """
+    flat = [_flatten("", description) for description in descriptions]
+    lines = []
+    for key in sorted(set().union(*flat)):
+        values = [description.get(key, "nothing") for description in flat]
+        for process, value in enumerate(values[1:], start=1):
+            if value != values[0]:
+                lines.append(f"{key}: process 0 has {values[0]}, process {process} has {value}")
+    return lines
+
+
+def _flatten(prefix: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    return {
+        name: leaf
+        for key, inner in value.items()
+        for name, leaf in _flatten(f"{prefix}.{key}" if prefix else str(key), inner).items()
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith(("model name", "Model"))]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor()

@@ -1,0 +1,163 @@
+"""The first place where two fingerprints of one program part.
+
+Digests are compared in the order in which the program computes the values: equations in program order, iterations of a
+loop one after the other, those of a backward loop from the last to the first. A program's order respects its
+dependencies, so whatever went wrong before the first difference is not among what was digested: with every operation
+selected, the first difference is the operation that computed something else from the same inputs.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Bool
+
+from sdc.program.reports import Reports
+from sdc.program.site import Site
+
+Iteration: TypeAlias = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstDifference:
+    """Where two fingerprints part.
+
+    Attributes:
+        site: the operation, with its source line.
+        iteration: index in each enclosing `scan`, outermost first; the last is the layer of a scanned model.
+        devices: coordinates on the mesh of every device that differs there; one empty mapping where there is no mesh.
+        outputs: numbers of the operation's outputs that differ.
+        agreeing: digests before it, all of which agree.
+        before: the last values before it that were compared, nearest last.
+    """
+
+    site: Site
+    iteration: Iteration
+    devices: tuple[dict[str, int], ...]
+    outputs: tuple[int, ...]
+    agreeing: int
+    before: tuple[tuple[Site, Iteration], ...] = ()
+
+    def __str__(self) -> str:
+        devices = "; ".join(" ".join(f"{axis}={index}" for axis, index in device.items()) for device in self.devices)
+        parts = [self.site.name]
+        if self.iteration:
+            parts.append(f"iteration {', '.join(map(str, self.iteration))}")
+        if devices:
+            parts.append(f"on {devices}")
+        if self.site.source:
+            parts.append(f"at {self.site.source}")
+        if "while" in self.site.order:
+            parts.append("or another operation of the while loop that it lies in, whose iterations share one digest")
+        return ", ".join(parts)
+
+
+def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDifference | None:
+    """Compares two fingerprints of one program.
+
+    Args:
+        a: digests, as `fingerprint` returns them.
+        b: digests of another run, of the same program.
+        nearest: how many of the values before the difference to name.
+
+    Returns:
+        The first place where they part, or None where they agree. Iterations of a `while` loop share one digest, so
+        that inside of one the first of its operations that differs in any iteration is named, which need not be the one
+        that went wrong; the text says so.
+
+    Raises:
+        ValueError: the sites or shapes differ: these are not fingerprints of the same program.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> from sdc.program import operations
+        >>> run = sdc.fingerprint(lambda x: jnp.sin(x) * jnp.cos(x), where=operations)
+        >>> a, b = (run(jnp.float32(x))[1] for x in (1.0, 2.0))
+        >>> sdc.first_difference(a, a) is None, sdc.first_difference(a, b).site.primitive
+        (True, 'sin')
+    """
+    _check_same(a, b)
+    first: tuple[tuple[int, ...], Site, Bool[np.ndarray, "*axes n"], Iteration] | None = None
+    for site, x, y in zip(a.sites, a.values(), b.values(), strict=True):
+        differs = (np.asarray(x) != np.asarray(y)).any(-1)
+        if not differs.any():
+            continue
+        for iteration in _iterations(site, differs):
+            place = _place(site, iteration)
+            if first is None or place < first[0]:
+                first = place, site, differs, iteration
+    if first is None:
+        return None
+    place, site, differs, iteration = first
+    here = differs[_at(site, differs.ndim - 1, iteration)]
+    names = _mesh_axes(site, differs.ndim - 1)
+    agreeing, before = _before(a, place, nearest)
+    return FirstDifference(
+        site=site,
+        iteration=iteration,
+        devices=tuple(
+            dict(zip(names, map(int, coordinates), strict=True)) for coordinates in np.argwhere(here.any(-1))
+        ),
+        outputs=tuple(int(output) for output in np.flatnonzero(here.any(tuple(range(here.ndim - 1))))),
+        agreeing=agreeing,
+        before=before,
+    )
+
+
+def _check_same(a: Reports, b: Reports) -> None:
+    if [site.name for site in a.sites] != [site.name for site in b.sites]:
+        only = sorted({site.name for site in a.sites} ^ {site.name for site in b.sites})
+        what = f"{only[0]!r} is in one of them only" if only else "their sites come in another order"
+        raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
+    for site, x, y in zip(a.sites, a.values(), b.values(), strict=True):
+        if np.shape(x) != np.shape(y):
+            raise ValueError(
+                f"these are fingerprints of different programs: {site.name!r} has digests of shape {np.shape(x)} in "
+                f"one and {np.shape(y)} in the other; compare runs of the same program"
+            )
+
+
+def _axes(site: Site, ndim: int) -> tuple[str, ...]:
+    """Names of the axes of a site's digests; those that something outside the transformation added come first."""
+    return (*(f"axis{number}" for number in range(ndim - len(site.dims))), *site.dims)
+
+
+def _mesh_axes(site: Site, ndim: int) -> tuple[str, ...]:
+    return tuple(name for name in _axes(site, ndim) if name != "scan")
+
+
+def _at(site: Site, ndim: int, iteration: Iteration) -> tuple[Any, ...]:
+    """The index of an iteration in an array of so many axes: every device."""
+    indices = iter(iteration)
+    return tuple(next(indices) if name == "scan" else slice(None) for name in _axes(site, ndim))
+
+
+def _iterations(site: Site, differs: Bool[np.ndarray, "*axes n"]) -> Iterator[Iteration]:
+    """The iterations in which any device differs."""
+    axes = _axes(site, differs.ndim - 1)
+    devices = tuple(axis for axis, name in enumerate(axes) if name != "scan")
+    for indices in np.argwhere(differs.any((*devices, differs.ndim - 1))):
+        yield tuple(map(int, indices))
+
+
+def _place(site: Site, iteration: Iteration) -> tuple[int, ...]:
+    """When a site is evaluated: the smaller, the earlier. Iterations of a `while` share one digest and so one place."""
+    indices = iter(iteration)
+    number = {"scan": lambda: next(indices), "reversed": lambda: -next(indices), "while": lambda: 0}
+    return tuple(part if isinstance(part, int) else number[part]() for part in site.order)
+
+
+def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int, tuple[tuple[Site, Iteration], ...]]:
+    """Number of digests that come before a place, and the nearest places among them."""
+    count = 0
+    places: list[tuple[tuple[int, ...], Site, Iteration]] = []
+    for site, value in zip(reports.sites, reports.values(), strict=True):
+        shape = np.shape(value)[:-1]
+        axes = _axes(site, len(shape) - 1)
+        loops = tuple(size for name, size in zip(axes, shape, strict=False) if name == "scan")
+        earlier = [(at, site, iteration) for iteration in np.ndindex(*loops) if (at := _place(site, iteration)) < place]
+        count += len(earlier) * int(np.prod(shape)) // max(int(np.prod(loops)), 1)
+        places += earlier
+    places.sort(key=lambda entry: entry[0])
+    return count, tuple((site, iteration) for _, site, iteration in places[len(places) - nearest :])

@@ -1,0 +1,155 @@
+"""Lock-step twins: one step on a healthy and a suspect device, compared and repaired at every probe.
+
+At each site the twins exchange 64-bit digests over the twin axis. Only where some digest differs, anywhere on the mesh,
+do tensors move: the reference compares each twin's tensor with its own and all twins go on with the reference's, bit
+for bit. What a suspect computes wrong is therefore counted where it arises and never spreads: computation
+synchronization in the words of Ma et al. 2025 (arXiv:2502.12340, section 3.2).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, UInt32
+
+from sdc.program.axes import bound_axes, typed_as, varying
+from sdc.program.interpreter import required
+from sdc.program.reports import Place, Reports, Values
+from sdc.program.selectors import probes
+from sdc.program.site import Where
+
+from .agreement import Agreement, agreement, measure, nothing_found
+from .compare import Difference, merge as merge_differences
+
+Compare: TypeAlias = Literal["gated", "always"]
+Tree = TypeVar("Tree")
+
+
+class Mismatch(NamedTuple):
+    """What the twins differ in at one site.
+
+    Attributes:
+        difference: one row per twin, compared with the reference (whose own row is zero); the same on every twin.
+        undecided: how often no majority of three or more twins agreed, so that the reference was a guess.
+    """
+
+    difference: Difference
+    undecided: UInt32[Array, ""]
+
+
+def lockstep(
+    step: Callable[..., Any], axis_name: str, *, where: Where = probes, compare: Compare = "gated"
+) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step into lock-step twins along a mapped axis.
+
+    Call the result where `axis_name` is bound: under `shard_map` (twins on several devices or hosts), `pmap`, or
+    `vmap` (all twins on one device).
+
+    Args:
+        step: the step of one twin. It need not know of twins.
+        axis_name: the twin axis. With two twins index 0 is the reference; with three or more the majority is.
+        where: selects the sites to compare and repair; by default every probe.
+        compare: `"gated"` moves tensors only where digests differ; `"always"` moves and compares them every time.
+
+    Returns:
+        A function that returns `(out, mismatches)`, `mismatches` a `Mismatch` for each site.
+
+    Raises:
+        ValueError: `axis_name` is not bound, has fewer than two twins, `compare` is unknown, or no site is selected
+            (a probe whose value the step does not use is none).
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> step = sdc.lockstep(lambda x: sdc.probe(2.0 * x, "double"), "twin")
+        >>> out, mismatches = jax.vmap(step, axis_name="twin")(jnp.asarray([[1.0, 2.0], [1.0, 3.0]]))
+        >>> out.tolist()
+        [[2.0, 4.0], [2.0, 4.0]]
+        >>> mismatches["fwd/double"].difference.mismatched[0].tolist()
+        [0, 1]
+    """
+    _check_compare(compare)
+    twins = required(step, where, _Lockstep(axis_name, compare))
+
+    def stepped(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        _check_axis(axis_name)
+        return twins(*args, **kwargs)
+
+    return stepped
+
+
+def synchronize(
+    tree: Tree, axis_name: str, *, repair: bool = True, compare: Compare = "gated", agreed: Agreement | None = None
+) -> tuple[Tree, Mismatch]:
+    """Compares a pytree between twins and overwrites it with the reference's, bit for bit.
+
+    Parameter synchronization is this, applied to the parameters and the optimizer's state after each step.
+
+    Args:
+        tree: arrays, for instance a training state.
+        axis_name: the twin axis, bound.
+        repair: whether to overwrite; otherwise the tree is only compared.
+        compare: see `lockstep`.
+        agreed: what `twins.agreement` says of the tree's leaves, where that is known already.
+
+    Returns:
+        The tree, and one `Mismatch` over all its leaves.
+
+    Raises:
+        ValueError: see `lockstep`.
+    """
+    _check_compare(compare)
+    _check_axis(axis_name)
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        nothing = jnp.zeros(lax.axis_size(axis_name), jnp.uint32)
+        none = nothing.astype(jnp.float32)
+        return tree, Mismatch(Difference(nothing, nothing, nothing, nothing, none, none), jnp.uint32(0))
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    repaired, mismatch = _synchronize(leaves, agreed or agreement(leaves, axis_name), axis_name, compare)
+    return jax.tree.unflatten(structure, repaired) if repair else tree, mismatch
+
+
+class _Lockstep:
+    def __init__(self, axis_name: str, compare: Compare) -> None:
+        self.axis_name, self.compare = axis_name, compare
+
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Mismatch]:
+        # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is compared is
+        # what is consumed.
+        outs = lax.optimization_barrier(bind(*inputs))
+        return _synchronize(outs, agreement(outs, self.axis_name), self.axis_name, self.compare)
+
+    def merge(self, total: Mismatch, new: Mismatch) -> Mismatch:
+        return Mismatch(merge_differences(total.difference, new.difference), total.undecided + new.undecided)
+
+
+def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Compare) -> tuple[Values, Mismatch]:
+    reference, undecided, differs = agreed
+
+    def repair(leaves: Values) -> tuple[Values, Difference]:
+        chosen, found = measure(leaves, reference, axis_name)
+        return [typed_as(new, old) for new, old in zip(chosen, leaves, strict=True)], varying(found)
+
+    def keep(leaves: Values) -> tuple[Values, Difference]:
+        return leaves, varying(nothing_found(leaves, reference, axis_name))
+
+    leaves, found = repair(leaves) if compare == "always" else lax.cond(differs, repair, keep, leaves)
+    return leaves, Mismatch(found, undecided)
+
+
+def _check_compare(compare: str) -> None:
+    if compare not in ("gated", "always"):
+        raise ValueError(f"compare={compare!r} is unknown; expected 'gated' or 'always'")
+
+
+def _check_axis(axis_name: str) -> None:
+    axes = bound_axes()
+    if axis_name not in axes:
+        raise ValueError(
+            f"twin axis {axis_name!r} is not bound (bound: {sorted(axes) or 'none'}); "
+            "call the step under shard_map, pmap or vmap with that axis name"
+        )
+    if axes[axis_name] < 2:
+        raise ValueError(f"twin axis {axis_name!r} has size {axes[axis_name]}; lock-step needs two twins or more")

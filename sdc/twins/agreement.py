@@ -1,0 +1,137 @@
+"""Collectives over the twin axis: who is the reference, do the twins agree, what does the reference hold.
+
+Everything here runs under a bound axis name (`shard_map`, `pmap` or `vmap`) and moves bits, never floats: a masked sum
+of floats would turn -0.0 into 0.0 and mix the payloads of NaNs.
+"""
+
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float32, Int32, Shaped, UInt32
+
+from sdc.bits import from_words, to_words
+from sdc.program.axes import bound_axes, varying
+
+from .compare import Difference, difference, merge
+from .digests import digest
+
+Tree = TypeVar("Tree")
+
+
+class Agreement(NamedTuple):
+    """What the digests of all twins say.
+
+    Attributes:
+        reference: index of the reference: twin 0 of two; of three or more, a twin of the largest group that agrees.
+        undecided: 1 where no more than half of three or more twins agree, so that the reference is a guess; else 0.
+        differs: whether any twin differs from its reference, anywhere on the mesh: the same on every device.
+    """
+
+    reference: Int32[Array, ""]
+    undecided: UInt32[Array, ""]
+    differs: Bool[Array, ""]
+
+
+def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
+    """Compares the digests of some arrays over the twin axis; 8 bytes per array and twin cross it."""
+    mine = jnp.stack([digest(leaf) for leaf in leaves])
+    digests = _one_row_each(mine, axis_name)
+    same = jnp.all(digests[:, None] == digests[None, :], axis=(2, 3))
+    if len(digests) == 2:
+        reference, undecided = jnp.int32(0), jnp.uint32(0)
+    else:
+        votes = jnp.sum(same, axis=1, dtype=jnp.int32)
+        reference = jnp.argmax(votes).astype(jnp.int32)
+        undecided = (2 * jnp.max(votes) <= len(digests)).astype(jnp.uint32)
+    differs = jnp.any(~same)
+    # A conditional around a collective needs the same branch on every device. Axes of size one have nobody to tell,
+    # but `shard_map` may take them to vary.
+    typed = jax.typeof(differs).manual_axis_type.varying
+    others = tuple(axis for axis, size in bound_axes().items() if axis != axis_name and (size > 1 or axis in typed))
+    if others:
+        differs = lax.pmax(varying(differs.astype(jnp.int32)), (*others, axis_name)) > 0
+    return Agreement(reference, undecided, differs)
+
+
+def gather_twins(x: Shaped[Array, "*shape"], axis_name: str) -> list[Shaped[Array, "*shape"]]:
+    """The tensor as each twin holds it, bit for bit, on every device."""
+    words = _one_row_each(to_words(x), axis_name)
+    return [from_words(row, x) for row in words]
+
+
+def choose(copies: list[Shaped[Array, "*shape"]], index: Int32[Array, ""]) -> Shaped[Array, "*shape"]:
+    """`copies[index]` for a traced index."""
+    return lax.select_n(index, *copies) if len(copies) > 1 else copies[0]
+
+
+def from_reference(tree: Tree, reference: Int32[Array, ""], axis_name: str) -> Tree:
+    """The reference twin's arrays on every twin, bit for bit."""
+    mine = lax.axis_index(axis_name) == reference
+
+    def broadcast(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+        return from_words(lax.psum(jnp.where(mine, to_words(x), jnp.uint32(0)), axis_name), x)
+
+    return jax.tree.map(broadcast, tree)
+
+
+def measure(
+    leaves: list[Shaped[Array, "..."]], reference: Int32[Array, ""], axis_name: str
+) -> tuple[list[Shaped[Array, "..."]], Difference]:
+    """Compares every twin with the reference, element by element.
+
+    Returns:
+        The reference's arrays, and the differences added over the arrays: one row per twin (the reference's own is
+        zero), computed by the reference and handed from it to the others.
+    """
+    size = lax.axis_size(axis_name)
+    total: Difference | None = None
+    chosen = []
+    for leaf in leaves:
+        copies = gather_twins(leaf, axis_name)
+        chosen.append(choose(copies, reference))
+        rows = [difference(chosen[-1], copy) for copy in copies]
+        new = Difference(*(jnp.stack(column) for column in zip(*rows, strict=True)))
+        total = new if total is None else merge(total, new)
+    assert total is not None
+    others = jnp.arange(size) != reference
+    total = jax.tree.map(lambda row: jnp.where(others, row, jnp.zeros_like(row)), total)
+    return chosen, from_reference(total, reference, axis_name)
+
+
+def nothing_found(leaves: list[Shaped[Array, "..."]], reference: Int32[Array, ""], axis_name: str) -> Difference:
+    """The result of `measure` where all twins agree."""
+    size = lax.axis_size(axis_name)
+    elements = sum(leaf.size for leaf in leaves)
+    checked = jnp.where(jnp.arange(size) != reference, jnp.uint32(elements), jnp.uint32(0))
+    counts, floats = jnp.zeros(size, jnp.uint32), jnp.zeros(size, jnp.float32)
+    return Difference(checked, counts, counts, counts, floats, floats)
+
+
+def squared_distance(
+    leaves: list[Shaped[Array, "..."]], replicas: list[int], reference: Int32[Array, ""], axis_name: str
+) -> Float32[Array, "twins"]:
+    """Squared L2 distance of every twin from the reference, over arrays that are sharded on the other axes.
+
+    Args:
+        leaves: the local shards.
+        replicas: for each array, how many devices of a twin hold the same shard.
+        reference: index of the reference.
+        axis_name: the twin axis.
+    """
+    others = tuple(axis for axis in bound_axes() if axis != axis_name)
+    total = jnp.zeros((), jnp.float32)
+    for leaf, count in zip(leaves, replicas, strict=True):
+        delta = leaf.astype(jnp.float32) - from_reference(leaf, reference, axis_name).astype(jnp.float32)
+        total += jnp.sum(jnp.square(delta)) / count
+    if others:
+        total = lax.psum(total, others)
+    return lax.bitcast_convert_type(_one_row_each(lax.bitcast_convert_type(total, jnp.uint32), axis_name), jnp.float32)
+
+
+def _one_row_each(mine: UInt32[Array, "*shape"], axis_name: str) -> UInt32[Array, "twins *shape"]:
+    """All twins' values, one row each, equal on every device also in the eyes of `shard_map`'s type checker."""
+    row = jnp.arange(lax.axis_size(axis_name)) == lax.axis_index(axis_name)
+    rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.uint32(0))
+    return lax.psum(rows, axis_name)

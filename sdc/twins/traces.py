@@ -1,0 +1,288 @@
+"""Digest traces on disk: the fingerprint of every step of a run, to be compared with that of another run.
+
+A trace is a run folder with two files more:
+
+    sites.json    the sites, in program order, with shapes and source lines
+    trace.jsonl   one line a step: digests of all sites in hexadecimal, and their CRC-32
+
+The check sum tells a damaged trace from a difference. A trace belongs to its program: the manifest holds the program's
+fingerprint, and traces of different programs are not compared, since instrumentation alone changes last bits.
+"""
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import UInt32
+
+from sdc.program.reports import Reports
+from sdc.program.site import Site
+from sdc.record.determinism import differences
+from sdc.record.files import RecordError, read_json, read_lines, to_json, write_json
+from sdc.record.records import STEPS, TRACE, RunWriter, read_run
+
+from ._first_difference import FirstDifference, first_difference
+
+SITES = "sites.json"
+COMPARABLE = ("program", "environment", "data", "seed", "config", "mesh")
+"""What two traces must have in common in their manifests."""
+
+
+class NotComparable(ValueError):
+    """Two traces whose difference would mean nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A trace as read from its folder.
+
+    Attributes:
+        path: the run folder.
+        manifest: contents of `manifest.json`.
+        sites: in program order.
+        shapes: of the digests of each site.
+        lines: digests by step, encoded.
+        ended: whether the run that wrote it ended.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    sites: tuple[Site, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    lines: Mapping[int, Mapping[str, Any]]
+    ended: bool
+
+    def __getitem__(self, step: int) -> Reports:
+        """The digests of a step, as `fingerprint` returned them.
+
+        Raises:
+            RecordError: the line is damaged.
+        """
+        try:
+            words = decode(self.lines[step], sum(int(np.prod(shape)) for shape in self.shapes))
+        except ValueError as error:
+            raise RecordError(
+                f"{self.path / TRACE}: the digests of step {step} are damaged ({error}); trace that run anew"
+            ) from error
+        cuts = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
+        parts = np.split(words, cuts)
+        return Reports(self.sites, [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)])
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceDifference:
+    """What the comparison of two traces found.
+
+    Attributes:
+        steps: the steps that both have, in order, up to the one in which they part.
+        step: the step in which they part, or None.
+        first: where in that step.
+    """
+
+    steps: tuple[int, ...]
+    step: int | None
+    first: FirstDifference | None
+
+
+class TraceWriter:
+    """Writes a trace of any step; use it as a context manager.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> from sdc.record import program_fingerprint
+        >>> from sdc.program import operations
+        >>> from sdc.twins import TraceWriter, diff, read_trace
+        >>> run, x = jax.jit(sdc.fingerprint(jnp.sin, where=operations)), jnp.ones(3)
+        >>> manifest = {"program": program_fingerprint(run.lower(x))}
+        >>> folders = [Path(tempfile.mkdtemp()) / name for name in ("a", "b")]
+        >>> for folder in folders:
+        ...     with TraceWriter(folder, manifest) as trace:
+        ...         for step in range(3):
+        ...             trace.add(step, run(x)[1])
+        >>> diff(*map(read_trace, folders))
+        TraceDifference(steps=(0, 1, 2), step=None, first=None)
+    """
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Starts a new run folder.
+
+        Args:
+            path: must not hold a run.
+            manifest: what ran. `program` (the program's fingerprint) decides whether traces can be compared, and so do
+                `environment`, `data`, `seed`, `config` and `mesh` where they are given.
+
+        Raises:
+            RecordError: the folder holds a run, or cannot be written.
+            ValueError: the manifest names no program.
+        """
+        if not manifest.get("program"):
+            raise ValueError("a trace needs the fingerprint of its program: give {'program': program_fingerprint(...)}")
+        self._writer = RunWriter.create(path, {"kind": "trace", **manifest}, TRACE)
+        self._steps = 0
+
+    def add(self, step: int, digests: Reports, **row: Any) -> None:
+        """Appends the digests of a step; `row` joins the line of `steps.jsonl`, for instance the loss."""
+        if not (self._writer.path / SITES).is_file():
+            write_sites(self._writer.path, digests)
+        self._writer.step({"step": step, **row}, [encode(step, digests)])
+        self._steps += 1
+
+    def __enter__(self) -> "TraceWriter":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._writer.close()
+        if kind is None:
+            reason = "a trace by itself compares nothing"
+            self._writer.summary({"verdict": None, "reason": reason, "steps": self._steps})
+
+
+def write_sites(path: Path, digests: Reports) -> None:
+    """Writes `sites.json`."""
+    rows = [
+        {
+            **{field.name: getattr(site, field.name) for field in dataclasses.fields(site) if field.name != "outputs"},
+            "outputs": [{"shape": x.shape, "dtype": str(x.dtype)} for x in site.outputs],
+            "digests": np.shape(value),
+        }
+        for site, value in zip(digests.sites, digests.values(), strict=True)
+    ]
+    write_json(path / SITES, {"sites": rows, "crc32": _crc32(rows)})
+
+
+def _crc32(rows: Any) -> int:
+    return zlib.crc32(json.dumps(to_json(rows), sort_keys=True).encode())
+
+
+def encode(step: int, digests: Reports) -> dict[str, Any]:
+    """One line of `trace.jsonl`."""
+    words = [np.asarray(value, "<u4").tobytes() for value in digests.values()]
+    payload = b"".join(words)
+    return {"step": step, "digests": payload.hex(), "crc32": zlib.crc32(payload)}
+
+
+def decode(line: Mapping[str, Any], size: int) -> UInt32[np.ndarray, "size"]:
+    """The digests of a line.
+
+    Raises:
+        ValueError: the line is damaged.
+    """
+    payload = bytes.fromhex(str(line.get("digests")))
+    if zlib.crc32(payload) != line.get("crc32"):
+        raise ValueError("their check sum is wrong")
+    if len(payload) != 4 * size:
+        raise ValueError(f"{len(payload) // 4} words, expected {size}")
+    return np.frombuffer(payload, "<u4").astype(np.uint32)
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a trace, of a run that has ended or not.
+
+    Raises:
+        RecordError: the folder holds no trace, or a damaged one.
+    """
+    run = read_run(path)
+    if run.manifest.get("kind") != "trace":
+        raise RecordError(f"{path} holds a run of kind {run.manifest.get('kind')!r}; give the folder of sdc trace")
+    ended = run.summary is not None
+    if run.summary is not None and run.summary.get("steps") != len(run.steps):
+        raise RecordError(
+            f"{path} holds {len(run.steps)} steps, but ended with {run.summary.get('steps')}; trace that run anew"
+        )
+    if not (path / SITES).is_file():
+        raise RecordError(f"{path} holds no step yet; let the trace run on, or make it anew")
+    known = {row["step"] for row in run.steps}  # a crash can leave digests of a step that has no line
+    lines = {line["step"]: line for line in read_lines(path / TRACE, whole=ended) if line["step"] in known}
+    if missing := sorted(known - lines.keys()):
+        raise RecordError(f"{path / TRACE} lacks step {missing[0]}, which {STEPS} has; trace that run anew")
+    sites, shapes = _read_sites(path / SITES)
+    return Trace(path, run.manifest, sites, shapes, dict(sorted(lines.items())), ended)
+
+
+def _read_sites(path: Path) -> tuple[tuple[Site, ...], tuple[tuple[int, ...], ...]]:
+    try:
+        table = read_json(path)
+        rows = table["sites"]
+        if _crc32(rows) != table["crc32"]:
+            raise RecordError(f"{path} is damaged (its check sum is wrong); trace that run anew")
+        sites = tuple(_read_site(row) for row in rows)
+        return sites, tuple(tuple(map(int, row["digests"])) for row in rows)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{path} is damaged ({error!r}); trace that run anew") from error
+
+
+def _read_site(row: Mapping[str, Any]) -> Site:
+    values: dict[str, Any] = {key: value for key, value in row.items() if key not in ("outputs", "digests")}
+    values |= {key: tuple(values[key]) for key in ("dims", "trips", "order")}
+    values["mesh"] = tuple((str(axis), int(size)) for axis, size in values["mesh"])
+    outputs = tuple(jax.ShapeDtypeStruct(tuple(x["shape"]), _dtype(x["dtype"])) for x in row["outputs"])
+    return Site(**values, outputs=outputs)
+
+
+def _dtype(name: str) -> Any:
+    """A dtype by its name; of PRNG keys, which have none that can be parsed, that of their data."""
+    return np.dtype(np.uint32) if name.startswith("key<") else jax.numpy.dtype(name)
+
+
+def check_comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
+    """Refuses the manifests of two traces whose difference would mean nothing.
+
+    Raises:
+        NotComparable: with what differs.
+    """
+    lines = differences([{key: manifest.get(key) for key in COMPARABLE} for manifest in (a, b)])
+    if lines:
+        raise NotComparable(
+            "these traces cannot be compared, since a difference between them would mean nothing:\n  "
+            + "\n  ".join(
+                line.replace("process 0 has", "one has").replace("process 1 has", "the other") for line in lines
+            )
+            + "\ntrace both runs with the same program, versions, data and seed"
+        )
+
+
+def diff(a: Trace, b: Trace) -> TraceDifference:
+    """Compares two traces step by step, up to the first difference.
+
+    Raises:
+        NotComparable: programs, environments, data or seeds differ, or no step is in both.
+        RecordError: a line is damaged.
+    """
+    check_comparable(a.manifest, b.manifest)
+    steps = [step for step in a.lines if step in b.lines]
+    if not steps:
+        raise NotComparable(f"{a.path} and {b.path} have no step in common; trace the same steps in both")
+    done: list[int] = []
+    for step in steps:
+        done.append(step)
+        first = first_difference(a[step], b[step])
+        if first is not None:
+            return TraceDifference(tuple(done), step, first)
+    return TraceDifference(tuple(done), None, None)
+
+
+class Watch:
+    """Compares a live run with a recorded trace, so that the healthy node need not run at the same time."""
+
+    def __init__(self, golden: Trace) -> None:
+        self.golden = golden
+        self.compared = 0
+
+    def __call__(self, step: int, digests: Reports) -> FirstDifference | None:
+        """The first difference of a step from the recorded one; None where they agree or the record has no such step.
+
+        Raises:
+            RecordError: the recorded line is damaged.
+            ValueError: the digests are of another program.
+        """
+        if step not in self.golden.lines:
+            return None
+        self.compared += 1
+        return first_difference(self.golden[step], digests)

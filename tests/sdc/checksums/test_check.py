@@ -1,0 +1,490 @@
+"""One contract over types, shapes and schemes: margins are the formulas', wrong rows are found, named and mended."""
+
+import math
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from jax import lax
+
+import sdc
+from sdc.checksums._check import Flags, Mode, Operands, Settings, check, merge_flags, rounded_off
+from sdc.checksums.products import Conv, Dot
+from sdc.checksums.roundoff import EXACT, PLATFORMS, Arithmetic, Units, spacing, unit, work_type
+from sdc.checksums.schemes import BLOCK, SchemeName, make_scheme, signed_weights
+
+SCHEMES: tuple[SchemeName, ...] = get_args(SchemeName)
+TYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+# Shapes of both factors, contracted axes, batch axes.
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Any]] = {
+    "square": ((16, 16), (16, 16), (((1,), (0,)), ((), ()))),
+    "one row": ((24,), (24, 9), (((0,), (0,)), ((), ()))),
+    "one column": ((9, 24), (24,), (((1,), (0,)), ((), ()))),
+    "one term": ((7, 1), (1, 5), (((1,), (0,)), ((), ()))),
+    "odd, transposed": ((13, 7), (11, 13), (((0,), (1,)), ((), ()))),
+    "wider than a block": ((3, 5), (5, BLOCK + 9), (((1,), (0,)), ((), ()))),
+    "batches in another order": ((2, 5, 3, 4), (4, 3, 6, 2), (((3,), (0,)), ((0, 2), (3, 1)))),
+    "several contracted axes": ((3, 4, 5, 2), (5, 6, 3), (((0, 2), (2, 0)), ((), ()))),
+}
+
+
+def product_of(shape: str, dtype: str, rng: np.random.Generator) -> tuple[Dot, Any, Any]:
+    a_shape, b_shape, dimensions = SHAPES[shape]
+    a, b = (jnp.asarray(rng.standard_normal(s), jnp.float32).astype(dtype) for s in (a_shape, b_shape))
+    return Dot(dimensions, (a.ndim, b.ndim), dtype=jnp.dtype(jnp.float32)), a, b
+
+
+def matrices(product: Dot, a: Any, b: Any, c: Any) -> list[np.ndarray]:
+    """The factors and the product as float64 matrices [batch, m, k], [batch, k, n] and [batch, m, n]."""
+    (ac, bc), (ab, bb) = product.dimensions
+    a, b, c = (np.asarray(x.astype(jnp.float32)).astype(np.float64) for x in (a, b, c))
+    batch = math.prod(a.shape[axis] for axis in ab)
+    depth = math.prod(a.shape[axis] for axis in ac)
+    free_a = [axis for axis in range(a.ndim) if axis not in (*ac, *ab)]
+    free_b = [axis for axis in range(b.ndim) if axis not in (*bc, *bb)]
+    a = a.transpose(*ab, *free_a, *ac).reshape(batch, -1, depth)
+    b = b.transpose(*bb, *bc, *free_b).reshape(batch, depth, -1)
+    return [a, b, c.reshape(batch, a.shape[1], b.shape[2])]
+
+
+def bounds(scheme: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, types: Any) -> Any:
+    """Residual and bound of each row by the printed formulas, in plain NumPy; blocks on a last axis."""
+    k, n = b.shape[1:]
+    u, rounding = 2.0**-24, unit(types[1]) if unit(types[1]) > 2.0**-24 else 0.0
+    if scheme == "paper":
+        r = c.sum(2) - (a @ b.sum(2)[..., None])[..., 0]
+        norms = np.abs(a).sum(2).max(1) * np.abs(b).sum(2).max(1)
+        return r[..., None], np.broadcast_to((k * 2 * unit(types[0]) * norms)[:, None, None], (*r.shape, 1))
+    w = np.asarray(signed_weights(n), np.float64)
+    size = math.ceil(n / max(1, math.ceil(n / BLOCK))) if scheme == "blocks" else n
+    parts = [slice(i, i + size) for i in range(0, n, size)]
+    r, bound = [], []
+    for part in parts:
+        should = (a @ (b[..., part] @ w[part])[..., None])[..., 0]
+        r.append(c[..., part] @ w[part] - should)
+        norm = np.sqrt((c[..., part] ** 2).sum(2))
+        if scheme == "deterministic":
+            terms = (a.__abs__() @ (np.abs(b) @ np.abs(w))[..., None])[..., 0]
+            gamma = (k + n) * u / (1 - (k + n) * u)
+            bound.append(2 * gamma * terms + rounding * (np.abs(c) @ np.abs(w)))
+        else:
+            q = np.sqrt((a**2 @ (b[..., part] ** 2).sum(2)[..., None])[..., 0])
+            bound.append(u * 2.25 * np.sqrt(k + size) * (np.maximum(q, norm) + np.abs(should)) + 3.4 * rounding * norm)
+    return np.stack(r, -1), np.stack(bound, -1)
+
+
+CASES = [
+    (dtype, shape, rounded)
+    for dtype in TYPES
+    for shape in (SHAPES if dtype in ("float32", "bfloat16") else ("square", "batches in another order"))
+    for rounded in (
+        (False,) if dtype == "float32" or shape not in ("square", "batches in another order") else (False, True)
+    )
+]
+
+
+@pytest.mark.parametrize(("dtype", "shape", "rounded"), CASES)
+def test_margins_verdicts_places_and_repairs(dtype: str, shape: str, rounded: bool) -> None:
+    """A clean product passes; an error of 20 bounds is flagged in its row, named and mended; one of 1/20 is not."""
+    rng = np.random.default_rng(0)
+    product, a, b = product_of(shape, dtype, rng)
+    out = dtype if rounded else "float32"
+    if rounded:
+        product = product.returning(dtype)
+    clean = product(a, b)
+    where = int(rng.integers(clean.size))
+
+    @jax.jit
+    def run(a: Any, b: Any, c: Any) -> dict[tuple[str, str], tuple[Any, Flags]]:
+        modes: dict[str, tuple[Mode, ...]] = {
+            name: ("detect",) if name == "paper" else ("detect", "correct") if name == "two-tier" else ("correct",)
+            for name in SCHEMES
+        }
+        return {
+            (name, mode): check(product, Settings(mode, name), Operands(a, b, c))
+            for name in SCHEMES
+            for mode in modes[name]
+        }
+
+    am, bm, cm = matrices(product, a, b, clean)
+    row = np.unravel_index(where, cm.shape)[:2]
+    rows = math.prod(cm.shape[:2])
+    for (name, mode), (c, flags) in run(a, b, clean).items():
+        counts = [int(count) for count in flags[:6]]
+        assert counts[0] == rows
+        assert counts[2:] == [0, 0, 0, 0], (name, mode)
+        assert float(flags.margin) <= 1
+        np.testing.assert_array_equal(np.asarray(c, np.float64), np.asarray(clean, np.float64))
+
+    for name in SCHEMES:
+        residual, bound = bounds(name, am, bm, cm, (dtype, out))
+        for factor in (20.0, 0.05):
+            error = factor * 2 * bound[row].max() * np.sign(cm.reshape(-1)[where])
+            bad = clean.reshape(-1).at[where].add(jnp.asarray(error, clean.dtype)).reshape(clean.shape)
+            found = {mode: result for (scheme, mode), result in run(a, b, bad).items() if scheme == name}
+            residual, expected = bounds(name, *matrices(product, a, b, bad), (dtype, out))
+            margin = np.abs(residual[row] / expected[row]).max()
+            margin = np.inf if np.isnan(margin) else margin  # the type has no room for such an error
+            for mode, (c, flags) in found.items():
+                wrong = int(margin > 1)
+                assert int(flags.flagged) == int(flags.confirmed) == wrong, (name, mode, margin)
+                assert wrong == int(factor > 1) or np.isinf(margin)
+                if factor > 1 and np.isfinite(margin):
+                    # Residuals of this size are the error's; what is left is rounding, of a twentieth of it at most.
+                    np.testing.assert_allclose(float(flags.margin), margin, rtol=0.06)
+                if mode == "detect" or not wrong:
+                    assert flags.places is None or int(flags.places.found) == 0
+                    continue
+                assert flags.places is not None
+                assert int(flags.places.found) == 1
+                assert int(flags.places.element[0]) == where
+                off = float(bad.reshape(-1)[where]) - float(clean.reshape(-1)[where])
+                np.testing.assert_allclose(float(flags.places.error[0]), off, rtol=1e-5, atol=1e-6)
+                mended = np.asarray(c, np.float64)
+                np.testing.assert_array_equal(mended, np.asarray(clean if mode == "correct" else bad, np.float64))
+                assert int(flags.corrected) == int(mode == "correct")
+
+
+class Stuck(Dot):
+    """A device that makes the same mistake each time."""
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        return super().__call__(a, b).at[1, 2].add(5.0)
+
+
+def small(seed: int = 0) -> tuple[Dot, Any, Any]:
+    return product_of("square", "float32", np.random.default_rng(seed))
+
+
+def test_a_fault_that_repeats_itself_is_flagged_and_not_confirmed() -> None:
+    dot, a, b = small()
+    product = Stuck(dot.dimensions, dot.axes)
+    bad = product(a, b)
+    c, flags = check(product, Settings("correct"), Operands(a, b, bad))
+    assert (int(flags.flagged), int(flags.confirmed), int(flags.corrected)) == (1, 0, 0)
+    np.testing.assert_array_equal(c, bad)
+    assert flags.places is not None
+    assert int(flags.places.element[0]) == 1 * 16 + 2
+    assert float(flags.places.error[0]) == 0.0
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_inputs_that_are_not_finite_are_told_from_corruption(value: float, side: str) -> None:
+    """One row of A concerns one row, an element of B all of them; both at once with a corrupted row."""
+    product, a, b = small()
+    if side == "a":
+        a = a.at[3, 4].set(value)
+    else:
+        b = b.at[3, 4].set(value)
+    c = product(a, b)
+    c = c.at[7, 7].add(1.0)
+    _, flags = check(product, Settings("locate"), Operands(a, b, c))
+    concerned = 1 if side == "a" else 16
+    assert int(flags.nonfinite) == concerned
+    assert int(flags.checked) == 16 - concerned
+    assert int(flags.flagged) == int(flags.confirmed) == (1 if side == "a" else 0)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e19, 3e38, -3e38])
+def test_outputs_that_are_not_finite_or_overflow_the_norm_are_corruption(value: float) -> None:
+    product, a, b = small()
+    clean = product(a, b)
+    c, flags = check(product, Settings("correct"), Operands(a, b, clean.at[2, 5].set(value)))
+    assert (int(flags.flagged), int(flags.confirmed), int(flags.corrected), int(flags.nonfinite)) == (1, 1, 1, 0)
+    np.testing.assert_array_equal(c, clean)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_zeros_and_extreme_scales_are_clean(name: SchemeName) -> None:
+    """Sums that vanish, or whose squares vanish or overflow, are no corruption; a doubled element still is."""
+    product, a, b = small()
+    run = jax.jit(lambda a, b, c: check(product, Settings(scheme=name), Operands(a, b, c))[1])
+    for scale in (0.0, 1e-38, 1e-30, 1e-26, 1e-24, 1e-22, 1e-20, 1e-18, 1e15, 1e18, 1e20, 1e30):
+        for left, right in ((scale, 1.0), (scale, 1e-5), (1.0, scale)):
+            scaled, other = a * np.float32(left), b * np.float32(right)
+            c = product(scaled, other)
+            flags = run(scaled, other, c)
+            assert int(flags.flagged) == 0, (left, right)
+            assert int(flags.checked) == 16
+            if scale > 1e-25 and name not in ("paper", "deterministic"):
+                assert int(run(scaled, other, c.at[3, 5].multiply(3.0)).confirmed) == 1, (left, right)
+
+
+def test_rows_that_are_tiny_beside_others_are_clean() -> None:
+    """As in the gradient of a sharp softmax: rows of 1e-25 beside rows of 1; errors of 1 % are found in those too."""
+    product, a, b = small()
+    a = a * jnp.logspace(0, -37, 16, dtype=jnp.float32)[:, None]
+    for factors in ((a, b), (a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))):
+        clean = product(*factors)
+        _, flags = check(product, Settings(), Operands(*factors, clean))
+        assert int(flags.flagged) == 0
+        for row in (3, 8, 11):
+            wrong = clean.at[row, 2].add(0.01 * jnp.sqrt(jnp.mean(jnp.square(1e10 * clean[row]))) / 1e10)
+            _, flags = check(product, Settings("locate"), Operands(*factors, wrong))
+            assert int(flags.flagged) == int(flags.confirmed) == 1
+            assert flags.places is not None
+            assert (int(flags.places.found), int(flags.places.element[0])) == (1, row * clean.shape[1] + 2)
+
+
+@pytest.mark.parametrize("name", ["two-tier", "blocks", "residual"])
+@pytest.mark.parametrize(("left", "right"), [(1e2, 1e-38), (1e5, 1e-37), (1e-38, 1e2), (1e10, 1e-36), (1e35, 1e-38)])
+def test_what_is_flushed_to_zero_is_no_corruption(name: SchemeName, left: float, right: float) -> None:
+    """Subnormal numbers vanish, now in the product, now in its check, and the other factor makes them large."""
+    product, a, b = small()
+    a, b = a * np.float32(left), b * np.float32(right)
+    run = jax.jit(lambda a, b: check(product, Settings(scheme=name), Operands(a, b, product(a, b)))[1])
+    assert int(run(a, b).flagged) == 0
+
+
+def test_terms_that_are_each_too_small_to_count_are_clean() -> None:
+    """As in the gradient of a softmax that is sure of the wrong token: -1, and hundreds of terms below its spacing."""
+    product = Dot((((1,), (0,)), ((), ())), (2, 2))
+    run = jax.jit(lambda *given: check(product, Settings("correct"), Operands(*given)))
+    a = jnp.full((16, 320), 2.9e-8).at[:, 0].set(-1)
+    b = jnp.broadcast_to(jnp.sign(signed_weights(64)), (320, 64))
+    clean = product(a, b)
+    _, flags = run(a, b, clean)
+    assert int(flags.examined) == 16
+    assert int(flags.flagged) == 0
+    assert 0.1 < float(flags.margin) < 1
+    mended, flags = run(a, b, clean.at[3, 5].add(0.01))
+    np.testing.assert_array_equal(mended, clean)
+    assert int(flags.flagged) == int(flags.confirmed) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_long_sums_of_one_sign_are_clean_in_products_with_vectors(dtype: str) -> None:
+    """XLA adds one term after the other there, and each may be too small to count in full."""
+    product, depth = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32)), 40_000
+    run = jax.jit(lambda a, b: check(product, Settings(), Operands(a, b, product(a, b)))[1])
+    little = jnp.full((1, depth), 1e-8).at[0, 0].set(1)
+    for a, b in ((jnp.full((1, depth), 1 / 3), jnp.full((depth, 200), 1e-3)), (little, jnp.ones((depth, 200)))):
+        for left, right in ((a, b), (b.T, a.T)):
+            assert int(run(left.astype(dtype), right.astype(dtype)).flagged) == 0
+
+
+def test_every_wrong_element_is_named_whatever_else_is_wrong() -> None:
+    """Small errors in rows, batches and mapped products of their own, beside large ones."""
+    rng = np.random.default_rng(0)
+    product = Dot((((2,), (1,)), ((0,), (0,))), (3, 3))
+    a, b = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 4, 16), (2, 16, 8)))
+    a = a.at[:, 1].multiply(1e-7)
+    clean = product(a, b)
+    wrong = clean.at[0, 0, 3].add(5.0).at[0, 1, 6].add(1e-6).at[1, 1, 5].add(1e-6)
+    expected = [3, 14, 45]
+    mended, flags = check(product, Settings("correct"), Operands(a, b, wrong))
+    np.testing.assert_array_equal(mended, clean)
+    assert flags.places is not None
+    assert int(flags.places.found) == 3
+    assert flags.places.element[:3].tolist() == expected
+    np.testing.assert_allclose(flags.places.error[:3], (wrong - clean).reshape(-1)[jnp.asarray(expected)])
+
+    single = Dot((((1,), (0,)), ((), ())), (2, 2))
+    _, mapped = jax.vmap(lambda *given: check(single, Settings("correct"), Operands(*given)))(a, b, wrong)
+    assert mapped.places is not None
+    assert mapped.places.found.tolist() == mapped.corrected.tolist() == [2, 1]
+    assert mapped.places.element[:, :2].tolist() == [[3, 14], [13, 0]]
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_groups_of_a_convolution_share_inputs_that_are_not_finite(value: float) -> None:
+    """XLA may compute the groups together: nothing can be said of any row, and no hardware is accused."""
+    numbers = lax.conv_dimension_numbers((2, 6, 6, 4), (3, 3, 2, 8), ("NHWC", "HWIO", "NHWC"))
+
+    def gradients(x: Any, kernel: Any, cotangent: Any) -> Any:
+        def convolve(x: Any, kernel: Any) -> Any:
+            return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=2)
+
+        return jax.vjp(convolve, x, kernel)[1](cotangent)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (2, 6, 6, 4), (3, 3, 2, 8), (2, 6, 6, 8)
+    x, kernel, cotangent = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    _, flags = jax.jit(sdc.abft(gradients, mode="correct"))(x, kernel, cotangent.at[0, 2, 2, 1].set(value))
+    for flag in flags.values():
+        assert int(flag.checked) == int(flag.flagged) == 0
+        assert int(flag.nonfinite) > 0
+
+
+@pytest.mark.parametrize("name", ["two-tier", "blocks", "residual", "deterministic"])
+def test_cancellation_is_no_false_alarm(name: SchemeName) -> None:
+    """Rows whose terms cancel are examined by the second tier, and pass."""
+    rng = np.random.default_rng(1)
+    a = rng.standard_normal((64, 256)).astype(np.float32)
+    b = rng.standard_normal((256, 32)).astype(np.float32)
+    b -= b.mean(0)
+    a = 1000 + 1e-3 * a
+    product = Dot((((1,), (0,)), ((), ())), (2, 2))
+    _, flags = check(product, Settings(scheme=name), Operands(jnp.asarray(a), jnp.asarray(b), product(a, b)))
+    assert int(flags.flagged) == 0
+    assert (int(flags.examined) > 0) == (name != "deterministic")
+
+
+def test_tiers_can_be_chosen() -> None:
+    """Beginning with the second tier passes nothing on that it clears."""
+    rng = np.random.default_rng(1)
+    a = jnp.asarray(1000 + 1e-3 * rng.standard_normal((64, 256)), jnp.float32)
+    b = rng.standard_normal((256, 32)).astype(np.float32)
+    b = jnp.asarray(b - b.mean(0))
+    product = Dot((((1,), (0,)), ((), ())), (2, 2))
+    flags = check(product, Settings(tier=2), Operands(a, b, product(a, b)))[1]
+    assert int(flags.examined) == int(flags.flagged) == 0
+
+
+def test_carried_residual_sees_what_rounding_hides() -> None:
+    """An error of 5 % of a row's rms in a rounded product: found with the residual, hidden without."""
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.standard_normal((256, 256)), jnp.bfloat16) for _ in range(2))
+    product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
+    full = product(a, b)
+    rounded = full.astype(jnp.bfloat16)
+    lost = rounded_off(product, make_scheme("residual", a.dtype, b.dtype), (a, b), full, rounded)
+    at = np.argmax(np.abs(np.asarray(rounded, np.float32)) > 8)
+    bad = rounded.reshape(-1).at[at].multiply(jnp.bfloat16(1.125)).reshape(rounded.shape)
+    with_residual = check(product, Settings("correct", "residual"), Operands(a, b, bad, lost))
+    assert int(with_residual[1].confirmed) == 1
+    np.testing.assert_array_equal(np.asarray(with_residual[0], np.float32), np.asarray(rounded, np.float32))
+    for c, count in ((rounded, 0), (bad, 1)):
+        flags = check(product, Settings(scheme="residual"), Operands(a, b, c, lost))[1]
+        assert int(flags.flagged) == count
+    without = check(product.returning(jnp.bfloat16), Settings(), Operands(a, b, bad))[1]
+    assert int(without.flagged) == 0
+
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "strided": ((2, 7, 9, 4), (3, 3, 4, 6), {"window_strides": (2, 1)}),
+    "dilated": ((1, 9, 9, 3), (2, 2, 3, 8), {"window_strides": (1, 1), "rhs_dilation": (2, 2)}),
+    "transposed": ((2, 4, 4, 3), (3, 3, 3, 5), {"window_strides": (1, 1), "lhs_dilation": (2, 2)}),
+    "in groups": ((2, 6, 6, 4), (3, 3, 2, 8), {"window_strides": (1, 1), "feature_group_count": 2}),
+    "batch in groups": ((4, 6, 6, 2), (3, 3, 2, 6), {"window_strides": (1, 1), "batch_group_count": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((kind, "blocks") for kind in CONVOLUTIONS), *(("in groups", name) for name in SCHEMES[::2])]
+)
+def test_convolutions(kind: str, name: SchemeName) -> None:
+    """Clean ones pass; a wrong element is found in its row, named and mended."""
+    a_shape, b_shape, params = CONVOLUTIONS[kind]
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in (a_shape, b_shape))
+    numbers = lax.conv_dimension_numbers(a.shape, b.shape, ("NHWC", "HWIO", "NHWC"))
+    settings = {
+        "padding": ((1, 1), (1, 1)), "lhs_dilation": None, "rhs_dilation": None, "feature_group_count": 1,
+        "batch_group_count": 1, "precision": None, "dimension_numbers": numbers,
+    } | params  # fmt: skip
+    product = Conv(tuple(settings.items()))
+    clean = product(a, b)
+    mode: Mode = "detect" if name == "paper" else "correct"
+    run = jax.jit(lambda *operands: check(product, Settings(mode, name), Operands(*operands)))
+    groups = max(settings["feature_group_count"], settings["batch_group_count"])
+    flags = run(a, b, clean)[1]
+    assert int(flags.checked) == clean.size // clean.shape[-1] * groups
+    assert int(flags.flagged) == 0
+    where = int(rng.integers(clean.size))
+    mended, flags = run(a, b, clean.reshape(-1).at[where].add(3.0).reshape(clean.shape))
+    assert int(flags.flagged) == int(flags.confirmed) == 1
+    if mode == "correct":
+        # XLA may compute a convolution in a branch in another order.
+        np.testing.assert_allclose(mended, clean, rtol=1e-5)
+        assert flags.places is not None
+        assert int(flags.places.element[0]) == where
+
+
+def test_the_kernel_of_a_convolution_as_a_product_against_numpy() -> None:
+    """Checksums and sums of rows of a grouped convolution are those of its output, in float64."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 6, 6, 4)).astype("f"), rng.standard_normal((3, 3, 2, 8)).astype("f")
+    numbers = lax.conv_dimension_numbers(a.shape, b.shape, ("NHWC", "HWIO", "NHWC"))
+    params = {
+        "window_strides": (1, 1), "padding": "SAME", "lhs_dilation": None, "rhs_dilation": None,
+        "dimension_numbers": numbers, "feature_group_count": 2, "batch_group_count": 1, "precision": None,
+    }  # fmt: skip
+    product = Conv(tuple(params.items()))
+    weights = signed_weights(4)
+    c = np.asarray(product(jnp.asarray(a), jnp.asarray(b)), np.float64).reshape(2, 6, 6, 2, 4)
+    expected = c @ np.asarray(weights, np.float64)
+    folded = product.fold(jnp.asarray(b), weights, 1)
+    np.testing.assert_allclose(product.apply(jnp.asarray(a), folded)[..., 0], expected, rtol=1e-4, atol=1e-4)
+    total = product.total(jnp.asarray(c.reshape(2, 6, 6, 8), jnp.float32), weights, 1)
+    np.testing.assert_allclose(total[..., 0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape"), [((0, 4), (4, 3)), ((3, 0), (0, 2)), ((3, 4), (4, 0))])
+def test_products_of_nothing_are_not_checked(a_shape: tuple[int, int], b_shape: tuple[int, int]) -> None:
+    product = Dot((((1,), (0,)), ((), ())), (2, 2))
+    a, b = jnp.zeros(a_shape), jnp.zeros(b_shape)
+    c, flags = check(product, Settings("locate"), Operands(a, b, product(a, b)))
+    assert c.shape == (a_shape[0], b_shape[1])
+    assert not any(int(count) for count in flags[:6])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "complex64", "float4_e2m1fn"])
+def test_types_without_a_known_roundoff_are_refused(dtype: str) -> None:
+    x = jnp.zeros((4, 4), dtype)
+    with pytest.raises(ValueError, match=f"a product of {dtype} cannot be checked"):
+        check(Dot((((1,), (0,)), ((), ())), (2, 2)), Settings(), Operands(x, x, x))
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="judges a product as a whole; choose mode='detect'"):
+        Settings("correct", "paper")
+    with pytest.raises(ValueError, match="mode='mend' is unknown; expected one of detect, locate, correct"):
+        Settings("mend")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="scheme='huang' is unknown"):
+        make_scheme("huang", jnp.float32, jnp.float32)
+    for values in ((0.5, 0.0), (-1.0, 0.0), (math.nan, 0.0), (1.0, 0.5), (1.0, -0.1)):
+        with pytest.raises(ValueError, match="expected kappa of 1 or more"):
+            Arithmetic(*values)
+
+
+@given(st.sampled_from(TYPES), st.floats(-4, 4, width=32), st.integers(-6, 6))
+def test_units_bound_the_rounding_of_every_number(dtype: str, mantissa: float, exponent: int) -> None:
+    """|round(x) - x| <= unit |x| + spacing."""
+    x = np.float32(mantissa * 2.0**exponent)
+    rounded = float(jnp.asarray(x).astype(dtype))
+    if np.isfinite(rounded):
+        assert abs(rounded - float(x)) <= unit(dtype) * abs(float(x)) + spacing(dtype)
+
+
+def test_units_of_devices_that_round_their_inputs() -> None:
+    """TF32 counts for float32 factors, not for bfloat16 ones, which it holds, nor at the highest precision."""
+    tensor_cores = PLATFORMS["gpu"]
+    f32, bf16 = np.dtype("float32"), jnp.dtype("bfloat16")
+    assert Units.of(f32, f32, f32, tensor_cores).inputs == 2.0**-11
+    assert Units.of(f32, f32, f32, tensor_cores, exact=True).inputs == 0
+    assert Units.of(bf16, bf16, f32, tensor_cores).inputs == 0
+    assert Units.of(f32, f32, f32, EXACT).inputs == 0
+    assert Units.of(bf16, bf16, bf16, EXACT).output == 2.0**-8
+    assert work_type(bf16, f32) == jnp.float32
+
+
+def test_weights_are_exact_in_bfloat16_and_tell_neighbours_apart() -> None:
+    w = signed_weights(1000)
+    np.testing.assert_array_equal(w.astype(jnp.bfloat16).astype(jnp.float32), w)
+    assert float(jnp.abs(w).min()) >= 0.5
+    assert float(jnp.abs(w).max()) < 1
+    assert float(jnp.mean(w[1:] != w[:-1])) > 0.98
+    assert abs(float(jnp.mean(jnp.sign(w)))) < 0.1
+
+
+def test_flags_merge_like_one_check_of_both() -> None:
+    """Zeros are neutral; places follow one another, up to the room there is."""
+    product, a, b = small()
+    clean = product(a, b)
+    flags = [
+        check(product, Settings("locate"), Operands(a, b, clean.at[rows, 3].add(2.0)))[1]
+        for rows in (jnp.asarray([1, 2]), jnp.asarray([4, 5, 6, 7, 8, 9, 10]))
+    ]
+    zeros = jax.tree.map(jnp.zeros_like, flags[0])
+    for first, second in ((zeros, flags[0]), (flags[0], zeros)):
+        for x, y in zip(jax.tree.leaves(merge_flags(first, second)), jax.tree.leaves(flags[0]), strict=True):
+            np.testing.assert_array_equal(x, y)
+    both = merge_flags(*flags)
+    assert both.places is not None
+    assert int(both.flagged) == int(both.places.found) == 9
+    assert both.places.element.tolist() == [16 * row + 3 for row in (1, 2, 4, 5, 6, 7, 8, 9)]

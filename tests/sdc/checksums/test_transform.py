@@ -1,0 +1,445 @@
+"""`abft` on whole steps and in single layers: every nesting, both directions, with the transformations around it."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
+
+import sdc
+from sdc.checksums._check import check
+from sdc.checksums.calibration import DEPTHS, Measured, begin_with_second, fit, measure
+from sdc.checksums.kernel import fits, multiply, product_with_totals
+from sdc.checksums.power import DISTRIBUTIONS, flagged, one_per_row
+from sdc.checksums.products import Dot
+from sdc.checksums.profile import Profile, hardware
+from sdc.checksums.roundoff import Arithmetic, Units
+from sdc.checksums.schemes import signed_weights
+from sdc.faults.events import Moment
+from sdc.faults.fault import When
+from sdc.faults.kinds import BitFlip, Scale
+from sdc.program.axes import varying
+from sdc.program.selectors import direction, primitive, products
+
+RNG = np.random.default_rng(0)
+W = RNG.normal(size=(3, 8, 8)).astype(np.float32) / 2
+X = RNG.normal(size=(6, 8)).astype(np.float32)
+
+
+def scanned(w: Any, x: Any) -> Any:
+    return lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, w)[0]
+
+
+def looped(w: Any, x: Any) -> Any:
+    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ w[c[0]])), (0, x))[1]
+
+
+def branched(w: Any, x: Any) -> Any:
+    return lax.cond(x[0, 0] > 100, lambda: x, lambda: jnp.tanh(x @ w[0]))
+
+
+def rematerialized(w: Any, x: Any) -> Any:
+    return jax.checkpoint(lambda w, x: jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]))(w, x)
+
+
+def mapped(w: Any, x: Any) -> Any:
+    return jax.vmap(lambda w: jnp.tanh(x @ w))(w)
+
+
+def attention(w: Any, x: Any) -> Any:
+    q, k, v = (jnp.einsum("td,dhc->thc", x, m.reshape(8, 2, 4)) for m in w)
+    return jnp.einsum("hst,thc->shc", jax.nn.softmax(jnp.einsum("shc,thc->hst", q, k)), v)
+
+
+def convolved(w: Any, x: Any) -> Any:
+    return lax.conv(x[None, None], w[0, :3, :3][None, None], (1, 1), "SAME")
+
+
+FORWARD: dict[str, Callable[[Any, Any], Any]] = {
+    "plain": lambda w, x: jnp.tanh(x @ w[0]),
+    "jit": jax.jit(lambda w, x: jnp.tanh(x @ w[0])),
+    "scan": scanned,
+    "while": looped,
+    "cond": branched,
+    "remat": rematerialized,
+    "vmap": mapped,
+    "attention": attention,
+    "convolution": convolved,
+}
+
+
+def step_of(name: str) -> Callable[[Any, Any], Any]:
+    forward = FORWARD[name]
+    if name == "while":  # has no reverse mode
+        return lambda w, x: jnp.sum(forward(w, x) ** 2)
+    return jax.value_and_grad(lambda w, x: jnp.sum(forward(w, x) ** 2))
+
+
+def bits(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf).view(f"uint{8 * leaf.dtype.itemsize}") for leaf in jax.tree.leaves(tree)]
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    for a, b in zip(bits(one), bits(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "float32") for name in FORWARD), ("scan", "bfloat16")])
+def test_every_nesting_is_checked_and_mended(name: str, dtype: str) -> None:
+    """Clean: the plain result to rounding, no flag. With faults: each is flagged where it was injected, and undone."""
+    step = sdc.checksums.accumulators(step_of(name))
+    args = jnp.asarray(W, dtype), jnp.asarray(X, dtype)
+    faulty = sdc.inject(step, [sdc.Fault(Scale(-2.0), 0.05, products, when=When(onset=1))])
+    checked = jax.jit(sdc.abft(faulty, mode="correct"))
+    (expected, _), none = checked(Moment(jax.random.key(1), jnp.int32(0)), *args)
+    (out, events), flags = checked(Moment(jax.random.key(1), jnp.int32(1)), *args)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(step_of(name)(*args)), strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=3e-2, atol=3e-2)
+    assert set(flags) == set(none) == {site.name for site in sdc.sites(step, *args, where=products)}
+    assert all(int(np.sum(flag.flagged)) == 0 and int(np.sum(flag.checked)) > 0 for flag in none.values())
+    changed = {site: np.asarray(event.changed) for site, event in events.items()}
+    assert sum(int(count.sum()) for count in changed.values()) > 0
+    for site, flag in flags.items():
+        np.testing.assert_array_equal(np.asarray(flag.flagged) > 0, changed[site] > 0)
+        np.testing.assert_array_equal(flag.flagged, flag.confirmed)
+        np.testing.assert_array_equal(flag.flagged, flag.corrected)
+        if name != "while":
+            assert flag.places is not None
+            np.testing.assert_array_equal(flag.places.found, changed[site])
+    if name != "convolution":  # which XLA may compute in another order in the branch
+        assert_same_bits(out, expected)
+
+
+@pytest.mark.parametrize("placement", ["vmap", "shard_map, checked"])
+def test_twins(placement: str) -> None:
+    """Flags are of the twin and layer that was hit; a corrected twin is like the healthy one to lock-step."""
+    fault = sdc.Fault(Scale(3.0), (0.05, 0.0, 0.1), products, at={"twin": 1})
+    step = sdc.inject(sdc.checksums.accumulators(step_of("scan")), [fault])
+
+    def twins(mode: Any) -> Callable[..., Any]:
+        return sdc.lockstep(sdc.abft(step, mode=mode), "twin", where=products)
+
+    def place(run: Callable[..., Any]) -> Callable[..., Any]:
+        if placement == "vmap":
+            return jax.vmap(run, (None, 0, 0), axis_name="twin")
+        mesh = jax.make_mesh((2,), ("twin",), axis_types=(AxisType.Auto,))
+        return jax.shard_map(
+            lambda moment, w, x: jax.tree.map(lambda a: a[None], varying(run(moment, w[0], x[0]))),
+            mesh=mesh,
+            in_specs=(P(), P("twin"), P("twin")),
+            out_specs=P("twin"),
+            check_vma=True,
+        )
+
+    w, x = (jnp.broadcast_to(jnp.asarray(a, jnp.bfloat16), (2, *a.shape)) for a in (W, X))
+    moment = Moment(jax.random.key(3), jnp.int32(0))
+    for mode in ("detect", "correct"):
+        ((_, events), flags), mismatches = jax.jit(place(twins(mode)))(moment, w, x)
+        changed = sum(np.asarray(event.changed) for event in events.values())
+        flagged = sum(np.asarray(flag.flagged) for flag in flags.values())
+        different = sum(np.asarray(m.difference.mismatched)[0, ..., 1] for m in mismatches.values())
+        assert changed.shape == flagged.shape == (2, 3)
+        assert not changed[0].any()
+        assert not changed[1, 1]
+        assert changed[1, 0]
+        assert changed[1, 2]
+        np.testing.assert_array_equal(flagged > 0, changed > 0)
+        np.testing.assert_array_equal(different, changed[1] if mode == "detect" else 0)
+
+
+def test_inputs_rounded_to_bfloat16_are_checked_as_they_were_multiplied() -> None:
+    """XLA may leave a rounding out where it computes an input once more for the check: 2^-9 of every term."""
+    x = jnp.asarray(RNG.normal(size=(64, 256)), jnp.bfloat16)
+    w = jnp.asarray(RNG.normal(size=(256, 64)), jnp.bfloat16)
+
+    def step(w: Any, x: Any) -> Any:
+        return (jax.nn.silu(x) * x) @ w
+
+    for output in ("float32 accumulator", "as is"):
+        [flag] = jax.jit(sdc.abft(step, output=output))(w, x)[1].values()
+        assert int(flag.examined) == 0
+        assert float(flag.margin) < (0.5 if output == "float32 accumulator" else 0.8)
+
+
+def test_accumulators_are_what_bfloat16_products_sum_up_in() -> None:
+    """Rounding the float32 sums gives the product rounded once, and only narrow products change."""
+    x = jnp.asarray(RNG.normal(size=(64, 64)), jnp.bfloat16)
+    step = sdc.checksums.accumulators(lambda x: x @ x)
+    exact = np.asarray(x, np.float64) @ np.asarray(x, np.float64)
+    np.testing.assert_allclose(np.asarray(step(x), np.float64), exact, rtol=2**-8, atol=1e-4)
+    wide = x.astype(jnp.float32)
+    plain, transformed = lambda x: x @ x, sdc.checksums.accumulators(lambda x: x @ x)
+    texts = [jax.jit(step).lower(wide).as_text().partition("{")[2] for step in (plain, transformed)]
+    assert texts[0] == texts[1]
+    integers = sdc.checksums.accumulators(lambda x: x @ x)(jnp.ones((2, 2), jnp.int8))
+    assert integers.dtype == jnp.int8
+
+
+def test_faults_after_the_rounding_are_checked_as_they_are() -> None:
+    """`abft(inject(step))` sees rounded outputs: large errors are found, with the bound of the rounding."""
+    x = jnp.asarray(RNG.normal(size=(64, 64)), jnp.bfloat16)
+    step = sdc.inject(lambda x: x @ x, [sdc.Fault(BitFlip(bits=(15,)), 2e-3, products)], record=8)
+    (_, events), flags = jax.jit(sdc.abft(step))(Moment(jax.random.key(0), jnp.int32(0)), x)
+    [event], [flag] = events.values(), flags.values()
+    assert 0 < int(flag.flagged) <= int(event.changed)
+
+
+def test_selection_names_and_refusals() -> None:
+    step = step_of("scan")
+    flags = jax.eval_shape(sdc.abft(step, products & direction("bwd")), W, X)[1]
+    assert all(name.startswith("bwd/") for name in flags)
+    assert flags
+    assert set(jax.eval_shape(sdc.abft(step, "products"), W, X)[1]) > set(flags)
+    with pytest.raises(ValueError, match=r"dot_general"):
+        sdc.abft(step, primitive("dot_generol"))(W, X)
+    with pytest.raises(ValueError, match="output='float16' is unknown"):
+        sdc.abft(step, output="float16")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="judges a product as a whole"):
+        sdc.abft(step, mode="locate", scheme="paper")
+    faulty = sdc.inject(lambda x: x @ x, [sdc.Fault(BitFlip(), 0.1, products)])
+    with pytest.raises(ValueError, match="scheme='residual' has to see the sums before they are rounded"):
+        sdc.abft(faulty, scheme="residual")(Moment(jax.random.key(0), jnp.int32(0)), jnp.ones((4, 4), jnp.bfloat16))
+    with pytest.raises(ValueError, match="a product of int8 cannot be checked"):
+        sdc.abft(lambda x: lax.dot(x, x, preferred_element_type=jnp.float32), products)(jnp.ones((2, 2), jnp.int8))
+
+
+def flax_models() -> dict[str, Callable[..., Any]]:
+    """Losses of models whose layers check themselves; the settings of their products are given."""
+    rngs = nnx.Rngs(0)
+
+    def linear(product: Any) -> Any:
+        graph, params = nnx.split(nnx.Linear(8, 4, dot_general=product, rngs=rngs))
+        return params, lambda params, x: nnx.merge(graph, params)(x)
+
+    def general(product: Any) -> Any:
+        graph, params = nnx.split(nnx.LinearGeneral((8,), (2, 3), dot_general=product, rngs=rngs))
+        return params, lambda params, x: nnx.merge(graph, params)(x)
+
+    def heads(product: Any) -> Any:
+        module = nnx.MultiHeadAttention(
+            2, 8, qkv_features=8, decode=False, qkv_dot_general=product, out_dot_general=product, rngs=rngs
+        )
+        graph, params = nnx.split(module)
+        return params, lambda params, x: nnx.merge(graph, params)(x[None])
+
+    def old(product: Any) -> Any:
+        module = linen.Dense(4, dot_general=product)
+        return module.init(jax.random.key(0), X), module.apply
+
+    def einsum(product: Any) -> Any:
+        settings = product.keywords
+        return jnp.asarray(W[0]), lambda w, x: sdc.checksums.einsum("td,de->te", x, w, **settings)
+
+    return {
+        "nnx.Linear": linear,
+        "nnx.LinearGeneral": general,
+        "nnx attention": heads,
+        "linen.Dense": old,
+        "einsum": einsum,
+    }
+
+
+@pytest.mark.parametrize("model", flax_models())
+def test_layers_check_themselves_forward_and_backward(model: str) -> None:
+    product = functools.partial(sdc.checksums.dot_general, mode="correct")
+    params, apply = flax_models()[model](product)
+    _plain, bare = flax_models()[model](lax.dot_general if model != "einsum" else functools.partial(lax.dot_general))
+
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.sum(apply(params, x) ** 2)
+
+    out, flags = jax.jit(sdc.checksums.collect(jax.value_and_grad(loss, (0, 1))))(params, X)
+    directions = [name.split("/")[0] for name in flags]
+    products = 4 if model == "nnx attention" else 1
+    assert directions.count("fwd") == products
+    assert directions.count("bwd") == 2 * products
+    assert all(int(flag.checked) > 0 and int(flag.flagged) == 0 for flag in flags.values())
+    expected = jax.value_and_grad(lambda params, x: jnp.sum(bare(params, x) ** 2), (0, 1))(params, X)
+    for a, b in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_in_loops_and_under_vmap() -> None:
+    """Flags of a scanned layer come out by layer; those of a mapped one are of the one product that it becomes."""
+
+    def product(x: Any, w: Any) -> Any:
+        return sdc.checksums.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(lax.scan(lambda c, w: (jnp.tanh(product(c, w)), None), x, w)[0] ** 2)
+
+    flags = jax.jit(sdc.checksums.collect(jax.grad(loss)))(W, X)[1]
+    assert {name.split("/")[0]: flag.checked.tolist() for name, flag in flags.items()} == {
+        "fwd": [6, 6, 6], "bwd": [8, 8, 8]
+    }  # fmt: skip
+    [flag] = jax.jit(sdc.checksums.collect(jax.vmap(product, (None, 0))))(X, W)[1].values()
+    assert int(flag.checked) == 3 * 6
+    assert int(flag.flagged) == 0
+    with pytest.raises(ValueError, match="checked_product"):
+        sdc.checksums.collect(lambda x: x @ x)(W[0])
+
+
+def test_a_cached_checksum_checks_the_same() -> None:
+    """And a stale one is not taken for corruption: what looks wrong is judged without it."""
+    dimensions = (((1,), (0,)), ((), ()))
+    w = jnp.asarray(W[0])
+
+    def run(w: Any, cached: Any) -> Any:
+        return sdc.checksums.collect(lambda x: sdc.checksums.dot_general(x, w, dimensions, checksum=cached))(X)
+
+    fresh, cached = run(w, None), run(w, sdc.checksums.checksum(w, dimensions))
+    assert_same_bits(fresh[0], cached[0])
+    assert_same_bits([f.checked for f in fresh[1].values()], [f.checked for f in cached[1].values()])
+    stale = run(w, sdc.checksums.checksum(2 * w, dimensions))[1]["fwd/checked_product"]
+    assert int(stale.examined) == 6
+    assert int(stale.flagged) == 0
+    for wrong in (jnp.ones((3, 1)), sdc.checksums.checksum(w, dimensions).astype(jnp.bfloat16)):
+        with pytest.raises(ValueError, match=r"compute it with sdc\.abft\.checksum"):
+            run(w, wrong)
+
+
+def test_profiles(tmp_path: Path) -> None:
+    """What is saved is read back; damage, another device and another version are told apart."""
+    profile = Profile(Arithmetic(12.0, 2.0**-11), ("fwd/a",), True, hardware(), {"kappa": {"64": 0.1}})
+    path = tmp_path / "profile.json"
+    profile.save(path)
+    assert Profile.load(path) == profile
+    settings = profile.settings(sdc.checksums.Settings(), "fwd/a")
+    assert settings.tier == 2
+    assert settings.arithmetic.kappa == 12
+    assert profile.settings(sdc.checksums.Settings(), "fwd/b").tier == 1
+
+    with_infinity = Profile(Arithmetic(), measured_on=hardware())
+    with_infinity.save(path)
+    assert Profile.load(path) == with_infinity
+
+    Profile(Arithmetic(), measured_on={**hardware(), "device_kind": "another"}).save(path)
+    with pytest.warns(UserWarning, match="device_kind: measured on another, here cpu"):
+        Profile.load(path)
+    text = path.read_text()
+    for damaged in (
+        text[: len(text) // 2],
+        "{}",
+        "[]",
+        text.replace('"kappa"', '"kapa"'),
+        text.replace('"schema": 1', '"schema": 9'),
+        text.replace('"fused": false', '"fused": "no"'),
+        text.replace('"second_tier": []', '"second_tier": "fwd/a"'),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match="sdc abft calibrate"):
+            Profile.load(path)
+    with pytest.raises(ValueError, match="cannot read the profile"):
+        Profile.load(tmp_path / "none.json")
+    with pytest.raises(TypeError, match=r"sdc\.abft\.Profile\.load"):
+        sdc.abft(lambda x: x @ x, profile="profile.json")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_fused_kernel_is_the_product_and_its_sums(dtype: str) -> None:
+    """Interpreted: against NumPy in float64, and under `abft` with and without a fault."""
+    a = jnp.asarray(RNG.normal(size=(2, 128, 192)), dtype)
+    b = jnp.asarray(RNG.normal(size=(192, 256)), dtype)
+    c, (weighted, squares) = product_with_totals(a, b, interpret=True)
+    exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    np.testing.assert_allclose(c, exact, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(weighted, exact @ np.asarray(signed_weights(256), np.float64), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(squares, (exact**2).sum(-1), rtol=1e-4)
+
+    profile = Profile(Arithmetic(), fused=True)
+    step = sdc.abft(lambda a, b: a @ b, mode="correct", profile=profile)
+    assert "pallas_call" in str(jax.make_jaxpr(step)(a, b))
+    out, flags = jax.jit(step)(a, b)
+    np.testing.assert_allclose(np.asarray(out, np.float64), exact, rtol=1e-2, atol=1e-2)
+    [flag] = flags.values()
+    assert int(flag.checked) == 256
+    assert int(flag.flagged) == 0
+
+    product = Dot((((2,), (0,)), ((), ())), (3, 2), dtype=jnp.dtype(jnp.float32))
+    wrong = multiply(product, profile.settings(sdc.checksums.Settings("correct"), ""), a, b)
+    assert wrong.totals is not None
+    wrong = wrong._replace(c=wrong.c.at[1, 5, 7].add(1.0), totals=(wrong.totals[0].at[1, 5].add(0.9), wrong.totals[1]))
+    mended, flag = check(product, sdc.checksums.Settings("correct"), wrong)
+    assert int(flag.flagged) == int(flag.corrected) == 1
+    np.testing.assert_allclose(mended, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_the_kernel_takes_only_what_it_fits() -> None:
+    product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
+    narrow = jnp.zeros((128, 128), jnp.bfloat16)
+    assert fits(product, narrow, narrow)
+    assert not fits(product, narrow.astype(jnp.float32), narrow.astype(jnp.float32))
+    assert not fits(product, narrow[:100], narrow)
+    assert not fits(product, narrow[:, :100], narrow[:100])
+    assert not fits(product.returning(jnp.bfloat16), narrow, narrow)
+    assert not fits(Dot((((0,), (0,)), ((), ())), (2, 2), dtype=product.dtype), narrow, narrow)
+    assert not fits(Dot((((2,), (1,)), ((0,), (0,))), (3, 3), dtype=product.dtype), narrow[None], narrow[None])
+
+
+def test_calibration_finds_the_arithmetic_of_a_device() -> None:
+    """Made-up devices: exact ones, ones that truncate long sums, and ones that round float32 factors."""
+
+    def errors(dtype: str, kappa: float, inputs: float) -> Measured:
+        unit = 2.0**-24
+        return Measured(dtype, {k: unit * (0.8 * np.sqrt(k + 128) + 0.45 * k / kappa) + inputs for k in DEPTHS})
+
+    exact = fit(errors("bfloat16", np.inf, 0), errors("float32", np.inf, 0))
+    assert exact == Arithmetic()
+    assert fit(None, errors("float32", np.inf, 0)) == fit(errors("bfloat16", np.inf, 0), None) == Arithmetic()
+    truncating = fit(errors("bfloat16", 16, 0), errors("float32", 16, 0))
+    assert 8 <= truncating.kappa <= 32
+    assert truncating.inputs == 0
+    tensor_cores = fit(errors("bfloat16", 16, 0), errors("float32", 16, 0.6 * 2.0**-11))
+    assert 8 <= tensor_cores.kappa <= 32
+    assert 2.0**-12 <= tensor_cores.inputs <= 2.0**-10
+    only_wide = fit(None, errors("float32", 16, 0.6 * 2.0**-11))
+    assert 2.0**-12 <= only_wide.inputs <= 2.0**-10
+    for k, error in errors("float32", 16, 0.6 * 2.0**-11).relative.items():
+        for found in (tensor_cores, only_wide):
+            bound = Units(2.0**-24, found.inputs, 0, 0, found.kappa).relative(k, 128)
+            assert error <= 0.6 * bound
+    assert begin_with_second({"a": 3, "b": 1}, {"a": 100, "b": 100}) == ("a",)
+
+
+def test_this_machine_rounds_to_nearest() -> None:
+    measured = measure("bfloat16", depths=(64,))
+    assert fit(measured, None) == Arithmetic()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_large_sign_or_exponent_flip_is_found_and_no_healthy_row(dtype: str) -> None:
+    """Flips that change an element by 1 % of its row's rms or more, before rounding, on all kinds of factors."""
+    product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
+    settings = sdc.checksums.Settings()
+
+    @jax.jit
+    def run(key: Any, a: Any, b: Any) -> Any:
+        operands = multiply(product, settings, a, b)
+
+        def trial(bit: Any) -> Any:
+            changed, made = one_per_row(
+                jax.random.fold_in(key, bit),
+                product,
+                operands.c,
+                lambda old, rms: jnp.where(jnp.abs(flipped(old, bit) - old) >= 0.01 * rms, flipped(old, bit), old),
+            )
+            seen = flagged(product, settings, operands._replace(c=changed))
+            return jnp.sum(made, dtype=jnp.int32), jnp.sum(made & ~seen, dtype=jnp.int32)
+
+        return lax.map(trial, jnp.arange(23, 32, dtype=jnp.uint32)), jnp.sum(flagged(product, settings, operands))
+
+    def flipped(x: Any, bit: Any) -> Any:
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ (jnp.uint32(1) << bit), jnp.float32)
+
+    for number, make in enumerate(DISTRIBUTIONS.values()):
+        a, b = (x.astype(dtype) for x in make(jax.random.key(number), 512, 1024, 256))
+        (made, missed), alarms = run(jax.random.key(number), a, b)
+        assert int(made.sum()) > 1000
+        assert int(missed.sum()) == int(alarms) == 0

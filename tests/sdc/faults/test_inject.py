@@ -1,0 +1,279 @@
+"""Faults do what they say, where and when they say, and the events are the ground truth."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
+
+import sdc
+from sdc.faults.events import Moment
+from sdc.faults.fault import When, describe
+from sdc.faults.kinds import BitFlip, Gaussian, Relative, Scale, Stuck
+from sdc.faults.language import parse_fault
+
+SIZE = 4096
+X = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
+KINDS = {
+    "bitflip": BitFlip(),
+    "chosen bits": BitFlip((0, 15)),
+    "scale": Scale(3.0),
+    "relative": Relative(1e-6),
+    "gaussian": Gaussian(0.5),
+    "nan": Stuck(math.nan),
+    "stuck": Stuck(1.0),
+}
+
+
+def moment(step: int = 0, seed: int = 0) -> Moment:
+    return Moment(jax.random.key(seed), jnp.int32(step))
+
+
+def identity(x: Any) -> Any:
+    return sdc.probe(x, "p")
+
+
+def bits_changed(a: Any, b: Any) -> np.ndarray:
+    width = f"u{np.asarray(a).dtype.itemsize}"
+    return np.asarray(a).view(width) != np.asarray(b).view(width)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.3])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_events_count_what_really_changed(kind: Any, rate: float, dtype: str) -> None:
+    x = jnp.asarray(X).astype(dtype)
+    out, events = jax.jit(sdc.inject(identity, [sdc.Fault(kind, rate), sdc.Fault(BitFlip((3,)), rate)]))(moment(), x)
+    changed = bits_changed(out, x).sum()
+    assert int(events["fwd/p"].changed) == changed
+    drawn = int(events["fwd/p"].drawn)
+    assert drawn >= changed
+    expected = 2 * rate * SIZE
+    assert abs(drawn - expected) <= 5 * math.sqrt(expected * (1 - rate)) + 1e-9  # five standard deviations
+
+
+@pytest.mark.parametrize("rate", [1e-6, 3e-3, 0.2])
+def test_hits_are_independent_and_of_the_rate(rate: float) -> None:
+    """Mean and variance of the count over many steps are those of the binomial distribution, to five sigma."""
+    steps, size = 400, 50_000
+    run = jax.jit(jax.vmap(sdc.inject(identity, [sdc.Fault(BitFlip((0,)), rate)]), in_axes=(Moment(None, 0), None)))
+    out, events = run(Moment(jax.random.key(1), jnp.arange(steps)), jnp.ones(size))
+    counts = np.asarray(events["fwd/p"].changed, np.float64)
+    mean, variance = size * rate, size * rate * (1 - rate)
+    assert abs(counts.mean() - mean) < 5 * math.sqrt(variance / steps)
+    if mean > 10:
+        assert abs(counts.var() / variance - 1) < 5 * math.sqrt(2 / steps)
+        places = bits_changed(out, jnp.ones((steps, size))).sum(0)
+        halves = places[: size // 2].sum(), places[size // 2 :].sum()
+        assert abs(halves[0] - halves[1]) < 5 * math.sqrt(steps * variance)
+
+
+def test_kinds_against_numpy() -> None:
+    def corrupt(kind: Any) -> np.ndarray:
+        return np.asarray(sdc.inject(identity, [sdc.Fault(kind, 1.0)])(moment(), jnp.asarray(X))[0])
+
+    np.testing.assert_array_equal(corrupt(Scale(3.0)), X * np.float32(3))
+    assert np.isnan(corrupt(Stuck(math.nan))).all()
+    flipped = corrupt(BitFlip((31, 2))).view(np.uint32) ^ X.view(np.uint32)
+    assert set(flipped.tolist()) == {1 << 31, 1 << 2}
+    assert abs((flipped == 4).mean() - 0.5) < 5 * 0.5 / math.sqrt(SIZE)
+    every = corrupt(BitFlip()).view(np.uint32) ^ X.view(np.uint32)
+    assert {int(b) for b in every} == {1 << bit for bit in range(32)}
+    relative = np.abs(corrupt(Relative(0.25)) - X) / np.abs(X)
+    assert relative.min() > 0
+    assert relative.max() <= 0.25 * (1 + 1e-6)
+    assert abs(relative.mean() - 0.125) < 5 * 0.25 / math.sqrt(12 * SIZE)
+    noise = corrupt(Gaussian(0.5)) - X
+    assert abs(noise.std() - 0.5) < 5 * 0.5 / math.sqrt(2 * SIZE)
+
+
+def test_relative_faults_always_change_a_number_but_never_zero() -> None:
+    x = jnp.asarray([1.0, -2.0, 0.0, np.nan, np.inf], jnp.bfloat16)
+    out, events = sdc.inject(identity, [sdc.Fault(Relative(1e-9), 1.0)])(moment(), x)
+    assert bits_changed(out, x).tolist() == [True, True, False, False, False]
+    assert (int(events["fwd/p"].drawn), int(events["fwd/p"].changed)) == (5, 2)
+
+
+def test_same_key_same_faults_other_step_other_faults() -> None:
+    run = jax.jit(sdc.inject(identity, [sdc.Fault(BitFlip(), 0.01)]))
+    a, b, c, d = (np.asarray(run(m, X)[0]) for m in (moment(), moment(), moment(1), moment(0, 1)))
+    assert not bits_changed(a, b).any()
+    assert bits_changed(a, c).any()
+    assert bits_changed(a, d).any()
+
+
+def layered(x: Any) -> Any:
+    return lax.scan(lambda c, y: (c, sdc.probe(y, "p")), jnp.float32(0), x)[1]
+
+
+def test_layer_and_rates_by_layer() -> None:
+    x = jnp.asarray(X).reshape(4, -1)
+    _, events = sdc.inject(layered, [sdc.Fault(BitFlip(), 1.0, layer=2)])(moment(), x)
+    assert events["fwd/p"].changed.tolist() == [0, 0, SIZE // 4, 0]
+    _, events = sdc.inject(layered, [sdc.Fault(BitFlip(), (1.0, 0.0, 0.5, 0.0))])(moment(), x)
+    changed = events["fwd/p"].changed.tolist()
+    assert changed[0] == SIZE // 4
+    assert changed[1] == changed[3] == 0
+    assert abs(changed[2] - SIZE / 8) < 5 * math.sqrt(SIZE / 16)
+
+
+def test_other_layers_draw_other_faults() -> None:
+    x = jnp.ones((2, SIZE))
+    out, _ = sdc.inject(layered, [sdc.Fault(BitFlip((1,)), 0.01)])(moment(), x)
+    hit = bits_changed(out, x)
+    assert (hit[0] != hit[1]).any()
+
+
+def test_only_the_named_device() -> None:
+    mesh = jax.make_mesh((2, 2), ("twin", "model"), axis_types=(AxisType.Auto,) * 2)
+    step = sdc.inject(identity, [sdc.Fault(Scale(2.0), 1.0, at={"twin": 1, "model": 0})])
+    run = jax.shard_map(
+        lambda x: jax.tree.map(lambda a: a[None, None], step(moment(), x)[1]["fwd/p"].changed),
+        mesh=mesh, in_specs=P("twin", "model"), out_specs=P("twin", "model"), check_vma=False,
+    )  # fmt: skip
+    assert jax.jit(run)(jnp.ones((2, 4))).tolist() == [[0, 0], [2, 0]]
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_draws_do_not_depend_on_the_placement(rate: float) -> None:
+    step = sdc.inject(layered, [sdc.Fault(BitFlip(), rate, at={"twin": 1})])
+    x = jnp.broadcast_to(jnp.asarray(X).reshape(4, -1), (2, 4, SIZE // 4))
+
+    def run(x: Any) -> Any:
+        return step(moment(3), x)
+
+    mesh = jax.make_mesh((2, 1), ("twin", "model"), axis_types=(AxisType.Auto,) * 2)
+    body = jax.shard_map(
+        lambda x: jax.tree.map(lambda a: a[None], run(x[0])),
+        mesh=mesh, in_specs=P("twin"), out_specs=P("twin"), check_vma=False,
+    )  # fmt: skip
+    results = [jax.jit(body)(x), jax.vmap(run, axis_name="twin")(x), jax.pmap(run, axis_name="twin")(x)]
+    for out, events in results[1:]:
+        assert not bits_changed(out, results[0][0]).any()
+        assert (events["fwd/p"].changed == results[0][1]["fwd/p"].changed).all()
+    assert int(results[0][1]["fwd/p"].changed[1].sum()) > 0
+
+
+def count(fault: sdc.Fault, steps: int) -> np.ndarray:
+    run = jax.jit(jax.vmap(sdc.inject(identity, [fault]), in_axes=(Moment(None, 0), None)))
+    return np.asarray(run(Moment(jax.random.key(2), jnp.arange(steps)), jnp.ones(1000))[1]["fwd/p"].changed, np.float64)
+
+
+def test_time_onset_spikes_and_burst() -> None:
+    onset = count(sdc.Fault(BitFlip(), 0.1, when=When(onset=5)), 10)
+    assert (onset[:5] == 0).all()
+    assert (onset[5:] > 0).all()
+    spikes = count(sdc.Fault(BitFlip(), 0.02, when=When(spike=0.1)), 500)
+    share = (spikes > 0).mean()
+    assert abs(share - 0.1) < 5 * math.sqrt(0.09 / 500)
+    assert abs(spikes[spikes > 0].mean() - 200) < 5 * math.sqrt(160 / 50)
+    when = When(burst=9.0, decay=3.0)
+    burst = count(sdc.Fault(BitFlip(), 0.02, when=when), 12)
+    for step, hits in enumerate(burst):
+        expected = 20 * when.mean(step)
+        assert abs(hits - expected) < 5 * math.sqrt(expected)
+
+
+def test_no_recompilation_with_the_step() -> None:
+    run = jax.jit(sdc.inject(identity, [sdc.Fault(BitFlip(), 0.01)]))
+    for step in range(3):
+        run(moment(step, step), jnp.asarray(X))
+    assert run._cache_size() == 1
+
+
+def test_cost_follows_the_number_of_faults() -> None:
+    """At a low rate nothing but the views of the tensor and the scatter itself handles all of its elements."""
+    size = 1_000_000
+    jaxpr = jax.make_jaxpr(sdc.inject(identity, [sdc.Fault(BitFlip(), 1e-6)]))(moment(), jnp.ones(size))
+    assert large_equations(jaxpr.jaxpr, size) <= {"probe", "mark", "reshape", "scatter", "bitcast_convert_type", "jit"}
+    jaxpr = jax.make_jaxpr(sdc.inject(identity, [sdc.Fault(BitFlip(), 0.5)]))(moment(), jnp.ones(size))
+    assert "select_n" in large_equations(jaxpr.jaxpr, size)
+
+
+def large_equations(jaxpr: Any, size: int) -> set[str]:
+    """Names of the primitives, in nested jaxprs too, with an output of at least `size` elements."""
+    found = set()
+    for eqn in jaxpr.eqns:
+        if any(v.aval.size >= size for v in eqn.outvars):
+            found.add(eqn.primitive.name)
+        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+            found |= large_equations(inner, size)
+    return found
+
+
+def test_a_value_typed_as_equal_on_all_devices_is_refused() -> None:
+    mesh = jax.make_mesh((2,), ("twin",), axis_types=(AxisType.Auto,))
+    step = sdc.inject(identity, [sdc.Fault(BitFlip(), 0.1, at={"twin": 1})])
+    with pytest.raises(ValueError, match="does not vary over 'twin'"):
+        jax.shard_map(lambda x: step(moment(), x)[0], mesh=mesh, in_specs=P(), out_specs=P("twin"))(jnp.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (sdc.Fault(BitFlip(), 0.1, site="fwd/other"), "'fwd/other' matches no probe.*fwd/p"),
+        (sdc.Fault(BitFlip(), 0.1, at={"twin": 1}), "twin=1, but no axis 'twin' is mapped"),
+        (sdc.Fault(BitFlip((40,)), 0.1), "bit 40 of a 32-bit float32"),
+    ],
+)
+def test_faults_that_cannot_be_placed(fault: sdc.Fault, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sdc.inject(identity, [fault])(moment(), jnp.asarray(X))
+
+
+def test_a_device_beyond_the_axis() -> None:
+    step = sdc.inject(identity, [sdc.Fault(BitFlip(), 0.1, at={"twin": 2})])
+    with pytest.raises(ValueError, match="axis 'twin' has size 2"):
+        jax.vmap(lambda x: step(moment(), x), axis_name="twin")(jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan, ()])
+def test_rates_are_probabilities(rate: Any) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        sdc.Fault(BitFlip(), rate)
+
+
+def test_parse_fault() -> None:
+    fault = parse_fault(
+        "bitflip,bits=30+31,rate=1e-4,site=fwd/attn,layer=2,model=1,onset=3,burst=2,decay=5", at={"twin": 1}
+    )
+    assert fault.what == BitFlip((30, 31))
+    assert (fault.rate, fault.site, fault.layer) == (1e-4, "fwd/attn", 2)
+    assert fault.at == {"twin": 1, "model": 1}
+    assert fault.when == When(onset=3, burst=2.0, decay=5.0)
+    assert parse_fault("scale,factor=2,rate=1").what == Scale(2.0)
+    assert math.isnan(parse_fault("nan,rate=0.5").what.value)  # type: ignore[union-attr] # nan is Stuck
+
+
+def test_describe() -> None:
+    faults = [
+        parse_fault("bitflip,rate=1e-4,site=fwd/attn,layer=2,onset=3", at={"twin": 1}),
+        sdc.Fault(Relative((1.0, 2.5)), (0.1, 0.2), "bwd/*", when=When(burst=4.0, decay=5.0)),
+    ]
+    assert describe(faults) == [
+        "bitflip bits any, rate 0.0001, site fwd/attn, layer 2, twin 1, onset 3",
+        "relative severity 1 to 2.5, rate 0.1 to 0.2, site bwd/*, burst 4, decay 5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("meteor,rate=1", "unknown kind 'meteor'; expected one of bitflip"),
+        ("bitflip", "'rate' is missing"),
+        ("scale,rate=1", "'factor' is missing"),
+        ("bitflip,rate=2", "between 0 and 1"),
+        ("bitflip,rate=x", "could not convert"),
+        ("bitflip,rate", "not of the form key=value"),
+        ("bitflip,rate=1,rate=1", "given twice"),
+        ("bitflip,rate=1,factor=3", "unknown key 'factor'"),
+        ("nan,rate=1,spike=0", "0 < spike <= 1"),
+    ],
+)
+def test_parse_errors(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_fault(spec)

@@ -1,0 +1,302 @@
+"""One program serves every fault; what is hit is what was asked for, and is found where it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
+
+import sdc
+from sdc.faults._strike import LOOPS
+from sdc.faults.kinds import BitFlip, Rotate, Scale, Stuck
+from sdc.program.selectors import arithmetic, direction, everything, iteration, operations, primitive, scope
+from sdc.record.files import encode
+from sdc.tools.diff import diff
+from sdc.tools.options import DiffOptions
+from sdc.twins.traces import TraceWriter
+
+MESH = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
+
+
+def loss(params: Any, x: Any) -> Any:
+    """Tensor-parallel layers over two devices, as somebody might write them who never heard of this project."""
+
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        with jax.named_scope("ffn"):
+            h = jax.checkpoint(lambda x: jax.nn.silu(x @ w["up"]))(x)
+            return x + lax.psum(h @ w["down"], "model"), None
+
+    x, _ = lax.scan(layer, x, params)
+    return jnp.mean(x**2) / 2
+
+
+def body(params: Any, x: Any) -> Any:
+    value, gradient = jax.value_and_grad(loss)(params, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), lax.psum(value, "model")
+
+
+SPECS = {"up": P(None, None, "model"), "down": P(None, "model", None)}
+step = jax.shard_map(body, mesh=MESH, in_specs=(SPECS, P()), out_specs=(SPECS, P()), check_vma=False)
+RNG = np.random.default_rng(0)
+PARAMS = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in
+          {"up": (3, 4, 8), "down": (3, 8, 4)}.items()}  # fmt: skip
+X = RNG.normal(size=(5, 4)).astype(np.float32)
+WHERE = operations & arithmetic
+SITES = sdc.sites(step, PARAMS, X, where=WHERE)
+
+
+@jax.jit
+def struck_and_traced(strike: Any, params: Any, x: Any) -> Any:
+    def struck(params: Any, x: Any) -> Any:
+        out, events = sdc.strike(step, WHERE)(strike, params, x)
+        return out, jax.tree.map(lambda e: e.sum(), {name: event.changed for name, event in events.items()})
+
+    (out, changed), digests = sdc.fingerprint(struck, WHERE)(params, x)
+    return out, changed, digests
+
+
+CLEAN = struck_and_traced(sdc.no_strike(axes=["model"]), PARAMS, X)
+
+
+def random_strike(rng: np.random.Generator, sites: list[sdc.Site]) -> tuple[sdc.Site, dict[str, Any], Any]:
+    """A site, and where in it; a flip of the highest mantissa bit changes any number."""
+    site = sites[rng.integers(len(sites))]
+    place = {
+        "iteration": (int(rng.integers(3)),) if site.loops else (),
+        "device": {"model": int(rng.integers(2))},
+    }
+    element = int(rng.integers(np.prod(site.outputs[0].shape)))
+    return site, place, sdc.strike_on(site, BitFlip(bits=(22,)), element, axes=["model"], **place)
+
+
+def test_a_hundred_flips_in_the_backward_pass_are_located(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At exactly the operation, layer, device and line, by `sdc diff`, and no program is compiled again."""
+    manifest = {"program": "of this test", "where": WHERE.text}
+
+    def trace(name: str, digests: Any) -> Path:
+        with TraceWriter(tmp_path / name, manifest) as writer:
+            writer.add(0, CLEAN[2])
+            writer.add(1, digests)
+        return tmp_path / name
+
+    golden = trace("golden", CLEAN[2])
+    rng = np.random.default_rng(7)
+    backward = [site for site in SITES if site.direction == "bwd"]
+    assert len(backward) > 5
+    for number in range(100):
+        site, place, strike = random_strike(rng, backward)
+        _, changed, digests = struck_and_traced(strike, PARAMS, X)
+        assert {name: int(count) for name, count in changed.items() if count} == {site.name: 1}
+        assert diff(DiffOptions(golden, trace(str(number), digests), json=True)) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert found["first"] == json.loads(
+            encode(
+                {
+                    "step": 1,
+                    "site": site.name,
+                    "operation": site.primitive,
+                    "direction": "bwd",
+                    "scope": site.scope,
+                    "source": site.source,
+                    "iteration": list(place["iteration"]),
+                    "layer": place["iteration"][0] if site.loops else None,
+                    "devices": [place["device"]],
+                    "outputs": [0],
+                }
+            )
+        )
+        assert "test_strike.py" in found["first"]["source"]
+    assert struck_and_traced._cache_size() == 1
+
+
+def test_nothing_struck_is_the_clean_step() -> None:
+    out, changed, digests = struck_and_traced(sdc.no_strike(axes=["model"]), PARAMS, X)
+    assert not any(changed.values())
+    assert sdc.first_difference(digests, CLEAN[2]) is None
+    for ours, plain in zip(jax.tree.leaves(out), jax.tree.leaves(jax.jit(step)(PARAMS, X)), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-6)
+
+
+def tanh_twice(x: Any) -> Any:
+    return jnp.sin(jnp.tanh(x))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8", "uint16"])
+def test_what_is_hit_is_what_was_asked_for(dtype: str) -> None:
+    """Against NumPy, with the events as the record: index, old bits, new bits."""
+    x = jnp.arange(1, 13).reshape(3, 4).astype(dtype)
+    where = primitive("argument")
+    (site,) = sdc.sites(lambda x: x, x, where=where)
+    run = jax.jit(sdc.strike(lambda x: x, where))
+    width = 8 * np.dtype(dtype).itemsize
+    for what, elements, expected in [
+        (BitFlip(bits=(width - 2,)), [5], None),
+        (Stuck(0.0), [0, 11], 0.0),
+        (Scale(2.0), [3], 8.0),
+        (Rotate(), [1, 4, 7], None),
+        (sdc.faults.StuckBit(1, bits=(1,)), [2], None),
+    ]:
+        out, events = run(sdc.strike_on(site, what, elements, room=3), x)
+        (event,) = events.values()
+        before, after = np.asarray(x).reshape(-1), np.asarray(out).reshape(-1)
+        raw = f"u{np.dtype(dtype).itemsize}"
+        differs = np.flatnonzero(before.view(raw) != after.view(raw))
+        assert set(differs) <= set(elements)
+        assert int(event.changed) == len(differs)
+        assert int(event.drawn) == len(elements)
+        rows = np.asarray(event.hits.element)[np.asarray(event.hits.new != event.hits.old).any(1)]
+        assert sorted(rows) == sorted(differs)
+        for index, old, new in zip(event.hits.element, event.hits.old, event.hits.new, strict=True):
+            if (old != new).any():
+                assert int(old[0]) == before.view(raw)[index]
+                assert int(new[0]) == after.view(raw)[index]
+        if expected is not None:
+            assert (after[elements].astype(np.float64) == expected).all()
+        if isinstance(what, Rotate):
+            assert after[elements].tolist() == before[np.roll(elements, -1)].tolist()
+    assert run._cache_size() == 1
+
+
+def test_vmap_over_the_fault() -> None:
+    """Several faults at once give what each gives alone."""
+    where = primitive("tanh", "sin")
+    sites = sdc.sites(tanh_twice, X, where=where)
+    strikes = [sdc.strike_on(site, BitFlip(bits=(30,)), element) for site in sites for element in (0, 7, 19)]
+    run = sdc.strike(tanh_twice, where)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *strikes)
+    outs, events = jax.jit(jax.vmap(run, (0, None)))(stacked, X)
+    for number, one in enumerate(strikes):
+        out, event = jax.jit(run)(one, X)
+        np.testing.assert_array_equal(outs[number], out)
+        for name in event:
+            assert int(events[name].changed[number]) == int(event[name].changed)
+
+
+def test_lockstep_and_fingerprint_see_what_was_injected() -> None:
+    """Two transformations of one operation, probe or not: the outer one sees what the inner one made of it."""
+    where = primitive("dot_general") | scope("*ffn*") & primitive("add", "mul", "psum")
+    fault = sdc.Fault(BitFlip(), 0.02, where, at={"twin": 1})
+    twins = sdc.lockstep(sdc.inject(loss_and_gradient, [fault]), "twin", where=where)
+    moment = sdc.Moment(jax.random.key(3), jnp.int32(0))
+    mapped = jax.vmap(twins, (None, None, None), axis_name="twin", axis_size=2)
+    run = jax.jit(jax.vmap(mapped, (None, 0, None), axis_name="model"))
+    (_, events), mismatches = run(moment, SHARDS, X)
+    hit = 0
+    for name, event in events.items():  # [model, twin, layer]
+        found = np.asarray(mismatches[name].difference.mismatched)[:, 0]  # [model, layer, twin], as twin 0 sees it
+        np.testing.assert_array_equal(event.changed, np.moveaxis(found, -1, 1))
+        hit += int(event.changed.sum())
+    assert hit > 20
+
+
+SHARDS = {"up": np.stack(np.split(PARAMS["up"], 2, 2)), "down": np.stack(np.split(PARAMS["down"], 2, 1))}
+
+
+def loss_and_gradient(params: Any, x: Any) -> Any:
+    return jax.value_and_grad(loss)(params, x)
+
+
+def test_first_operation_hit_is_the_first_to_differ() -> None:
+    """`fingerprint(inject(step))` before and after the onset of a fault: the first event is the first difference."""
+    where = primitive("dot_general", "tanh", "sin")
+
+    def run(step_number: Any, x: Any) -> Any:
+        fault = sdc.Fault(BitFlip(), 0.05, where, when=sdc.faults.When(onset=5))
+        return sdc.fingerprint(
+            lambda x: sdc.inject(lambda x: tanh_twice(x @ x.T), [fault])(sdc.Moment(jax.random.key(1), step_number), x),
+            where,
+        )(x)
+
+    compiled = jax.jit(run)
+    (_, none), clean = compiled(jnp.int32(0), X)
+    (_, events), digests = compiled(jnp.int32(6), X)
+    assert not any(int(event.changed) for event in none.values())
+    first = next(name for name, event in events.items() if int(event.changed))
+    difference = sdc.first_difference(clean, digests)
+    assert difference is not None
+    assert difference.site.name == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"elements": 99}, r"elements \[99\] of fwd/tanh: expected some from 0 to 19"),
+        ({"elements": -1}, "expected some from 0"),
+        ({"elements": 0, "output": 1}, "has 1 outputs"),
+        ({"elements": 0, "iteration": (1,)}, "lies in 0 loops"),
+        ({"elements": [3, 3]}, "expected different whole numbers"),
+        ({"elements": [0.5]}, "expected different whole numbers"),
+        ({"elements": 0, "device": {"model": -1}}, "whose mesh is {}"),
+        ({"elements": [0, 1], "room": 1}, "raise room"),
+        ({"elements": 0, "what": BitFlip(bits=(40,))}, "bit 40 of a 32-bit float32 does not exist"),
+    ],
+)
+def test_strikes_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
+    site = sdc.sites(tanh_twice, X, where=primitive("tanh"))[0]
+    with pytest.raises(ValueError, match=message):
+        sdc.strike_on(site, **{"what": BitFlip(), **arguments})
+
+
+def test_values_that_cannot_be_struck() -> None:
+    def keyed(x: Any) -> Any:
+        return jax.random.normal(jax.random.split(jax.random.key(0))[0], x.shape) + x
+
+    where = primitive("random_split")
+    (site, *_) = sdc.sites(keyed, X, where=where)
+    with pytest.raises(ValueError, match=r"holds key<fry>; faults hit real numbers"):
+        sdc.strike_on(site, BitFlip(), 0)
+    with pytest.raises(ValueError, match=r"random_split.*real numbers.*hits none"):
+        sdc.strike(keyed, where)(sdc.no_strike(), X)
+    with pytest.raises(ValueError, match=r"holds key<fry>; faults hit real numbers"):
+        sdc.inject(keyed, [sdc.Fault(BitFlip(), 0.1, where)])(sdc.Moment(jax.random.key(0), jnp.int32(0)), X)
+    with pytest.raises(ValueError, match="no such axis is mapped"):
+        sdc.strike(tanh_twice, everything)(sdc.no_strike(axes=["model"]), X)
+
+
+def test_memory_faults_hit_arguments() -> None:
+    """A bit of a parameter, in memory: every operation that reads it sees the changed one."""
+    where = direction("arg")
+    (site,) = [site for site in sdc.sites(step, PARAMS, X, where=where) if site.name == "arg/0/down"]
+    out, events = jax.jit(sdc.strike(step, where))(sdc.strike_on(site, BitFlip(bits=(30,)), 4), PARAMS, X)
+    corrupted = PARAMS["down"].copy()
+    corrupted.reshape(-1).view(np.uint32)[4] ^= 1 << 30
+    expected = jax.jit(step)({**PARAMS, "down": corrupted}, X)
+    for ours, theirs in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert int(events["arg/0/down"].changed) == 1
+    assert site.loops == 0 < LOOPS
+
+
+def test_iterations_and_devices_that_do_not_exist() -> None:
+    site = next(site for site in SITES if site.loops)
+    assert (site.trips, site.mesh) == ((3,), (("model", 2),))
+    for arguments in ({"iteration": (3,)}, {"iteration": (-2,)}, {"device": {"model": 2}}, {"iteration": (0, 0)}):
+        with pytest.raises(ValueError, match=r"whose loops run|whose mesh is|give one index for each"):
+            sdc.strike_on(site, BitFlip(), 0, **arguments)  # type: ignore[arg-type] # tables of arguments
+    with pytest.raises(ValueError, match="hits none"):
+        sdc.sites(step, PARAMS, X, where=primitive("dot_general") & iteration(9))
+
+
+def test_operations_of_several_outputs_and_empty_ones() -> None:
+    """What is counted is what changed, whichever output is struck; empty arrays are passed over."""
+
+    def several(x: Any) -> Any:
+        values, indices = lax.top_k(x, 2)
+        return values, indices, x[:0] * 2.0
+
+    run = jax.jit(sdc.strike(several, everything))
+    x = jnp.asarray([3.0, 1.0, 2.0])
+    (site,) = sdc.sites(several, x, where=primitive("top_k"))
+    for output in (0, 1):
+        out, events = run(sdc.strike_on(site, BitFlip(bits=(0,)), 1, output=output), x)
+        clean = several(x)
+        assert [int((np.asarray(a) != np.asarray(b)).sum()) for a, b in zip(out, clean, strict=True)] == [
+            output == 0, output == 1, 0,
+        ]  # fmt: skip
+        event = events[site.name]
+        assert (int(event.changed), int(event.drawn), int(event.hits.output[0])) == (1, 1, output)

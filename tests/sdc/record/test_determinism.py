@@ -1,0 +1,63 @@
+"""Environments are described, compared, and prepared before JAX starts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from sdc.record.determinism import GPU_FLAGS, differences, environment, prepare, program_fingerprint
+
+
+def test_equal_environments_do_not_differ() -> None:
+    own = environment()
+    assert differences([own, json.loads(json.dumps(own))]) == []
+    assert own["packages"]["jax"] == jax.__version__
+
+
+def test_differences_name_key_processes_and_values() -> None:
+    a = {"packages": {"jax": "1"}, "seed": 0}
+    assert differences([a, a, {"packages": {"jax": "2"}, "seed": 0, "more": True}]) == [
+        "more: process 0 has nothing, process 2 has True",
+        "packages.jax: process 0 has 1, process 2 has 2",
+    ]
+
+
+def test_fingerprints_tell_programs_apart() -> None:
+    x = jnp.ones(3)
+    a, b, c = (program_fingerprint(jax.jit(f).lower(x)) for f in (jnp.sin, jnp.cos, jnp.sin))
+    assert a == c != b
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    start = "import os, jax; from sdc.record.determinism import prepare\n"
+    variables = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    return subprocess.run(
+        [sys.executable, "-c", start + code], env={**variables, **environment}, capture_output=True, text=True
+    )
+
+
+def test_prepare_sets_flags_devices_and_threads() -> None:
+    code = (
+        "prepare(cpu_devices=3, cpu_threads=5, only_cpu=True)\n"
+        "print(len(jax.devices()), os.environ['NPROC'], os.environ['XLA_FLAGS'])"
+    )
+    devices, threads, *flags = run(code, XLA_FLAGS="--xla_gpu_autotune_level=0").stdout.split()
+    assert (devices, threads) == ("3", "5")
+    assert sorted(flags) == sorted(GPU_FLAGS)
+
+
+def test_contrary_flags_are_refused() -> None:
+    result = run("prepare(cpu_devices=1)", XLA_FLAGS="--xla_gpu_deterministic_ops=false")
+    assert "remove it from XLA_FLAGS" in result.stderr
+
+
+def test_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("XLA_FLAGS", "NPROC"):  # restored afterwards
+        monkeypatch.setenv(variable, "")
+    jax.devices()
+    with pytest.raises(ValueError, match="start the command in a new process"):
+        prepare(cpu_devices=1)

@@ -1,0 +1,131 @@
+"""Digests against a NumPy reference, over types, shapes, shardings and transformations."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import sdc
+from sdc.twins.digests import digest, tree_digest
+from tests.sdc.test_bits import DTYPES, SHAPES, random_array
+
+MESH = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+
+def reference(x: np.ndarray) -> np.ndarray:
+    """The definition, word by word."""
+    if (x.dtype.itemsize == 2 and x.ndim and x.shape[-1] % 2 == 0) or x.dtype.itemsize >= 4:
+        words = np.ascontiguousarray(x).reshape(-1).view(np.uint32).astype(np.uint64)
+    else:
+        words = np.ascontiguousarray(x).reshape(-1).view(f"u{x.dtype.itemsize}").astype(np.uint64)
+    sums = [0, 0]
+    for i, word in enumerate(words.tolist()):
+        h = (word + i * 0x9E3779B1) % 2**32
+        h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
+        h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32
+        h ^= h >> 16
+        g = h * 0xC2B2AE3D % 2**32
+        sums = [(sums[0] + h) % 2**32, (sums[1] + (g ^ g >> 15)) % 2**32]
+    return np.asarray(sums, np.uint32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 3, 4)], ids=str)
+def test_the_definition(dtype: str, shape: tuple[int, ...]) -> None:
+    x = random_array(dtype, shape)
+    np.testing.assert_array_equal(digest(jnp.asarray(x)), reference(x))
+
+
+def test_64_bit_elements() -> None:
+    with jax.enable_x64():
+        x = np.random.default_rng(0).normal(size=(3, 2))
+        np.testing.assert_array_equal(digest(jnp.asarray(x)), reference(x))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_independent_of_sharding(dtype: str) -> None:
+    x = random_array(dtype, (8, 8))
+    expected = reference(x)
+    sharded = jax.device_put(x, NamedSharding(MESH, P("a", "b")))
+    np.testing.assert_array_equal(jax.jit(digest)(sharded), expected)
+
+    def shard(x: Any) -> Any:
+        offset = (lax.axis_index("a") * 2, lax.axis_index("b") * 4)
+        return lax.psum(digest(x, shape=(8, 8), offset=offset), ("a", "b"))
+
+    by_hand = jax.shard_map(shard, mesh=MESH, in_specs=P("a", "b"), out_specs=P())
+    np.testing.assert_array_equal(jax.jit(by_hand)(x), expected)
+    rows = jax.vmap(digest)(jnp.asarray(x).reshape(8, 1, 8))
+    np.testing.assert_array_equal(rows[3], reference(x[3:4]))
+
+
+def test_a_shard_that_cuts_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match="cuts pairs"):
+        digest(jnp.zeros((2, 3), jnp.bfloat16), shape=(2, 6), offset=(0, 3))
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 63), st.integers(0, 31), st.integers(0, 1000))
+def test_no_single_bit_is_missed(element: int, bit: int, seed: int) -> None:
+    x = random_array("float32", (64,), seed)
+    y = x.copy()
+    y.view(np.uint32)[element] ^= np.uint32(1 << bit)
+    before, after = np.asarray(digest(jnp.asarray(x))), np.asarray(digest(jnp.asarray(y)))
+    assert (before != after).any()
+    assert before[0] != after[0]  # bijective in one word: the first half alone tells
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: np.concatenate([x[1::-1], x[2:]]),  # two elements swapped
+        lambda x: x * np.where(np.arange(64) < 2, -1, 1).astype(np.float32),  # two signs flipped
+        lambda x: np.roll(x, 1),
+    ],
+)
+def test_changes_that_simpler_digests_miss(change: Any) -> None:
+    x = np.random.default_rng(1).normal(size=64).astype(np.float32)
+    assert (np.asarray(digest(jnp.asarray(x))) != np.asarray(digest(jnp.asarray(change(x))))).any()
+
+
+def test_tree_digest_tells_leaves_apart() -> None:
+    a, b = jnp.arange(3.0), jnp.ones(3)
+    assert (tree_digest((a, b)) != tree_digest((b, a))).any()
+    assert (tree_digest((a, b)) == tree_digest([a, b])).all()
+
+
+def test_fingerprint_of_a_step() -> None:
+    def step(x: Any) -> Any:
+        return lax.scan(lambda c, y: (sdc.probe(c + y, "p"), c), jnp.zeros(2), x)[0]
+
+    x = jnp.arange(6.0).reshape(3, 2)
+    out, digests = jax.jit(sdc.fingerprint(step))(x)
+    np.testing.assert_array_equal(out, step(x))
+    assert digests["fwd/p"].shape == (3, 1, 2)
+    for row, value in enumerate(np.cumsum(np.asarray(x), 0)):
+        np.testing.assert_array_equal(digests["fwd/p"][row, 0], reference(value))
+
+
+def test_fingerprint_of_a_while_depends_on_the_order() -> None:
+    def step(values: Any) -> Any:
+        return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, sdc.probe(values[c[0]], "p")), (0, 0.0))
+
+    a = sdc.fingerprint(step)(jnp.asarray([1.0, 2.0]))[1]["fwd/p"]
+    b = sdc.fingerprint(step)(jnp.asarray([2.0, 1.0]))[1]["fwd/p"]
+    assert (a != b).any()
+
+
+def test_size_of_the_index_is_no_limit() -> None:
+    """Indices beyond 2**32 wrap as the definition says."""
+    far = digest(jnp.ones((1, 1)), shape=(2**20, 2**20), offset=(2**19, 5))
+    index = (2**19 * 2**20 + 5) % 2**32
+    one = int(np.float32(1).view(np.uint32))
+    near = digest(lax.bitcast_convert_type(jnp.asarray([(one + index * 0x9E3779B1) % 2**32], jnp.uint32), jnp.float32))
+    np.testing.assert_array_equal(far, near)
+    assert math.prod((2**20, 2**20)) > 2**32

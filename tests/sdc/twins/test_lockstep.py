@@ -1,0 +1,233 @@
+"""Lock-step twins: mismatches equal the injected ones, twins stay equal, and little crosses the twin axis."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec as P
+
+import sdc
+from sdc.faults.events import Moment
+from sdc.faults.kinds import BitFlip, Relative, Stuck
+from sdc.program.axes import varying
+from sdc.tools.bench.collectives import collectives
+from tests.sdc.test_compare import CASES
+
+LAYERS, ROWS, WIDTH = 3, 4, 8
+W = np.random.default_rng(0).normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / 3
+X = np.random.default_rng(1).normal(size=(ROWS, WIDTH)).astype(np.float32)
+
+
+def step(w: Any, x: Any) -> Any:
+    """Forward, backward and recomputed probes in a scan; collectives over `model` where it is bound."""
+
+    @jax.checkpoint
+    def layer(c: Any, w: Any) -> Any:
+        return sdc.probe(jnp.tanh(sdc.probe(c @ w, "a")), "b")
+
+    def loss(w: Any) -> Any:
+        return jnp.mean(lax.scan(lambda c, w: (layer(c, w), None), x, w)[0] ** 2)
+
+    return jax.value_and_grad(loss)(w)
+
+
+FAULTS = [
+    sdc.Fault(BitFlip(), 0.1, at={"twin": 1}),
+    sdc.Fault(Relative(0.5), (0.02, 0.0, 0.03), site="bwd/a", at={"twin": 1}),
+    sdc.Fault(Stuck(np.nan), 0.02, site="remat/*", at={"twin": 1}),
+]
+SITES = {"fwd/a", "fwd/b", "remat/a", "bwd/b", "bwd/a"}
+
+
+def twins(faults: list[sdc.Fault], **options: Any) -> Callable[..., Any]:
+    return sdc.lockstep(sdc.inject(step, faults), "twin", **options)
+
+
+def place(run: Callable[..., Any], placement: str, number: int) -> Callable[..., Any]:
+    """The step on `number` twins: inputs and outputs with a leading twin axis."""
+    w, x = (np.broadcast_to(a, (number, *a.shape)) for a in (W, X))
+    if placement == "vmap":
+        return lambda moment: jax.vmap(run, (None, 0, 0), axis_name="twin")(moment, w, x)
+    if placement == "pmap":
+        return lambda moment: jax.pmap(run, in_axes=(None, 0, 0), axis_name="twin")(moment, w, x)
+    mesh = jax.make_mesh((number,), ("twin",), axis_types=(AxisType.Auto,))
+
+    def body(moment: Moment, w: Any, x: Any) -> Any:
+        return jax.tree.map(lambda a: a[None], varying(run(moment, w[0], x[0])))
+
+    placed = jax.shard_map(
+        body, mesh=mesh, in_specs=(P(), P("twin"), P("twin")), out_specs=P("twin"), check_vma="checked" in placement
+    )
+    return lambda moment: placed(moment, w, x)
+
+
+def bits(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf).view(np.uint32) for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("placement", ["vmap", "pmap", "shard_map", "shard_map, checked"])
+@pytest.mark.parametrize("compare", ["gated", "always"])
+def test_measured_equals_injected_site_by_site(placement: str, compare: str) -> None:
+    run = jax.jit(place(twins(FAULTS, compare=compare), placement, 2))
+    found = 0
+    for number in range(3):
+        ((loss_and_gradient, events), mismatches) = run(Moment(jax.random.key(0), jnp.int32(number)))
+        assert set(mismatches) == set(events) == SITES
+        for name, mismatch in mismatches.items():
+            for twin_row in mismatch.difference.mismatched:  # the same on every twin
+                np.testing.assert_array_equal(twin_row[:, 0], 0)
+                np.testing.assert_array_equal(twin_row[:, 1], events[name].changed[1])
+            np.testing.assert_array_equal(mismatch.difference.checked[0, :, 1], ROWS * WIDTH)
+            np.testing.assert_array_equal(events[name].changed[0], 0)
+            found += int(events[name].changed.sum())
+        for leaf in bits(loss_and_gradient):
+            np.testing.assert_array_equal(leaf[0], leaf[1])
+    assert found > 20
+
+
+def test_placements_give_the_same_counts() -> None:
+    moment = Moment(jax.random.key(5), jnp.int32(2))
+    counts = [
+        {
+            name: np.asarray(m.difference.mismatched)
+            for name, m in jax.jit(place(twins(FAULTS), p, 2))(moment)[1].items()
+        }
+        for p in ("vmap", "pmap", "shard_map")
+    ]
+    for other in counts[1:]:
+        for name in SITES:
+            np.testing.assert_array_equal(counts[0][name], other[name])
+
+
+def test_a_mismatch_does_not_spread() -> None:
+    """The healthy result of a corrupted run is that of a run without faults."""
+    moment = Moment(jax.random.key(0), jnp.int32(0))
+    (clean, _), _ = jax.jit(place(twins([sdc.Fault(BitFlip(), 0.0, at={"twin": 1})]), "vmap", 2))(moment)
+    ((out, events), _) = jax.jit(place(twins(FAULTS), "vmap", 2))(moment)
+    assert sum(int(e.changed.sum()) for e in events.values()) > 0
+    np.testing.assert_allclose(out[0], clean[0], rtol=1e-6)
+
+
+def test_without_faults_nothing_is_found() -> None:
+    out, mismatches = jax.vmap(sdc.lockstep(step, "twin"), in_axes=None, axis_size=2, axis_name="twin", out_axes=0)(
+        W, X
+    )
+    assert all(int(m.difference.mismatched.sum()) == 0 for m in mismatches.values())
+    assert sum(int(m.difference.checked[0].sum()) for m in mismatches.values()) == len(SITES) * LAYERS * ROWS * WIDTH
+    np.testing.assert_allclose(out[0][0], step(W, X)[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_the_majority_of_three_is_the_reference(odd: int) -> None:
+    faults = [sdc.Fault(BitFlip(), 0.1, at={"twin": odd})]
+    (out, events), mismatches = jax.jit(place(twins(faults), "vmap", 3))(Moment(jax.random.key(0), jnp.int32(0)))
+    for name in SITES:
+        expected = np.zeros((LAYERS, 3), np.uint32)
+        expected[:, odd] = events[name].changed[odd]
+        np.testing.assert_array_equal(mismatches[name].difference.mismatched[0], expected)
+        assert int(mismatches[name].undecided.sum()) == 0
+    for leaf in bits(out):
+        np.testing.assert_array_equal(leaf[0], leaf[odd])
+
+
+def test_three_that_all_differ_are_undecided() -> None:
+    run = jax.vmap(sdc.lockstep(lambda x: sdc.probe(x, "p"), "twin"), axis_name="twin")
+    out, mismatches = run(jnp.asarray([1.0, 2.0, 3.0]))
+    assert mismatches["fwd/p"].undecided.tolist() == [1, 1, 1]
+    assert len(set(out.tolist())) == 1
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_statistics_and_repair_are_exact(case: Any) -> None:
+    reference, suspect, expected = case
+    pair = jnp.asarray([reference, suspect], jnp.float32)
+    out, mismatches = jax.vmap(sdc.lockstep(lambda x: sdc.probe(x, "p"), "twin"), axis_name="twin")(pair)
+    got = [float(column[0, 1]) for column in mismatches["fwd/p"].difference]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    np.testing.assert_array_equal(bits(out)[0], bits(pair)[0][[0, 0]])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool"])
+def test_every_type_is_repaired(dtype: str) -> None:
+    pair = jnp.asarray([[0, 1, 1], [0, 1, 0]], dtype)
+    out, mismatches = jax.vmap(sdc.lockstep(lambda x: sdc.probe(x, "p"), "twin"), axis_name="twin")(pair)
+    assert out.dtype == pair.dtype
+    assert bool((out[1] == pair[0]).all())
+    assert int(mismatches["fwd/p"].difference.mismatched[0, 1]) == 1
+
+
+def test_synchronize_repairs_or_only_compares() -> None:
+    tree = {
+        "w": jnp.asarray([[1.0, 2.0], [1.0, 5.0]]),
+        "n": jnp.asarray([3, 4]),
+        "key": jax.random.split(jax.random.key(0)),
+    }
+    fixed, mismatch = jax.vmap(lambda t: sdc.synchronize(t, "twin"), axis_name="twin")(tree)
+    assert mismatch.difference.mismatched[0].tolist() == [0, 3]
+    assert mismatch.difference.checked[0].tolist() == [0, 4]
+    assert (fixed["w"][1] == tree["w"][0]).all()
+    assert fixed["n"].tolist() == [3, 3]
+    same, mismatch = jax.vmap(lambda t: sdc.synchronize(t, "twin", repair=False), axis_name="twin")(tree)
+    assert (same["w"] == tree["w"]).all()
+    assert mismatch.difference.mismatched[0].tolist() == [0, 3]
+    assert sdc_checked_nothing()
+
+
+def sdc_checked_nothing() -> bool:
+    _, mismatch = jax.vmap(lambda x: sdc.synchronize((), "twin"), axis_name="twin")(jnp.arange(2))
+    return int(mismatch.difference.checked.sum()) == 0
+
+
+def test_at_most_64_bytes_per_probe_cross_the_twin_axis() -> None:
+    run = jax.jit(place(twins(FAULTS), "shard_map", 2))
+    text = run.lower(Moment(jax.random.key(0), jnp.int32(0))).compile().as_text()
+    found = collectives(text)
+    outside = [
+        size
+        for collective in found
+        if not collective.conditional and collective.crosses((0, 1))
+        for size in collective.sizes
+    ]
+    assert outside == [16] * len(SITES)
+    assert any(collective.conditional for collective in found)
+
+
+def test_twins_need_an_axis_of_two() -> None:
+    with pytest.raises(ValueError, match="'twin' is not bound"):
+        sdc.lockstep(step, "twin")(W, X)
+    with pytest.raises(ValueError, match="has size 1"):
+        jax.vmap(sdc.lockstep(lambda x: x, "twin"), axis_name="twin")(jnp.ones(1))
+    with pytest.raises(ValueError, match="expected 'gated' or 'always'"):
+        sdc.lockstep(step, "twin", compare="never")  # type: ignore[arg-type] # the mistake under test
+
+
+def test_a_step_without_a_site_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"probes hits none of the step's 3 sites; name tensors with sdc\.probe"):
+        jax.vmap(sdc.lockstep(lambda x: x * 2.0, "twin"), axis_name="twin")(jnp.ones(2))
+
+
+def test_partly_manual_twins_around_an_automatically_sharded_step() -> None:
+    mesh = jax.make_mesh((2, 2), ("twin", "data"), axis_types=(AxisType.Auto,) * 2)
+    body = lambda w, x: jax.tree.map(lambda a: a[None], sdc.lockstep(step, "twin")(w[0], x))  # noqa: E731 - in one line
+    run = jax.jit(
+        jax.shard_map(
+            body, mesh=mesh, in_specs=(P("twin"), P()), out_specs=P("twin"), axis_names={"twin"}, check_vma=False
+        )
+    )
+    w = jnp.stack([W, W])
+    corrupted = w.at[1, 0, 0, 0].add(1.0)
+    for weights, bad in ((w, False), (corrupted, True)):
+        out, mismatches = run(weights, jax.device_put(X, jax.sharding.NamedSharding(mesh, P("data"))))
+        assert (int(mismatches["fwd/a"].difference.mismatched[0].sum()) > 0) == bad
+        assert (bits(out)[0][0] == bits(out)[0][1]).all()
+
+
+def test_no_recompilation() -> None:
+    run = jax.jit(place(twins(FAULTS), "vmap", 2))
+    for number in range(2):
+        run(Moment(jax.random.key(number), jnp.int32(number)))
+    assert run._cache_size() == 1

@@ -1,0 +1,113 @@
+"""From the reports of a lock-step run to the lines of its record: counts, frequencies and severities by site.
+
+A report comes with its leading axes twin, data rank and model rank, then one per enclosing loop: the last is the layer,
+those before it are the microstep. All twins hold the same rows; those of twin 0 are read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sdc.faults.events import Events
+from sdc.program.reports import Reports
+from sdc.twins._lockstep import Mismatch
+from sdc.twins.compare import largest_severity, mean_frequency, mismatch_frequency, mismatch_severity
+
+COUNTS = ("checked", "mismatched", "zero_reference", "nonfinite")
+
+
+def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Summarizes one step.
+
+    Args:
+        mismatches: the reports of `lockstep`, as NumPy arrays; empty where nothing was compared.
+        events: the reports of `inject`, as NumPy arrays; empty where nothing was injected.
+        step: number of the step.
+
+    Returns:
+        For `steps.jsonl`, by site: counts, frequency (mean of equation (2) over the microsteps) and severity (largest
+        of equation (4)). For `mismatches.jsonl`: a row per microstep, site and layer with a mismatch or an injection.
+        `undecided` counts the ranks on which no majority of three or more twins agreed, so that the reference was a
+        guess.
+    """
+    sites: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    for name in dict.fromkeys([*mismatches, *events]):
+        layers = _by_layer(name, mismatches.get(name), events.get(name))
+        rows += [{"step": step, **row} for row in layers if row["mismatched"] or row["injected"]]
+        sites[name] = _total(layers)
+    return sites, rows
+
+
+def total(mismatch: Mismatch) -> dict[str, int]:
+    """Elements checked and mismatched by a comparison outside loops, added over ranks and twins."""
+    rows = mismatch.difference
+    return {"checked": int(rows.checked[0].sum()), "mismatched": int(rows.mismatched[0].sum())}
+
+
+def _total(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    frequencies = [row["frequency"] for row in layers if row["frequency"] is not None]
+    severity = largest_severity([row["severity"] for row in layers if row["severity"] is not None])
+    return {
+        **{count: sum(row[count] for row in layers) for count in (*COUNTS, "injected", "undecided")},
+        "frequency": mean_frequency(frequencies) if frequencies else None,
+        "severity": None if np.isnan(severity) else severity,
+    }
+
+
+def _by_layer(name: str, mismatch: Mismatch | None, event: Events | None) -> list[dict[str, Any]]:
+    """One row per microstep and layer."""
+    difference = undecided = None
+    if mismatch is not None:  # [data, model, microstep, layer, twin]
+        difference = {
+            key: _loops(np.asarray(value[0]), trailing=1) for key, value in mismatch.difference._asdict().items()
+        }
+        undecided = _loops(np.asarray(mismatch.undecided[0]), trailing=0)
+    changed = None if event is None else _loops(np.asarray(event.changed), trailing=0, leading=3)
+    shape = difference["checked"].shape[2:4] if difference is not None else changed.shape[3:5]  # type: ignore[union-attr] # one of both is there
+    rows = []
+    for microstep, layer in np.ndindex(*shape):
+        row: dict[str, Any] = {"microstep": microstep, "site": name, "layer": layer}
+        row["injected"] = 0 if changed is None else int(changed[:, :, :, microstep, layer].sum())
+        part = {} if difference is None else {key: value[:, :, microstep, layer] for key, value in difference.items()}
+        row["undecided"] = 0 if undecided is None else int(undecided[:, :, microstep, layer].sum())
+        rows.append({**row, **_figures(part)})
+    return rows
+
+
+def _figures(part: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Counts, equations (1) and (3), and the ranks that differ, from arrays [data, model, twin]."""
+    if not part:
+        return {**dict.fromkeys(COUNTS, 0), "frequency": None, "severity": None, "relative_max": None, "ranks": []}
+    counted = part["mismatched"].astype(np.int64) - part["zero_reference"] - part["nonfinite"]
+    frequency = mismatch_frequency(part["mismatched"], part["checked"])
+    severity = mismatch_severity(part["relative_sum"], counted)
+    return {
+        **{count: int(part[count].sum()) for count in COUNTS},
+        "frequency": None if np.isnan(frequency) else frequency,
+        "severity": None if np.isnan(severity) else severity,
+        "relative_max": float(part["relative_max"].max()),
+        "ranks": [
+            {
+                "twin": int(twin),
+                "data": int(data),
+                "model": int(model),
+                "mismatched": int(part["mismatched"][data, model, twin]),
+                "relative_mean": (
+                    float(part["relative_sum"][data, model, twin]) / int(counted[data, model, twin])
+                    if counted[data, model, twin]
+                    else None
+                ),
+                "relative_max": float(part["relative_max"][data, model, twin]),
+            }
+            for data, model, twin in np.argwhere(part["mismatched"])
+        ],
+    }
+
+
+def _loops(x: np.ndarray, *, trailing: int, leading: int = 2) -> np.ndarray:
+    """Joins the axes of loops into two: microstep and layer."""
+    loops = x.shape[leading : x.ndim - trailing]
+    layers = loops[-1] if loops else 1
+    return x.reshape(*x.shape[:leading], -1, layers, *x.shape[x.ndim - trailing :])
