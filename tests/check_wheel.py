@@ -1,8 +1,8 @@
 """Builds the wheel, imports every module from it, checks its requirements and all types.
 
-Type checkers do not see the mapped packages (`sdc.train` is the folder `train`) in a checkout; in the wheel they do,
-and a package that `setup.cfg` forgot is missing there. The wheel is unpacked and not installed: everything that it needs
-is in this environment already, and whether it says so is read off its metadata. Run by `make test`.
+Type checkers do not see the mapped packages (`sdc.train` is the folder `train`) in a checkout. In the wheel they do,
+and a package that `setup.cfg` forgot is missing there. The wheel is unpacked and not installed: what it needs is
+in this environment already, and whether it says so is read off its metadata. Run by `make test`.
 """
 
 import ast
