@@ -1,1 +1,25 @@
-"""From run records to statistics, tables, figures and one offline HTML page."""
+"""From run records to verdicts, statistics, tables, figures and one offline HTML page."""
+
+from typing import TYPE_CHECKING
+
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    # A record as a whole.
+    from ._conclude import conclude as conclude, summarize_folder as summarize_folder
+    from .report import write_report as write_report
+    from .summary import summarize as summarize
+    from .traces import describe_difference as describe_difference
+    from .campaign import summarize_campaign as summarize_campaign
+
+    # How sure a frequency is, and how long a burn-in has to be.
+    from .statistics import (
+        burn_in_steps as burn_in_steps,
+        excluded_interval as excluded_interval,
+        frequency_interval as frequency_interval,
+        frequency_upper_bound as frequency_upper_bound,
+        needed_mismatches as needed_mismatches,
+        proportion_interval as proportion_interval,
+    )
+
+__getattr__, __dir__, __all__ = facade(__name__)

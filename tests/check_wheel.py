@@ -10,6 +10,7 @@ import email
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ def main() -> None:
     """Exits with a message if anything is wrong."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        shutil.rmtree(ROOT / "build", ignore_errors=True)  # what an earlier build left would get into the wheel
         build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
         subprocess.run(build, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         (wheel,) = folder.glob("*.whl")
@@ -52,7 +54,7 @@ def main() -> None:
 def check_modules(unpacked: Path) -> None:
     """Every module of the checkout is in the wheel, and can be imported."""
     found = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, str(unpacked)], check=True, cwd=unpacked, capture_output=True, text=True
+        [sys.executable, "-c", IMPORT_ALL, str(unpacked)], check=True, cwd=unpacked, stdout=subprocess.PIPE, text=True
     ).stdout.split()
     expected = {
         ".".join((*package.split("/"), *path.relative_to(ROOT / top).with_suffix("").parts))

@@ -5,8 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from sdc.record.files import RecordError
-from sdc.train.checkpoints import CheckpointError
+from sdc.settings import SettingError
+
+FLAGS = {
+    "folder": "run", "faults": "fault", "mode": "abft-mode", "scheme": "abft-scheme", "profile": "abft-profile",
+}  # fmt: skip
+"""Flags whose name is not that of the setting."""
 
 
 class Exit(IntEnum):
@@ -30,21 +34,41 @@ class CommandError(Exception):
         self.code = code
 
 
+def flag(error: SettingError) -> str:
+    """What is wrong with a setting, under the name of its flag."""
+    name = "--" + FLAGS.get(error.setting, error.setting).replace("_", "-")
+    return f"{name} {error.given}: {error.problem}" if error.given is not None else f"{name}: {error.problem}"
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """What goes wrong while input is read is the user's to mend: exit code 2."""
     try:
         yield
+    except SettingError as error:
+        raise CommandError(flag(error)) from error
     except (ValueError, OSError) as error:
         raise CommandError(str(error)) from error
 
 
 @contextmanager
-def storage_errors(folder: object) -> Iterator[None]:
-    """A full or broken disk ends a run with exit code 2; what was written stays readable."""
+def run_errors(folder: object) -> Iterator[None]:
+    """What ends a run: input that is wrong, a full or broken disk (2), or what leaves nothing to say (3).
+
+    What was written stays readable.
+    """
+    from sdc.campaigns.runner import NotDeterministic
+    from sdc.train.cluster import Unreachable
+    from sdc.train.processes import Incomparable
+    from sdc.twins.traces import NotComparable
+
     try:
         yield
-    except (CheckpointError, RecordError) as error:
+    except SettingError as error:
+        raise CommandError(flag(error)) from error
+    except (Incomparable, NotComparable, NotDeterministic, Unreachable) as error:
+        raise CommandError(str(error), Exit.INCONCLUSIVE) from error
+    except ValueError as error:
         raise CommandError(str(error)) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES):

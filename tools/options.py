@@ -174,3 +174,18 @@ class CampaignOptions(WorkloadOptions):
     """Check the products of the struck step by checksums, as one more detector; faults in products hit their sums."""
     batch: int | None = None
     """Injections at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Writes report.html and report.md of a run, finished or not, and prints its summary.
+
+    Example: sdc report runs/demo
+
+    Exit codes are those of the run: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    json: bool = False
+    """Print the summary as JSON."""

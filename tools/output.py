@@ -1,167 +1,166 @@
-"""What a command prints at its end: a table and a verdict for people, or JSON for programs."""
+"""What a command prints at its end: tables and a verdict for people, or JSON for programs."""
 
 import json
 import shutil
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sdc.analysis.products import COUNTS
 from sdc.record.files import to_json
 
-from .errors import VERDICTS
-from .options import RunOptions
-
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow"}
+Part: TypeAlias = Table | Text | str
 
 
-def finish(options: RunOptions, summary: Mapping[str, Any]) -> int:
-    """Prints a summary and returns the exit code of its verdict."""
-    if "submodules" in summary:  # process 0; the others have nothing to say
-        show(summary, as_json=options.json)
-    return int(VERDICTS[summary["verdict"]])
-
-
-def show(summary: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints a summary on standard output."""
+def show(kind: str, summary: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints the summary of a record of some kind on standard output."""
     if as_json:
         sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
         return
     # A table cut to the width of a pipe or a narrow window would hide figures.
-    console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
+    console = Console(highlight=False, width=max(124, shutil.get_terminal_size().columns))
+    for part in PARTS.get(kind, _run)(summary):
+        console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
+    if "report" in summary:
+        console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+
+
+def _run(summary: Mapping[str, Any]) -> Iterator[Part]:
     if summary["sync"] is not None:
-        console.print(_submodules(summary))
+        yield _submodules(summary)
     if summary.get("abft"):
-        console.print(_products(summary))
+        yield _products(summary)
     losses = ", ".join(f"{float(loss):.4f}" for loss in summary["final_loss"])
-    console.print(f"{summary['steps']} steps, last loss {losses or 'none'}")
+    yield f"{summary['steps']} steps, last loss {losses or 'none'}"
     for key, label in (
         ("worst_noise_to_signal", "worst noise-to-signal of the gradient (equation 5)"),
         ("parameter_difference", "parameter difference"),
     ):
         if summary.get(key) is not None and summary.get("sync") in ("params", "none"):
-            console.print(f"{label}: {summary[key]:.3g}")
+            yield f"{label}: {summary[key]:.3g}"
     if summary["verdict"] is not None:
-        simulated = "  (simulated faults)" if summary.get("simulated") else ""
-        console.print(f"[{COLOURS[summary['verdict']]}]{summary['verdict'].upper()}[/]{simulated}", end="  ")
-        console.print(summary["reason"], markup=False)
-    if "report" in summary:
-        console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+        yield _verdict(summary)
+
+
+def _verdict(summary: Mapping[str, Any], simulated: str = "(simulated faults)") -> Text:
+    marked = f"  {simulated}" if summary.get("simulated") else ""
+    return Text.assemble((summary["verdict"].upper(), COLOURS[summary["verdict"]]), f"{marked}  {summary['reason']}")
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], **style: Any) -> Table:
+    """A table whose first column is text and whose other columns are numbers."""
+    style = {"padding": (0, 1, 0, 0), **style}
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, **style)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _submodules(summary: Mapping[str, Any]) -> Table:
-    published = summary.get("published") or {}
-    expected = summary.get("expected") or {}
-    title = "Mismatches by submodule" + (" (simulated faults)" if summary.get("simulated") else "")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("submodule", no_wrap=True)
-    for name in ("checked", "mismatched", "injected", "frequency"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if expected:
-        table.add_column("expected", justify="right", no_wrap=True)
-    if published:
-        table.add_column("published", justify="right", no_wrap=True)
-    table.add_column("severity", justify="right", no_wrap=True)
-    if published:
-        table.add_column("published", justify="right", no_wrap=True)
+    published, expected = summary.get("published") or {}, summary.get("expected") or {}
+    beside = ["published"] if published else []
+    columns = ["submodule", "checked", "mismatched", "injected", "frequency"]
+    columns += [*(["expected"] if expected else []), *beside, "severity", *beside]
+    rows = []
     for site, row in {**summary["submodules"], **summary["other_sites"]}.items():
-        figures = published.get(site, {})
-        table.add_row(
-            site,
-            *(f"{row[name]:,}" for name in ("checked", "mismatched", "injected")),
-            _number(row["frequency"]),
-            *([_number(expected.get(site))] if expected else []),
-            *([_number(figures.get("frequency"))] if published else []),
-            _number(row["severity"]),
-            *([_number(figures.get("severity"))] if published else []),
-        )
-    return table
+        known = published.get(site, {})
+        cells = [site, *(f"{row[name]:,}" for name in columns[1:4]), _number(row["frequency"])]
+        cells += [_number(expected.get(site))] if expected else []
+        cells += [_number(known.get("frequency"))] if published else []
+        cells += [_number(row["severity"]), *([_number(known.get("severity"))] if published else [])]
+        rows.append(cells)
+    return _table(_titled("Mismatches by submodule", summary), columns, rows)
 
 
 def _products(summary: Mapping[str, Any]) -> Table:
     """Rows of matrix products by pass."""
-    title = "Checked rows of matrix products" + (" (simulated faults)" if summary.get("simulated") else "")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("pass", no_wrap=True)
-    for name in (*COUNTS, "worst margin"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for way in ("fwd", "remat", "bwd"):
         sites = [site for name, site in summary["abft"]["sites"].items() if name.startswith(f"{way}/")]
         if sites:
             counts = (f"{sum(site[name] for site in sites):,}" for name in COUNTS)
-            table.add_row(way, *counts, _number(max(float(site["margin"]) for site in sites)))
-    return table
+            rows.append([way, *counts, _number(max(float(site["margin"]) for site in sites))])
+    return _table(_titled("Checked rows of matrix products", summary), ["pass", *COUNTS, "worst margin"], rows)
+
+
+def _titled(title: str, summary: Mapping[str, Any]) -> str:
+    return title + (" (simulated faults)" if summary.get("simulated") else "")
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{float(value):.3g}"
 
 
-def show_campaign(summary: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints the summary of a campaign on standard output."""
-    if as_json:
-        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
-        return
-    console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
-    outcomes = Table(title="Outcomes (simulated faults)", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("outcome", "injections", "share", "95 % interval"):
-        outcomes.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
+def _campaign(summary: Mapping[str, Any]) -> Iterator[Part]:
+    outcomes = []
     for name, entry in summary["outcomes"].items():
         interval = "-" if entry["share"] is None else f"{entry['low']:.3f} to {entry['high']:.3f}"
-        outcomes.add_row(name.replace("_", " "), f"{entry['count']:,}", _number(entry["share"]), interval)
-    console.print(outcomes)
-    detectors = Table(title="Detectors", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("detector", "changed training", "harmed it", "median latency"):
-        detectors.add_column(name, justify="left" if name == "detector" else "right", no_wrap=True)
+        outcomes.append([name.replace("_", " "), f"{entry['count']:,}", _number(entry["share"]), interval])
+    yield _table("Outcomes (simulated faults)", ["outcome", "injections", "share", "95 % interval"], outcomes)
+    detectors = []
     for name, entry in summary["detectors"].items():
         found = (f"{part['count']:,} of {part['of']:,}" for part in (entry["of_unmasked"], entry["of_harmful"]))
-        detectors.add_row(name.replace("_", " "), *found, _number(entry["median_latency"]))
-    console.print(detectors)
-    console.print(f"{summary['reason'][:1].upper()}{summary['reason'][1:]}.", markup=False)
-    console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+        detectors.append([name.replace("_", " "), *found, _number(entry["median_latency"])])
+    yield _table("Detectors", ["detector", "changed training", "harmed it", "median latency"], detectors)
+    yield f"{summary['reason'][:1].upper()}{summary['reason'][1:]}."
 
 
-def show_study(summary: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints the summary of a study of checksummed products on standard output."""
-    if as_json:
-        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
-        return
-    console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
-    console.width = max(124, console.width)
-    table = Table(title="Checked products (simulated errors)", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("products", "scheme", "rows", "false alarms", "half found", "99 % found", "flips", "sign, exponent"):
-        table.add_column(name, justify="left" if name in ("products", "scheme") else "right", no_wrap=True)
-    for variant, schemes in summary["variants"].items():
+def _products_study(summary: Mapping[str, Any]) -> Iterator[Part]:
+    columns = ["products", "scheme", "rows", "false alarms", "half found", "99 % found", "flips", "sign, exponent"]
+    rows = []
+    for variant, schemes in summary.get("variants", {}).items():
         for scheme, found in schemes.items():
             shares = (found[key] for key in ("half", "almost_all", "flips", "sign_exponent"))
-            counts = f"{found['checked']:,}", f"{found['flagged']:,}"
-            table.add_row(variant, scheme, *counts, *("never" if value is None else _number(value) for value in shares))
-    console.print(table)
-    console.print(
-        "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
-    )
-    console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+            cells = ("never" if value is None else _number(value) for value in shares)
+            rows.append([variant, scheme, f"{found['checked']:,}", f"{found['flagged']:,}", *cells])
+    yield _table("Checked products (simulated errors)", columns, rows, padding=(0, 1))
+    yield "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
 
 
-def show_findings(summary: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints the summary of a study of robust aggregation on standard output."""
-    if as_json:
-        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+def _findings(summary: Mapping[str, Any]) -> Iterator[Part]:
+    for grid in summary.get("grids", []):
+        rows = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in grid["rows"]]
+        yield _table(f"{grid['caption']} (simulated)", grid["header"], rows, padding=(0, 1))
+    for check in summary.get("checks", []):
+        seen = ("seen", "bold green") if check["holds"] else ("not seen", "bold yellow")
+        yield Text.assemble(seen, f"  {check['claim']}: {check['seen']}")
+
+
+def _difference(result: Mapping[str, Any]) -> Iterator[Part]:
+    yield _verdict(result, "(simulated fault)")
+    if (first := result["first"]) is None:
         return
-    console = Console(highlight=False, width=max(124, shutil.get_terminal_size().columns))
-    for grid in summary["grids"]:
-        table = Table(title=f"{grid['caption']} (simulated)", title_justify="left", box=SIMPLE_HEAD)
-        for place, name in enumerate(grid["header"]):
-            table.add_column(name, justify="right" if place else "left")
-        for row in grid["rows"]:
-            table.add_row(*(cell if isinstance(cell, str) else _number(cell) for cell in row))
-        console.print(table)
-    for check in summary["checks"]:
-        seen = "[bold green]seen[/]" if check["holds"] else "[bold yellow]not seen[/]"
-        console.print(seen, end="  ")
-        console.print(f"{check['claim']}: {check['seen']}", markup=False)
-    console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+    iteration = ", ".join(map(str, first["iteration"])) + (" (outermost loop first)" if first["iteration"] else "")
+    for label, value in (
+        ("step", first["step"]),
+        ("operation", f"{first['operation']} ({first['direction']})"),
+        ("scope", first["scope"]),
+        ("iteration", iteration),
+        ("devices", "; ".join(" ".join(f"{k}={v}" for k, v in device.items()) for device in first["devices"])),
+        ("source", first["source"]),
+    ):
+        if value != "":
+            yield f"  {label:<10} {value}"
+    yield f"agree before it: {result['agreeing']:,} digests, the last of them"
+    for place in result["before"]:
+        at = f"  iteration {', '.join(map(str, place['iteration']))}" if place["iteration"] else ""
+        yield f"  {place['site']}{at}  {place['source']}"
+    if result["narrow"]:
+        yield f"narrow down: trace both again with --where '{result['narrow']}'"
+
+
+PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {
+    "campaign": _campaign,
+    "abft study": _products_study,
+    "aggregation study": _findings,
+    "diff": _difference,
+}
+"""What is shown of each kind of record; of all others what is shown of a run."""

@@ -41,8 +41,8 @@ class _Line:
 class Progress(_Line):
     """Shows step, loss, mismatches and time left."""
 
-    def __init__(self, steps: int, *, first: int, show: bool) -> None:
-        super().__init__("step", steps, first=first, show=show)
+    def __init__(self, steps: int, *, show: bool) -> None:
+        super().__init__("step", steps, first=0, show=show)
         self._mismatched = self._flagged = 0
 
     def update(self, row: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""The training loop: batches in, steps out, a line in the record for each, a checkpoint now and then."""
+"""The training loop: batches in, steps out, a line in the record for each, a checkpoint now and then, a judge asked."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -12,7 +12,10 @@ from jaxtyping import Array, Int
 from sdc.record.records import RunWriter
 
 from .checkpoints import Checkpoints
+from .judging import PATIENCE, Answer, Judge, Judged, JudgeError
 from .placement import Placement
+from .processes import everyone
+from .programs.protocol import Program, Rows
 from .step import BATCH_SPEC
 
 
@@ -23,52 +26,104 @@ class Batches(Protocol):
 
     def get_state(self) -> dict[str, Any]: ...
 
+    def set_state(self, state: dict[str, Any]) -> None: ...
 
-Advance = Callable[[Any, Array, int], tuple[Any, Mapping[str, Any], Sequence[Mapping[str, Any]]]]
-"""`(state, batch, step) -> (state, row of steps.jsonl, rows of the file of details beside it)`."""
+
+class StepFailed(RuntimeError):
+    """A step that raised an error: a fault of the program, and not of what it was given."""
+
+
+class Done(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        state: the last one.
+        reruns: steps that a judge had run again, counted.
+        rollbacks: steps after which the run went back, and the steps it went back to.
+    """
+
+    state: Any
+    reruns: int
+    rollbacks: list[tuple[int, int]]
 
 
 def run_steps(
+    program: Program,
     state: Any,
-    advance: Advance,
     *,
     steps: range,
     batches: Batches,
-    placement: Placement,
     writer: RunWriter | None,
     checkpoints: Checkpoints,
-    on_step: Callable[[Mapping[str, Any]], None],
-    ended: Callable[[], bool] = lambda: False,
-) -> Any:
+    judge: Judge | None = None,
+    on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
+) -> Done:
     """Runs the steps of a run.
 
     Args:
-        state: what `advance` carries on; it is what checkpoints hold.
-        advance: one step and its measurements.
+        program: what is run; it must not donate the state if the judge may have a step run again.
+        state: before the first of the steps.
         steps: numbers of the steps.
         batches: at the position of the first step.
-        placement: where the batch goes.
         writer: the run record; None in processes that do not write it.
         checkpoints: saved when due, and after the last step.
-        on_step: told of each row, for the progress display.
-        ended: asked after each step; true ends the run early.
+        judge: asked after each step.
+        on_step: told of each row that is recorded, for the progress display.
 
-    Returns:
-        The last state.
+    Raises:
+        JudgeError: the judge does not let the run go on.
+        StepFailed: a step did.
     """
-    for step in steps:
-        tokens = place_batch(next(batches), placement)
-        started = time.perf_counter()
-        state, row, details = advance(state, tokens, step)
-        row = {"step": step, **row, "seconds": time.perf_counter() - started}
+    number, reruns, impatient = steps.start, 0, 0
+    rollbacks: list[tuple[int, int]] = []
+    while number < steps.stop:
+        tokens = place_batch(next(batches), program.placement)
+        attempt, answer = 0, Answer.RERUN
+        while answer is Answer.RERUN:
+            new, rows = _advance(program, state, tokens, number, attempt)
+            answer = _agreed(judge, Judged(number, attempt, *rows))
+            attempt, impatient = attempt + 1, 0 if answer in (Answer.CONTINUE, Answer.STOP) else impatient + 1
+            if impatient > PATIENCE:
+                raise JudgeError(f"the judge kept the run from going on at step {number} for {PATIENCE} times")
+        reruns += attempt - 1
+        if answer is Answer.ROLL_BACK:
+            if checkpoints.latest is None:
+                raise JudgeError(f"the judge rolled the run back at step {number}, but there is no checkpoint yet")
+            state, position = checkpoints.restore(program.abstract())
+            batches.set_state(position)
+            rollbacks.append((number, checkpoints.latest))
+            number = checkpoints.latest
+            if writer is not None:
+                writer.rewind(number)
+            continue
+        state = new
         if writer is not None:
-            writer.step(row, details)
-        last = ended() or step + 1 == steps.stop
-        checkpoints.save(step + 1, state, batches.get_state(), force=last)
-        on_step(row)
+            writer.step(*rows)
+        last = answer is Answer.STOP or number + 1 == steps.stop
+        checkpoints.save(number + 1, state, batches.get_state(), force=last)
+        on_step(rows.row)
         if last:
             break
-    return state
+        number += 1
+    return Done(state, reruns, rollbacks)
+
+
+def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: int) -> tuple[Any, Rows]:
+    """One step, and what the record has of it."""
+    started = time.perf_counter()
+    try:
+        new, out = program.step(state, tokens, number)
+        new, seen = program.observe(new, out)
+        row, details = program.rows(number, out, seen)
+    except ValueError as error:
+        raise StepFailed(f"step {number} failed: {error}") from error
+    again = {"attempts": attempt + 1} if attempt else {}
+    return new, Rows({"step": number, **row, **again, "seconds": time.perf_counter() - started}, details)
+
+
+def _agreed(judge: Judge | None, judged: Judged) -> Answer:
+    """What the first process's judge says, in all processes."""
+    return Answer.CONTINUE if judge is None else Answer(everyone(judge(judged).value)[0])
 
 
 def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: Placement) -> Array:

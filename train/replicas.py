@@ -179,30 +179,30 @@ class Replicas:
         Raises:
             ValueError: they do not.
         """
-        method, text = self.aggregation.method, self.aggregation.text
+        method = self.aggregation.method
         least = method.spares + 2 if isinstance(method, Shadow) else 2
         if data < least:
-            raise ValueError(f"--aggregate {text}: expected --data {least} or more, not --data {data}")
+            raise ValueError(f"expected {least} data ranks or more, not {data}")
         if model > 1 and isinstance(method, Lossy) and (method.reliable or method.tighten or method.replay):
             raise ValueError(
-                f"--aggregate {text}: reliable, tighten and replay look at what one model rank holds, and would part "
-                "what all of them hold in common; give --model 1"
+                "reliable, tighten and replay look at what one model rank holds, and would part what all of them hold "
+                "in common; give one model rank"
             )
         share = self.config.batch_size // data * self.config.microsteps
         if self.micro_batches < 1 or share % self.micro_batches:
             raise ValueError(
-                f"--aggregate {text}: the {share} sequences of a data rank do not fall into micro_batches="
-                f"{self.micro_batches}; choose a divisor of {share}"
+                f"the {share} sequences of a data rank do not fall into micro_batches={self.micro_batches}; choose a "
+                f"divisor of {share}"
             )
         settings = self.aggregation.dropcompute
         if settings is not None and settings.correction == "rate" and settings.latency is None:
             raise ValueError(
-                f"--aggregate {text}: correction=rate needs the mean drop rate beforehand, which only simulated "
-                "latencies have; give correction=count"
+                "correction=rate needs the mean drop rate beforehand, which only simulated latencies have; give "
+                "correction=count"
             )
         noise = self.aggregation.noise
         if noise is not None and noise.workers and not set(noise.workers) <= set(range(data)):
-            raise ValueError(f"--aggregate {text}: workers={noise.workers}: expected numbers from 0 to {data - 1}")
+            raise ValueError(f"workers={noise.workers}: expected numbers from 0 to {data - 1}")
 
     @functools.cached_property
     def work(self) -> Work:

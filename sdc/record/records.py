@@ -147,6 +147,12 @@ class RunWriter:
         self._lines.write(encode(row) + "\n")
         self._lines.flush()
 
+    def file(self, name: str, value: Mapping[str, Any]) -> None:
+        write_json(self.path / name, value)
+
+    def rewind(self, at: int) -> None:
+        raise NotImplementedError
+
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`, which marks the run as ended."""
         write_json(self.path / SUMMARY, summary)

@@ -146,6 +146,11 @@ class TraceWriter:
 
 def write_sites(path: Path, digests: Reports) -> None:
     """Writes `sites.json`."""
+    write_json(path / SITES, site_table(digests))
+
+
+def site_table(digests: Reports) -> dict[str, Any]:
+    """Contents of `sites.json`."""
     rows = [
         {
             **{field.name: getattr(site, field.name) for field in dataclasses.fields(site) if field.name != "outputs"},
@@ -154,7 +159,7 @@ def write_sites(path: Path, digests: Reports) -> None:
         }
         for site, value in zip(digests.sites, digests.values(), strict=True)
     ]
-    write_json(path / SITES, {"sites": rows, "crc32": _crc32(rows)})
+    return {"sites": rows, "crc32": _crc32(rows)}
 
 
 def _crc32(rows: Any) -> int:

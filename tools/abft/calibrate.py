@@ -17,7 +17,7 @@ from sdc.checksums.profile import Profile, hardware
 from sdc.record.files import to_json
 from sdc.train.config import get_config
 
-from ..errors import CommandError, Exit, storage_errors, usage_errors
+from ..errors import CommandError, Exit, run_errors, usage_errors
 from ..progress import CountProgress
 from .options import CalibrateOptions
 from .training import start, train
@@ -84,7 +84,7 @@ def calibrate(options: CalibrateOptions) -> int:
             "with another device",
             Exit.INCONCLUSIVE,
         )
-    with storage_errors(options.out):
+    with run_errors(options.out):
         profile.save(options.out)
     _show(profile, options)
     return int(Exit.CLEAN)

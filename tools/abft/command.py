@@ -5,6 +5,6 @@ from .options import AbftOptions, StudyOptions
 from .study import study
 
 
-def abft(options: AbftOptions) -> int:
+def run(options: AbftOptions) -> int:
     """Runs the subcommand and returns the exit code."""
     return study(options.command) if isinstance(options.command, StudyOptions) else calibrate(options.command)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import tyro
 
-from ..options import WorkloadOptions
+from sdc.train.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ class AbftOptions:
     command: Annotated[AbftCommand, tyro.conf.arg(name="")]
 
 
-def workload_of(options: StudyOptions | CalibrateOptions, dtype: Literal["float32", "bfloat16"]) -> WorkloadOptions:
+def workload_of(options: StudyOptions | CalibrateOptions, dtype: Literal["float32", "bfloat16"]) -> Workload:
     """The flags that describe the workload, for one type."""
-    return WorkloadOptions(
+    return Workload(
         config=options.config, seed=options.seed, dtype=dtype, corpus=options.corpus, tokenizer=options.tokenizer
     )

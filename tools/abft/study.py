@@ -29,8 +29,8 @@ from sdc.record.determinism import environment
 from sdc.record.records import MANIFEST, RunWriter
 from sdc.train.config import get_config
 
-from ..errors import CommandError, Exit, storage_errors, usage_errors
-from ..output import show_study
+from ..errors import CommandError, Exit, run_errors, usage_errors
+from ..output import show
 from ..progress import CountProgress
 from .options import StudyOptions
 from .training import start, train
@@ -107,12 +107,12 @@ def study(options: StudyOptions) -> int:
         "magnitudes": MAGNITUDES,
     }
     summary = summarize_study(counts, MAGNITUDES)
-    with storage_errors(folder):
+    with run_errors(folder):
         with RunWriter.create(folder, manifest) as writer:
             writer.summary(summary)
         assert (folder / MANIFEST).is_file()
         report = write_report(folder)
-    show_study({**summary, "run": str(folder), "report": str(report)}, as_json=options.json)
+    show(STUDY, {**summary, "run": str(folder), "report": str(report)}, as_json=options.json)
     return int(Exit.CLEAN)
 
 

@@ -11,10 +11,9 @@ from sdc.train.config import check
 from sdc.train.data import batches
 from sdc.train.loop import place_batch
 from sdc.train.placement import place
+from sdc.train.programs.device import initial_state, plain, sharded
 
 from ..errors import usage_errors
-from ..programs import Programs
-from ..session import workload
 from .options import CalibrateOptions, StudyOptions, workload_of
 
 
@@ -45,14 +44,15 @@ def train(
         transform: of a step, which returns `(out, reports)` then.
     """
     with usage_errors():
-        config, dataset = workload(workload_of(options, dtype))
+        config, dataset = workload_of(options, dtype).load()
         check(config, 1, 1)
-        programs = Programs(config, place(twins=None, data=1, model=1, devices=jax.devices()[:1]))
+        work, placement = sharded(config), place(twins=None, data=1, model=1, devices=jax.devices()[:1])
+        step = plain(work, placement)
         source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
-    run = jax.jit(transform(programs.plain))
-    state = programs.initial_state(options.seed)
+    run = jax.jit(transform(step))
+    state = initial_state(work, placement, options.seed)
     for _ in range(options.steps):
-        tokens = place_batch(next(source), programs.placement)
+        tokens = place_batch(next(source), placement)
         arguments = state, tokens
         (state, _), reports = run(*arguments)
-        yield reports, programs.plain, arguments
+        yield reports, step, arguments

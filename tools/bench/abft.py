@@ -21,8 +21,8 @@ from sdc.checksums.schemes import Expected, SchemeName
 from sdc.program.selectors import products, scope
 from sdc.train.config import TrainConfig, get_config
 from sdc.train.placement import place
+from sdc.train.programs.device import described_batch, initial_state, plain, sharded
 
-from ..programs import Programs
 from .options import BenchOptions
 from .timing import ratio, take_turns
 
@@ -86,15 +86,15 @@ def _products(dtype: str, steps: int) -> dict[str, float]:
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
     """A training step with its linear layers checked, and with every product, against the plain step."""
-    programs = Programs(config, place(twins=None, data=1, model=1, devices=jax.devices()[:1]))
-    batch = programs.abstract_batch()
+    work, placement = sharded(config), place(twins=None, data=1, model=1, devices=jax.devices()[:1])
+    step, batch = plain(work, placement), described_batch(config, placement)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape).astype(np.int32)
-    arguments = programs.initial_state(0), jax.device_put(tokens, batch.sharding)
+    arguments = initial_state(work, placement, 0), jax.device_put(tokens, batch.sharding)
     variants = {
-        "plain": programs.plain,
-        "sums": sdc.checksums.accumulators(programs.plain),
-        "linear": sdc.abft(programs.plain, LINEAR),
-        "every": sdc.abft(programs.plain),
+        "plain": step,
+        "sums": sdc.checksums.accumulators(step),
+        "linear": sdc.abft(step, LINEAR),
+        "every": sdc.abft(step),
     }
     runs = {
         name: functools.partial(jax.jit(fn).lower(*arguments).compile(), *arguments) for name, fn in variants.items()

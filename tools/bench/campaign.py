@@ -12,12 +12,12 @@ import numpy as np
 import sdc
 from sdc.campaigns.runner import Campaign
 from sdc.program.selectors import named
-from sdc.train.placement import place
+from sdc.train.campaign_job import CampaignJob
+from sdc.train.campaigning import make_campaign
+from sdc.train.placement import Placement, place
+from sdc.train.programs.device import initial_state, plain, sharded
+from sdc.train.workload import Loaded, Workload
 
-from ..campaign import make_campaign
-from ..options import CampaignOptions
-from ..programs import Programs
-from ..session import workload
 from .options import BenchOptions
 
 BARS = {"speedup": 10.0, "injections_in_10_minutes": 1000.0}
@@ -28,18 +28,16 @@ ALONE = 3
 def measure(options: BenchOptions) -> dict[str, Any]:
     """Measures both ways on the reference workload, on the same injections."""
     injections = 10 * options.steps
-    flags = CampaignOptions(config=options.config or "tiny", injections=injections)
-    config, dataset = workload(flags)
+    job = CampaignJob(workload=Workload(config=options.config or "tiny"), injections=injections, batch=1)
+    loaded = job.load()
     placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
     started = time.perf_counter()
-    runner = make_campaign(flags, config, dataset, placement, 1)
+    runner = make_campaign(job, loaded, placement)
     ready = time.perf_counter()
     rows = list(runner.run(range(injections)))
     ended = time.perf_counter()
-    programs = Programs(config, placement)
-    state = programs.initial_state(flags.seed)
-    alone = float(np.mean([_alone(programs, runner, state, number) for number in range(ALONE)]))
-    process = float(np.mean([_process(flags.config, runner, number) for number in range(ALONE)]))
+    alone = float(np.mean([_alone(loaded, placement, runner, number) for number in range(ALONE)]))
+    process = float(np.mean([_process(loaded.config.name, runner, number) for number in range(ALONE)]))
     together = (ended - ready) / injections
     thousand = together + (ready - started) / 1000
     return {
@@ -68,8 +66,10 @@ def _process(config: str, runner: Campaign, number: int) -> float:
         return time.perf_counter() - started
 
 
-def _alone(programs: Programs, runner: Campaign, state: Any, number: int) -> float:
+def _alone(loaded: Loaded, placement: Placement, runner: Campaign, number: int) -> float:
     """Seconds of one injection as a run of its own: compiles a step with this fault, and starts at step 0."""
+    work = sharded(loaded.config)
+    whole, state = plain(work, placement), initial_state(work, placement, runner.seed)
     injection = runner.plan(number)
     where = named(injection.row["site"])
     jax.clear_caches()  # a run of its own begins with none
@@ -78,7 +78,7 @@ def _alone(programs: Programs, runner: Campaign, state: Any, number: int) -> flo
 
     def step(hit: Any, state: Any, tokens: Any) -> Any:
         strike = jax.tree.map(lambda a, b: jax.numpy.where(hit, a, b), injection.strike, nothing)
-        return sdc.strike(programs.plain, where)(strike, state, tokens)[0]
+        return sdc.strike(whole, where)(strike, state, tokens)[0]
 
     run = jax.jit(step)
     for place_in_time in range(injection.step + 1 + runner.follow):

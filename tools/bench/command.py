@@ -28,7 +28,7 @@ DEVICES = {"lockstep": 2, "aggregation": aggregation.WORKERS}
 """Simulated CPU devices; one for the others."""
 
 
-def bench(options: BenchOptions) -> int:
+def run(options: BenchOptions) -> int:
     """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
     benchmark = BENCHMARKS[options.benchmark]
     config = options.config or ("tiny" if options.benchmark == "campaign" else "bench")

@@ -23,8 +23,11 @@ from sdc.aggregation import Stopwatch, accumulate, combine, from_workers, gradie
 from sdc.aggregation.delays import BoundedLogNormal
 from sdc.aggregation.speedup import effective_speedup, select_threshold
 from sdc.record.determinism import prepare
+from sdc.train.cluster import joined
+from sdc.train.peers import Peers
+from sdc.train.processes import everyone
 
-from ..cluster import everyone, joined, leave_at_once
+from ..runtime import give_up, keep_standard_output, leave_at_once
 
 PROCESSES, MICRO_BATCHES, ITERATIONS, WARM_UP = 2, 12, 15, 2
 BASE = 0.03
@@ -95,11 +98,17 @@ def measure() -> dict[str, float]:
 def main() -> None:
     """One of the processes: ADDRESS NUMBER."""
     address, number = sys.argv[1], int(sys.argv[2])
-    with joined(address, PROCESSES, number, 60.0, lambda _: prepare(cpu_devices=1, only_cpu=True)):
+    peers = Peers(coordinator=address, processes=PROCESSES, process=number, timeout=60.0)
+    with joined(peers, _prepare, give_up):
         found = _process(number)
     if number == 0:
         sys.stdout.write(json.dumps(found))
     leave_at_once(0)
+
+
+def _prepare(processes: int) -> None:
+    keep_standard_output()
+    prepare(cpu_devices=1, only_cpu=True)
 
 
 def _process(number: int) -> dict[str, float]:

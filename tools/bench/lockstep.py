@@ -10,8 +10,9 @@ import numpy as np
 
 from sdc.train.config import get_config
 from sdc.train.placement import place
+from sdc.train.programs import TwinProgram, sharded
+from sdc.train.programs.device import described_batch
 
-from ..programs import Programs
 from .collectives import collectives
 from .options import BenchOptions
 
@@ -28,31 +29,31 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         # One device per twin; a single accelerator runs both under vmap.
         devices = jax.devices()[:2]
         placement = place(twins=2, data=1, model=1, kind="mesh" if len(devices) == 2 else "vmap", devices=devices)
-        result[dtype] = _measure({sync: Programs(typed, placement, sync) for sync in SYNCS}, options.steps)
+        result[dtype] = _measure({sync: TwinProgram(sharded(typed), placement, sync) for sync in SYNCS}, options.steps)
     return result
 
 
-def _measure(programs: dict[str, Programs], steps: int) -> dict[str, Any]:
+def _measure(programs: dict[str, TwinProgram], steps: int) -> dict[str, Any]:
     key = jax.random.key(1)
-    batch = programs["none"].abstract_batch()
-    vocabulary = programs["none"].config.model.vocab_size
+    config, placement = programs["none"].work.config, programs["none"].placement
+    batch, vocabulary = described_batch(config, placement), config.model.vocab_size
     tokens = jax.device_put(
         np.random.default_rng(0).integers(0, vocabulary, batch.shape).astype(np.int32), batch.sharding
     )
     compiled = {
-        sync: program.step.lower(program.abstract_state(), (batch, jax.eval_shape(jax.random.key, 0))).compile()
+        sync: program.compiled.lower(program.abstract(), (batch, jax.eval_shape(jax.random.key, 0))).compile()
         for sync, program in programs.items()
     }
     step: dict[str, list[float]] = {sync: [] for sync in programs}
     whole: dict[str, list[float]] = {sync: [] for sync in programs}
-    states = {sync: program.initial_state(0) for sync, program in programs.items()}
+    states = {sync: program.init(0) for sync, program in programs.items()}
 
     for number in range(steps + 2):
         for sync, program in programs.items():
             started = time.perf_counter()
-            state, metrics, reports = jax.block_until_ready(program.step(states[sync], (tokens, key)))
+            state, metrics, reports = jax.block_until_ready(program.compiled(states[sync], (tokens, key)))
             stepped = time.perf_counter()
-            states[sync], observed = jax.block_until_ready(program.observe(state, metrics.gradient))
+            states[sync], observed = jax.block_until_ready(program.compiled_observation(state, metrics.gradient))
             ended = time.perf_counter()
             if sync == "compute":
                 _check_that_it_worked(reports[0], observed)
@@ -60,7 +61,7 @@ def _measure(programs: dict[str, Programs], steps: int) -> dict[str, Any]:
                 step[sync].append(stepped - started)
                 whole[sync].append(ended - started)
 
-    twins = range(programs["compute"].placement.mesh.size)  # one device per twin
+    twins = range(placement.mesh.size)  # one device per twin
     crossing = [c for c in collectives(compiled["compute"].as_text() or "") if c.crosses(twins) and not c.conditional]
     memory = {sync: _peak(program) for sync, program in compiled.items()}
     return {

@@ -16,9 +16,9 @@ from sdc.faults.kinds import BitFlip
 from sdc.program.selectors import direction, named, primitive, probes
 from sdc.train.config import TrainConfig, get_config
 from sdc.train.placement import place
+from sdc.train.programs.device import described_batch, initial_state, plain, sharded
 from sdc.twins.digests import digest
 
-from ..programs import Programs
 from .options import BenchOptions
 from .timing import ratio, take_turns
 
@@ -48,25 +48,25 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
     """Ratios of step times, and the time that rewriting adds to lowering and compiling."""
-    programs = Programs(config, place(twins=None, data=1, model=1, devices=jax.devices()[:1]))
-    batch = programs.abstract_batch()
+    work, placement = sharded(config), place(twins=None, data=1, model=1, devices=jax.devices()[:1])
+    step, batch = plain(work, placement), described_batch(config, placement)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape).astype(np.int32)
-    arguments = programs.initial_state(0), jax.device_put(tokens, batch.sharding)
+    arguments = initial_state(work, placement, 0), jax.device_put(tokens, batch.sharding)
     moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
     # One backward matrix product; the rate is such that a few of its elements are hit.
-    site = sdc.sites(programs.plain, *arguments, where=primitive("dot_general") & direction("bwd"))[0]
+    site = sdc.sites(step, *arguments, where=primitive("dot_general") & direction("bwd"))[0]
     one = named(site.name)
     fault = sdc.Fault(BitFlip(), 1e-6, one)
     variants: dict[str, Callable[..., Any]] = {
-        "plain": programs.plain,
-        "fingerprint_products": sdc.fingerprint(programs.plain, primitive("dot_general")),
-        "fingerprint_probes": sdc.fingerprint(programs.plain, probes),
-        "inject_one_fault": lambda *args: sdc.inject(programs.plain, [fault])(moment, *args),
-        "strike_one_site": lambda *args: sdc.strike(programs.plain, one)(sdc.no_strike(), *args),
+        "plain": step,
+        "fingerprint_products": sdc.fingerprint(step, primitive("dot_general")),
+        "fingerprint_probes": sdc.fingerprint(step, probes),
+        "inject_one_fault": lambda *args: sdc.inject(step, [fault])(moment, *args),
+        "strike_one_site": lambda *args: sdc.strike(step, one)(sdc.no_strike(), *args),
     }
     traced = {name: _tracing(fn, arguments) for name, fn in variants.items()}
     started = time.perf_counter()
-    compiled = {"plain": jax.jit(programs.plain).lower(*arguments).compile()}
+    compiled = {"plain": jax.jit(step).lower(*arguments).compile()}
     whole = time.perf_counter() - started
     compiled |= {name: jax.jit(fn).lower(*arguments).compile() for name, fn in variants.items() if name != "plain"}
     seconds = take_turns({name: functools.partial(run, *arguments) for name, run in compiled.items()}, steps)

@@ -14,14 +14,14 @@ from sdc.record.determinism import environment, prepare
 from sdc.record.records import RunWriter
 from sdc.train.images import read_images
 
-from ..errors import CommandError, Exit, storage_errors, usage_errors
-from ..output import show_findings
+from ..errors import CommandError, Exit, run_errors, usage_errors
+from ..output import show
 from ..progress import CountProgress
 from .options import StudyOptions
 from .workloads import Workload, convnet, transformer
 
 
-def study(options: StudyOptions) -> int:
+def run(options: StudyOptions) -> int:
     """Runs the study and returns the exit code."""
     module = importlib.import_module(f".{options.study}", __package__)
     steps: int = module.STEPS if options.steps is None else options.steps
@@ -60,11 +60,11 @@ def study(options: StudyOptions) -> int:
         "environment": environment(),
     }
     summary = summarize_findings(options.study, findings)
-    with storage_errors(folder):
+    with run_errors(folder):
         with RunWriter.create(folder, manifest) as writer:
             writer.summary(summary)
         report = write_report(folder)
-    show_findings({**summary, "run": str(folder), "report": str(report)}, as_json=options.json)
+    show(STUDY, {**summary, "run": str(folder), "report": str(report)}, as_json=options.json)
     return int(Exit.CLEAN)
 
 

@@ -1,41 +1,17 @@
-"""`sdc diff`: the first step and operation at which two traces part."""
+"""What the comparison of two traces says: verdict, place, and how to narrow it down."""
 
-import json
-import sys
 from typing import Any
 
-from rich.console import Console
-
-from sdc.analysis.series import mapping
 from sdc.program.selectors import parse_selector
 from sdc.program.site import Site
-from sdc.record.files import to_json
 from sdc.twins._bisect import guilty_scope
 from sdc.twins._first_difference import FirstDifference
-from sdc.twins.traces import NotComparable, Trace, TraceDifference, diff as diff_traces, read_trace
+from sdc.twins.traces import Trace, TraceDifference
 
-from .errors import VERDICTS, CommandError, Exit, usage_errors
-from .options import DiffOptions
-from .output import COLOURS
+from .series import mapping
 
 
-def diff(options: DiffOptions) -> int:
-    """Compares two traces and returns the exit code."""
-    with usage_errors():
-        a, b = read_trace(options.run_a), read_trace(options.run_b)
-        try:
-            found = diff_traces(a, b)
-        except NotComparable as error:
-            raise CommandError(str(error), Exit.INCONCLUSIVE) from error
-    result = describe(a, b, found)
-    if options.json:
-        sys.stdout.write(json.dumps(to_json(result), allow_nan=False, indent=1) + "\n")
-    else:
-        _show(result)
-    return int(VERDICTS[result["verdict"]])
-
-
-def describe(a: Trace, b: Trace, found: TraceDifference) -> dict[str, Any]:
+def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str, Any]:
     """The comparison of two traces as JSON."""
     step, first = found.step, found.first
     steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
@@ -87,31 +63,3 @@ def _place(site: Site, iteration: tuple[int, ...]) -> dict[str, Any]:
 
 def _extent(first: FirstDifference) -> dict[str, Any]:
     return {"devices": list(first.devices), "outputs": list(first.outputs)}
-
-
-def _show(result: dict[str, Any]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    simulated = "  (simulated fault)" if result["simulated"] else ""
-    console.print(f"[{COLOURS[result['verdict']]}]{result['verdict'].upper()}[/]{simulated}", end="  ")
-    console.print(result["reason"], markup=False)
-    if (first := result["first"]) is None:
-        return
-    for label, value in (
-        ("step", first["step"]),
-        ("operation", f"{first['operation']} ({first['direction']})"),
-        ("scope", first["scope"]),
-        (
-            "iteration",
-            ", ".join(map(str, first["iteration"])) + (" (outermost loop first)" if first["iteration"] else ""),
-        ),
-        ("devices", "; ".join(" ".join(f"{k}={v}" for k, v in device.items()) for device in first["devices"])),
-        ("source", first["source"]),
-    ):
-        if value != "":
-            console.print(f"  {label:<10} {value}", markup=False)
-    console.print(f"agree before it: {result['agreeing']:,} digests, the last of them", markup=False)
-    for place in result["before"]:
-        iteration = f"  iteration {', '.join(map(str, place['iteration']))}" if place["iteration"] else ""
-        console.print(f"  {place['site']}{iteration}  {place['source']}", markup=False)
-    if result["narrow"]:
-        console.print(f"narrow down: trace both again with --where '{result['narrow']}'", markup=False)

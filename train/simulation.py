@@ -9,7 +9,8 @@ import sdc
 from sdc.faults._strike import Strike, no_strike, strike_on
 from sdc.faults.language import parse_kind
 from sdc.program.selectors import matching
-from sdc.train.parallel import DATA, MODEL
+
+from .parallel import DATA, MODEL
 
 AXES = (DATA, MODEL)
 EXAMPLE = "bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1"
@@ -71,7 +72,7 @@ def parse_simulation(text: str) -> Simulation:
         ValueError: the line cannot be understood.
 
     Example:
-        >>> from sdc.tools.simulate import parse_simulation
+        >>> from sdc.train.simulation import parse_simulation
         >>> parse_simulation("bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,model=1").iteration
         (0, 2)
     """

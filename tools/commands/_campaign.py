@@ -1,0 +1,43 @@
+"""`sdc campaign`: thousands of single simulated faults in the reference workload."""
+
+import os
+import sys
+
+from sdc.train.campaign_job import CampaignJob
+
+from ..conduct import check_devices, check_folder, new_folder, settings_of
+from ..errors import Exit, run_errors, usage_errors
+from ..options import CampaignOptions
+
+
+def run(options: CampaignOptions) -> int:
+    """Runs a campaign and returns the exit code."""
+    folder = (options.run or new_folder("campaign")).absolute()
+    job = CampaignJob(
+        **{**settings_of(options), "folder": folder}, injections=options.injections, steps=options.steps,
+        follow=options.follow, where=options.where, faults=options.faults, abft=options.abft, batch=options.batch,
+    )  # fmt: skip
+    with usage_errors():
+        job.check()
+        devices = check_devices(options.devices, job, 1)
+        check_folder(folder, options.resume)
+        loaded = job.load()
+    from sdc.analysis import conclude
+    from sdc.record.determinism import prepare
+    from sdc.train.campaigning import rows_done, run_campaign
+
+    from ..output import show
+    from ..progress import InjectionProgress
+
+    with usage_errors():
+        done = rows_done(job, folder)
+        prepare(
+            cpu_devices=devices,
+            cpu_threads=max(os.cpu_count() or 1, 4 * options.data * options.model, options.devices or 0),
+            only_cpu=options.devices is not None,
+        )
+    with run_errors(folder), InjectionProgress(options.injections, first=done) as progress:
+        run_campaign(job, loaded=loaded, on_row=progress.update, command=["sdc", *sys.argv[1:]])
+        summary = conclude(folder)
+    show("campaign", summary, as_json=options.json)
+    return int(Exit.CLEAN)

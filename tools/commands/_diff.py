@@ -1,0 +1,18 @@
+"""`sdc diff`: the first step and operation at which two traces part."""
+
+from sdc.analysis.traces import describe_difference
+from sdc.twins.traces import diff, read_trace
+
+from ..errors import VERDICTS, run_errors, usage_errors
+from ..options import DiffOptions
+from ..output import show
+
+
+def run(options: DiffOptions) -> int:
+    """Compares two traces and returns the exit code."""
+    with usage_errors():
+        a, b = read_trace(options.run_a), read_trace(options.run_b)
+    with run_errors(options.run_a):
+        result = describe_difference(a, b, diff(a, b))
+    show("diff", result, as_json=options.json)
+    return int(VERDICTS[result["verdict"]])

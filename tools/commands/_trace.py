@@ -1,0 +1,14 @@
+"""`sdc trace`: the digests of every step of a run, for comparison with another run's, at once or later."""
+
+from sdc.train.jobs import Tracing
+
+from ..conduct import conduct, settings_of
+from ..options import TraceOptions
+
+
+def run(options: TraceOptions) -> int:
+    """Traces a run and returns the exit code."""
+    job = Tracing(
+        **settings_of(options), where=options.where, against=options.against, simulate=options.simulate
+    )  # fmt: skip
+    return conduct(options, job)

@@ -1,0 +1,17 @@
+"""`sdc twin`: lock-step twins, compared bit for bit."""
+
+from sdc.train.jobs import Twins
+
+from ..conduct import conduct, settings_of
+from ..options import TwinOptions
+
+
+def run(options: TwinOptions) -> int:
+    """Runs twins and returns the exit code."""
+    return conduct(
+        options,
+        Twins(
+            **settings_of(options), twins=options.twins, sync=options.sync, compare=options.compare,
+            placement=options.placement,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""One run from its flags to its exit code: everything that `sdc twin`, `sdc train` and `sdc trace` do alike.
+
+Whatever can be wrong with flags and files is told before JAX is imported, a peer is awaited or a device started.
+"""
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from sdc.settings import SettingError
+from sdc.train.campaign_job import CampaignJob
+from sdc.train.checks import Checks
+from sdc.train.jobs import Job
+from sdc.train.peers import Peers
+from sdc.train.workload import Workload
+
+from .errors import VERDICTS, run_errors, usage_errors
+from .options import CheckedOptions, RunOptions, WorkloadOptions
+from .runtime import end_aborts_well, give_up, keep_standard_output
+
+
+def settings_of(options: WorkloadOptions) -> dict[str, Any]:
+    """What all jobs take from the flags."""
+    with usage_errors():
+        if options.devices is not None and options.devices < 1:
+            raise SettingError("devices", options.devices, "expected a number of at least 1")
+        if options.resume and options.run is None:
+            raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
+    workload = Workload(
+        config=options.config, dtype=options.dtype, seed=options.seed, corpus=options.corpus,
+        tokenizer=options.tokenizer,
+    )  # fmt: skip
+    found: dict[str, Any] = {
+        "workload": workload, "data": options.data, "model": options.model, "folder": options.run,
+        "resume": options.resume,
+    }  # fmt: skip
+    if isinstance(options, RunOptions):
+        found |= {"steps": options.steps, "checkpoint_every": options.checkpoint_every}
+    if isinstance(options, CheckedOptions):
+        found |= {"suspect": options.suspect, "faults": options.fault, "checks": _checks(options)}
+    return found
+
+
+def _checks(options: CheckedOptions) -> Checks | None:
+    """How products are checked, where they are; a flag that would be without effect is refused."""
+    given = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if field.name.startswith("abft_")
+    }
+    if options.abft:
+        return Checks(**{name.removeprefix("abft_"): value for name, value in given.items()})
+    with usage_errors():
+        for field in dataclasses.fields(options):
+            if field.name in given and given[field.name] != field.default:
+                raise SettingError(
+                    field.name,
+                    given[field.name],
+                    "says how to check products, which are not checked; add --abft",
+                )
+    return None
+
+
+def conduct(options: RunOptions, job: Job) -> int:
+    """Runs a job and returns the exit code."""
+    peers = Peers(
+        coordinator=options.coordinator, processes=options.processes, process=options.process, timeout=options.timeout
+    )
+    with usage_errors():
+        peers.check()
+        job.check()
+        check_devices(options.devices, job, options.processes or 1)
+        if options.run is not None and not options.process:  # the first process makes the folder for the others
+            check_folder(options.run, options.resume)
+        loaded = job.load()
+    # Devices and peers from here on.
+    from sdc.analysis import conclude
+    from sdc.record.determinism import prepare
+    from sdc.train import run
+    from sdc.train.cluster import joined
+    from sdc.train.processes import everyone
+
+    from .output import show
+    from .progress import Progress
+
+    def start(processes: int) -> None:
+        if processes > 1:
+            keep_standard_output()
+        with usage_errors():
+            prepare(
+                cpu_devices=check_devices(options.devices, job, processes),
+                # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
+                cpu_threads=max(os.cpu_count() or 1, 4 * job.data * job.model, options.devices or 0),
+                only_cpu=options.devices is not None,
+            )
+
+    warnings.showwarning = _warn
+    end_aborts_well()
+    with run_errors(options.run), joined(peers, start, give_up):
+        import jax
+
+        first = jax.process_index() == 0
+        folder = Path(everyone(str((options.run or new_folder(job.kind)).absolute()))[0])
+        with Progress(job.steps, show=first) as progress:
+            record = run(
+                dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
+                on_step=progress.update, command=["sdc", *sys.argv[1:]],
+            )  # fmt: skip
+        summary = conclude(folder) if record is not None else {}
+        verdict = json.loads(everyone(json.dumps(summary.get("verdict")))[0])
+    if summary:
+        show(job.kind, summary, as_json=options.json)
+    return int(VERDICTS[verdict])
+
+
+def new_folder(kind: str) -> Path:
+    """A run folder of which there is none yet."""
+    return Path("runs") / f"{kind}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Looks at the run folder that the flags name.
+
+    Raises:
+        ValueError: it holds a run that is not to be resumed, or none that could be.
+    """
+    if resume:
+        from sdc.record.records import read_kind
+
+        read_kind(folder)
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(
+            "run", folder, "exists already; name another folder, or continue what is in it with --resume"
+        )
+
+
+def needed(job: Job | CampaignJob) -> dict[str, int]:
+    """Numbers whose product is that of the devices of a run."""
+    twins = {"twin": job.number} if isinstance(job, Job) and job.number is not None and job.layout == "mesh" else {}
+    return {**twins, "data": job.data, "model": job.model}
+
+
+def check_devices(given: int | None, job: Job | CampaignJob, processes: int) -> int:
+    """Simulated devices of one process, which are known beforehand.
+
+    Args:
+        given: how many devices the flags ask for, over all processes; None for as many as are needed.
+        job: what is to be run.
+        processes: number of processes.
+
+    Raises:
+        SettingError: they are not as many as needed, or not as many for each process.
+    """
+    axes = needed(job)
+    count = math.prod(axes.values())
+    if given not in (None, count):
+        product = " × ".join(f"{number} {axis}" for axis, number in axes.items())
+        raise SettingError("devices", given, f"{product} needs {count} devices; change one of them")
+    if count % processes:
+        raise SettingError("processes", processes, f"{count} devices are not divisible by that; change one of them")
+    return count // processes
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"sdc: warning: {message}", file=sys.stderr)

@@ -1,0 +1,70 @@
+"""From words to flags: which commands there are, and the module of each."""
+
+import contextlib
+import importlib
+import io
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from .abft.options import AbftOptions
+from .bench.options import BenchOptions
+from .errors import CommandError
+from .options import CampaignOptions, DiffOptions, ReportOptions, TraceOptions, TrainOptions, TwinOptions
+from .study.options import StudyOptions
+
+DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
+
+Command = (
+    Annotated[TwinOptions, tyro.conf.subcommand("twin")]
+    | Annotated[TrainOptions, tyro.conf.subcommand("train")]
+    | Annotated[TraceOptions, tyro.conf.subcommand("trace")]
+    | Annotated[DiffOptions, tyro.conf.subcommand("diff")]
+    | Annotated[CampaignOptions, tyro.conf.subcommand("campaign")]
+    | Annotated[AbftOptions, tyro.conf.subcommand("abft")]
+    | Annotated[StudyOptions, tyro.conf.subcommand("study")]
+    | Annotated[ReportOptions, tyro.conf.subcommand("report")]
+    | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
+)
+MODULES: dict[type, str] = {
+    TwinOptions: ".commands._twin",
+    TrainOptions: ".commands._train",
+    TraceOptions: ".commands._trace",
+    DiffOptions: ".commands._diff",
+    CampaignOptions: ".commands._campaign",
+    AbftOptions: ".abft.command",
+    StudyOptions: ".study.command",
+    ReportOptions: ".commands._report",
+    BenchOptions: ".bench.command",
+}
+"""Where the function `run` of each command is."""
+
+
+def command_of(options: Any) -> Callable[[Any], int]:
+    """The function that runs a command."""
+    command: Callable[[Any], int] = importlib.import_module(MODULES[type(options)], __package__).run
+    return command
+
+
+def parse(arguments: Sequence[str]) -> Any:
+    """Options from the command line; tyro's framed message on wrong ones becomes one line.
+
+    Raises:
+        CommandError: the words cannot be understood.
+    """
+    message = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(message):
+            return tyro.cli(
+                Command,
+                args=list(arguments),
+                prog="sdc",
+                description=DESCRIPTION,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as ended:
+        if ended.code:
+            words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines())
+            raise CommandError(" ".join(words.split()) or "wrong options; see sdc --help") from None
+        raise

@@ -1,0 +1,208 @@
+"""`run`: executes a job and returns its record."""
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sdc.record.determinism import differences, environment
+from sdc.record.files import RecordError, to_json
+from sdc.record.records import MANIFEST, Run, RunWriter, read_run
+from sdc.settings import SettingError
+
+from .checkpoints import Checkpoints
+from .data import batches
+from .golden import Golden
+from .jobs import Job
+from .judging import Answer, Judge, Judged
+from .loop import run_steps
+from .placement import place
+from .processes import Incomparable, check_comparable, everyone
+from .programs.protocol import Program
+from .workload import Loaded
+
+# A run is resumed only with the settings that it was started with.
+SETTINGS = (
+    "kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data", "where", "abft",
+    "aggregate",
+)  # fmt: skip
+
+
+def run(
+    job: Job,
+    *,
+    loaded: Loaded | None = None,
+    judge: Judge | None = None,
+    on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
+    devices: Sequence[jax.Device] | None = None,
+    command: Sequence[str] = (),
+) -> Run | None:
+    """Executes a job. It neither prints nor ends the process.
+
+    In a run of several processes all of them call this with the same job, after `jax.distributed.initialize`.
+
+    Args:
+        job: what to run: `Training`, `Twins` or `Tracing`, with the folder of its record.
+        loaded: what `job.load()` returned, where it was called before.
+        judge: asked after each step how to go on.
+        on_step: told of each line of `steps.jsonl`.
+        devices: to use, all of them; by default as many as are needed of one process, and all of several.
+        command: the command line that asks for the run, for the record.
+
+    Returns:
+        The record, in process 0; `sdc.analysis.conclude` says what follows from it. None in other processes.
+
+    Raises:
+        ValueError: a setting makes no sense, the data cannot be read, or the record or a checkpoint is damaged.
+        Incomparable: processes, or a run and its resumption, differ in what decides what they compute.
+
+    Example:
+        >>> import tempfile
+        >>> from sdc.train import Training, run
+        >>> record = run(Training(steps=2, folder=tempfile.mkdtemp() + "/run"))
+        >>> [row["step"] for row in record.steps]
+        [0, 1]
+    """
+    config, dataset = loaded or job.load()
+    if job.folder is None:
+        raise SettingError("folder", None, "a run needs a folder for its record; name a new one")
+    folder = Path(everyone(str(Path(job.folder).absolute()))[0])
+    placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=_devices(job, devices))
+    judges = [each for each in (job.judge(), judge) if each is not None]
+    program = job.program(config, placement, donate=judge is None)
+    source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
+    manifest = {
+        "kind": job.kind,
+        "command": list(command),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": dataclasses.asdict(config),
+        "checkpoint_every": job.checkpoint_every,
+        "steps": job.steps,
+        "seed": job.workload.seed,
+        "layers": config.model.layers,
+        "sync": getattr(job, "sync", None),
+        "compare": getattr(job, "compare", "gated"),
+        "placement": job.layout,
+        "twins": job.number,
+        "mesh": dict(placement.mesh.shape),
+        "processes": jax.process_count(),
+        "environment": environment(),
+        "program": program.fingerprint(),
+        "data": {
+            "source": dataset.source, "documents": dataset.documents, "tokens": dataset.tokens,
+            "digest": dataset.digest, "tokenizer": job.workload.tokenizer,
+        },
+        **job.manifest(config),
+    }  # fmt: skip
+    check_comparable(manifest)
+    for each in judges:
+        if isinstance(each, Golden):
+            each.check(json.loads(json.dumps(to_json(manifest), default=str)))
+    return _execute(job, folder, manifest, program, source, judges, on_step)
+
+
+def _execute(
+    job: Job,
+    folder: Path,
+    manifest: dict[str, Any],
+    program: Program,
+    source: Any,
+    judges: Sequence[Judge],
+    on_step: Callable[[Mapping[str, Any]], None],
+) -> Run | None:
+    checkpoints = Checkpoints(folder / "checkpoints", every=job.checkpoint_every)
+    start = 0
+    if job.resume:
+        _check_resumable(folder, manifest)
+        start = checkpoints.latest or 0
+    if start > job.steps:
+        raise SettingError("steps", job.steps, f"{folder} holds {start} steps already; give {start} or more")
+    if start:
+        state, position = checkpoints.restore(program.abstract())
+        source.set_state(position)
+    else:
+        state = program.init(job.workload.seed)
+    first = jax.process_index() == 0
+    writer = _open(job, folder, manifest, start, program) if first else None
+    try:
+        everyone("ready")
+        done = run_steps(
+            program,
+            state,
+            steps=range(start, job.steps),
+            batches=source,
+            writer=writer,
+            checkpoints=checkpoints,
+            judge=_all_of(judges) if judges else None,
+            on_step=on_step,
+        )
+        found: dict[str, Any] = {"state_digest": program.digest(done.state), **program.conclude(done.state)}
+        for each in judges:
+            if isinstance(each, Golden):
+                found |= each.conclude()
+        if done.reruns or done.rollbacks:
+            found["judged"] = {"reruns": done.reruns, "rollbacks": done.rollbacks}
+        if writer is None:
+            return None
+        writer.summary(found)
+    finally:
+        if writer is not None:
+            writer.close()
+    return read_run(folder)
+
+
+def _devices(job: Job, devices: Sequence[jax.Device] | None) -> Sequence[jax.Device]:
+    if devices is not None:
+        return devices
+    if jax.process_count() > 1:
+        return jax.devices()
+    needed = job.data * job.model * (job.number or 1 if job.layout == "mesh" else 1)
+    return jax.devices()[:needed]
+
+
+def _all_of(judges: Sequence[Judge]) -> Judge:
+    """Asks all judges; the first that wants something else than to continue has its way."""
+
+    def judge(judged: Judged) -> Answer:
+        answers = [each(judged) for each in judges]
+        return next((answer for answer in answers if answer is not Answer.CONTINUE), Answer.CONTINUE)
+
+    return judge
+
+
+def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
+    old = read_run(folder).manifest
+    new = json.loads(json.dumps(to_json(manifest)))
+    then, now = ({key: m.get(key) for key in SETTINGS} for m in (old, new))
+    if lines := differences([then, now]):
+        changed = "; ".join(
+            line.replace("process 0 has", "the run has").replace("process 1 has", "asked is") for line in lines
+        )
+        raise RecordError(
+            f"{folder} is a run of another configuration ({changed}); resume it with its own settings, or name another "
+            "folder"
+        )
+    programs = [{key: m.get(key) for key in ("program", "environment")} for m in (old, new)]
+    if lines := differences(programs):
+        changed = "; ".join(
+            line.replace("process 0 has", "the run had").replace("process 1 has", "now") for line in lines
+        )
+        raise Incomparable(
+            f"{folder} was run by another program, so that its steps could not be compared ({changed}); "
+            "restore that environment, or start a new run"
+        )
+
+
+def _open(job: Job, folder: Path, manifest: Mapping[str, Any], start: int, program: Program) -> RunWriter:
+    details = "trace.jsonl" if job.kind == "trace" else "mismatches.jsonl"
+    if job.resume and (folder / MANIFEST).is_file():
+        writer = RunWriter.resume(folder, start, manifest, details)
+    else:
+        writer = RunWriter.create(folder, manifest, details)
+    for name, content in program.files().items():
+        writer.file(name, content)
+    return writer

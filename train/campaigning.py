@@ -1,0 +1,170 @@
+"""Campaigns on the reference workload, run into a record that can be resumed."""
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sdc.campaigns.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
+from sdc.campaigns.runner import Campaign
+from sdc.program.selectors import parse_selector
+from sdc.record.determinism import differences, environment
+from sdc.record.files import RecordError, to_json
+from sdc.record.records import INJECTIONS, MANIFEST, Campaign as CampaignRecord, RunWriter, read_campaign
+from sdc.settings import SettingError
+
+from .campaign_job import CampaignJob
+from .data import batches
+from .loop import place_batch
+from .optimizer import history_ratio
+from .placement import Placement, place
+from .processes import Incomparable
+from .programs.device import initial_state, plain, sharded
+from .workload import Loaded
+
+# A campaign is resumed only as it was started; it may be made longer.
+SETTINGS = ("config", "seed", "steps", "follow", "where", "faults", "mesh", "data", "batch", "environment", "detectors")
+
+
+def run_campaign(
+    job: CampaignJob,
+    *,
+    loaded: Loaded | None = None,
+    on_row: Callable[[Mapping[str, Any]], None] = lambda row: None,
+    devices: Sequence[jax.Device] | None = None,
+    command: Sequence[str] = (),
+) -> CampaignRecord:
+    """Runs a campaign into its folder. It neither prints nor ends the process.
+
+    Args:
+        job: what to run.
+        loaded: what `job.load()` returned, where it was called before.
+        on_row: told of each line of `injections.jsonl`.
+        devices: to use, all of them; by default as many as are needed.
+        command: the command line that asks for the campaign, for the record.
+
+    Returns:
+        The record; `sdc.analysis.conclude` says what follows from it.
+
+    Raises:
+        ValueError: a setting makes no sense, or the record is damaged or of another campaign.
+        NotDeterministic: the clean run does not repeat itself.
+        Incomparable: the campaign is resumed where its clean run gives other numbers.
+    """
+    loaded = loaded or job.load()
+    if job.folder is None:
+        raise SettingError("folder", None, "a campaign needs a folder for its record; name a new one")
+    folder = Path(job.folder).absolute()
+    done = rows_done(job, folder)
+    devices = jax.devices()[: job.data * job.model] if devices is None else devices
+    placement = place(twins=None, data=job.data, model=job.model, devices=devices)
+    runner = make_campaign(job, loaded, placement)
+    manifest = _manifest(job, loaded, placement, runner, command)
+    if job.resume and (folder / MANIFEST).is_file():
+        _check_resumable(folder, manifest)
+        writer = RunWriter.resume(folder, done, manifest, None, lines=INJECTIONS, key="injection")
+    else:
+        writer = RunWriter.create(folder, manifest, None, lines=INJECTIONS)
+    with writer:
+        for row in runner.run(range(done, job.injections)):
+            writer.step(row)
+            on_row(row)
+    return read_campaign(folder)
+
+
+def rows_done(job: CampaignJob, folder: Path) -> int:
+    """Injections on record, from the first on without a gap; looked at before anything is compiled.
+
+    Raises:
+        ValueError: the folder holds something else, or more injections than are asked for.
+    """
+    if not job.resume:
+        return 0
+    rows = {row["injection"] for row in read_campaign(folder).injections}
+    done = next(number for number in range(len(rows) + 1) if number not in rows)
+    if done > job.injections:
+        raise SettingError(
+            "injections", job.injections, f"{folder} holds {done} injections already; give {done} or more"
+        )
+    return done
+
+
+def make_campaign(job: CampaignJob, loaded: Loaded, placement: Placement) -> Campaign:
+    """The campaign, compiled, with the clean run done."""
+    config, dataset = loaded
+    work = sharded(config)
+    source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
+
+    def observe(state: Any, metrics: Any) -> Mapping[str, Any]:
+        history = history_ratio(config.optimizer, state.optimizer)
+        return {"loss": metrics.loss, "gradient_norm": metrics.gradient_norm, "history": history}
+
+    return Campaign(
+        plain(work, placement),
+        initial_state(work, placement, job.workload.seed),
+        [place_batch(next(source), placement) for _ in range(job.steps)],
+        observe=observe,
+        where=parse_selector(job.where),
+        faults=job.faults,
+        follow=job.follow,
+        seed=job.workload.seed,
+        batch=job.batch or (1 if jax.devices()[0].platform == "cpu" else 8),
+        abft=job.abft,
+    )
+
+
+def _manifest(
+    job: CampaignJob, loaded: Loaded, placement: Placement, runner: Campaign, command: Sequence[str]
+) -> dict[str, Any]:
+    config, dataset = loaded
+    return {
+        "kind": "campaign",
+        "command": list(command),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": dataclasses.asdict(config),
+        "steps": job.steps,
+        "injections": job.injections,
+        "where": runner.where.text,
+        "faults": list(job.faults),
+        "follow": job.follow,
+        "seed": job.workload.seed,
+        "batch": runner.batch,
+        "mesh": dict(placement.mesh.shape),
+        "sites": len(runner.sites),
+        "environment": environment(),
+        "data": {
+            "source": dataset.source, "documents": dataset.documents, "tokens": dataset.tokens,
+            "digest": dataset.digest, "tokenizer": job.workload.tokenizer,
+        },
+        "thresholds": {"spike": SPIKE, "visible": VISIBLE, **runner.limits._asdict()},
+        "detectors": [*DETECTORS, *([ABFT] if job.abft else [])],
+        "clean": {
+            "loss": [step.loss for step in runner.clean],
+            "gradient_norm": [step.gradient_norm for step in runner.clean],
+            "digest": [f"{step.digest[0]:08x}{step.digest[1]:08x}" for step in runner.clean],
+        },
+        "suspect": {"name": "campaign", "simulated": True, "faults": list(job.faults)},
+    }  # fmt: skip
+
+
+def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
+
+    old = read_campaign(folder).manifest
+    then, now = (json.loads(json.dumps(to_json({key: m.get(key) for key in SETTINGS}))) for m in (old, manifest))
+    if lines := differences([then, now]):
+        changed = "; ".join(
+            line.replace("process 0 has", "the campaign had").replace("process 1 has", "now") for line in lines[:5]
+        )
+        raise RecordError(
+            f"{folder} is another campaign ({changed}); resume it with its own settings and on its own machine, or "
+            "name another folder"
+        )
+    if differences([json.loads(json.dumps(to_json({"clean": m["clean"]}))) for m in (old, manifest)]):
+        raise Incomparable(
+            f"the clean run of {folder} gives other numbers here, so that injections before and after could not be "
+            "compared; resume it on the machine and with the versions that it was started with"
+        )

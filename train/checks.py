@@ -1,0 +1,136 @@
+"""What a run simulates, and how it checks its own products: settings that can be checked without a device."""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from sdc.checksums._check import Mode, Settings
+from sdc.checksums.profile import Profile
+from sdc.checksums.schemes import SchemeName
+from sdc.faults.fault import Fault, describe
+from sdc.faults.language import parse_fault
+from sdc.faults.nodes import HEALTHY, expected_frequency, profile, published
+from sdc.program.selectors import parse_selector
+from sdc.settings import SettingError
+
+if TYPE_CHECKING:
+    from .programs.device import Transform
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checks:
+    """How the matrix products of a run are checked by checksums; see `sdc.abft`.
+
+    Attributes:
+        mode: `detect`, `locate` or `correct`.
+        scheme: when a row counts as wrong.
+        where: selector of the products.
+        profile: file that `sdc abft calibrate` wrote on this kind of device; None for what is assumed of the platform.
+    """
+
+    mode: Mode = "detect"
+    scheme: SchemeName = "two-tier"
+    where: str = "products"
+    profile: str | PathLike[str] | None = None
+
+    def check(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            ValueError: one of them makes no sense.
+        """
+        Settings(self.mode, self.scheme)
+        parse_selector(self.where)
+        if self.profile is not None:
+            Profile.read(self.profile)  # type: ignore[arg-type] # str or path
+
+    def transform(self) -> "Transform":
+        """The transformation of a step; JAX's devices have started."""
+        import sdc
+
+        return functools.partial(
+            sdc.abft, where=parse_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
+        )
+
+    def read_profile(self) -> Profile:
+        """The profile, or what is assumed of the platform; JAX's devices have started."""
+        return Profile.assumed() if self.profile is None else Profile.read(self.profile)  # type: ignore[arg-type]
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says of the checks."""
+        read = self.read_profile()
+        if departs := read.departs():
+            warnings.warn(
+                f"the profile {self.profile} was measured elsewhere, and its thresholds may not fit: "
+                + "; ".join(departs),
+                stacklevel=2,
+            )
+        return {
+            "mode": self.mode,
+            "scheme": self.scheme,
+            "where": self.where,
+            "profile": "assumed of the platform" if self.profile is None else str(self.profile),
+            "kappa": read.arithmetic.kappa,
+            "inputs": read.arithmetic.inputs,
+            "second_tier": list(read.second_tier),
+            "departs": departs,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Simulated faults of a run: those of a node of the study, or any others.
+
+    Attributes:
+        suspect: `node1` to `node15`, or `healthy`; None for none of them.
+        faults: faults, or lines of text as `sdc.faults.parse_fault` reads them.
+        twin: the twin that has them, where there are twins.
+        products: whether they strike matrix products rather than the outputs of submodules.
+    """
+
+    suspect: str | None = None
+    faults: Sequence[Fault | str] = ()
+    twin: int | None = None
+    products: bool = False
+
+    def check(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            ValueError: one of them makes no sense.
+        """
+        if self.suspect is not None and self.faults:
+            raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
+        self.make(layers=1)
+
+    def make(self, *, layers: int) -> tuple[Fault, ...]:
+        """The faults, for a model of so many layers."""
+        if self.suspect is not None:
+            return tuple(profile(self.suspect, layers=layers, twin=self.twin, products=self.products))
+        at = {} if self.twin is None else {"twin": self.twin}
+        return tuple(parse_fault(fault, at=at) if isinstance(fault, str) else fault for fault in self.faults)
+
+    def describe(self, *, layers: int, steps: int) -> dict[str, Any]:
+        """What the manifest says of the suspect."""
+        told = describe(self.make(layers=layers))
+        name = self.suspect or ("custom" if told else None)
+        # Published are frequencies of wrong elements in the outputs of submodules.
+        known = self.suspect not in (None, HEALTHY) and not self.products
+        figures = published(str(self.suspect)) if known else None
+        return {
+            "suspect": {"name": name, "simulated": bool(told), "faults": told},
+            "published": figures
+            and {site: {"frequency": f.frequency, "severity": f.severity} for site, f in figures.items()},
+            "expected": expected_frequency(str(self.suspect), steps) if figures else None,
+        }
+
+
+def as_aggregated(told: Mapping[str, Any], text: str, simulated: Sequence[str]) -> dict[str, Any]:
+    """What the manifest says of the suspect of a run with a way of aggregation."""
+    suspect = told["suspect"]
+    every = [*suspect["faults"], *simulated]
+    name = suspect["name"] or ("aggregation" if every else None)
+    return {**told, "aggregate": text, "suspect": {"name": name, "simulated": bool(every), "faults": every}}

@@ -1,0 +1,282 @@
+"""Jobs: descriptions of runs. What can be told wrong without a device is told before one is started.
+
+A job is data: `sdc.train.run` executes it. Training, twins and traces differ in the program that they make of the
+reference step, and in what the manifest says of them.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from sdc.program.selectors import parse_selector
+from sdc.settings import SettingError
+
+from .aggregation import Aggregation, parse_aggregation
+from .checks import Checks, Simulated, as_aggregated
+from .config import TrainConfig, check
+from .simulation import Simulation, parse_simulation
+from .workload import Loaded, Workload
+
+if TYPE_CHECKING:
+    from sdc.faults.fault import Fault
+
+    from .judging import Judge
+    from .placement import Placement
+    from .programs.protocol import Program
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all runs have.
+
+    Attributes:
+        workload: what is trained.
+        steps: optimizer steps.
+        data: data-parallel ranks, of each twin where there are twins.
+        model: tensor-parallel ranks, likewise.
+        folder: of the record, a new one unless the run is resumed.
+        resume: continue what is in the folder, from its newest checkpoint.
+        checkpoint_every: steps from one checkpoint to the next; the last step is always saved.
+    """
+
+    kind: ClassVar[str]
+
+    workload: Workload = dataclasses.field(default_factory=Workload)
+    steps: int = 20
+    data: int = 1
+    model: int = 1
+    folder: str | PathLike[str] | None = None
+    resume: bool = False
+    checkpoint_every: int = 10
+
+    @property
+    def number(self) -> int | None:
+        """Number of twins; None for one copy."""
+        return None
+
+    @property
+    def layout(self) -> Literal["mesh", "vmap"]:
+        """Whether twins have devices of their own."""
+        return "mesh"
+
+    def check(self) -> None:
+        """Checks everything that needs no device, no peer and no data.
+
+        Raises:
+            ValueError: a setting makes no sense.
+        """
+        for name in ("steps", "data", "model", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, getattr(self, name), "expected a number of at least 1")
+        if self.resume and self.folder is None:
+            raise SettingError("resume", None, "continues the run in a folder, but none is named; name it")
+        check(self.workload.resolve(), self.data, self.model)
+
+    def load(self) -> Loaded:
+        """Checks the job and reads its data.
+
+        Raises:
+            ValueError: see `check`; or the data cannot be read, or are too few.
+        """
+        self.check()
+        config, dataset = self.workload.load()
+        check(config, self.data, self.model)
+        return Loaded(config, dataset)
+
+    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
+        """The program of the job."""
+        raise NotImplementedError
+
+    def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
+        """What the manifest says of this kind of job; JAX's devices have started."""
+        return {}
+
+    def judge(self) -> "Judge | None":
+        """What is asked after each step, whatever else is asked."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training(Job):
+    """Trains one copy: the plain reference run, or one that checks its own products, or aggregates in another way.
+
+    Attributes:
+        suspect: see `Simulated`.
+        faults: see `Simulated`.
+        checks: how products are checked; None not to check them.
+        aggregate: way of aggregation, see `parse_aggregation`; None for ZeRO-1.
+
+    Example:
+        >>> from sdc.train.jobs import Training
+        >>> Training(steps=3, faults=["nan,rate=1e-4,site=fwd/attn"]).check()
+    """
+
+    kind: ClassVar[str] = "train"
+
+    suspect: str | None = None
+    faults: Sequence["Fault | str"] = ()
+    checks: Checks | None = None
+    aggregate: str | None = None
+
+    @property
+    def simulated(self) -> Simulated:
+        """The faults of the run."""
+        return Simulated(suspect=self.suspect, faults=self.faults, products=self.checks is not None)
+
+    @property
+    def aggregation(self) -> Aggregation | None:
+        """The way of aggregation."""
+        return None if self.aggregate is None else parse_aggregation(self.aggregate)
+
+    def check(self) -> None:
+        super().check()
+        self.simulated.check()
+        if self.checks is not None:
+            self.checks.check()
+        _ = self.aggregation
+
+    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
+        from .programs import ClockedProgram, SingleProgram, make_replicas, replicated, sharded
+
+        faults = self.simulated.make(layers=config.model.layers)
+        checks = None if self.checks is None else self.checks.transform()
+        aggregation, seed = self.aggregation, self.workload.seed
+        if aggregation is None:
+            return SingleProgram(sharded(config), placement, faults, checks, seed, donate)
+        replicas = make_replicas(config, aggregation, placement, seed=seed, steps=self.steps)
+        work = replicated(replicas, placement)
+        if aggregation.dropcompute is not None and aggregation.dropcompute.real:
+            if faults or checks is not None:
+                raise SettingError(
+                    "aggregate", self.aggregate, "a real clock takes no simulated faults and no checks of products"
+                )
+            return ClockedProgram(work, placement, replicas, donate)
+        return SingleProgram(work, placement, faults, checks, seed, donate)
+
+    def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
+        told = self.simulated.describe(layers=config.model.layers, steps=self.steps)
+        told["abft"] = None if self.checks is None else self.checks.describe()
+        if (aggregation := self.aggregation) is None:
+            return told
+        return as_aggregated(told, aggregation.text, aggregation.simulated)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Twins(Job):
+    """Trains twins side by side and compares them bit for bit. Simulated faults are those of the last twin.
+
+    Attributes:
+        twins: how many. Of two the first is the reference; of three or more the majority is.
+        sync: compare and repair after every submodule (`compute`), after every step (`params`), or only compare
+            (`none`).
+        compare: move tensors only where digests differ (`gated`), or compare all of them every time (`always`).
+        placement: one device per twin and rank (`mesh`), or all twins of a rank on one device (`vmap`).
+        suspect: see `Simulated`.
+        faults: see `Simulated`.
+        checks: how products are checked; None not to check them.
+
+    Example:
+        >>> from sdc.train.jobs import Twins
+        >>> Twins(suspect="node11", steps=3).check()
+    """
+
+    kind: ClassVar[str] = "twin"
+
+    twins: int = 2
+    sync: Literal["compute", "params", "none"] = "compute"
+    compare: Literal["gated", "always"] = "gated"
+    placement: Literal["mesh", "vmap"] = "mesh"
+    suspect: str | None = None
+    faults: Sequence["Fault | str"] = ()
+    checks: Checks | None = None
+
+    @property
+    def number(self) -> int | None:
+        return self.twins
+
+    @property
+    def layout(self) -> Literal["mesh", "vmap"]:
+        return self.placement
+
+    @property
+    def simulated(self) -> Simulated:
+        """The faults of the last twin."""
+        products = self.checks is not None
+        return Simulated(suspect=self.suspect, faults=self.faults, twin=self.twins - 1, products=products)
+
+    def check(self) -> None:
+        if self.twins < 2:
+            raise SettingError("twins", self.twins, "expected two or more")
+        super().check()
+        self.simulated.check()
+        if self.checks is not None:
+            self.checks.check()
+
+    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
+        from .programs import TwinProgram, sharded
+
+        faults = self.simulated.make(layers=config.model.layers)
+        checks = None if self.checks is None else self.checks.transform()
+        return TwinProgram(
+            sharded(config), placement, self.sync, self.compare, faults, checks, self.workload.seed, donate
+        )
+
+    def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
+        told = self.simulated.describe(layers=config.model.layers, steps=self.steps)
+        return {**told, "abft": None if self.checks is None else self.checks.describe()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tracing(Job):
+    """Records a digest of every selected value at every step.
+
+    Attributes:
+        where: selector of the values.
+        against: folder of a recorded trace; the run is compared with it at every step, and stops where they part.
+        simulate: one simulated fault, see `parse_simulation`; `none` for a golden trace of the same program.
+
+    Example:
+        >>> from sdc.train.jobs import Tracing
+        >>> Tracing(steps=3, where="probes").check()
+    """
+
+    kind: ClassVar[str] = "trace"
+
+    where: str = "everything"
+    against: str | PathLike[str] | None = None
+    simulate: str | None = None
+
+    @property
+    def simulation(self) -> Simulation | None:
+        """The simulated fault."""
+        return None if self.simulate is None else parse_simulation(self.simulate)
+
+    def check(self) -> None:
+        parse_selector(self.where)
+        simulation = self.simulation
+        if simulation is not None and simulation.kind and not 0 <= simulation.step < self.steps:
+            raise SettingError("simulate", self.simulate, f"the run has the steps 0 to {self.steps - 1}")
+        self.judge()
+        super().check()
+
+    def judge(self) -> "Judge | None":
+        if self.against is None:
+            return None
+        from .golden import Golden
+
+        return Golden(self.against)
+
+    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
+        from .programs import TraceProgram, sharded
+
+        return TraceProgram(sharded(config), placement, parse_selector(self.where), self.simulation, donate)
+
+    def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
+        simulation = self.simulation
+        faults = [simulation.text] if simulation is not None and simulation.kind else []
+        return {
+            "where": parse_selector(self.where).text,
+            "against": None if self.against is None else str(self.against),
+            "suspect": {"name": "custom" if faults else None, "simulated": bool(faults), "faults": faults},
+        }

@@ -1,0 +1,21 @@
+"""Programs: what a run executes at each step, and what it writes down of it. One protocol for all of them."""
+
+from typing import TYPE_CHECKING
+
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    # What every program can do.
+    from .protocol import Program as Program, Rows as Rows
+
+    # What one device computes: parameters sharded over all ranks, or each data rank with its own.
+    from .device import DeviceStep as DeviceStep, Transform as Transform, sharded as sharded
+    from .replicated import make_replicas as make_replicas, replicated as replicated
+
+    # One copy; twins; a trace; workers that each watch a real clock.
+    from .single import SingleProgram as SingleProgram
+    from .twins import TwinProgram as TwinProgram
+    from .traced import TraceProgram as TraceProgram
+    from .clocked import ClockedProgram as ClockedProgram
+
+__getattr__, __dir__, __all__ = facade(__name__)

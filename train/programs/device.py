@@ -1,0 +1,143 @@
+"""What one device computes in a step, and the tools around it; and what all programs do alike."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array
+
+import sdc
+from sdc.checksums.transform import accumulators
+from sdc.program.reports import Reports
+from sdc.twins.digests import tree_digest
+
+from ..config import TrainConfig
+from ..placement import Placement
+from ..processes import fetch
+from ..step import BATCH_SPEC, device_step, init_state, metrics_specs, state_specs
+
+NONE = Reports((), ())
+"""The reports of a tool that is not at work."""
+
+Transform: TypeAlias = Callable[[Callable[..., Any]], Callable[..., tuple[Any, Reports]]]
+"""A transformation of a step into one that returns `(out, reports)` too."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeviceStep:
+    """A training step of one device under bound mesh axes, and how its arrays are cut for the devices.
+
+    Attributes:
+        config: what is trained.
+        fn: `(state, tokens) -> (state, metrics)` on one device; the state has a number `step`.
+        state_specs: partition of the state.
+        metrics_specs: partition of the metrics.
+        init: the state of global shape from a random key, traceable.
+        describe: what the line of a step says of the metrics, besides the scalars that all runs have.
+        conclude: what the last state adds to the summary.
+    """
+
+    config: TrainConfig
+    fn: Callable[[Any, Any], tuple[Any, Any]]
+    state_specs: Any
+    metrics_specs: Any
+    init: Callable[[Array], Any]
+    describe: Callable[[Any], Mapping[str, Any]] = lambda metrics: {}
+    conclude: Callable[[Any], Mapping[str, Any]] = lambda state: {}
+
+    def abstract(self) -> Any:
+        """Global shapes and types of the state."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+
+def sharded(config: TrainConfig) -> DeviceStep:
+    """The reference step, whose parameters are sharded over all ranks (ZeRO-1).
+
+    Example:
+        >>> from sdc.train.config import get_config
+        >>> from sdc.train.programs import sharded
+        >>> sharded(get_config("tiny")).abstract().step.dtype.name
+        'int32'
+    """
+    return DeviceStep(
+        config,
+        functools.partial(device_step, config=config),
+        state_specs(config),
+        metrics_specs(config),
+        functools.partial(init_state, config),
+    )
+
+
+def instrument(
+    fn: Callable[..., Any], faults: Sequence[sdc.Fault], checks: Transform | None
+) -> Callable[..., tuple[Any, Reports, Reports]]:
+    """A step with simulated faults and checked products.
+
+    Returns:
+        A function of `(moment, state, tokens)` that returns `((state, metrics), events, flags)`. Faults are those of
+        the hardware: where products are checked, they strike the sums of a product before these are rounded.
+    """
+    wide = fn if checks is None else accumulators(fn)
+    faulty = sdc.inject(wide, faults) if faults else lambda _, *args: (wide(*args), NONE)
+
+    def unchecked(*args: Any) -> Any:
+        return faulty(*args), NONE
+
+    checked = unchecked if checks is None else checks(faulty)
+
+    def instrumented(moment: sdc.Moment, state: Any, tokens: Any) -> tuple[Any, Reports, Reports]:
+        (out, events), flags = checked(moment, state, tokens)
+        return out, events, flags
+
+    return instrumented
+
+
+def plain(work: DeviceStep, placement: Placement) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """`(state, tokens) -> (state, metrics)` on global arrays, without any tool."""
+    specs = work.state_specs
+    return placement.map(work.fn, stacked=specs, shared=BATCH_SPEC, out=(specs, work.metrics_specs))
+
+
+def initial_state(work: DeviceStep, placement: Placement, seed: int) -> Any:
+    """The state before the first step, the same for every twin and mesh."""
+    shardings = placement.sharding(placement.spec(work.state_specs))
+    init = jax.jit(lambda key: placement.stack(work.init(key)), out_shardings=shardings)
+    return init(jax.random.key(seed))
+
+
+def described_state(work: DeviceStep, placement: Placement) -> Any:
+    """Shapes, types and shardings of the state of all twins."""
+    stacked = jax.eval_shape(placement.stack, work.abstract())
+    return described(stacked, placement.sharding(placement.spec(work.state_specs)))
+
+
+def described(tree: Any, shardings: Any) -> Any:
+    """Shapes and types with shardings."""
+    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
+
+
+def described_batch(config: TrainConfig, placement: Placement) -> jax.ShapeDtypeStruct:
+    """Shape, type and sharding of a batch."""
+    shape = (config.microsteps, config.batch_size, config.sequence_length + 1)
+    return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(placement.mesh, BATCH_SPEC))
+
+
+def state_digest(state: Any, placement: Placement) -> list[str]:
+    """See `Program.digest`."""
+    digest = tree_digest if placement.twins is None else jax.vmap(tree_digest)
+    rows = np.atleast_2d(fetch(jax.jit(digest)(state)))
+    return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
+
+
+def scalar_row(metrics: Any, *, rate: float) -> dict[str, Any]:
+    """The scalars of a step, one number per twin, as a line of `steps.jsonl` has them."""
+    return {
+        "loss": np.atleast_1d(metrics.loss),
+        "gradient_norm": np.atleast_1d(metrics.gradient_norm),
+        "learning_rate": rate,
+    }

@@ -1,0 +1,178 @@
+"""Twins: the step in lock-step or free, and what is compared between twins after it."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import sdc
+from sdc.record.determinism import program_fingerprint
+from sdc.twins._lockstep import Compare
+from sdc.twins.agreement import agreement, squared_distance
+
+from ..flags import tally_flags
+from ..parallel import DATA, MODEL
+from ..placement import RANKS, TWIN, Placement
+from ..processes import fetch
+from ..step import BATCH_SPEC
+from ..tally import tally, total
+from .device import (
+    NONE,
+    DeviceStep,
+    Transform,
+    described,
+    described_batch,
+    described_state,
+    initial_state,
+    instrument,
+    scalar_row,
+    state_digest,
+)
+from .protocol import Rows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TwinProgram:
+    """Trains twins side by side and compares them.
+
+    Attributes:
+        work: the step of one twin, which returns the gradient in its metrics.
+        placement: where, with twins.
+        sync: `compute` compares and repairs at every probe and after the step, `params` after the step, `none` only
+            compares.
+        compare: see `sdc.lockstep`.
+        faults: simulated.
+        checks: how products are checked; None not to check them.
+        seed: of the run; the faults draw from the next one.
+        donate: whether a step takes the memory of the state that it is given.
+    """
+
+    work: DeviceStep
+    placement: Placement
+    sync: str = "compute"
+    compare: Compare = "gated"
+    faults: tuple[sdc.Fault, ...] = ()
+    checks: Transform | None = None
+    seed: int = 0
+    donate: bool = True
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        """`(state, (tokens, key)) -> (state, metrics, (mismatches, events, flags))`, jitted."""
+        instrumented = instrument(self.work.fn, self.faults, self.checks)
+
+        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
+            tokens, key = shared
+            moment = sdc.Moment(key, state.step)
+            if self.sync == "compute":
+                lockstep = sdc.lockstep(instrumented, TWIN, compare=self.compare)
+                (out, events, flags), mismatches = lockstep(moment, state, tokens)
+            else:
+                (out, events, flags), mismatches = instrumented(moment, state, tokens), NONE
+            return *out, (mismatches, events, flags)
+
+        specs = self.work.state_specs
+        out = (specs, self.work.metrics_specs, RANKS)
+        mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, P()), out=out)
+        return jax.jit(mapped, donate_argnums=0 if self.donate else ())
+
+    @functools.cached_property
+    def compiled_observation(self) -> jax.stages.Wrapped:
+        """`(state, gradient) -> (state, reports)`, jitted: twins compared after the step, and the suspect repaired."""
+        specs, gradient_specs = self.work.state_specs, self.work.metrics_specs.gradient
+        model = self.placement.mesh.shape[MODEL]
+        replicas = [1 if MODEL in spec else model for spec in jax.tree.leaves(gradient_specs)]
+
+        def distance(tree: Any, agreed: Any) -> Any:
+            leaves = jax.tree.leaves(tree)
+            zeros = jnp.zeros(lax.axis_size(TWIN), jnp.float32)
+            return lax.cond(
+                agreed.differs,
+                lambda: squared_distance(leaves, replicas, agreed.reference, TWIN),
+                lambda: zeros,
+            )
+
+        def norm(tree: Any) -> Any:
+            parts = zip(jax.tree.leaves(tree), replicas, strict=True)
+            return lax.psum(sum(jnp.sum(jnp.square(leaf)) / count for leaf, count in parts), (DATA, MODEL))
+
+        def fn(stacked: tuple[Any, Any], _: None) -> Any:
+            state, gradient = stacked
+            gradients = agreement(jax.tree.leaves(gradient), TWIN)
+            params = agreement(jax.tree.leaves(state.params), TWIN)
+            squares = {
+                "gradient_difference": distance(gradient, gradients),
+                "parameter_difference": distance(state.params, params),
+                "parameter_norm": norm(state.params),
+            }
+            _, gradient_mismatch = sdc.synchronize(gradient, TWIN, repair=False, compare=self.compare, agreed=gradients)
+            state, mismatch = sdc.synchronize(state, TWIN, repair=self.sync != "none", compare=self.compare)
+            return state, {"squares": squares, "gradient": gradient_mismatch, "state": mismatch}
+
+        mapped = self.placement.map(fn, stacked=(specs, gradient_specs), shared=None, out=(specs, RANKS))
+        # What the step returned belongs to nobody else.
+        return jax.jit(lambda state, gradient: mapped((state, gradient), None), donate_argnums=0)
+
+    @functools.cached_property
+    def _key(self) -> Any:
+        return jax.random.key(self.seed + 1)
+
+    def init(self, seed: int) -> Any:
+        return initial_state(self.work, self.placement, seed)
+
+    def abstract(self) -> Any:
+        return described_state(self.work, self.placement)
+
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        del number
+        state, metrics, reports = self.compiled(state, (batch, self._key))
+        return state, (metrics, reports)
+
+    def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
+        return self.compiled_observation(state, out[0].gradient)
+
+    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+        metrics, reports = out
+        metrics, (mismatches, events, flags), seen = fetch((metrics._replace(gradient=None), reports, seen))
+        sites, rows = tally(mismatches, events, step=number)
+        squares = {name: np.sqrt(value[:, 0, 0].astype(np.float64)) for name, value in seen["squares"].items()}
+        difference, norms = squares["gradient_difference"][0], metrics.gradient_norm.astype(np.float64)
+        signal = norms[int(np.argmin(difference))]  # the reference differs by nothing from itself
+        row = {
+            **scalar_row(metrics, rate=float(metrics.learning_rate[0])),
+            "sites": sites,
+            "state": total(seen["state"]),
+            "gradient": total(seen["gradient"]),
+            "gradient_difference": difference,
+            # Equation (5) of the study is the largest of these over the steps.
+            "noise_to_signal": np.where(difference == 0, 0.0, difference / signal if signal else np.inf),
+            "parameter_difference": squares["parameter_difference"][0],
+            "parameter_norm": squares["parameter_norm"],
+        }
+        return Rows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=True)}), rows)
+
+    def fingerprint(self) -> dict[str, str]:
+        state, batch = self.abstract(), described_batch(self.work.config, self.placement)
+        shared = batch, jax.eval_shape(jax.random.key, 0)
+        metrics = jax.eval_shape(self.compiled, state, shared)[1]
+        shardings = self.placement.sharding(self.placement.spec(self.work.metrics_specs.gradient))
+        gradient = described(metrics.gradient, shardings)
+        return {
+            "step": program_fingerprint(self.compiled.lower(state, shared)),
+            "observe": program_fingerprint(self.compiled_observation.lower(state, gradient)),
+        }
+
+    def digest(self, state: Any) -> list[str]:
+        return state_digest(state, self.placement)
+
+    def files(self) -> Mapping[str, Any]:
+        return {}
+
+    def conclude(self, state: Any) -> Mapping[str, Any]:
+        return self.work.conclude(state)
