@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .report import write_report as write_report
     from .summary import summarize as summarize
     from .traces import describe_difference as describe_difference
-    from .campaign import summarize_campaign as summarize_campaign
+    from .campaigns import summarize_campaign as summarize_campaign
 
     # How sure a frequency is, and how long a burn-in has to be.
     from .statistics import (

@@ -7,7 +7,7 @@ from typing import Any
 from sdc.record.files import write_json
 from sdc.record.records import SUMMARY, read_campaign, read_kind, read_run
 
-from . import campaign
+from . import campaigns
 from .report import write_report
 from .summary import summary_of
 
@@ -41,6 +41,6 @@ def summarize_folder(path: Path) -> dict[str, Any]:
     """
     kind = read_kind(path)
     if kind == "campaign":
-        return campaign.summary_of(read_campaign(path))
+        return campaigns.summary_of(read_campaign(path))
     run = read_run(path)
     return summary_of(run) if kind in ("twin", "train", "trace") else run.summary or {}

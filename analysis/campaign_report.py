@@ -8,7 +8,7 @@ from sdc.campaigns.outcomes import LEAST_FACTOR, LEAST_RISE, OUTCOMES
 from sdc.record.records import Campaign
 
 from . import campaign_figures as figures, tables
-from .campaign import GROUPS, summary_of
+from .campaigns import GROUPS, summary_of
 from .canvas import LeftOut, Picture
 from .definitions import Definition
 from .series import Row, mapping, sequence

@@ -13,9 +13,9 @@ import sdc
 from sdc.faults.kinds import BitFlip
 from sdc.program.reports import Place, Values
 from sdc.program.selectors import products
-from sdc.tools.programs import Programs
 from sdc.train.config import tiny
 from sdc.train.placement import place
+from sdc.train.programs.device import described_batch, initial_state, plain, sharded
 
 
 class Outputs:
@@ -51,14 +51,14 @@ def prepared() -> Prepared:
     config = dataclasses.replace(
         config, model=dataclasses.replace(config.model, layers=2), sequence_length=32, batch_size=2
     )
-    programs = Programs(config, place(twins=None, data=1, model=1, devices=jax.devices()[:1]))
-    batch = programs.abstract_batch()
+    work, placement = sharded(config), place(twins=None, data=1, model=1, devices=jax.devices()[:1])
+    step, batch = plain(work, placement), described_batch(config, placement)
     tokens = np.random.default_rng(0).integers(0, 320, batch.shape).astype(np.int32)
-    arguments = programs.initial_state(0), jax.device_put(tokens, batch.sharding)
-    run = jax.jit(sdc.abft(sdc.strike(programs.plain, products), mode="correct"))
+    arguments = initial_state(work, placement, 0), jax.device_put(tokens, batch.sharding)
+    run = jax.jit(sdc.abft(sdc.strike(step, products), mode="correct"))
     rule = Outputs()
-    _, values = jax.jit(sdc.rewrite(programs.plain, products, rule))(*arguments)
-    sites = sdc.sites(programs.plain, *arguments, where=products)
+    _, values = jax.jit(sdc.rewrite(step, products, rule))(*arguments)
+    sites = sdc.sites(step, *arguments, where=products)
     return Prepared(run, arguments, sites, {name: np.asarray(value) for name, value in values.items()}, rule.columns)
 
 

@@ -10,21 +10,22 @@ from rich.console import Console
 from rich.table import Table
 
 from sdc.record.determinism import environment, prepare
+from sdc.settings import SettingError
 from sdc.train.config import get_config
 
 from ..errors import usage_errors
-from . import abft, aggregation, campaign, lockstep, transform
+from . import _abft, _aggregation, _campaign, _lockstep, _transform
 from .options import BenchOptions
 
 BENCHMARKS = {
-    "lockstep": lockstep,
-    "transform": transform,
-    "campaign": campaign,
-    "abft": abft,
-    "aggregation": aggregation,
+    "lockstep": _lockstep,
+    "transform": _transform,
+    "campaign": _campaign,
+    "abft": _abft,
+    "aggregation": _aggregation,
 }
 
-DEVICES = {"lockstep": 2, "aggregation": aggregation.WORKERS}
+DEVICES = {"lockstep": 2, "aggregation": _aggregation.WORKERS}
 """Simulated CPU devices; one for the others."""
 
 
@@ -34,14 +35,14 @@ def run(options: BenchOptions) -> int:
     config = options.config or ("tiny" if options.benchmark == "campaign" else "bench")
     options = dataclasses.replace(options, config=config)
     with usage_errors():
+        if options.steps < 1:
+            raise SettingError("steps", options.steps, "expected at least 1")
+        get_config(config)
         prepare(
             cpu_devices=DEVICES.get(options.benchmark, 1),
             cpu_threads=os.cpu_count(),
             only_cpu=options.benchmark == "aggregation",
         )
-        if options.steps < 1:
-            raise ValueError(f"--steps {options.steps}: expected at least 1")
-        get_config(config)
     measured: dict[str, Any] = benchmark.measure(options)
     about = environment()
     if options.json:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     # What one device computes: parameters sharded over all ranks, or each data rank with its own.
     from .device import DeviceStep as DeviceStep, Transform as Transform, sharded as sharded
-    from .replicated import make_replicas as make_replicas, replicated as replicated
+    from ._replicated import make_replicas as make_replicas, replicated as replicated
 
     # One copy; twins; a trace; workers that each watch a real clock.
     from .single import SingleProgram as SingleProgram

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sdc.analysis.campaign import GROUPS, summarize_campaign
+from sdc.analysis.campaigns import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
 from sdc.campaigns.outcomes import ABFT, DETECTORS, OUTCOMES
 from sdc.record.files import RecordError

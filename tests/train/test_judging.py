@@ -1,0 +1,87 @@
+"""Judges: a step is run again from the same state and batch, a run goes back, stops, and is the same run after all."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdc.train import Answer, Judged, JudgeError, Training, Twins, run
+
+from .runs import WORKLOAD, execute, lines, loaded
+
+JOB = Training(workload=WORKLOAD, steps=4, checkpoint_every=2, faults=("bitflip,rate=1e-4,site=fwd/attn",))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("runs") / "plain"
+    return folder, execute(dataclasses.replace(JOB, folder=folder))
+
+
+def without_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "attempts"} for row in rows]
+
+
+def test_a_step_that_is_run_again_gives_the_same_bits(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    seen: list[Judged] = []
+
+    def judge(judged: Judged) -> Answer:
+        seen.append(judged)
+        return Answer.RERUN if judged.step == 2 and judged.attempt < 2 else Answer.CONTINUE
+
+    found = execute(dataclasses.replace(JOB, folder=tmp_path / "run"), judge=judge)
+    assert [(judged.step, judged.attempt) for judged in seen] == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2), (3, 0)]
+    first, *others = (judged for judged in seen if judged.step == 2)
+    for other in others:
+        assert other.row["loss"].tolist() == first.row["loss"].tolist()
+        assert other.row["sites"] == first.row["sites"]
+    rows = lines(tmp_path / "run")
+    assert [row.get("attempts") for row in rows] == [None, None, 3, None]
+    assert without_attempts(rows) == lines(plain[0])
+    assert found["state_digest"] == plain[1]["state_digest"]
+    assert found["judged"] == {"reruns": 2, "rollbacks": []}
+
+
+def test_a_run_that_goes_back_gives_the_same_bits(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def judge(judged: Judged) -> Answer:
+        asked.append(judged.step)
+        return Answer.ROLL_BACK if asked.count(3) == 1 and judged.step == 3 else Answer.CONTINUE
+
+    found = execute(dataclasses.replace(JOB, folder=tmp_path / "run"), judge=judge)
+    assert asked == [0, 1, 2, 3, 2, 3]
+    assert lines(tmp_path / "run") == lines(plain[0])
+    assert lines(tmp_path / "run", "mismatches.jsonl") == lines(plain[0], "mismatches.jsonl")
+    assert found["state_digest"] == plain[1]["state_digest"]
+    assert [tuple(pair) for pair in found["judged"]["rollbacks"]] == [(3, 2)]
+
+
+def test_a_run_that_is_stopped_can_be_resumed(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    job = dataclasses.replace(JOB, folder=tmp_path / "run")
+    execute(job, judge=lambda judged: Answer.STOP if judged.step == 0 else Answer.CONTINUE)
+    assert len(lines(tmp_path / "run")) == 1
+    # A program that keeps its state is another one, in the eyes of a record, than one that gives it away.
+    resumed = execute(dataclasses.replace(job, resume=True), judge=lambda judged: Answer.CONTINUE)
+    assert resumed["state_digest"] == plain[1]["state_digest"]
+    assert lines(tmp_path / "run") == lines(plain[0])
+
+
+def test_twins_are_run_again_too(tmp_path: Path) -> None:
+    job = Twins(workload=WORKLOAD, steps=2, suspect="node11", folder=tmp_path / "once")
+    once = execute(job)
+    again = execute(
+        dataclasses.replace(job, folder=tmp_path / "again"),
+        judge=lambda judged: Answer.CONTINUE if judged.attempt else Answer.RERUN,
+    )
+    assert again["state_digest"] == once["state_digest"]
+    assert without_attempts(lines(tmp_path / "again")) == lines(tmp_path / "once")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"), [(Answer.RERUN, "for 10 times"), (Answer.ROLL_BACK, "there is no checkpoint yet")]
+)
+def test_a_judge_that_lets_nothing_pass_ends_the_run(answer: Answer, message: str, tmp_path: Path) -> None:
+    with pytest.raises(JudgeError, match=message):
+        run(dataclasses.replace(JOB, folder=tmp_path / "run"), loaded=loaded(WORKLOAD), judge=lambda judged: answer)
