@@ -175,10 +175,8 @@ def _open_record(options: CampaignOptions, folder: Path, manifest: Mapping[str, 
             return RunWriter.create(folder, manifest, None, lines=INJECTIONS)
         old = read_campaign(folder).manifest
     then, now = ({key: m.get(key) for key in SETTINGS} for m in (old, json.loads(json.dumps(to_json(manifest)))))
-    if lines := differences([json.loads(json.dumps(to_json(then))), now]):
-        changed = "; ".join(
-            line.replace("process 0 has", "the campaign had").replace("process 1 has", "now") for line in lines[:5]
-        )
+    if found := differences([json.loads(json.dumps(to_json(then))), now]):
+        changed = "; ".join(each.describe(("the campaign had", "now")) for each in found[:5])
         raise CommandError(
             f"{folder} is another campaign ({changed}); resume it with its own flags and on its own machine, or name "
             "another folder with --run"

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 from sdc.record.files import RecordError
+from sdc.record.lifecycle import FolderTaken
 from sdc.train.checkpoints import CheckpointError
 
 
@@ -35,6 +36,10 @@ def usage_errors() -> Iterator[None]:
     """What goes wrong while input is read is the user's to mend: exit code 2."""
     try:
         yield
+    except FolderTaken as error:
+        raise CommandError(
+            f"run folder {error.path} exists already; name another with --run, or continue that run with --resume"
+        ) from error
     except (ValueError, OSError) as error:
         raise CommandError(str(error)) from error
 
