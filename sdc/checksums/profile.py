@@ -120,10 +120,7 @@ class Profile:
         """What the devices and libraries at hand differ in from those that were measured, one line each."""
         if self.measured_on is None:
             return []
-        return [
-            line.replace("process 0 has", "measured on").replace("process 1 has", "here")
-            for line in differences([self.measured_on, hardware()])
-        ]
+        return [found.describe(("measured on", "here")) for found in differences([self.measured_on, hardware()])]
 
     def settings(self, settings: Settings, site: str) -> Settings:
         """The settings of one site."""

@@ -5,7 +5,29 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    # Run folders.
+    # Records of runs, traces, campaigns and studies.
+    from .lifecycle import FolderTaken as FolderTaken, Record as Record
+    from .lock import RecordBusy as RecordBusy
+    from .reading import Contents as Contents, read_manifest as read_manifest, read_record as read_record
+    from .files import RecordError as RecordError, to_json as to_json
+
+    # Their layout.
+    from .kinds import KINDS as KINDS, Kind as Kind
+    from .published import json_schema as json_schema
+
+    # Who wrote them.
+    from .identity import Host as Host, identity as identity, stamp as stamp
+
+    # Determinism.
+    from .determinism import (
+        Difference as Difference,
+        differences as differences,
+        environment as environment,
+        prepare as prepare,
+        program_fingerprint as program_fingerprint,
+    )
+
+    # The names of version 0.1, which go.
     from .records import (
         Campaign as Campaign,
         Run as Run,
@@ -13,15 +35,6 @@ if TYPE_CHECKING:
         read_campaign as read_campaign,
         read_kind as read_kind,
         read_run as read_run,
-    )
-    from .files import RecordError as RecordError, to_json as to_json
-
-    # Determinism.
-    from .determinism import (
-        differences as differences,
-        environment as environment,
-        prepare as prepare,
-        program_fingerprint as program_fingerprint,
     )
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -6,14 +6,15 @@ do not have in common: such twins are not comparable, and a difference between t
 """
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import jax
-from jax.extend import backend
+from .identity import package_version
+
+if TYPE_CHECKING:
+    import jax  # what only reads and writes records does without, and starts at once
 
 Platform: TypeAlias = Literal["cpu", "gpu", "tpu"]
 
@@ -48,7 +49,13 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
 
     Raises:
         ValueError: the environment already asks for the opposite of a flag that is needed, or JAX has started.
+
+    Example:
+        >>> from sdc.record import prepare
+        >>> prepare(cpu_devices=8)  # doctest: +SKIP
     """
+    import jax
+
     flags = os.environ.get("XLA_FLAGS", "").split()
     for flag in GPU_FLAGS:
         name, _, value = flag.partition("=")
@@ -68,13 +75,25 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
 
 
 def environment() -> dict[str, Any]:
-    """What this process computes with; equal between processes whose results may be compared bit for bit."""
+    """What this process computes with; equal between processes whose results may be compared bit for bit.
+
+    Returns:
+        Versions, devices, flags and options, as JSON. Asking for them starts the devices.
+
+    Example:
+        >>> from sdc.record import environment
+        >>> environment()["platform"]
+        'cpu'
+    """
+    import jax
+    from jax.extend import backend
+
     device = jax.local_devices()[0]
     # Kernels for a CPU are compiled for its instruction set, and split over the threads of a pool.
     host = {"processor": _processor(), "processors": os.cpu_count(), "cpu_threads": os.environ.get(THREADS)}
     return {
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: package_version(name) for name in PACKAGES},
         "platform": device.platform,
         "platform_version": backend.get_backend().platform_version,
         "device_kind": device.device_kind,
@@ -86,30 +105,88 @@ def environment() -> dict[str, Any]:
     }
 
 
-def program_fingerprint(lowered: jax.stages.Lowered) -> str:
-    """SHA-256 of a lowered program's StableHLO text: equal for equal programs."""
+def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
+    """SHA-256 of a lowered program's StableHLO text: equal for equal programs.
+
+    Args:
+        lowered: as `jax.jit(step).lower(...)` returns it.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sdc.record import program_fingerprint
+        >>> a, b = (program_fingerprint(jax.jit(f).lower(1.0)) for f in (jnp.sin, jnp.cos))
+        >>> len(a), a == b
+        (64, False)
+    """
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
-def differences(descriptions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What differs between processes, one line each; empty if they may be compared.
+class Difference(str):
+    """One thing that differs between descriptions.
 
-    Args:
-        descriptions: one nested mapping per process, in the order of the processes.
+    As a string it is the sentence for processes: `describe()`.
+
+    Attributes:
+        key: what differs, with dots between the levels of the descriptions.
+        values: its value in each description, `"nothing"` where there is none.
 
     Example:
         >>> from sdc.record import differences
-        >>> differences([{"packages": {"jax": "0.10.2"}}, {"packages": {"jax": "0.12.0"}}])
-        ['packages.jax: process 0 has 0.10.2, process 1 has 0.12.0']
+        >>> (found,) = differences([{"packages": {"jax": "0.10.2"}}, {"packages": {"jax": "0.12.0"}}])
+        >>> found.key, found.values
+        ('packages.jax', ('0.10.2', '0.12.0'))
+        >>> found.describe(("the run had", "now"))
+        'packages.jax: the run had 0.10.2, now 0.12.0'
+    """
+
+    key: str
+    values: tuple[Any, ...]
+
+    def __new__(cls, key: str, values: Sequence[Any]) -> "Difference":
+        found = super().__new__(cls, _sentence(key, values, None))
+        found.key, found.values = key, tuple(values)
+        return found
+
+    def describe(self, labels: Sequence[str] | None = None) -> str:
+        """A sentence about the difference.
+
+        Args:
+            labels: one for each description, to stand before its value; by default `process 0 has` and so on.
+
+        Returns:
+            The key, and the first value with every other one that differs from it.
+        """
+        return _sentence(self.key, self.values, labels)
+
+
+def _sentence(key: str, values: Sequence[Any], labels: Sequence[str] | None) -> str:
+    names = labels or [f"process {number} has" for number in range(len(values))]
+    pairs = list(zip(names, values, strict=True))
+    shown = [pairs[0], *(pair for pair in pairs[1:] if pair[1] != pairs[0][1])]
+    return f"{key}: " + ", ".join(f"{name} {value}" for name, value in shown)
+
+
+def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Difference, ...]:
+    """What differs between descriptions, such as the environments of processes; empty if nothing does.
+
+    Args:
+        descriptions: nested mappings, for instance one for each process.
+
+    Returns:
+        One entry for each thing that differs, in the order of the keys.
+
+    Example:
+        >>> from sdc.record import differences
+        >>> for found in differences([{"packages": {"jax": "0.10.2"}}, {"packages": {"jax": "0.12.0"}}]):
+        ...     print(found)
+        packages.jax: process 0 has 0.10.2, process 1 has 0.12.0
     """
     flat = [_flatten("", description) for description in descriptions]
-    lines = []
-    for key in sorted(set().union(*flat)):
-        values = [description.get(key, "nothing") for description in flat]
-        for process, value in enumerate(values[1:], start=1):
-            if value != values[0]:
-                lines.append(f"{key}: process 0 has {values[0]}, process {process} has {value}")
-    return lines
+    rows = {key: [description.get(key, "nothing") for description in flat] for key in sorted(set().union(*flat))}
+    return tuple(Difference(key, values) for key, values in rows.items() if any(v != values[0] for v in values))
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:
@@ -120,13 +197,6 @@ def _flatten(prefix: str, value: Any) -> dict[str, Any]:
         for key, inner in value.items()
         for name, leaf in _flatten(f"{prefix}.{key}" if prefix else str(key), inner).items()
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _processor() -> str:

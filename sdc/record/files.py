@@ -1,18 +1,21 @@
-"""Files of a record: strict JSON, written whole or not at all."""
+"""Files of a record: strict JSON, written whole or not at all, and checked against their types when they are read.
+
+JSON knows no NaN and no infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back as
+numbers.
+"""
 
 import json
 import math
 import os
-import tempfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
+from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
+
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-class RecordError(ValueError):
-    """A run folder that cannot be read, written or continued; the message says which and how to mend it."""
 
 
 def encode(value: Any) -> str:
@@ -20,73 +23,144 @@ def encode(value: Any) -> str:
     return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file whole or not at all."""
+def write_json(path: AnyPath, value: Any) -> None:
+    """Writes a JSON file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     write_text(path, json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n")
 
 
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a file of JSON lines whole or not at all."""
+def write_lines(path: AnyPath, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a file of JSON lines whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     write_text(path, "".join(encode(row) + "\n" for row in rows))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all: beside its place, synced, renamed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def write_text(path: AnyPath, text: str) -> None:
+    """Writes a text file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_bytes(path, text.encode("utf-8"))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: AnyPath, type: type | None = None) -> dict[str, Any]:
     """Reads a JSON object; see the module for non-finite numbers.
 
+    Args:
+        path: of the file.
+        type: what the object must be, if that is known. Fields that it does not name are kept.
+
     Raises:
-        RecordError: it is damaged.
+        RecordError: it is damaged; the message names the field.
+    """
+    remedy = "restore it or start the run anew"
+    try:
+        value = json.loads(read_bytes(path).decode("utf-8"))
+    except (ValueError, OSError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise RecordError(f"{os.fspath(path)} is damaged ({error}); {remedy}") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"{os.fspath(path)} is damaged (expected a JSON object); {remedy}")
+    if type is not None and (problem := misfit(value, type)):
+        raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
+    read: dict[str, Any] = _from_json(value)
+    return read
+
+
+def read_lines(path: AnyPath, *, whole: bool, key: str = "step", type: type | None = None) -> list[dict[str, Any]]:
+    """Reads JSON lines.
+
+    Args:
+        path: of the file.
+        whole: the file must be there and end with a whole line. If not, a last line that is cut off is the trace of a
+            crash, and passed over.
+        key: the field with the number of a line.
+        type: what each line must be, if that is known. Fields that it does not name are kept.
+
+    Raises:
+        RecordError: a line is damaged, or has no number under `key`; the message names line and field.
     """
     try:
-        value = _from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, OSError) as error:
-        raise RecordError(f"{path} is damaged ({error}); restore it or start the run anew") from error
-    if not isinstance(value, dict):
-        raise RecordError(f"{path} is damaged (expected a JSON object); restore it or start the run anew")
-    return value
+        content = read_bytes(path)
+    except FileNotFoundError as error:
+        if whole:
+            raise RecordError(
+                f"{os.fspath(path)} is missing although the run has ended; restore it or start the run anew"
+            ) from error
+        return []
+    except OSError as error:
+        raise RecordError(f"{os.fspath(path)} cannot be read ({reason(error)}); mend that and try again") from error
+    if whole and not content.endswith(b"\n") and content:
+        lines = content.count(b"\n")
+        raise RecordError(f"{os.fspath(path)} is cut off after line {lines}; restore it or start the run anew")
+    return [_from_json(row) for _, row in numbered(path, content, key=key, type=type)]
 
 
-def read_lines(path: Path, *, whole: bool, key: str = "step") -> list[dict[str, Any]]:
-    """Reads JSON lines; where they must be `whole`, a last line that is cut off is damage, not the trace of a crash.
+def numbered(
+    path: AnyPath, content: bytes, *, key: str, type: type | None = None
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The whole lines of a file, each as its bytes and as the JSON object that it holds.
+
+    Args:
+        path: of the file, for messages.
+        content: of the file. What follows the last newline was cut off by a crash.
+        key: the field with the number of a line.
+        type: see `read_lines`.
 
     Raises:
-        RecordError: a line is damaged, or has no number under `key`.
+        RecordError: see `read_lines`.
     """
-    if not path.is_file():
-        if whole:
-            raise RecordError(f"{path} is missing although the run has ended; restore it or start the run anew")
-        return []
-    lines = path.read_bytes().split(b"\n")
-    if whole and lines[-1]:
-        raise RecordError(f"{path} is cut off after line {len(lines) - 1}; restore it or start the run anew")
-    rows = []
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was cut off by a crash
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        problem, row = None, {}
         try:
-            row = _from_json(json.loads(line))
+            row = json.loads(line)
         except ValueError as error:
+            problem = str(error)
+        if problem is None and (not isinstance(row, dict) or not isinstance(row.get(key), int)):
+            problem = f"no {key} number"
+        if problem is None and type is not None:
+            problem = misfit(row, type)
+        if problem is not None:
             raise RecordError(
-                f"{path} line {number} is damaged ({error}); remove that line or restore the file"
-            ) from error
-        if not isinstance(row, dict) or not isinstance(row.get(key), int):
-            raise RecordError(
-                f"{path} line {number} is damaged (no {key} number); remove that line or restore the file"
+                f"{os.fspath(path)} line {number} is damaged ({problem}); remove that line or restore the file"
             )
-        rows.append(row)
-    return rows
+        yield line, row
+
+
+def misfit(value: Any, type: type) -> str | None:
+    """Says which field of a JSON value is not what its type asks for.
+
+    Args:
+        value: as `json.loads` returns it.
+        type: a `msgspec.Struct`.
+
+    Returns:
+        The field and the problem, or None for a value that fits.
+
+    Example:
+        >>> from sdc.record.files import misfit
+        >>> from sdc.record.rows import StepRow
+        >>> misfit({"step": 3, "sites": {"fwd/attn": {"checked": "many"}}}, StepRow)
+        "field sites[...].checked: expected a number, got 'many'"
+        >>> misfit({"step": 3, "remark": "a field of one's own"}, StepRow)
+    """
+    try:
+        msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        message, _, field = str(error).partition(" - at `$")
+        message = re.sub(r"^Invalid enum value (.*)$", r"expected a number, got \1", message).replace("`", "")
+        message = message[:1].lower() + message[1:]
+        place = field.rstrip("`").removeprefix(".")
+        return f"field {place}: {message}" if place else message
+    return None
 
 
 def to_json(value: Any) -> Any:
@@ -99,8 +173,8 @@ def to_json(value: Any) -> Any:
         return to_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return value
 
 

@@ -13,18 +13,22 @@ import dataclasses
 import json
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jaxtyping import UInt32
 
 from sdc.program.reports import Reports
 from sdc.program.site import Site
 from sdc.record.determinism import differences
-from sdc.record.files import RecordError, read_json, read_lines, to_json, write_json
-from sdc.record.records import STEPS, TRACE, RunWriter, read_run
+from sdc.record.files import RecordError, read_json, to_json, write_json
+from sdc.record.identity import stamp
+from sdc.record.kinds import STEPS, TRACE
+from sdc.record.lifecycle import Record
+from sdc.record.reading import read_record
+from sdc.record.storage import AnyPath, names
 
 from ._first_difference import FirstDifference, first_difference
 
@@ -50,7 +54,7 @@ class Trace:
         ended: whether the run that wrote it ended.
     """
 
-    path: Path
+    path: epath.Path
     manifest: dict[str, Any]
     sites: tuple[Site, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -94,8 +98,7 @@ class TraceWriter:
 
     Example:
         >>> import tempfile
-        >>> from pathlib import Path
-        >>> import jax, jax.numpy as jnp, sdc
+        >>>         >>> import jax, jax.numpy as jnp, sdc
         >>> from sdc.record import program_fingerprint
         >>> from sdc.program import operations
         >>> from sdc.twins import TraceWriter, diff, read_trace
@@ -110,47 +113,59 @@ class TraceWriter:
         TraceDifference(steps=(0, 1, 2), step=None, first=None)
     """
 
-    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Starts a new run folder.
+    def __init__(self, path: AnyPath, manifest: Mapping[str, Any], *, at: int | None = None) -> None:
+        """Starts a new run folder, or continues one.
 
         Args:
-            path: must not hold a run.
+            path: must not hold a run, unless `at` is given.
             manifest: what ran. `program` (the program's fingerprint) decides whether traces can be compared, and so do
                 `environment`, `data`, `seed`, `config` and `mesh` where they are given.
+            at: continue the trace in that folder at this step; later ones are dropped.
 
         Raises:
-            RecordError: the folder holds a run, or cannot be written.
+            RecordError: the folder holds a run or, with `at`, none; or it cannot be written.
             ValueError: the manifest names no program.
         """
         if not manifest.get("program"):
             raise ValueError("a trace needs the fingerprint of its program: give {'program': program_fingerprint(...)}")
-        self._writer = RunWriter.create(path, {"kind": "trace", **manifest}, TRACE)
-        self._steps = 0
+        whole = {**manifest, "kind": "trace"}
+        self.record = Record.create(path, whole) if at is None else Record.resume(path, whole, at=at)
+        self._listed = False
 
     def add(self, step: int, digests: Reports, **row: Any) -> None:
         """Appends the digests of a step; `row` joins the line of `steps.jsonl`, for instance the loss."""
-        if not (self._writer.path / SITES).is_file():
-            write_sites(self._writer.path, digests)
-        self._writer.step({"step": step, **row}, [encode(step, digests)])
-        self._steps += 1
+        if not self._listed:
+            self.record.file(SITES, sites_table(digests))
+            self._listed = True
+        self.record.line({"step": step, **row}, [encode(step, digests)])
 
     def __enter__(self) -> "TraceWriter":
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._writer.close()
-        if kind is None:
-            reason = "a trace by itself compares nothing"
-            self._writer.summary({"verdict": None, "reason": reason, "steps": self._steps})
+        with self.record:
+            if kind is None:
+                reason = "a trace by itself compares nothing"
+                self.record.finish({"verdict": None, "reason": reason, "steps": self.record.count})
 
 
-def write_sites(path: Path, digests: Reports) -> None:
-    """Writes `sites.json`."""
-    write_json(path / SITES, site_table(digests))
+def sites_table(digests: Reports) -> dict[str, Any]:
+    """Contents of `sites.json`, to be written by `Record.file`.
 
+    Args:
+        digests: as `fingerprint` returns them, or their shapes.
 
-def site_table(digests: Reports) -> dict[str, Any]:
-    """Contents of `sites.json`."""
+    Returns:
+        The sites and a check sum of them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> from sdc.program import operations
+        >>> from sdc.twins.traces import sites_table
+        >>> digests = jax.eval_shape(sdc.fingerprint(jnp.sin, where=operations), jnp.ones(3))[1]
+        >>> [site["primitive"] for site in sites_table(digests)["sites"]]
+        ['sin']
+    """
     rows = [
         {
             **{field.name: getattr(site, field.name) for field in dataclasses.fields(site) if field.name != "outputs"},
@@ -160,6 +175,11 @@ def site_table(digests: Reports) -> dict[str, Any]:
         for site, value in zip(digests.sites, digests.values(), strict=True)
     ]
     return {"sites": rows, "crc32": _crc32(rows)}
+
+
+def write_sites(path: AnyPath, digests: Reports) -> None:
+    """Writes `sites.json` into a folder that somebody else writes; see `sites_table`."""
+    write_json(epath.Path(path) / SITES, {**stamp(lasting=True), **sites_table(digests)})
 
 
 def _crc32(rows: Any) -> int:
@@ -187,31 +207,34 @@ def decode(line: Mapping[str, Any], size: int) -> UInt32[np.ndarray, "size"]:
     return np.frombuffer(payload, "<u4").astype(np.uint32)
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: AnyPath) -> Trace:
     """Reads a trace, of a run that has ended or not.
+
+    Args:
+        path: the run folder.
+
+    Returns:
+        The trace; its digests are decoded when they are asked for.
 
     Raises:
         RecordError: the folder holds no trace, or a damaged one.
     """
-    run = read_run(path)
-    if run.manifest.get("kind") != "trace":
-        raise RecordError(f"{path} holds a run of kind {run.manifest.get('kind')!r}; give the folder of sdc trace")
-    ended = run.summary is not None
-    if run.summary is not None and run.summary.get("steps") != len(run.steps):
+    run = read_record(path, "trace")
+    if run.summary is not None and run.summary.get("steps") != len(run.lines):
         raise RecordError(
-            f"{path} holds {len(run.steps)} steps, but ended with {run.summary.get('steps')}; trace that run anew"
+            f"{run.path} holds {len(run.lines)} steps, but ended with {run.summary.get('steps')}; trace that run anew"
         )
-    if not (path / SITES).is_file():
-        raise RecordError(f"{path} holds no step yet; let the trace run on, or make it anew")
-    known = {row["step"] for row in run.steps}  # a crash can leave digests of a step that has no line
-    lines = {line["step"]: line for line in read_lines(path / TRACE, whole=ended) if line["step"] in known}
+    if SITES not in names(run.path):
+        raise RecordError(f"{run.path} holds no step yet; let the trace run on, or make it anew")
+    known = {row["step"] for row in run.lines}  # a crash can leave digests of a step that has no line
+    lines = {line["step"]: line for line in run.details if line["step"] in known}
     if missing := sorted(known - lines.keys()):
-        raise RecordError(f"{path / TRACE} lacks step {missing[0]}, which {STEPS} has; trace that run anew")
-    sites, shapes = _read_sites(path / SITES)
-    return Trace(path, run.manifest, sites, shapes, dict(sorted(lines.items())), ended)
+        raise RecordError(f"{run.path / TRACE} lacks step {missing[0]}, which {STEPS} has; trace that run anew")
+    sites, shapes = _read_sites(run.path / SITES)
+    return Trace(run.path, run.manifest, sites, shapes, dict(sorted(lines.items())), run.ended)
 
 
-def _read_sites(path: Path) -> tuple[tuple[Site, ...], tuple[tuple[int, ...], ...]]:
+def _read_sites(path: epath.Path) -> tuple[tuple[Site, ...], tuple[tuple[int, ...], ...]]:
     try:
         table = read_json(path)
         rows = table["sites"]
@@ -242,13 +265,11 @@ def check_comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
     Raises:
         NotComparable: with what differs.
     """
-    lines = differences([{key: manifest.get(key) for key in COMPARABLE} for manifest in (a, b)])
-    if lines:
+    found = differences([{key: manifest.get(key) for key in COMPARABLE} for manifest in (a, b)])
+    if found:
         raise NotComparable(
             "these traces cannot be compared, since a difference between them would mean nothing:\n  "
-            + "\n  ".join(
-                line.replace("process 0 has", "one has").replace("process 1 has", "the other") for line in lines
-            )
+            + "\n  ".join(each.describe(("one has", "the other")) for each in found)
             + "\ntrace both runs with the same program, versions, data and seed"
         )
 

@@ -10,7 +10,7 @@ import jax
 import sdc
 from sdc.program.selectors import Selector
 from sdc.record.determinism import program_fingerprint
-from sdc.twins.traces import SITES, encode, site_table
+from sdc.twins.traces import SITES, encode, sites_table
 
 from ..placement import Placement
 from ..processes import fetch
@@ -94,7 +94,7 @@ class TraceProgram:
 
     def files(self) -> Mapping[str, Any]:
         digests = jax.eval_shape(self.compiled, self.abstract(), (self._batch, self._strike(0)))[2]
-        return {SITES: site_table(digests)}
+        return {SITES: sites_table(digests)}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:
         return {"verdict": None, "reason": "a trace by itself compares nothing; compare it with sdc diff"}

@@ -14,16 +14,19 @@ from sdc.record.determinism import GPU_FLAGS, differences, environment, prepare,
 
 def test_equal_environments_do_not_differ() -> None:
     own = environment()
-    assert differences([own, json.loads(json.dumps(own))]) == []
+    assert differences([own, json.loads(json.dumps(own))]) == ()
     assert own["packages"]["jax"] == jax.__version__
 
 
 def test_differences_name_key_processes_and_values() -> None:
     a = {"packages": {"jax": "1"}, "seed": 0}
-    assert differences([a, a, {"packages": {"jax": "2"}, "seed": 0, "more": True}]) == [
-        "more: process 0 has nothing, process 2 has True",
-        "packages.jax: process 0 has 1, process 2 has 2",
-    ]
+    more, jax_version = differences([a, a, {"packages": {"jax": "2"}, "seed": 0, "more": True}])
+    assert (more.key, more.values) == ("more", ("nothing", "nothing", True))
+    assert (jax_version.key, jax_version.values) == ("packages.jax", ("1", "1", "2"))
+    assert str(more) == "more: process 0 has nothing, process 2 has True"
+    assert jax_version.describe(("here", "there", "elsewhere")) == "packages.jax: here 1, elsewhere 2"
+    with pytest.raises(ValueError, match="zip"):
+        more.describe(("here", "there"))
 
 
 def test_fingerprints_tell_programs_apart() -> None:

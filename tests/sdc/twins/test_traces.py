@@ -211,7 +211,7 @@ def cut_consistently(path: Path) -> None:
         (damage_digit, r"digests of step 1 are damaged \(their check sum is wrong\)"),
         (cut_off, "trace.jsonl is cut off after line 2"),
         (drop_line, "lacks step 1"),
-        (other_schema, "has schema 9, this version reads schema 1"),
+        (other_schema, "has schema 9, this version of jax-sdc .* reads schemas 1 and 2"),
         (no_sites, "holds no step yet"),
         (other_source, r"sites.json is damaged \(its check sum is wrong\)"),
         (cut_consistently, "holds 1 steps, but ended with 3"),

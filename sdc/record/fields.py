@@ -1,0 +1,38 @@
+"""What the fields of a record have in common: their description, and numbers that JSON has no word for."""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+SCHEMA = 2
+"""Version of the layout of records. It changes with every change that an older reader would misread."""
+READABLE = (1, 2)
+"""Versions that this package reads. Schema 1 is that of jax-sdc 0.1: it has neither `version` nor `host`."""
+
+NonFinite: TypeAlias = Literal["NaN", "Infinity", "-Infinity"]
+Number: TypeAlias = int | float | NonFinite | None
+"""A measured number or count. JSON knows no NaN and no infinity, so they are strings; `null` was not measured."""
+Numbers: TypeAlias = Number | list[Number]
+"""One number for each twin, or a single one."""
+
+
+def about(text: str, *, ge: int | None = None) -> msgspec.Meta:
+    """Describes a field, for the published schema and the tables of the documentation.
+
+    Args:
+        text: what the field means, in Markdown.
+        ge: the smallest number allowed, if there is one.
+
+    Returns:
+        What stands beside the type in `Annotated`.
+
+    Example:
+        >>> from sdc.record.fields import about
+        >>> about("number of the step").description
+        'number of the step'
+    """
+    return msgspec.Meta(description=text, ge=ge)
+
+
+class Fields(msgspec.Struct):
+    """A JSON object of a record. Fields that its type does not name are allowed, and readers keep them."""

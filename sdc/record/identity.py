@@ -1,0 +1,121 @@
+"""Who wrote a record: the host, the process, and the version of jax-sdc."""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from .fields import SCHEMA, Fields, about
+
+MACHINE_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
+BOOT_FILE = "/proc/sys/kernel/random/boot_id"
+
+
+class Host(Fields, kw_only=True):
+    """A process and the machine that it runs on. It holds no secret."""
+
+    name: Annotated[str, about("host name")]
+    machine: Annotated[
+        str | None, about("hash of the machine's identity, with which it cannot be found out; `null` if it has none")
+    ] = None
+    boot: Annotated[str | None, about("identity of this start of the system; `null` where it tells none")] = None
+    pid: Annotated[int | None, about("number of the process on that host")] = None
+    process: Annotated[int | None, about("index of the process among those of the run, from 0")] = None
+
+
+class Stamp(Fields, kw_only=True):
+    """What every JSON output begins with."""
+
+    schema: Annotated[int, about("version of the layout, 2; see [Versions](#versions)")]
+    version: Annotated[str | None, about("version of jax-sdc that wrote the file; absent in schema 1")] = None
+    host: Annotated[Host | None, about("who wrote the file; absent in schema 1")] = None
+
+
+def identity() -> Host:
+    """The process that calls, and its host.
+
+    Returns:
+        Host name, hash of the machine's identity, identity of this start of the system, number of the process, and
+        its index in a run of several processes. JAX is not imported for the index, and not started.
+
+    Example:
+        >>> import os
+        >>> from sdc.record import identity
+        >>> identity().pid == os.getpid(), identity().process
+        (True, 0)
+    """
+    return Host(
+        name=platform.node(), machine=_machine(), boot=_first_line(BOOT_FILE), pid=os.getpid(), process=_index()
+    )
+
+
+def stamp(*, lasting: bool = False) -> dict[str, Any]:
+    """What every JSON output carries: the version of its layout, the version of jax-sdc, and who wrote it.
+
+    Args:
+        lasting: leave out what is another one in each process, so that the same result gives the same file.
+
+    Returns:
+        `schema`, `version` and `host`, to be merged into the output.
+
+    Example:
+        >>> from sdc.record import stamp
+        >>> output = {**stamp(), "verdict": "clean"}
+        >>> output["schema"], sorted(output["host"])
+        (2, ['boot', 'machine', 'name', 'pid', 'process'])
+        >>> sorted(stamp(lasting=True)["host"])
+        ['machine', 'name']
+    """
+    host: dict[str, Any] = msgspec.to_builtins(identity())
+    if lasting:
+        host = {key: host[key] for key in ("name", "machine")}
+    return {"schema": SCHEMA, "version": package_version("jax-sdc"), "host": host}
+
+
+@functools.cache
+def package_version(package: str) -> str:
+    """Version of an installed package.
+
+    Args:
+        package: name of the distribution.
+
+    Returns:
+        Its version, or `not installed`.
+
+    Example:
+        >>> from sdc.record.identity import package_version
+        >>> package_version("no-such-package")
+        'not installed'
+    """
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@functools.cache
+def _machine() -> str | None:
+    """systemd asks that the identity itself is not shown to others: it is hashed with the name of the application."""
+    found = next((text for path in MACHINE_FILES if (text := _first_line(path))), None)
+    return None if found is None else hashlib.sha256(f"jax-sdc {found}".encode()).hexdigest()[:16]
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").partition("\n")[0] or None
+    except OSError:
+        return None
+
+
+def _index() -> int:
+    """Only a process that has joined others has another index than 0. Asking it starts no devices before then."""
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return 0
+    return int(jax.process_index())

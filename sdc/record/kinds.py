@@ -1,0 +1,89 @@
+"""The kinds of records: which files each has, and what numbers its lines."""
+
+import dataclasses
+
+from .fields import Fields
+from .manifests import CampaignManifest, Manifest, RunManifest, StudyManifest, TraceManifest
+from .rows import InjectionRow, MismatchRow, StepRow, TraceRow
+from .storage import RecordError
+from .summaries import CampaignSummary, Ending, RunSummary, StudySummary
+
+MANIFEST, SUMMARY = "manifest.json", "summary.json"
+STEPS, MISMATCHES, TRACE, INJECTIONS = "steps.jsonl", "mismatches.jsonl", "trace.jsonl", "injections.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class LineFile:
+    """A file of lines.
+
+    Attributes:
+        name: of the file.
+        row: type of its lines.
+    """
+
+    name: str
+    row: type[Fields]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of record.
+
+    Attributes:
+        name: as in the manifest.
+        manifest: type of `manifest.json`.
+        summary: type of `summary.json`.
+        lines: one line for each number, or None for a record without lines.
+        details: lines that a number can have beside its own, or None.
+        number: the field that numbers the lines.
+    """
+
+    name: str
+    manifest: type[Manifest]
+    summary: type[Ending]
+    lines: LineFile | None = None
+    details: LineFile | None = None
+    number: str = "step"
+
+    @property
+    def files(self) -> tuple[LineFile, ...]:
+        """Its files of lines. Details come first, as they are written first."""
+        return tuple(file for file in (self.details, self.lines) if file is not None)
+
+
+_STEPS = LineFile(STEPS, StepRow)
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("twin", RunManifest, RunSummary, _STEPS, LineFile(MISMATCHES, MismatchRow)),
+        Kind("train", RunManifest, RunSummary, _STEPS, LineFile(MISMATCHES, MismatchRow)),
+        Kind("trace", TraceManifest, RunSummary, _STEPS, LineFile(TRACE, TraceRow)),
+        Kind("campaign", CampaignManifest, CampaignSummary, LineFile(INJECTIONS, InjectionRow), number="injection"),
+        Kind("abft study", StudyManifest, StudySummary),
+        Kind("aggregation study", StudyManifest, StudySummary),
+    )
+}
+"""Every kind, by its name in the manifest."""
+
+
+def kind_of(name: object) -> Kind:
+    """The kind of that name.
+
+    Args:
+        name: as in the manifest.
+
+    Returns:
+        Its entry in `KINDS`.
+
+    Raises:
+        RecordError: there is no such kind.
+
+    Example:
+        >>> from sdc.record.kinds import kind_of
+        >>> kind_of("campaign").number
+        'injection'
+    """
+    if not isinstance(name, str) or name not in KINDS:
+        raise RecordError(f"kind of record {name!r} is unknown; expected one of {', '.join(KINDS)}")
+    return KINDS[name]

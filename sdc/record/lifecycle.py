@@ -1,0 +1,284 @@
+"""The life of a record: created or resumed, written line by line, perhaps rolled back, finished, closed.
+
+Runs, traces, campaigns and studies all live this way. `kinds.KINDS` says which files each of them has.
+"""
+
+import datetime
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from etils import epath
+
+from .files import encode, read_lines, write_json
+from .identity import stamp
+from .kinds import MANIFEST, SUMMARY, Kind, kind_of
+from .lines import Lines, Pace, open_lines
+from .lock import LOCK, Lock
+from .reading import read_manifest
+from .storage import AnyPath, RecordError, names, reason, remove
+
+
+class FolderTaken(RecordError):
+    """A folder that cannot become a new record, since it holds something already.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: AnyPath) -> None:
+        self.path = os.fspath(path)
+        super().__init__(f"run folder {self.path} exists already; name another folder, or resume the run in it")
+
+
+class Record:
+    """A record that is being written. Use it as a context manager.
+
+    Attributes:
+        path: the folder.
+        kind: what it holds, and in which files.
+        manifest: what `manifest.json` holds.
+
+    Example:
+        >>> import tempfile
+        >>> from sdc.record import Record, read_record
+        >>> folder = tempfile.mkdtemp()
+        >>> with Record.create(folder, {"seed": 0}, kind="twin") as record:
+        ...     record.line({"step": 0, "loss": [2.5, 2.5]})
+        ...     record.line({"step": 1, "loss": [2.4, 9.9]}, [{"step": 1, "site": "fwd/attn"}])
+        ...     record.rewind(1)
+        ...     record.line({"step": 1, "loss": [2.4, 2.4]})
+        ...     record.finish({"verdict": "clean"})
+        >>> contents = read_record(folder)
+        >>> [row["loss"] for row in contents.lines], contents.details, contents.summary["verdict"]
+        ([[2.5, 2.5], [2.4, 2.4]], [], 'clean')
+    """
+
+    def __init__(self, path: AnyPath, manifest: Mapping[str, Any], kind: Kind, lock: Lock) -> None:
+        """Opens the files of a record whose folder is ready; see `create` and `resume`."""
+        self.path = epath.Path(path)
+        self.kind = kind
+        self.manifest = dict(manifest)
+        self._lock = lock
+        self._ended = self._closed = False
+        self._pace = Pace()
+        self._files: dict[str, Lines] = {}
+        for file in kind.files:
+            self._files[file.name] = open_lines(self.path / file.name, kind.number)
+
+    @classmethod
+    def create(cls, path: AnyPath, manifest: Mapping[str, Any], *, kind: str | None = None) -> "Record":
+        """Starts a new record.
+
+        Args:
+            path: a folder that does not exist or is empty, on a disk or at `gs://` or `s3://`.
+            manifest: what runs. The version of the schema, that of jax-sdc, the host and the time are added.
+            kind: one of `KINDS`; by default the manifest's own.
+
+        Returns:
+            The open record.
+
+        Raises:
+            FolderTaken: the folder holds something.
+            RecordBusy: another process writes it.
+            RecordError: the folder cannot be written, or the kind is unknown.
+        """
+        known = kind_of(manifest.get("kind") if kind is None else kind)
+        folder = epath.Path(path)
+        try:
+            _check_free(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = Lock(folder)
+            try:
+                if set(names(folder)) - {LOCK}:  # somebody was faster, and is done
+                    raise FolderTaken(folder)
+                created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+                whole = _stamped({"kind": known.name, "created": created} | {**manifest, "kind": known.name})
+                write_json(folder / MANIFEST, whole)
+                return cls(folder, whole, known, lock)
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            raise RecordError(f"cannot write run folder {folder}: {reason(error)}; name another folder") from error
+
+    @classmethod
+    def resume(cls, path: AnyPath, manifest: Mapping[str, Any], *, at: int) -> "Record":
+        """Continues a record: lines numbered `at` and higher are dropped, and so is the summary.
+
+        Args:
+            path: the folder of a record.
+            manifest: what runs now. It stands in for the old one, but for the time of creation; `resumed_at` lists the
+                numbers at which the record was continued.
+            at: number of the next line.
+
+        Returns:
+            The open record.
+
+        Raises:
+            RecordBusy: another process writes it.
+            RecordError: there is no readable record in the folder, it is of another kind, or it cannot be written.
+        """
+        folder = epath.Path(path)
+        old = read_manifest(folder)
+        kind = kind_of(old["kind"])
+        if manifest.get("kind", kind.name) != kind.name:
+            raise RecordError(
+                f"{folder} holds a record of kind {kind.name!r}, which cannot go on as {manifest['kind']!r}; "
+                "name another folder"
+            )
+        try:
+            lock = Lock(folder)
+            try:
+                for file in kind.files:  # a damaged record is refused before anything is changed
+                    read_lines(folder / file.name, whole=False, key=kind.number, type=file.row)
+                history: dict[str, Any] = {name: old[name] for name in ("created", "resumed_at") if name in old}
+                history["resumed_at"] = [*history.get("resumed_at", []), at]
+                remove(folder / SUMMARY)
+                whole = _stamped({"kind": kind.name, **manifest, **history})
+                write_json(folder / MANIFEST, whole)
+                record = cls(folder, whole, kind, lock)
+                record.rewind(at)
+                return record
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            raise RecordError(f"cannot write run folder {folder}: {reason(error)}; make it writable") from error
+
+    @property
+    def count(self) -> int:
+        """Lines on record: steps or injections."""
+        return 0 if self.kind.lines is None else self._files[self.kind.lines.name].count
+
+    @property
+    def ended(self) -> bool:
+        """Whether the summary is written."""
+        return self._ended
+
+    def line(self, row: Mapping[str, Any], details: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Appends a line and its details. On a disk the system has both when this returns, details first.
+
+        Args:
+            row: the line. It holds its number under `kind.number`.
+            details: lines for the file beside it, with the same number.
+
+        Raises:
+            RecordError: the record has ended or is closed, or its kind has no such file.
+            OSError: the storage is full or gone.
+        """
+        self._check_open()
+        lines = [encode(detail) for detail in details]
+        if self.kind.lines is None or (lines and self.kind.details is None):
+            raise RecordError(f"a record of kind {self.kind.name!r} has no {'details' if self.kind.lines else 'lines'}")
+        assert isinstance(row.get(self.kind.number), int), f"a line without its number: {self.kind.number}"
+        if self.kind.details is not None:
+            self._files[self.kind.details.name].append(lines)
+        self._files[self.kind.lines.name].append([encode(row)])
+        self._pace.run(self.flush)
+
+    def rewind(self, at: int) -> None:
+        """Drops the lines numbered `at` and higher, and their details: the run was rolled back.
+
+        Args:
+            at: number of the next line.
+
+        Raises:
+            RecordError: the record has ended or is closed.
+            OSError: the storage is full or gone.
+        """
+        self._check_open()
+        # Lines without details would say that nothing was found; details without a line are passed over.
+        for file in reversed(self.kind.files):
+            self._files[file.name].rewind(at)
+
+    def file(self, name: str, value: Any) -> epath.Path:
+        """Writes a JSON file of one's own beside the others, whole or not at all.
+
+        Args:
+            name: of the file, such as `sites.json`.
+            value: its contents. An object gets the version of the schema, that of jax-sdc and the host besides.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            RecordError: the name is one of the record's own files.
+            OSError: the storage is full or gone.
+        """
+        own = {MANIFEST, SUMMARY, LOCK, *(file.name for file in self.kind.files)}
+        if name in own or not name or name != os.path.basename(name):
+            raise RecordError(
+                f"{name!r} cannot be the name of a further file; take a plain name other than the record's"
+            )
+        write_json(self.path / name, _stamped(value, lasting=True) if isinstance(value, Mapping) else value)
+        return self.path / name
+
+    def flush(self) -> None:
+        """Writes everything that an object store has not got yet; on a disk nothing waits.
+
+        Raises:
+            OSError: the storage is full or gone.
+        """
+        for file in self._files.values():
+            file.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Writes `summary.json`, which marks the record as ended.
+
+        Args:
+            summary: verdict and totals. The version of the schema, that of jax-sdc and the host are added.
+
+        Raises:
+            RecordError: the record has ended or is closed.
+            OSError: the storage is full or gone.
+        """
+        self._check_open()
+        self.flush()
+        write_json(self.path / SUMMARY, _stamped(summary, lasting=True))
+        self._ended = True
+
+    def close(self) -> None:
+        """Closes the files and releases the lock. The record stays readable, ended or not.
+
+        Raises:
+            OSError: the storage is full or gone; the lock is released all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for file in self._files.values():
+                file.close()
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed or self._ended:
+            state = "is closed" if self._closed else "has ended"
+            raise RecordError(f"the record {self.path} {state}; resume it to write on")
+
+
+def _check_free(folder: epath.Path) -> None:
+    try:
+        there = names(folder)
+    except NotADirectoryError as error:
+        if folder.exists():
+            raise FolderTaken(folder) from error
+        raise
+    if set(there) - {LOCK}:
+        if LOCK in there:
+            Lock(folder).release()  # refused if somebody writes: that is what to tell
+        raise FolderTaken(folder)
+
+
+def _stamped(value: Mapping[str, Any], *, lasting: bool = False) -> dict[str, Any]:
+    """With a stamp in front, whatever the value says of itself."""
+    mine = stamp(lasting=lasting)
+    return {**mine, **{key: item for key, item in value.items() if key not in mine}}

@@ -1,0 +1,144 @@
+"""Manifests as types: what is known before the first line is written."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from .fields import Fields, Number, about
+from .identity import Stamp
+
+
+class Environment(Fields, kw_only=True):
+    """What must be equal for bits to be comparable."""
+
+    python: Annotated[str | None, about("version of Python")] = None
+    packages: Annotated[dict[str, str], about("versions of the libraries that decide what is computed")] = (
+        msgspec.field(default_factory=dict)
+    )
+    platform: Annotated[str | None, about("`cpu`, `gpu` or `tpu`")] = None
+    platform_version: Annotated[str | None, about("version of the backend and of its driver")] = None
+    device_kind: Annotated[str | None, about("model of the devices")] = None
+    local_devices: Annotated[int | None, about("devices of the process")] = None
+    machine: Annotated[str | None, about("instruction set of the host")] = None
+    processor: Annotated[str | None, about("on a CPU: its model")] = None
+    processors: Annotated[int | None, about("on a CPU: cores of the host")] = None
+    cpu_threads: Annotated[str | None, about("on a CPU: threads of XLA, which decide how products are split")] = None
+    xla_flags: Annotated[str | None, about("the environment variable `XLA_FLAGS`")] = None
+    options: Annotated[dict[str, str], about("options of JAX that change results")] = msgspec.field(
+        default_factory=dict
+    )
+
+
+class Data(Fields, kw_only=True):
+    """What a run was trained on."""
+
+    source: Annotated[str | None, about("where the data comes from")] = None
+    documents: Annotated[int | None, about("number of documents")] = None
+    tokens: Annotated[int | None, about("number of tokens")] = None
+    digest: Annotated[str | None, about("SHA-256 of the tokens")] = None
+    tokenizer: Annotated[str | None, about("`bytes`, or the file of the tokenizer")] = None
+
+
+class Suspect(Fields, kw_only=True):
+    """The hardware under suspicion, which may be simulated."""
+
+    name: Annotated[
+        str | None, about("`null` for real hardware, `custom` for faults of one's own, else the node of the study")
+    ] = None
+    simulated: Annotated[bool | None, about("whether faults are simulated")] = None
+    faults: Annotated[list[str], about("the simulated faults, one readable line each")] = msgspec.field(
+        default_factory=list
+    )
+
+
+class Manifest(Stamp, kw_only=True):
+    """`manifest.json` of any kind."""
+
+    kind: Annotated[
+        str, about("`twin`, `train`, `trace`, `campaign`, `abft study` or `aggregation study`; see [above](#kinds)")
+    ]
+    command: Annotated[list[str] | None, about("the command line, if a command wrote the record")] = None
+    created: Annotated[str | None, about("time of the start, UTC")] = None
+    resumed_at: Annotated[
+        list[int] | None, about("steps or injections at which the run was continued; absent if it never was")
+    ] = None
+    config: Annotated[
+        Any, about("the configuration: `name`, `model`, `optimizer`, `sequence_length`, `batch_size`, `microsteps`")
+    ] = None
+    steps: Annotated[int | None, about("planned steps")] = None
+    seed: Annotated[int | None, about("seed of parameters, data order and simulated faults")] = None
+    mesh: Annotated[
+        dict[str, int] | None,
+        about("size of each mesh axis, such as `twin` (with `placement` `mesh`), `data`, `model`"),
+    ] = None
+    environment: Annotated[Environment | str | None, about("what must be equal for bits to be comparable; below")] = (
+        None
+    )
+    data: Annotated[Data | str | None, about("what the run is trained on; below")] = None
+    suspect: Annotated[Suspect | None, about("the hardware under suspicion; below")] = None
+
+
+class RunManifest(Manifest, kw_only=True):
+    """`manifest.json` of a twin, a training run or a trace."""
+
+    program: Annotated[
+        dict[str, str] | str | None,
+        about("SHA-256 of the StableHLO text: `step`, and for twins `observe` (what is compared after the step)"),
+    ] = None
+    checkpoint_every: Annotated[int | None, about("steps from one checkpoint to the next")] = None
+    layers: Annotated[int | None, about("decoder layers")] = None
+    sync: Annotated[str | None, about("what twins synchronize; `null` without twins")] = None
+    compare: Annotated[str | None, about("when twins compare tensors")] = None
+    placement: Annotated[str | None, about("where twins lie: `mesh` or `vmap`")] = None
+    twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
+    processes: Annotated[int | None, about("operating-system processes")] = None
+    abft: Annotated[
+        dict[str, Any] | None,
+        about(
+            "`null`, or how products are checked: `mode`, `scheme`, `where`, `profile`, `kappa`, `inputs`, "
+            "`second_tier`, `departs` (what differs from the device that the profile was measured on)"
+        ),
+    ] = None
+    aggregate: Annotated[str | None, about("how gradients are aggregated; absent for the plain mean")] = None
+    published: Annotated[
+        dict[str, Any] | None,
+        about("twins without checked products: `frequency` and `severity` by site of the simulated node, else `null`"),
+    ] = None
+    expected: Annotated[
+        dict[str, Number] | None,
+        about("twins without checked products: expected frequency by site over the planned steps, else `null`"),
+    ] = None
+
+
+class TraceManifest(RunManifest, kw_only=True):
+    """`manifest.json` of a trace."""
+
+    where: Annotated[str | None, about("selector of the values whose digests are recorded")] = None
+    against: Annotated[str | None, about("the golden trace that the run is compared with, or `null`")] = None
+
+
+class CampaignManifest(Manifest, kw_only=True):
+    """`manifest.json` of a campaign."""
+
+    where: Annotated[str | None, about("selector of the values that are struck")] = None
+    faults: Annotated[list[str], about("kinds of faults")] = msgspec.field(default_factory=list)
+    injections: Annotated[int | None, about("planned injections")] = None
+    follow: Annotated[int | None, about("steps that are followed after the struck one")] = None
+    batch: Annotated[int | None, about("injections that run at the same time")] = None
+    sites: Annotated[int | None, about("number of the sites that can be struck")] = None
+    thresholds: Annotated[dict[str, Number], about("limits of outcomes and detectors")] = msgspec.field(
+        default_factory=dict
+    )
+    detectors: Annotated[list[str], about("names of the detectors")] = msgspec.field(default_factory=list)
+    clean: Annotated[
+        dict[str, list[Any]] | None, about("`loss`, `gradient_norm` and `digest` of each step of the clean run")
+    ] = None
+
+
+class StudyManifest(Manifest, kw_only=True):
+    """`manifest.json` of a study. Each study adds settings of its own."""
+
+    study: Annotated[str | None, about("name of a study of aggregation")] = None
+    seconds: Annotated[Number, about("wall time of the study")] = None
+    workers: Annotated[Any, about("number of workers")] = None
+    workloads: Annotated[dict[str, str] | None, about("by name: source of the data")] = None

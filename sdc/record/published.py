@@ -1,0 +1,122 @@
+"""What is published of the layout of records: a JSON Schema, and the tables of docs/run-record.md."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from .fields import SCHEMA, Fields
+from .identity import Host, Stamp
+from .kinds import KINDS, MANIFEST, SUMMARY
+from .lock import LOCK, Holder
+from .manifests import (
+    CampaignManifest,
+    Data,
+    Environment,
+    Manifest,
+    RunManifest,
+    StudyManifest,
+    Suspect,
+    TraceManifest,
+)
+from .rows import InjectionRow, MismatchRow, RankRow, SiteCounts, StepRow, TraceRow
+from .summaries import CampaignSummary, Ending, RunSummary, StudySummary
+
+TABLES: tuple[type[Fields], ...] = (
+    Stamp, Manifest, RunManifest, TraceManifest, CampaignManifest, StudyManifest, Host, Environment, Data, Suspect,
+    StepRow, SiteCounts, MismatchRow, RankRow, TraceRow, InjectionRow,
+    Ending, RunSummary, CampaignSummary, StudySummary, Holder,
+)  # fmt: skip
+"""Types of which the documentation has a table."""
+
+
+def json_schema() -> dict[str, Any]:
+    """The layout of records as JSON Schema (draft 2020-12).
+
+    Returns:
+        `$defs` describes every object; `files` names by kind of record and file the object that the file holds, or
+        that each of its lines holds.
+
+    Example:
+        >>> from sdc.record import json_schema
+        >>> schema = json_schema()
+        >>> schema["files"]["campaign"]["injections.jsonl"]
+        {'$ref': '#/$defs/InjectionRow'}
+        >>> schema["$defs"]["StepRow"]["required"]
+        ['step']
+    """
+    files = {
+        kind.name: {
+            MANIFEST: kind.manifest,
+            **{file.name: file.row for file in reversed(kind.files)},
+            SUMMARY: kind.summary,
+            LOCK: Holder,
+        }
+        for kind in KINDS.values()
+    }
+    types = list(dict.fromkeys(type for names in files.values() for type in names.values()))
+    references, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    named = dict(zip(types, references, strict=True))
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Records of jax-sdc, schema {SCHEMA}",
+        "files": {kind: {name: named[type] for name, type in names.items()} for kind, names in files.items()},
+        "$defs": definitions,
+    }
+
+
+def field_table(type: type[Fields]) -> str:
+    """A table of the fields of a type, in Markdown: those of its own, not those that it inherits.
+
+    Args:
+        type: of `TABLES`.
+
+    Returns:
+        The table, one line for each field; fields that every record has come first.
+
+    Example:
+        >>> from sdc.record.published import field_table
+        >>> from sdc.record.rows import TraceRow
+        >>> print(field_table(TraceRow).splitlines()[2])
+        | `step` | number of the step, from 0 |
+    """
+    inherited = {} if type.__base__ is Fields else _descriptions(type.__base__)
+    shown = {name: text for name, text in _descriptions(type).items() if inherited.get(name) != text}
+    return "\n".join(["| field | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in shown.items())])
+
+
+def render_tables(page: str) -> str:
+    """A page of documentation with current tables of fields.
+
+    Args:
+        page: Markdown. A table belongs between the lines `<!-- fields: TYPE -->` and `<!-- end -->`.
+
+    Returns:
+        The page with every such table written anew.
+
+    Raises:
+        KeyError: the page asks for a type that has no table.
+
+    Example:
+        >>> from sdc.record.published import render_tables
+        >>> print(render_tables("<!-- fields: Counts -->\\nold\\n<!-- end -->"))
+        Traceback (most recent call last):
+        ...
+        KeyError: 'Counts'
+        >>> render_tables("<!-- fields: TraceRow -->\\nold\\n<!-- end -->").count("| `crc32` |")
+        1
+    """
+    tables = {type.__name__: type for type in TABLES}
+    pattern = re.compile(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
+    return pattern.sub(lambda match: f"{match[1]}{field_table(tables[match[2]])}\n{match[3]}", page)
+
+
+def _descriptions(type: Any) -> dict[str, str]:
+    """Required fields come first, so that the number of a line heads its table."""
+    info = msgspec.inspect.type_info(type)
+    assert isinstance(info, msgspec.inspect.StructType)
+    found = {}
+    for field in sorted(info.fields, key=lambda field: not field.required):
+        assert isinstance(field.type, msgspec.inspect.Metadata), f"{type.__name__}.{field.name} has no description"
+        found[field.encode_name] = str((field.type.extra_json_schema or {})["description"])
+    return found

@@ -1,0 +1,134 @@
+"""Records as they are read: whole or under way, of this version or of an older one."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from .fields import READABLE
+from .files import read_json, read_lines
+from .identity import package_version
+from .kinds import MANIFEST, SUMMARY, Kind, LineFile, kind_of
+from .storage import AnyPath, RecordError, names, reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """A record as read from its folder.
+
+    Attributes:
+        path: the folder.
+        kind: what it holds.
+        manifest: contents of `manifest.json`.
+        lines: one for each step or injection.
+        details: the lines of the file beside it.
+        summary: contents of `summary.json`, or None for a record that has not ended.
+    """
+
+    path: epath.Path
+    kind: Kind
+    manifest: dict[str, Any]
+    lines: list[dict[str, Any]]
+    details: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run wrote its summary."""
+        return self.summary is not None
+
+
+def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
+    """Reads a record, ended or not.
+
+    Args:
+        path: the folder.
+        *kinds: those that are expected; any if none is named.
+        details: read the file of details too.
+
+    Returns:
+        Its contents. Fields that this version does not know are kept.
+
+    Raises:
+        RecordError: there is no record, or one of another kind or of a schema that this version does not read; a line
+            or a field is damaged; or a last line is cut off although the run has ended.
+
+    Example:
+        >>> import tempfile
+        >>> from sdc.record import Record, read_record
+        >>> folder = tempfile.mkdtemp()
+        >>> with Record.create(folder, {"kind": "train"}) as record:
+        ...     record.line({"step": 0, "loss": float("nan")})
+        >>> contents = read_record(folder, "train", "twin")
+        >>> contents.lines, contents.ended
+        ([{'step': 0, 'loss': nan}], False)
+    """
+    manifest = read_manifest(path, *kinds)
+    kind = kind_of(manifest["kind"])
+    folder = epath.Path(path)
+    summary = read_json(folder / SUMMARY, kind.summary) if SUMMARY in names(folder) else None
+
+    def rows(file: LineFile | None) -> list[dict[str, Any]]:
+        if file is None:
+            return []
+        return read_lines(folder / file.name, whole=summary is not None, key=kind.number, type=file.row)
+
+    return Contents(folder, kind, manifest, rows(kind.lines), rows(kind.details) if details else [], summary)
+
+
+def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
+    """Reads the manifest of a record, and nothing else.
+
+    Args:
+        path: the folder.
+        *kinds: those that are expected; any if none is named.
+
+    Returns:
+        Contents of `manifest.json`.
+
+    Raises:
+        RecordError: see `read_record`.
+
+    Example:
+        >>> import tempfile
+        >>> from sdc.record import Record, read_manifest
+        >>> folder = tempfile.mkdtemp()
+        >>> Record.create(folder, {"seed": 3}, kind="twin").close()
+        >>> read_manifest(folder)["seed"]
+        3
+    """
+    file = epath.Path(path) / MANIFEST
+    try:
+        there = MANIFEST in names(path)
+    except NotADirectoryError:
+        there = False
+    except OSError as error:
+        raise RecordError(f"{os.fspath(path)} cannot be read ({reason(error)}); mend that and try again") from error
+    if not there:
+        raise RecordError(f"{os.fspath(path)} is no run folder (it has no {MANIFEST}); give the folder of a run")
+    manifest = read_json(file)
+    _check_schema(file, manifest)
+    kind = kind_of(manifest.get("kind"))
+    if kinds and kind.name not in kinds:
+        raise RecordError(
+            f"{os.fspath(path)} holds a record of kind {kind.name!r}; give the folder of a {' or '.join(kinds)}"
+        )
+    return read_json(file, kind.manifest)
+
+
+def _check_schema(file: epath.Path, manifest: Mapping[str, Any]) -> None:
+    """A record of a schema that is not known could be misread."""
+    found = manifest.get("schema")
+    if type(found) is int and found in READABLE:
+        return
+    environment = manifest.get("environment")
+    packages = environment.get("packages") if isinstance(environment, Mapping) else None
+    known = packages.get("jax-sdc") if isinstance(packages, Mapping) else None
+    writer = manifest.get("version", known)
+    raise RecordError(
+        f"{os.fspath(file)} has schema {found!r}, this version of jax-sdc ({package_version('jax-sdc')}) reads schemas "
+        f"{' and '.join(map(str, READABLE))}; read it with "
+        + (f"jax-sdc {writer}, which wrote it" if writer else "the version of jax-sdc that wrote it")
+    )

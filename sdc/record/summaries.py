@@ -1,0 +1,113 @@
+"""Summaries as types: what is known when a run has ended."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from .fields import Fields, Number, about
+from .identity import Stamp
+from .rows import Counts, SiteCounts
+
+
+class Share(Fields, kw_only=True):
+    """A part of the injections, with its interval."""
+
+    count: Annotated[int, about("how many")]
+    of: Annotated[int, about("of how many")]
+    share: Annotated[Number, about("one divided by the other; `null` where that is 0")] = None
+    low: Annotated[Number, about("lower end of the 95 % interval")] = None
+    high: Annotated[Number, about("upper end of the 95 % interval")] = None
+
+
+class Ending(Stamp, kw_only=True):
+    """`summary.json` of any kind."""
+
+    # A summary of schema 1 carries no schema of its own: that of its manifest holds.
+    schema: Annotated[int, about("version of the layout, 2; see [Versions](#versions)")] = 1
+    verdict: Annotated[
+        str | None,
+        about("`clean`, `corrupt`, `inconclusive`; `null` where nothing was compared, checked or shadowed"),
+    ] = None
+    reason: Annotated[str | None, about("why, in words")] = None
+    simulated: Annotated[bool | None, about("whether faults were injected")] = None
+
+
+class SiteTotals(SiteCounts, kw_only=True):
+    """Counts of a site over the steps."""
+
+    frequency: Annotated[Number, about("mismatched / checked")] = None
+    severity: Annotated[Number, about("largest of all steps")] = None
+    frequency_upper_95: Annotated[Number, about("one-sided 95 % bound of the frequency")] = None
+
+
+class RunSummary(Ending, kw_only=True):
+    """`summary.json` of a twin, a training run or a trace."""
+
+    steps: Annotated[int | None, about("steps on record")] = None
+    sync: Annotated[str | None, about("as in the manifest")] = None
+    submodules: Annotated[
+        dict[str, SiteTotals],
+        about(
+            "for each of `fwd/attn`, `fwd/ffn`, `bwd/attn`, `bwd/ffn`: the counts above summed over steps, "
+            "`frequency` (mismatched / checked), `severity` (largest of all steps), `frequency_upper_95` (one-sided "
+            "95 % bound)"
+        ),
+    ] = msgspec.field(default_factory=dict)
+    other_sites: Annotated[dict[str, SiteTotals], about("the same for any other site")] = msgspec.field(
+        default_factory=dict
+    )
+    layers: Annotated[
+        dict[str, dict[str, list[Number]]],
+        about("by site, lists with one entry per layer: `frequency`, `severity`, `mismatched`, `injected`"),
+    ] = msgspec.field(default_factory=dict)
+    state: Annotated[Counts | None, about("`checked`, `mismatched`, summed over steps")] = None
+    gradient: Annotated[Counts | None, about("the same of the gradient")] = None
+    worst_noise_to_signal: Annotated[Number, about("equation (5)")] = None
+    parameter_difference: Annotated[Number, about("largest over twins, at the last step")] = None
+    final_loss: Annotated[list[Number], about("loss of each twin at the last step")] = msgspec.field(
+        default_factory=list
+    )
+    published: Annotated[dict[str, Any] | None, about("as in the manifest")] = None
+    expected: Annotated[dict[str, Number] | None, about("as in the manifest")] = None
+    seconds_per_step: Annotated[Number, about("median")] = None
+    first_mismatch_step: Annotated[Number, about("`null` if there is none")] = None
+    abft: Annotated[
+        dict[str, Any] | None, about("of a run with checked products: the counts of the steps, added up")
+    ] = None
+    state_digest: Annotated[
+        list[str] | None,
+        about("64-bit digest of each twin's final state, in hexadecimal: equal for equal bits on any mesh"),
+    ] = None
+
+
+class CampaignSummary(Ending, kw_only=True):
+    """`summary.json` of a campaign."""
+
+    planned: Annotated[int | None, about("planned injections")] = None
+    done: Annotated[int | None, about("injections on record")] = None
+    complete: Annotated[bool | None, about("whether all are done")] = None
+    reached: Annotated[int | None, about("injections whose step came to the struck value")] = None
+    outcomes: Annotated[dict[str, Share], about("by class: `count`, `of`, `share`, `low`, `high`")] = msgspec.field(
+        default_factory=dict
+    )
+    vulnerability: Annotated[Share | None, about("injections that changed training")] = None
+    harm: Annotated[Share | None, about("injections that harmed it")] = None
+    groups: Annotated[
+        dict[str, dict[str, Any]],
+        about("the same by `operation`, `layer`, `phase`, `scope`, `bit`, `field`, `fault`, `site`"),
+    ] = msgspec.field(default_factory=dict)
+    bits: Annotated[dict[str, dict[str, Any]], about("outcomes by dtype and bit")] = msgspec.field(default_factory=dict)
+    detectors: Annotated[dict[str, Any], about("by detector: what it found, and how long that took")] = msgspec.field(
+        default_factory=dict
+    )
+    harmful_missed: Annotated[
+        int | None, about("harmful injections that no detector found without a recorded trace")
+    ] = None
+    visible: Annotated[Share | None, about("injections whose loss changed visibly")] = None
+    steps_to_visible: Annotated[Number, about("median of the steps until then")] = None
+
+
+class StudySummary(Ending, kw_only=True):
+    """`summary.json` of a study. Each study adds its own figures."""
+
+    study: Annotated[str | None, about("name of a study of aggregation")] = None
