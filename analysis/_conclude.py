@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from sdc.record.files import write_json
-from sdc.record.records import SUMMARY, read_campaign, read_kind, read_run
+from sdc.record.kinds import SUMMARY
+from sdc.record.reading import read_record
 
 from . import campaigns
 from .report import write_report
@@ -39,8 +40,7 @@ def summarize_folder(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: see `conclude`.
     """
-    kind = read_kind(path)
-    if kind == "campaign":
-        return campaigns.summary_of(read_campaign(path))
-    run = read_run(path)
-    return summary_of(run) if kind in ("twin", "train", "trace") else run.summary or {}
+    record = read_record(path)
+    if record.kind.name == "campaign":
+        return campaigns.summary_of(record)
+    return summary_of(record) if record.kind.name in ("twin", "train", "trace") else record.summary or {}

@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from sdc.campaigns.outcomes import LEAST_FACTOR, LEAST_RISE, OUTCOMES
-from sdc.record.records import Campaign
+from sdc.record.reading import Contents
 
 from . import campaign_figures as figures, tables
 from .campaigns import GROUPS, summary_of
@@ -21,7 +21,7 @@ LONGEST = 25
 SOURCE = "L and state: of the clean run at the same step; primes: of the struck run."
 
 
-def parts(campaign: Campaign) -> dict[str, Any]:
+def parts(campaign: Contents) -> dict[str, Any]:
     """The parts of the report that are a campaign's own, by their name in `Report`."""
     manifest = campaign.manifest
     summary = summary_of(campaign)

@@ -12,7 +12,8 @@ from typing import Any
 from sdc.campaigns.outcomes import DETECTORS, OUTCOMES
 from sdc.faults.changes import field_bits
 from sdc.record.files import RecordError
-from sdc.record.records import INJECTIONS, Campaign
+from sdc.record.kinds import INJECTIONS
+from sdc.record.reading import Contents
 
 from .series import Row, count, mapping, sequence
 from .statistics import proportion_interval
@@ -87,13 +88,13 @@ def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def summary_of(campaign: Campaign) -> dict[str, Any]:
+def summary_of(campaign: Contents) -> dict[str, Any]:
     """The summary of a campaign as read from its folder, finished or not.
 
     Raises:
         RecordError: the campaign has ended, and its lines are no longer those that its summary was made of.
     """
-    summary = summarize_campaign(campaign.manifest, campaign.injections)
+    summary = summarize_campaign(campaign.manifest, campaign.lines)
     if campaign.summary is not None and any(summary.get(key) != campaign.summary.get(key) for key in SEALED):
         raise RecordError(
             f"{campaign.path} is damaged: {INJECTIONS} is not what its summary was made of; restore it or run it anew"

@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from sdc.record.files import RecordError, write_text
-from sdc.record.records import Run, read_campaign, read_kind, read_run
+from sdc.record.reading import Contents, read_record
 
 from . import aggregated, aggregation, campaign_report, figures, product_tables, study, tables
 from .campaign_report import SIMULATED
@@ -82,14 +82,14 @@ def write_report(path: Path) -> Path:
     Raises:
         RecordError: the folder holds no readable run, or cannot be written.
     """
-    kind = read_kind(path)
+    record = read_record(path)
+    kind = record.kind.name
     if kind == "campaign":
-        report = Report(**campaign_report.parts(read_campaign(path)))
+        report = Report(**campaign_report.parts(record))
     elif kind in STUDIES:
-        run = read_run(path)
-        report = Report(**STUDIES[kind](path.resolve().name, run.manifest, run.summary or {}))
+        report = Report(**STUDIES[kind](path.resolve().name, record.manifest, record.summary or {}))
     else:
-        report = build(read_run(path))
+        report = build(record)
     html, markdown = to_html(report), to_markdown(report)
     try:
         write_text(path / MARKDOWN, markdown)
@@ -101,9 +101,10 @@ def write_report(path: Path) -> Path:
     return path / HTML
 
 
-def build(run: Run) -> Report:
+def build(run: Contents) -> Report:
     """Collects the text, tables and figures of a report."""
     manifest = run.manifest
+    details = [] if run.kind.name == "trace" else run.details
     summary = summary_of(run)
     suspect = mapping(manifest.get("suspect"))
     simulated = _simulated(suspect) if summary["simulated"] or suspect.get("simulated") else ""
@@ -117,14 +118,14 @@ def build(run: Run) -> Report:
     mark = SIMULATED if simulated else ""
     twin = manifest.get("kind") == "twin"
 
-    drawn = [figures.losses(run.steps, mark=mark), figures.gradients(run.steps, mark=mark)]
+    drawn = [figures.losses(run.lines, mark=mark), figures.gradients(run.lines, mark=mark)]
     measured: list[tuple[Table | None, str, str]] = []
     if twin:
         drawn = [
-            figures.frequency_over_time(summary, run.steps, mark=mark),
+            figures.frequency_over_time(summary, run.lines, mark=mark),
             figures.layers_heat_map(summary, mark=mark),
             drawn[1],
-            figures.parameter_difference(run.steps, mark=mark),
+            figures.parameter_difference(run.lines, mark=mark),
             drawn[0],
         ]
         nothing = "no submodule was compared (that needs --sync compute)"
@@ -132,18 +133,18 @@ def build(run: Run) -> Report:
             (tables.submodules(summary), "Mismatch frequency and severity by submodule", nothing),
             (tables.counts(summary), "Elements by submodule", nothing),
             (tables.whole_step(summary), "Whole-step comparison", "no gradient and no parameter was compared"),
-            (tables.ranks(run.mismatches), "Mismatches by rank", "no mismatch at a submodule was recorded"),
-            (tables.first_mismatches(run.mismatches), "First mismatches", "no mismatch at a submodule was recorded"),
+            (tables.ranks(details), "Mismatches by rank", "no mismatch at a submodule was recorded"),
+            (tables.first_mismatches(details), "First mismatches", "no mismatch at a submodule was recorded"),
         ]
     if mapping(manifest.get("abft")):
-        drawn.insert(0, product_tables.flags_over_time(run.steps, mark=mark))
+        drawn.insert(0, product_tables.flags_over_time(run.lines, mark=mark))
         measured += [
             (product_tables.by_site(summary["abft"]), "Checked matrix products", "no step was done"),
             (product_tables.by_place(summary["abft"]), "Flagged rows by product, layer and rank", "no row was flagged"),
         ]
     if manifest.get("aggregate"):
-        drawn = [*aggregated.pictures(run.steps, mark=mark), *drawn]
-        measured += [(table, table.caption, "") for table in aggregated.summarize_aggregation(run.steps, summary)]
+        drawn = [*aggregated.pictures(run.lines, mark=mark), *drawn]
+        measured += [(table, table.caption, "") for table in aggregated.summarize_aggregation(run.lines, summary)]
     measured.append((tables.training(summary), "Training", "no step was done"))
     left_out = [LeftOut(title, why) for table, title, why in measured if table is None or not table.rows]
     prefix = f"[{SIMULATED}] " if simulated else ""
@@ -221,7 +222,7 @@ def _simulated(suspect: Any) -> str:
     return f"{what} ran on sound hardware and was corrupted on purpose" + (f": {faults}" if faults else "")
 
 
-def _notes(run: Run, summary: dict[str, Any]) -> list[str]:
+def _notes(run: Contents, summary: dict[str, Any]) -> list[str]:
     notes = []
     planned = run.manifest.get("steps")
     if run.summary is None:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sdc.record.records import Run
+from sdc.record.reading import Contents
 
 from .products import products_verdict, summarize_products
 from .series import Row, count, mapping, number, sequence, worst
@@ -70,13 +70,15 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) ->
     return {"verdict": verdict, "reason": reason, **summary}
 
 
-def summary_of(run: Run) -> dict[str, Any]:
+def summary_of(run: Contents) -> dict[str, Any]:
     """The summary of a run as read from its folder, finished or not.
 
     What the run wrote itself wins over what its lines say: it may know of a peer that vanished. A verdict is never
     `clean` before its time: a run that has not ended is `corrupt` already, or `inconclusive`.
     """
-    summary = summarize(run.manifest, run.steps, run.mismatches)
+    # A trace has digests in the place of mismatches.
+    details = [] if run.kind.name == "trace" else run.details
+    summary = summarize(run.manifest, run.lines, details)
     if run.summary is not None:
         return summary | run.summary
     if summary["verdict"] == "clean":

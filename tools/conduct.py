@@ -131,9 +131,9 @@ def check_folder(folder: Path, resume: bool) -> None:
         ValueError: it holds a run that is not to be resumed, or none that could be.
     """
     if resume:
-        from sdc.record.records import read_kind
+        from sdc.record.reading import read_manifest
 
-        read_kind(folder)
+        read_manifest(folder)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(
             "run", folder, "exists already; name another folder, or continue what is in it with --resume"

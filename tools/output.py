@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sdc.analysis.products import COUNTS
 from sdc.record.files import to_json
+from sdc.record.identity import stamp
 
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow"}
 Part: TypeAlias = Table | Text | str
@@ -21,7 +22,7 @@ Part: TypeAlias = Table | Text | str
 def show(kind: str, summary: Mapping[str, Any], *, as_json: bool) -> None:
     """Prints the summary of a record of some kind on standard output."""
     if as_json:
-        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+        sys.stdout.write(json.dumps(to_json({**stamp(), **summary}), allow_nan=False, indent=1) + "\n")
         return
     # A table cut to the width of a pipe or a narrow window would hide figures.
     console = Console(highlight=False, width=max(124, shutil.get_terminal_size().columns))

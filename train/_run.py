@@ -10,8 +10,10 @@ from typing import Any
 import jax
 
 from sdc.record.determinism import differences, environment
-from sdc.record.files import RecordError, to_json
-from sdc.record.records import MANIFEST, Run, RunWriter, read_run
+from sdc.record.files import to_json
+from sdc.record.lifecycle import Record
+from sdc.record.reading import Contents, read_manifest, read_record
+from sdc.record.storage import RecordError
 from sdc.settings import SettingError
 
 from .checkpoints import Checkpoints
@@ -40,7 +42,7 @@ def run(
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     devices: Sequence[jax.Device] | None = None,
     command: Sequence[str] = (),
-) -> Run | None:
+) -> Contents | None:
     """Executes a job. It neither prints nor ends the process.
 
     In a run of several processes all of them call this with the same job, after `jax.distributed.initialize`.
@@ -64,7 +66,7 @@ def run(
         >>> import tempfile
         >>> from sdc.train import Training, run
         >>> record = run(Training(steps=2, folder=tempfile.mkdtemp() + "/run"))
-        >>> [row["step"] for row in record.steps]
+        >>> [row["step"] for row in record.lines]
         [0, 1]
     """
     config, dataset = loaded or job.load()
@@ -113,7 +115,7 @@ def _execute(
     source: Any,
     judges: Sequence[Judge],
     on_step: Callable[[Mapping[str, Any]], None],
-) -> Run | None:
+) -> Contents | None:
     checkpoints = Checkpoints(folder / "checkpoints", every=job.checkpoint_every)
     start = 0
     if job.resume:
@@ -127,7 +129,7 @@ def _execute(
     else:
         state = program.init(job.workload.seed)
     first = jax.process_index() == 0
-    writer = _open(job, folder, manifest, start, program) if first else None
+    record = _open(job, folder, manifest, start, program) if first else None
     try:
         everyone("ready")
         done = run_steps(
@@ -135,7 +137,7 @@ def _execute(
             state,
             steps=range(start, job.steps),
             batches=source,
-            writer=writer,
+            record=record,
             checkpoints=checkpoints,
             judge=_all_of(judges) if judges else None,
             on_step=on_step,
@@ -146,13 +148,13 @@ def _execute(
                 found |= each.conclude()
         if done.reruns or done.rollbacks:
             found["judged"] = {"reruns": done.reruns, "rollbacks": done.rollbacks}
-        if writer is None:
+        if record is None:
             return None
-        writer.summary(found)
+        record.finish(found)
     finally:
-        if writer is not None:
-            writer.close()
-    return read_run(folder)
+        if record is not None:
+            record.close()
+    return read_record(folder)
 
 
 def _devices(job: Job, devices: Sequence[jax.Device] | None) -> Sequence[jax.Device]:
@@ -175,34 +177,25 @@ def _all_of(judges: Sequence[Judge]) -> Judge:
 
 
 def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
-    old = read_run(folder).manifest
+    old = read_manifest(folder)
     new = json.loads(json.dumps(to_json(manifest)))
     then, now = ({key: m.get(key) for key in SETTINGS} for m in (old, new))
-    if lines := differences([then, now]):
-        changed = "; ".join(
-            line.replace("process 0 has", "the run has").replace("process 1 has", "asked is") for line in lines
-        )
+    if found := differences([then, now]):
+        changed = "; ".join(each.describe(("the run has", "asked is")) for each in found)
         raise RecordError(
             f"{folder} is a run of another configuration ({changed}); resume it with its own settings, or name another "
             "folder"
         )
-    programs = [{key: m.get(key) for key in ("program", "environment")} for m in (old, new)]
-    if lines := differences(programs):
-        changed = "; ".join(
-            line.replace("process 0 has", "the run had").replace("process 1 has", "now") for line in lines
-        )
+    if found := differences([{key: m.get(key) for key in ("program", "environment")} for m in (old, new)]):
+        changed = "; ".join(each.describe(("the run had", "now")) for each in found)
         raise Incomparable(
             f"{folder} was run by another program, so that its steps could not be compared ({changed}); "
             "restore that environment, or start a new run"
         )
 
 
-def _open(job: Job, folder: Path, manifest: Mapping[str, Any], start: int, program: Program) -> RunWriter:
-    details = "trace.jsonl" if job.kind == "trace" else "mismatches.jsonl"
-    if job.resume and (folder / MANIFEST).is_file():
-        writer = RunWriter.resume(folder, start, manifest, details)
-    else:
-        writer = RunWriter.create(folder, manifest, details)
+def _open(job: Job, folder: Path, manifest: Mapping[str, Any], start: int, program: Program) -> Record:
+    record = Record.resume(folder, manifest, at=start) if job.resume else Record.create(folder, manifest)
     for name, content in program.files().items():
-        writer.file(name, content)
-    return writer
+        record.file(name, content)
+    return record

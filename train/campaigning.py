@@ -13,8 +13,10 @@ from sdc.campaigns.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
 from sdc.campaigns.runner import Campaign
 from sdc.program.selectors import parse_selector
 from sdc.record.determinism import differences, environment
-from sdc.record.files import RecordError, to_json
-from sdc.record.records import INJECTIONS, MANIFEST, Campaign as CampaignRecord, RunWriter, read_campaign
+from sdc.record.files import to_json
+from sdc.record.lifecycle import Record
+from sdc.record.reading import Contents, read_manifest, read_record
+from sdc.record.storage import RecordError
 from sdc.settings import SettingError
 
 from .campaign_job import CampaignJob
@@ -37,7 +39,7 @@ def run_campaign(
     on_row: Callable[[Mapping[str, Any]], None] = lambda row: None,
     devices: Sequence[jax.Device] | None = None,
     command: Sequence[str] = (),
-) -> CampaignRecord:
+) -> Contents:
     """Runs a campaign into its folder. It neither prints nor ends the process.
 
     Args:
@@ -64,16 +66,13 @@ def run_campaign(
     placement = place(twins=None, data=job.data, model=job.model, devices=devices)
     runner = make_campaign(job, loaded, placement)
     manifest = _manifest(job, loaded, placement, runner, command)
-    if job.resume and (folder / MANIFEST).is_file():
+    if job.resume:
         _check_resumable(folder, manifest)
-        writer = RunWriter.resume(folder, done, manifest, None, lines=INJECTIONS, key="injection")
-    else:
-        writer = RunWriter.create(folder, manifest, None, lines=INJECTIONS)
-    with writer:
+    with Record.resume(folder, manifest, at=done) if job.resume else Record.create(folder, manifest) as record:
         for row in runner.run(range(done, job.injections)):
-            writer.step(row)
+            record.line(row)
             on_row(row)
-    return read_campaign(folder)
+    return read_record(folder)
 
 
 def rows_done(job: CampaignJob, folder: Path) -> int:
@@ -84,7 +83,7 @@ def rows_done(job: CampaignJob, folder: Path) -> int:
     """
     if not job.resume:
         return 0
-    rows = {row["injection"] for row in read_campaign(folder).injections}
+    rows = {row["injection"] for row in read_record(folder, "campaign").lines}
     done = next(number for number in range(len(rows) + 1) if number not in rows)
     if done > job.injections:
         raise SettingError(
@@ -153,12 +152,10 @@ def _manifest(
 
 def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
 
-    old = read_campaign(folder).manifest
+    old = read_manifest(folder, "campaign")
     then, now = (json.loads(json.dumps(to_json({key: m.get(key) for key in SETTINGS}))) for m in (old, manifest))
-    if lines := differences([then, now]):
-        changed = "; ".join(
-            line.replace("process 0 has", "the campaign had").replace("process 1 has", "now") for line in lines[:5]
-        )
+    if found := differences([then, now]):
+        changed = "; ".join(each.describe(("the campaign had", "now")) for each in found[:5])
         raise RecordError(
             f"{folder} is another campaign ({changed}); resume it with its own settings and on its own machine, or "
             "name another folder"

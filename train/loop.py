@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
-from sdc.record.records import RunWriter
+from sdc.record.lifecycle import Record
 
 from .checkpoints import Checkpoints
 from .judging import PATIENCE, Answer, Judge, Judged, JudgeError
@@ -53,7 +53,7 @@ def run_steps(
     *,
     steps: range,
     batches: Batches,
-    writer: RunWriter | None,
+    record: Record | None,
     checkpoints: Checkpoints,
     judge: Judge | None = None,
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
@@ -65,7 +65,7 @@ def run_steps(
         state: before the first of the steps.
         steps: numbers of the steps.
         batches: at the position of the first step.
-        writer: the run record; None in processes that do not write it.
+        record: of the run; None in processes that do not write it.
         checkpoints: saved when due, and after the last step.
         judge: asked after each step.
         on_step: told of each row that is recorded, for the progress display.
@@ -93,12 +93,12 @@ def run_steps(
             batches.set_state(position)
             rollbacks.append((number, checkpoints.latest))
             number = checkpoints.latest
-            if writer is not None:
-                writer.rewind(number)
+            if record is not None:
+                record.rewind(number)
             continue
         state = new
-        if writer is not None:
-            writer.step(*rows)
+        if record is not None:
+            record.line(*rows)
         last = answer is Answer.STOP or number + 1 == steps.stop
         checkpoints.save(number + 1, state, batches.get_state(), force=last)
         on_step(rows.row)

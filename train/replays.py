@@ -3,7 +3,6 @@
 import base64
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from jaxtyping import Int32, UInt8
 
 from sdc.aggregation.channels import Recorded
 from sdc.aggregation.zero2 import LossyLog, recorded
-from sdc.record.records import read_run
+from sdc.record.reading import read_manifest, read_record
 
 from .aggregation import parse_aggregation
 from .config import TrainConfig
@@ -60,7 +59,7 @@ def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int
     Raises:
         ValueError: the run has no such log, it is damaged, or it does not fit so many ranks, steps or micro-batches.
     """
-    manifest = read_run(Path(folder)).manifest
+    manifest = read_manifest(folder)
     settings = parse_aggregation(str(manifest.get("aggregate", ""))).dropcompute if "aggregate" in manifest else None
     if settings is None:
         raise ValueError(f"replay={folder}: this run was no run of dropcompute; name one that was")
@@ -106,7 +105,7 @@ def losses_log(
 
 def _lines(folder: str, what: str, steps: int) -> list[Mapping[str, Any]]:
     """What the lines of a recorded run say of its aggregation."""
-    rows = [row.get("aggregation", {}) for row in read_run(Path(folder)).steps]
+    rows = [row.get("aggregation", {}) for row in read_record(folder).lines]
     if len(rows) < steps:
         raise ValueError(
             f"replay={folder}: a log of {len(rows)} steps, fewer than the {steps} of this run; do {len(rows)}"

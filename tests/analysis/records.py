@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sdc.analysis.summary import SUBMODULES, summarize
-from sdc.record.records import RunWriter
+from sdc.record.lifecycle import Record
 
 ELEMENTS = 262_144  # per microstep, layer and site
 PUBLISHED = {
@@ -159,9 +159,9 @@ def write_run(
     ended: bool = True,
 ) -> Path:
     """Writes a run folder through the writer that the tools use."""
-    with RunWriter.create(path, about) as writer:
+    with Record.create(path, about) as record:
         for row in rows:
-            writer.step(row, [hit for hit in mismatches or [] if hit["step"] == row["step"]])
+            record.line(row, [hit for hit in mismatches or [] if hit["step"] == row["step"]])
         if ended:
-            writer.summary(summarize(about, rows, mismatches or []))
+            record.finish(summarize(about, rows, mismatches or []))
     return path

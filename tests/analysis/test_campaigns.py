@@ -12,7 +12,9 @@ from sdc.analysis.campaigns import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
 from sdc.campaigns.outcomes import ABFT, DETECTORS, OUTCOMES
 from sdc.record.files import RecordError
-from sdc.record.records import INJECTIONS, RunWriter, read_campaign
+from sdc.record.kinds import INJECTIONS
+from sdc.record.lifecycle import Record
+from sdc.record.reading import read_record
 
 MANIFEST = {
     "kind": "campaign", "injections": 8, "steps": 9, "follow": 3, "where": "arithmetic", "faults": ["bitflip", "nan"],
@@ -95,11 +97,11 @@ def test_damaged_rows_count_for_nothing() -> None:
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1], [ROWS[5]], []], ids=["all", "one", "not reached", "none"])
 def test_the_report(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", MANIFEST, None, lines=INJECTIONS) as writer:
+    with Record.create(tmp_path / "run", MANIFEST) as record:
         for each in rows:
-            writer.step(each)
+            record.line(each)
         if len(rows) == len(ROWS):
-            writer.summary(summarize_campaign(MANIFEST, rows))
+            record.finish(summarize_campaign(MANIFEST, rows))
     page = write_report(tmp_path / "run").read_text()
     markdown = (tmp_path / "run" / "report.md").read_text()
     assert "SIMULATED FAULTS" in page
@@ -110,14 +112,14 @@ def test_the_report(rows: list[dict[str, Any]], tmp_path: Path) -> None:
         assert "5 of 7 injections changed training; 3 harmed it, and 1 of those" in page
         assert page.count("<svg") == 5
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["complete"]
-    assert [r["injection"] for r in read_campaign(tmp_path / "run").injections] == [r["injection"] for r in rows]
+    assert [r["injection"] for r in read_record(tmp_path / "run").lines] == [r["injection"] for r in rows]
 
 
 def write(path: Path, rows: list[dict[str, Any]], **changes: Any) -> str:
     """The report of a campaign with these rows, which has not ended."""
-    with RunWriter.create(path, MANIFEST | changes, None, lines=INJECTIONS) as writer:
+    with Record.create(path, MANIFEST | changes) as record:
         for each in rows:
-            writer.step(each)
+            record.line(each)
     return write_report(path).read_text()
 
 
@@ -181,10 +183,10 @@ def test_nothing_in_a_record_becomes_markup(tmp_path: Path) -> None:
 
 
 def test_an_ended_campaign_must_be_what_its_summary_was_made_of(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "run", MANIFEST, None, lines=INJECTIONS) as writer:
+    with Record.create(tmp_path / "run", MANIFEST) as record:
         for each in ROWS:
-            writer.step(each)
-        writer.summary(summarize_campaign(MANIFEST, ROWS))
+            record.line(each)
+        record.finish(summarize_campaign(MANIFEST, ROWS))
     write_report(tmp_path / "run")
     lines = (tmp_path / "run" / INJECTIONS).read_text()
     for damaged in (lines.replace('"benign"', '"nonfinite"', 1), lines.partition("\n")[2]):

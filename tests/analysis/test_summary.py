@@ -2,18 +2,23 @@
 
 import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
+from etils import epath
 
 from sdc.analysis.summary import SUBMODULES, summarize, summary_of
-from sdc.record.records import Run
+from sdc.record.kinds import kind_of
+from sdc.record.reading import Contents
 
 from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps
 
 RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 REAL = {"suspect": {"name": None, "simulated": False, "faults": []}, "published": None}
+
+
+def contents(*parts: Any) -> Contents:
+    return Contents(epath.Path("run"), kind_of("twin"), *parts)
 
 
 def test_clean_states_the_bound_over_everything_that_was_checked() -> None:
@@ -169,9 +174,9 @@ def test_a_verdict_is_not_clean_before_its_time() -> None:
     about, (rows, mismatches) = manifest(**REAL), steps(3)
     ended = summarize(about, rows, mismatches)
     assert ended["verdict"] == "clean"
-    assert summary_of(Run(Path("run"), about, rows, mismatches, ended))["verdict"] == "clean"
-    early = summary_of(Run(Path("run"), about, rows, mismatches, None))
+    assert summary_of(contents(about, rows, mismatches, ended))["verdict"] == "clean"
+    early = summary_of(contents(about, rows, mismatches, None))
     assert early["verdict"] == "inconclusive"
     assert ended["reason"] in early["reason"]
     rows[1]["state"]["mismatched"] = 1
-    assert summary_of(Run(Path("run"), about, rows, mismatches, None))["verdict"] == "corrupt"
+    assert summary_of(contents(about, rows, mismatches, None))["verdict"] == "corrupt"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sdc.record.records import RunWriter
+from sdc.record.lifecycle import Record
 from sdc.tools import cli
 from sdc.tools.errors import CommandError, Exit, storage_errors, usage_errors
 from tests.tools.command import sdc
@@ -18,10 +18,10 @@ def files(folder: Path) -> dict[str, str]:
     (folder / "short.txt").write_text("a few words")
     (folder / "binary.txt").write_bytes(b"text\xff\xfe\x00")
     (folder / "not.json").write_text("{}")
-    with RunWriter.create(folder / "taken", {"kind": "twin"}) as writer:
-        writer.step({"step": 0, "loss": [1.0]})
-        writer.step({"step": 1, "loss": [1.0]})
-        writer.summary({"verdict": "clean"})
+    with Record.create(folder / "taken", {"kind": "twin"}) as record:
+        record.line({"step": 0, "loss": [1.0]})
+        record.line({"step": 1, "loss": [1.0]})
+        record.finish({"verdict": "clean"})
     (folder / "damaged").mkdir()
     for path in (folder / "taken").iterdir():
         (folder / "damaged" / path.name).write_bytes(path.read_bytes().replace(b'{"step": 0', b'{"step 0'))
