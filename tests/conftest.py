@@ -1,4 +1,4 @@
-"""Eight simulated CPU devices, strict dtype promotion and a compilation cache for the whole suite."""
+"""Eight simulated CPU devices, strict dtype promotion and one cache of compiled programs for the whole suite."""
 
 import os
 from pathlib import Path
@@ -7,14 +7,21 @@ import jax
 import pytest
 from hypothesis import settings
 
+from sdc.record.determinism import prepare
+
 # The same examples in every run; compilation makes the first of them slow.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
-# The suite compiles far more than it computes. The commands in tests/tools run as people run them, fully optimized.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)
+# The suite compiles far more than it computes: with little optimization that takes half the time. Processes that tests
+# start inherit these options, so that they find what was compiled already.
+QUICK = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK]).strip()
+prepare(cpu_devices=8, only_cpu=True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 

@@ -1,37 +1,74 @@
-"""Runs `sdc` as people do: as a process of its own."""
+"""Runs `sdc` as people do, in a process of its own: forked from one that has imported everything already."""
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-START = (sys.executable, "-c", "from sdc.tools.cli import main; main()")
 LIMIT = 240.0
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.tools.warm"])
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    dropped = ("XLA_FLAGS", "NPROC", "JAX_NUM_CPU_DEVICES")
-    environment = {key: value for key, value in os.environ.items() if key not in dropped}
-    environment |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
-    return subprocess.Popen(
-        [*START, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+class Started:
+    """A command under way."""
+
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        self.arguments = arguments
+        self._folder = tempfile.TemporaryDirectory()
+        self.out, self.err = (Path(self._folder.name) / name for name in ("out", "err"))
+        environment = {key: value for key, value in os.environ.items() if key not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
+        environment |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+        # The parent of all commands inherits the environment of the first one.
+        os.environ |= {key: environment[key] for key in set(environment) - set(os.environ)}
+        self.process = CONTEXT.Process(target=_command, args=(arguments, environment, str(self.out), str(self.err)))
+        self.process.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self.process.is_alive()
+
+    def kill(self) -> None:
+        """Ends it without a chance to tidy up."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error, once it has ended."""
+        self.process.join(LIMIT)
+        assert self.ended, f"{self.arguments} takes more than {LIMIT} s: {self.err.read_text()[-2000:]}"
+        assert self.process.exitcode is not None
+        return self.process.exitcode, self.out.read_text(), self.err.read_text()
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=LIMIT)
-    return process.returncode, out, err
+def _command(arguments: tuple[str, ...], environment: dict[str, str], out: str, err: str) -> None:
+    """The process of a command."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, name in ((1, out), (2, err)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - for the process's life
+    sys.argv = ["sdc", *arguments]
+    from sdc.tools.cli import main
+
+    main()
+
+
+def start(*arguments: object) -> Started:
+    return Started(tuple(map(str, arguments)))
 
 
 def sdc(*arguments: object) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    return end(start(*arguments))
+    return start(*arguments).end()
 
 
 def summary(*arguments: object, code: int) -> dict[str, Any]:
@@ -47,7 +84,7 @@ def lines(folder: Path, name: str = "steps.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-def several(count: int, *arguments: object) -> list[subprocess.Popen[str]]:
+def several(count: int, *arguments: object) -> list[Started]:
     """The processes of one run, on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -56,12 +93,11 @@ def several(count: int, *arguments: object) -> list[subprocess.Popen[str]]:
     return [start(*arguments, *shared, "--process", number) for number in range(count)]
 
 
-def kill_when(process: subprocess.Popen[str], ready: Callable[[], bool]) -> None:
+def kill_when(process: Started, ready: Callable[[], bool]) -> None:
     """Kills a process, without a chance to tidy up, as soon as a condition holds."""
     deadline = time.monotonic() + LIMIT
     while not ready():
-        assert process.poll() is None, process.communicate()
+        assert not process.ended, process.end()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()

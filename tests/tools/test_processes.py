@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.command import end, kill_when, sdc, several, start
+from tests.tools.command import kill_when, sdc, several, start
 
 TWIN = ("twin", "--devices", 4, "--model", 2, "--steps", 5)
 
@@ -14,8 +14,7 @@ def test_a_lost_peer_ends_the_other(victim: int, tmp_path: Path) -> None:
     processes = several(2, *TWIN[:-1], 100_000, "--run", tmp_path / "run")
     steps = tmp_path / "run" / "steps.jsonl"
     kill_when(processes[victim], lambda: steps.is_file() and steps.stat().st_size > 0)
-    code, _, err = end(processes[1 - victim])
-    processes[victim].communicate()
+    code, _, err = processes[1 - victim].end()
     assert code == 3, err[-2000:]
     assert "sdc: inconclusive: " in err
 
@@ -30,12 +29,10 @@ def test_a_peer_that_does_not_come(tmp_path: Path) -> None:
 
 def test_processes_that_are_not_comparable(tmp_path: Path) -> None:
     processes = several(2, *TWIN, "--run", tmp_path / "run")
-    other = [str(argument) for argument in processes[1].args[3:]]  # type: ignore[index,union-attr] # a list
     processes[1].kill()
-    processes[1].communicate()
-    processes[1] = start(*other, "--dtype", "bfloat16")
+    processes[1] = start(*processes[1].arguments, "--dtype", "bfloat16")
     for process in processes:
-        code, _, err = end(process)
+        code, _, err = process.end()
         assert code == 3, err[-2000:]
         assert "config.model.dtype: process 0 has float32, process 1 has bfloat16" in err
         assert "program.step" in err
