@@ -22,6 +22,7 @@ def write(path: Path, kind: str, numbers: range) -> None:
         for number in numbers if known.lines else ():
             row = {known.number: number}
             record.line(row, [row | NEEDED.get(known.details.name, {})] if known.details else ())
+        record.finish({"verdict": None})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,6 +30,7 @@ def test_every_kind_lives_the_same_life(tmp_path: Path, kind: str) -> None:
     known = KINDS[kind]
     write(tmp_path / "run", kind, range(5))
     with Record.resume(tmp_path / "run", {"seed": 2}, at=3) as record:
+        assert not read_record(tmp_path / "run").ended
         assert record.count == (3 if known.lines else 0)
         path = record.file("further.json", {"a": float("inf")})
         record.finish({"verdict": "clean"})
