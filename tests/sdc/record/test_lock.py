@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sdc.record import Record, RecordBusy, identify
-from sdc.record.lock import LOCK, Lock, _mine
+from sdc.record.lock import LOCK, Lock, _holder, _mine, _take_away
 
 HOLD = """
 import sys, time
@@ -74,20 +74,41 @@ def left(tmp_path: Path, *, host: dict[str, Any] | None = None, **changes: Any) 
     return tmp_path / LOCK
 
 
-@pytest.mark.parametrize(
-    "host",
-    [{}, {"pid": os.getpid()}, {"boot": "before the last start"}],
-    ids=["dead", "another process has its number", "host started anew"],
-)
+@pytest.mark.parametrize("host", [{}, {"pid": os.getpid()}], ids=["dead", "another process has its number"])
 def test_locks_of_the_dead_are_taken_over(tmp_path: Path, host: dict[str, Any]) -> None:
-    if "boot" in host and identify().machine is None:
-        host["name"] = "a host without an identity may not take over"
     left(tmp_path, host=host, started="1")
-    if "name" in host:
+    Lock(tmp_path).release()
+
+
+@pytest.mark.parametrize("machine", ["the same", None])
+def test_nothing_outlives_the_start_of_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str | None
+) -> None:
+    """A process with the same number may live now. Without an identity it may be another host of that name, though."""
+    monkeypatch.setattr("sdc.record.identity._machine", lambda: machine)
+    left(tmp_path, host={"pid": os.getpid(), "boot": "the last start"})
+    if machine:
+        Lock(tmp_path).release()
+    else:
         with pytest.raises(RecordBusy):
             Lock(tmp_path)
-    else:
-        Lock(tmp_path).release()
+
+
+def test_only_the_lock_of_the_dead_is_taken_away(tmp_path: Path) -> None:
+    """What happens between two processes that find the same dead lock at the same time, step by step."""
+    path = left(tmp_path, started="1")
+    dead = _holder(str(path))
+    assert dead is not None
+    claim = tmp_path / f"{LOCK}.{dead.token}"
+    claim.touch()  # somebody else is at it
+    _take_away(str(path), dead)
+    assert path.exists()
+    claim.unlink()
+    path.unlink()
+    faster = Lock(tmp_path)  # somebody else was at it
+    _take_away(str(path), dead)
+    assert [found.name for found in tmp_path.iterdir()] == [LOCK]
+    faster.release()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import fsspec
 import msgspec
 import pytest
@@ -64,6 +65,18 @@ def test_lines_are_in_the_bucket_after_a_flush(store: Any) -> None:
         record.line({"step": 1})
         assert len(read_record("s3://bucket/runs/b").lines) == 1
     assert len(read_record("s3://bucket/runs/b").lines) == 2
+
+
+def test_what_another_host_has_written_is_seen(store: Any) -> None:
+    """The client remembers what it listed, with the sizes of objects."""
+    folder = "s3://bucket/runs/d"
+    Record.create(folder, {}, kind="train").close()
+    assert "steps.jsonl" in [Path(name).name for name in store.ls(folder, detail=False)]
+    other = boto3.client("s3")
+    other.put_object(Bucket="bucket", Key="runs/d/steps.jsonl", Body=b'{"step": 0}\n')
+    other.put_object(Bucket="bucket", Key="runs/d/summary.json", Body=b"{}")
+    contents = read_record(folder)
+    assert (len(contents.lines), contents.ended) == (1, True)
 
 
 def test_one_writer_at_a_time(store: Any) -> None:
