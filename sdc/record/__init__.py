@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .published import json_schema as json_schema
 
     # Who wrote them.
-    from .identity import Host as Host, identity as identity, stamp as stamp
+    from .identity import Host as Host, identify as identify, stamp as stamp
 
     # Determinism.
     from .determinism import (

@@ -37,7 +37,7 @@ class Stamp(Fields, kw_only=True):
     host: Annotated[Host | None, about("who wrote the file; absent in schema 1")] = None
 
 
-def identity() -> Host:
+def identify() -> Host:
     """The process that calls, and its host.
 
     Returns:
@@ -46,8 +46,8 @@ def identity() -> Host:
 
     Example:
         >>> import os
-        >>> from sdc.record import identity
-        >>> identity().pid == os.getpid(), identity().process
+        >>> from sdc.record import identify
+        >>> identify().pid == os.getpid(), identify().process
         (True, 0)
     """
     return Host(
@@ -72,7 +72,7 @@ def stamp(*, lasting: bool = False) -> dict[str, Any]:
         >>> sorted(stamp(lasting=True)["host"])
         ['machine', 'name']
     """
-    host: dict[str, Any] = msgspec.to_builtins(identity())
+    host: dict[str, Any] = msgspec.to_builtins(identify())
     if lasting:
         host = {key: host[key] for key in ("name", "machine")}
     return {"schema": SCHEMA, "version": package_version("jax-sdc"), "host": host}

@@ -16,7 +16,7 @@ from .kinds import MANIFEST, SUMMARY, Kind, kind_of
 from .lines import Lines, Pace, open_lines
 from .lock import LOCK, Lock
 from .reading import read_manifest
-from .storage import AnyPath, RecordError, names, reason, remove
+from .storage import AnyPath, RecordError, appends, names, reason, remove
 
 
 class FolderTaken(RecordError):
@@ -87,7 +87,8 @@ class Record:
         folder = epath.Path(path)
         try:
             _check_free(folder)
-            folder.mkdir(parents=True, exist_ok=True)
+            if appends(folder):  # an object store has no folders, and would make a bucket of a mistyped name
+                folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
             try:
                 if set(names(folder)) - {LOCK}:  # somebody was faster, and is done

@@ -57,6 +57,7 @@ def open_lines(path: AnyPath, key: str) -> Lines:
         >>> lines = open_lines(path, "step")
         >>> lines.append(['{"step": 0}', '{"step": 1}'])
         >>> lines.rewind(1)
+        >>> lines.close()
         >>> path.read_text()
         '{"step": 0}\\n'
     """

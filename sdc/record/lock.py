@@ -15,8 +15,8 @@ from typing import Annotated
 import msgspec
 
 from .fields import Fields, about
-from .identity import Host, identity, stamp
-from .storage import AnyPath, RecordError, appends, create_bytes, read_bytes, remove
+from .identity import Host, identify, stamp
+from .storage import AnyPath, RecordError, create_bytes, read_bytes, remove
 
 LOCK = "lock.json"
 TRIES = 20
@@ -77,7 +77,7 @@ class Lock:
                 _take_away(path, holder)
             else:
                 raise RecordBusy(_busy(folder, path, holder))
-        raise RecordBusy(f"{path} cannot be read, so that its writer is unknown; remove that file if there is none")
+        raise RecordBusy(f"{path} tells no writer, or one that is gone; remove {path}* if nobody writes that folder")
 
     def release(self) -> None:
         """Gives the folder free."""
@@ -86,7 +86,7 @@ class Lock:
 
 def _mine() -> Holder:
     return Holder(
-        host=identity(),
+        host=identify(),
         since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         started=_started(os.getpid()),
         namespace=_namespace(),
@@ -96,7 +96,7 @@ def _mine() -> Holder:
 
 def _busy(folder: AnyPath, path: str, holder: Holder) -> str:
     who = f"process {holder.host.pid} on host {holder.host.name}"
-    here = identity()
+    here = identify()
     elsewhere = (holder.host.name, holder.host.machine, holder.namespace) != (here.name, here.machine, _namespace())
     remedy = f"; if that process is gone, remove {path}" if elsewhere or holder.host.boot is None else ""
     return (
@@ -115,7 +115,7 @@ def _holder(path: str) -> Holder | None:
 
 def _gone(holder: Holder) -> bool:
     """Whether the process that took a lock is known to be dead. What cannot be known counts as alive."""
-    here = identity()
+    here = identify()
     if holder.host.name != here.name or holder.host.machine != here.machine or holder.host.boot is None:
         return False
     if holder.host.boot != here.boot:
@@ -143,19 +143,20 @@ def _namespace() -> str | None:
 
 
 def _take_away(path: str, dead: Holder) -> None:
-    """Removes the lock of a dead process, but not the one that somebody else has put in its place since."""
-    if not appends(path):
-        remove(path)
+    """Removes the lock of a dead process, but not the one that somebody else has put in its place since.
+
+    The right to do so is a file too, named after that very lock and created only if there is none.
+    """
+    claim = f"{path}.{dead.token}"
+    if not create_bytes(claim, b""):
+        time.sleep(0.05)  # somebody else is at it
         return
-    aside = f"{path}.{uuid.uuid4().hex}"
     try:
-        os.rename(path, aside)
-    except FileNotFoundError:
-        return  # somebody else was faster
-    found = _holder(aside)
-    if found is not None and found.token != dead.token:
-        os.link(aside, path)
-    os.unlink(aside)
+        found = _holder(path)
+        if found is not None and found.token == dead.token:
+            remove(path)
+    finally:
+        remove(claim)
 
 
 def _release(path: str, token: str, pid: int) -> None:

@@ -35,7 +35,7 @@ class Data(Fields, kw_only=True):
     source: Annotated[str | None, about("where the data comes from")] = None
     documents: Annotated[int | None, about("number of documents")] = None
     tokens: Annotated[int | None, about("number of tokens")] = None
-    digest: Annotated[str | None, about("SHA-256 of the tokens")] = None
+    digest: Annotated[str | None, about("digest of the tokens")] = None
     tokenizer: Annotated[str | None, about("`bytes`, or the file of the tokenizer")] = None
 
 

@@ -108,7 +108,7 @@ def render_tables(page: str) -> str:
     """
     tables = {type.__name__: type for type in TABLES}
     pattern = re.compile(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
-    return pattern.sub(lambda match: f"{match[1]}{field_table(tables[match[2]])}\n{match[3]}", page)
+    return pattern.sub(lambda match: f"{match[1]}\n{field_table(tables[match[2]])}\n\n{match[3]}", page)
 
 
 def _descriptions(type: Any) -> dict[str, str]:

@@ -98,7 +98,8 @@ class TraceWriter:
 
     Example:
         >>> import tempfile
-        >>>         >>> import jax, jax.numpy as jnp, sdc
+        >>> from pathlib import Path
+        >>> import jax, jax.numpy as jnp, sdc
         >>> from sdc.record import program_fingerprint
         >>> from sdc.program import operations
         >>> from sdc.twins import TraceWriter, diff, read_trace

@@ -236,6 +236,27 @@ def test_an_interrupted_trace_is_compared_as_far_as_it_goes(tmp_path: Path) -> N
     assert diff(read_trace(a), half).steps == (0, 1)
 
 
+def test_a_trace_is_continued_and_rolled_back(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", CLEAN)
+    with TraceWriter(path, {"program": "p", "seed": 0}, at=1) as writer:
+        for step in (1, 2):
+            writer.add(step, run(sdc.strike_on(SITES[5], BitFlip(bits=(22,)), 0)))
+        writer.record.rewind(2)
+        writer.add(2, CLEAN)
+        writer.add(3, CLEAN)
+    continued = read_trace(path)
+    assert list(continued.lines) == [0, 1, 2, 3]
+    assert diff(read_trace(written(tmp_path / "b", CLEAN)), continued).step == 1
+    assert continued.ended
+
+
+def test_a_trace_of_version_0_1_is_read() -> None:
+    golden = read_trace(Path(__file__).parents[1] / "record" / "records_0_1" / "trace")
+    assert list(golden.lines) == [0, 1]
+    assert [site.primitive for site in golden.sites] == ["exp", "exp"]
+    assert golden[0]["fwd/jvp()/attn/mix/exp"].ravel()[:2].tolist() == [2292888628, 1245403532]
+
+
 def test_a_trace_needs_its_program(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs the fingerprint of its program"):
         TraceWriter(tmp_path / "a", {})

@@ -1,0 +1,195 @@
+"""A record from its creation to its end, of every kind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdc.record import KINDS, FolderTaken, Record, RecordError, json_schema, read_manifest, read_record
+from sdc.record.lines import Pace
+
+OLD = Path(__file__).parent / "records_0_1"
+NEEDED: dict[str, dict[str, Any]] = {"trace.jsonl": {"digests": "", "crc32": 0}}
+"""What a line must hold beside its number."""
+
+
+def write(path: Path, kind: str, numbers: range) -> None:
+    known = KINDS[kind]
+    with Record.create(path, {"seed": 1}, kind=kind) as record:
+        for number in numbers if known.lines else ():
+            row = {known.number: number}
+            record.line(row, [row | NEEDED.get(known.details.name, {})] if known.details else ())
+        record.finish({"verdict": None})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_lives_the_same_life(tmp_path: Path, kind: str) -> None:
+    known = KINDS[kind]
+    write(tmp_path / "run", kind, range(5))
+    with Record.resume(tmp_path / "run", {"seed": 2}, at=3) as record:
+        assert not read_record(tmp_path / "run").ended
+        assert record.count == (3 if known.lines else 0)
+        path = record.file("further.json", {"a": float("inf")})
+        record.finish({"verdict": "clean"})
+        assert record.ended
+    contents = read_record(tmp_path / "run", kind)
+    numbers = [row[known.number] for row in contents.lines]
+    assert numbers == ([0, 1, 2] if known.lines else [])
+    assert [row[known.number] for row in contents.details] == (numbers if known.details else [])
+    assert contents.ended
+    for written in (contents.manifest, contents.summary, json.loads(path.read_text())):
+        assert written is not None
+        assert (written["schema"], written["version"]) == (2, "0.1.0")
+        # A result is the same file whichever process wrote it.
+        process = {"boot", "pid", "process"} if written is contents.manifest else set()
+        assert set(written["host"]) == {"name", "machine"} | process
+    assert contents.manifest["host"]["process"] == 0
+    assert (contents.manifest["seed"], contents.manifest["resumed_at"]) == (2, [3])
+    files = set(json_schema()["files"][kind]) - {"lock.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == files | {"further.json"}
+
+
+def test_the_time_of_creation_stays(tmp_path: Path) -> None:
+    Record.create(tmp_path / "run", {"created": "then"}, kind="twin").close()
+    for at in (0, 0):
+        Record.resume(tmp_path / "run", {"created": "now"}, at=at).close()
+    manifest = read_manifest(tmp_path / "run")
+    assert (manifest["created"], manifest["resumed_at"]) == ("then", [0, 0])
+
+
+def test_a_run_is_rolled_back_while_it_goes_on(tmp_path: Path) -> None:
+    with Record.create(tmp_path, {}, kind="twin") as record:
+        for step in range(4):
+            record.line({"step": step, "loss": 1.0}, [{"step": step, "site": "x", "severity": 1e-05}])
+        before = (tmp_path / "steps.jsonl").read_bytes()
+        record.rewind(2)
+        assert record.count == 2
+        assert (tmp_path / "steps.jsonl").read_bytes() == b"".join(before.splitlines(keepends=True)[:2])
+        record.line({"step": 2, "loss": 3.0})
+        assert [row["step"] for row in read_record(tmp_path).lines] == [0, 1, 2]
+    assert [row["step"] for row in read_record(tmp_path).details] == [0, 1]
+
+
+def test_what_is_over_is_over(tmp_path: Path) -> None:
+    record = Record.create(tmp_path, {}, kind="twin")
+    record.finish({"verdict": None})
+    for act in (lambda: record.line({"step": 0}), lambda: record.rewind(0), lambda: record.finish({})):
+        with pytest.raises(RecordError, match="has ended; resume it"):
+            act()
+    record.close()
+    record.close()
+    with pytest.raises(RecordError, match="is closed; resume it"):
+        record.line({"step": 0})
+
+
+def test_what_a_kind_does_not_have_is_refused(tmp_path: Path) -> None:
+    with Record.create(tmp_path / "a", {}, kind="campaign") as record:
+        with pytest.raises(RecordError, match="'campaign' has no details"):
+            record.line({"injection": 0}, [{"injection": 0}])
+        for name in ("manifest.json", "injections.jsonl", "lock.json", "../x.json", ""):
+            with pytest.raises(RecordError, match="cannot be the name of a further file"):
+                record.file(name, {})
+    with Record.create(tmp_path / "b", {}, kind="abft study") as record, pytest.raises(RecordError, match="no lines"):
+        record.line({"step": 0})
+    with pytest.raises(RecordError, match="kind of record 'dance' is unknown; expected one of twin"):
+        Record.create(tmp_path / "c", {}, kind="dance")
+    with pytest.raises(RecordError, match="cannot go on as 'twin'"):
+        Record.resume(tmp_path / "a", {"kind": "twin"}, at=0)
+    with pytest.raises(RecordError, match="holds a record of kind 'campaign'; give the folder of a twin or train"):
+        read_record(tmp_path / "a", "twin", "train")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(FolderTaken, match="name another folder, or resume the run in it") as caught:
+        Record.create(tmp_path, {}, kind="twin")
+    assert caught.value.path == str(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_a_damaged_record_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    write(tmp_path / "run", "twin", range(2))
+    (tmp_path / "run" / "mismatches.jsonl").write_text('{"step": 0, "ranks": 5}\n')
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(
+        RecordError, match=r"mismatches\.jsonl line 1 is damaged \(field ranks: expected array, got int\)"
+    ):
+        Record.resume(tmp_path / "run", {}, at=1)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["twin", "trace", "campaign"])
+def test_records_of_version_0_1_are_read_and_continued(tmp_path: Path, kind: str) -> None:
+    contents = read_record(OLD / kind, kind)
+    number, names = contents.kind.number, [file.name for file in contents.kind.files]
+    assert contents.manifest["schema"] == 1
+    assert contents.manifest == json.loads((OLD / kind / "manifest.json").read_text())
+    assert contents.summary == json.loads((OLD / kind / "summary.json").read_text())
+    raw = {name: [json.loads(line) for line in (OLD / kind / name).read_text().splitlines()] for name in names}
+    assert contents.lines == raw[names[-1]]
+    assert contents.details == (raw[names[0]] if len(names) > 1 else [])
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for path in (OLD / kind).iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    Record.resume(copy, contents.manifest, at=1).close()
+    manifest = read_manifest(copy)
+    assert (manifest["schema"], manifest["created"]) == (2, contents.manifest["created"])
+    for name in names:
+        lines = (OLD / kind / name).read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)[number] < 1]
+        assert (copy / name).read_bytes() == b"".join(kept)
+        assert 0 < len(kept) < len(lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "writer"),
+    [
+        ({"schema": 3, "version": "9.1"}, "jax-sdc 9.1, which wrote it"),
+        ({"schema": 3, "environment": {"packages": {"jax-sdc": "9.2"}}}, "jax-sdc 9.2, which wrote it"),
+        ({"schema": 3}, "the version of jax-sdc that wrote it"),
+        ({"schema": True}, "the version of jax-sdc that wrote it"),
+        ({"schema": "2"}, "the version of jax-sdc that wrote it"),
+    ],
+)
+def test_another_schema_is_refused_with_its_writer(tmp_path: Path, changes: dict[str, Any], writer: str) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"kind": "twin", **changes}))
+    for act in (lambda: read_record(tmp_path), lambda: Record.resume(tmp_path, {}, at=0)):
+        with pytest.raises(RecordError, match=rf"has schema .* reads schemas 1 and 2; read it with {writer}$"):
+            act()
+
+
+def test_objects_are_written_seldom_and_more_seldom_where_it_takes_long() -> None:
+    now, done = 0.0, []
+
+    def flush() -> None:
+        nonlocal now
+        done.append(now)
+        now += 5.0
+
+    pace = Pace(30.0, lambda: now)
+    while now < 200:
+        pace.run(flush)
+        now += 1.0
+    assert done == [30.0, 85.0, 140.0, 195.0]  # 50 seconds after the 5 that each took
+
+
+def test_records_are_read_and_written_without_jax(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "import sdc.record.lifecycle, sdc.record.reading, sdc.record.determinism, sdc.record.published\n"
+        "from sdc.record import *\n"
+        "with Record.create(sys.argv[1], {}, kind='twin') as record:\n"
+        "    record.line({'step': 0})\n"
+        "    record.finish(stamp())\n"
+        "json_schema(), differences([{}, {'a': 1}]), read_run(sys.argv[1])\n"
+        "assert 'jax' not in sys.modules, 'jax is imported'\n"
+        "assert 'numpy' not in sys.modules, 'numpy is imported'\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert read_record(tmp_path / "run").ended

@@ -1,0 +1,172 @@
+"""One writer at a time, and a dead one is no writer."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sdc.record import Record, RecordBusy, identify
+from sdc.record.lock import LOCK, Lock, _holder, _mine, _take_away
+
+HOLD = """
+import sys, time
+from sdc.record import Record
+record = Record.create(sys.argv[1], {}, kind="twin")
+record.line({"step": 0})
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Any:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path: Path, writer: Any) -> None:
+    message = f"is being written by process {writer.pid} on host {identify().name}, since .*; wait until it ends"
+    with pytest.raises(RecordBusy, match=message):
+        Record.resume(tmp_path / "run", {}, at=1)
+    with pytest.raises(RecordBusy, match=message):
+        Record.create(tmp_path / "run", {}, kind="twin")
+    writer.kill()  # not waited for: a process that nobody has asked for its exit code is dead all the same
+    os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+    with Record.resume(tmp_path / "run", {}, at=1) as record:
+        assert record.count == 1
+        assert json.loads((tmp_path / "run" / LOCK).read_text())["host"]["pid"] == os.getpid()
+    assert not list((tmp_path / "run").glob(f"{LOCK}*"))
+
+
+def test_the_same_process_is_a_second_writer_too(tmp_path: Path) -> None:
+    with (
+        Record.create(tmp_path, {}, kind="twin"),
+        pytest.raises(RecordBusy, match=f"process {os.getpid()} on host"),
+    ):
+        Record.resume(tmp_path, {}, at=0)
+    Record.resume(tmp_path, {}, at=0).close()
+
+
+def test_a_record_that_nobody_refers_to_holds_no_lock(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    del lock
+    Lock(tmp_path).release()
+
+
+def left(tmp_path: Path, *, host: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """The lock of a dead process of this host, with changes."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    mine = msgspec.to_builtins(_mine())
+    value = {**mine, **changes, "host": {**mine["host"], "pid": dead.pid, **(host or {})}}
+    (tmp_path / LOCK).write_text(json.dumps(value))
+    return tmp_path / LOCK
+
+
+@pytest.mark.parametrize("host", [{}, {"pid": os.getpid()}], ids=["dead", "another process has its number"])
+def test_locks_of_the_dead_are_taken_over(tmp_path: Path, host: dict[str, Any]) -> None:
+    left(tmp_path, host=host, started="1")
+    Lock(tmp_path).release()
+
+
+@pytest.mark.parametrize("machine", ["the same", None])
+def test_nothing_outlives_the_start_of_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str | None
+) -> None:
+    """A process with the same number may live now. Without an identity it may be another host of that name, though."""
+    monkeypatch.setattr("sdc.record.identity._machine", lambda: machine)
+    left(tmp_path, host={"pid": os.getpid(), "boot": "the last start"})
+    if machine:
+        Lock(tmp_path).release()
+    else:
+        with pytest.raises(RecordBusy):
+            Lock(tmp_path)
+
+
+def test_only_the_lock_of_the_dead_is_taken_away(tmp_path: Path) -> None:
+    """What happens between two processes that find the same dead lock at the same time, step by step."""
+    path = left(tmp_path, started="1")
+    dead = _holder(str(path))
+    assert dead is not None
+    claim = tmp_path / f"{LOCK}.{dead.token}"
+    claim.touch()  # somebody else is at it
+    _take_away(str(path), dead)
+    assert path.exists()
+    claim.unlink()
+    path.unlink()
+    faster = Lock(tmp_path)  # somebody else was at it
+    _take_away(str(path), dead)
+    assert [found.name for found in tmp_path.iterdir()] == [LOCK]
+    faster.release()
+
+
+@pytest.mark.parametrize(
+    ("host", "changes"),
+    [
+        ({"name": "elsewhere"}, {}),
+        ({"machine": "another of the same name"}, {}),
+        ({}, {"namespace": "of another container"}),
+        ({"boot": None}, {}),
+    ],
+)
+def test_locks_of_other_hosts_are_left_alone(tmp_path: Path, host: dict[str, Any], changes: dict[str, Any]) -> None:
+    lock = left(tmp_path, host=host, **changes)
+    before = lock.read_bytes()
+    with pytest.raises(RecordBusy, match=f"if that process is gone, remove {lock}; wait until it ends"):
+        Lock(tmp_path)
+    assert lock.read_bytes() == before
+
+
+def test_a_lock_that_nobody_can_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdc.record.lock.TRIES", 2)
+    (tmp_path / LOCK).write_text("{")
+    with pytest.raises(RecordBusy, match=r"lock\.json tells no writer, .*; remove"):
+        Lock(tmp_path)
+
+
+def test_a_lock_that_was_removed_and_taken_is_not_released_twice(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    (tmp_path / LOCK).unlink()
+    other = Lock(tmp_path)
+    lock.release()
+    assert (tmp_path / LOCK).exists()
+    other.release()
+    assert not (tmp_path / LOCK).exists()
+
+
+def _try(folder: str, start: Any, done: Any, winners: Any) -> None:
+    start.wait()
+    lock = None
+    try:
+        lock = Lock(folder)
+        winners.put(os.getpid())
+    except RecordBusy:
+        pass
+    done.wait()
+    if lock is not None:
+        lock.release()
+
+
+def test_of_many_that_take_over_a_dead_lock_one_wins(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sdc.record.lock"])
+    left(tmp_path, started="1")
+    start, done, winners = context.Barrier(8), context.Barrier(8), context.SimpleQueue()
+    processes = [context.Process(target=_try, args=(str(tmp_path), start, done, winners)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    winners.get()
+    assert winners.empty()

@@ -1,0 +1,76 @@
+"""What is published of the layout is what is written and read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sdc.record import KINDS, json_schema
+from sdc.record.files import misfit
+from sdc.record.published import TABLES, render_tables
+from sdc.record.rows import InjectionRow, StepRow
+
+ROOT = Path(__file__).resolve().parents[3]
+OLD = Path(__file__).parent / "records_0_1"
+PAGE = ROOT / "docs" / "run-record.md"
+
+
+def test_the_tables_of_the_documentation_are_current() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == render_tables(page), (
+        'write them anew: python -c "from pathlib import Path; from sdc.record.published import render_tables; '
+        "p = Path('docs/run-record.md'); p.write_text(render_tables(p.read_text()))\""
+    )
+    missing = [type.__name__ for type in TABLES if f"<!-- fields: {type.__name__} -->" not in page]
+    assert not missing
+
+
+def resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+
+@pytest.mark.parametrize("kind", ["twin", "trace", "campaign"])
+def test_the_schema_names_every_field_that_is_written(kind: str) -> None:
+    schema = json_schema()
+    assert set(schema["files"]) == set(KINDS)
+    for name, node in schema["files"][kind].items():
+        if name == "lock.json":
+            continue
+        text = (OLD / kind / name).read_text()
+        rows = [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
+        known = resolve(schema, node)
+        assert set().union(*rows) <= set(known["properties"])
+        assert set(known["required"]) <= set(rows[0]) | {"schema"}
+        assert all("description" in field for field in known["properties"].values())
+
+
+def test_every_reference_of_the_schema_leads_somewhere() -> None:
+    schema = json_schema()
+    references = set(json.dumps(schema).split('"#/$defs/')[1:])
+    names = {reference.partition('"')[0] for reference in references}
+    assert names <= set(schema["$defs"])
+    assert {"Host", "SiteCounts", "RankRow"} <= names
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"step": 0}, None),
+        ({"step": 0, "loss": ["NaN", 1, 2.5, None], "mine": {"a": 1}}, None),
+        ({"step": -1}, "field step: expected int >= 0"),
+        ({"loss": 1}, "object missing required field step"),
+        ({"step": 0, "loss": "high"}, "field loss: expected a number, got 'high'"),
+        ({"step": 0, "sites": {"a": {"checked": [1]}}}, "field sites[...].checked: expected int | float | str | null"),
+        ({"step": 0, "sites": []}, "field sites: expected object, got array"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(value: Any, problem: str | None) -> None:
+    found = misfit(value, StepRow)
+    assert found is None if problem is None else found is not None and found.startswith(problem)
+
+
+def test_types_can_be_filled_in() -> None:
+    row = msgspec.convert({"injection": 3, "outcome": "masked"}, InjectionRow)
+    assert msgspec.to_builtins(row)["outcome"] == "masked"
