@@ -54,7 +54,10 @@ def run_steps(
         ended: asked after each step; true ends the run early.
 
     Returns:
-        The last state.
+        The last state; all checkpoints are on disk.
+
+    Raises:
+        CheckpointError: one cannot be written. It comes when the next one is due, or at the end.
     """
     for step in steps:
         tokens = place_batch(next(batches), placement)
@@ -68,6 +71,7 @@ def run_steps(
         on_step(row)
         if last:
             break
+    checkpoints.close()
     return state
 
 

@@ -118,7 +118,7 @@ def test_a_killed_run_resumes_to_the_same_bits(corrupt: tuple[Path, dict[str, An
     folder = tmp_path / "run"
     flags = (*CORRUPT, "--run", folder, "--checkpoint-every", 2)
     process = start(*flags)
-    kill_when(process, (folder / "checkpoints" / "2" / "checksums.json").is_file)
+    kill_when(process, (folder / "checkpoints" / "2" / "commit_success.txt").is_file)
     process.communicate()
     with (folder / "steps.jsonl").open("a") as file:
         file.write('{"step": 4, "los')  # a line that the crash cut off
