@@ -37,6 +37,8 @@ class CheckpointError(ValueError):
 class Checkpoints:
     """The checkpoints of one run. In a run of several processes, all call every method, on storage that they share.
 
+    Close it, or use it as a context: a program that ends without loses the checkpoint that is being written.
+
     Example:
         >>> import tempfile
         >>> import jax, jax.numpy as jnp

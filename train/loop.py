@@ -59,19 +59,19 @@ def run_steps(
     Raises:
         CheckpointError: one cannot be written. It comes when the next one is due, or at the end.
     """
-    for step in steps:
-        tokens = place_batch(next(batches), placement)
-        started = time.perf_counter()
-        state, row, details = advance(state, tokens, step)
-        row = {"step": step, **row, "seconds": time.perf_counter() - started}
-        if writer is not None:
-            writer.step(row, details)
-        last = ended() or step + 1 == steps.stop
-        checkpoints.save(step + 1, state, batches.get_state(), force=last)
-        on_step(row)
-        if last:
-            break
-    checkpoints.close()
+    with checkpoints:
+        for step in steps:
+            tokens = place_batch(next(batches), placement)
+            started = time.perf_counter()
+            state, row, details = advance(state, tokens, step)
+            row = {"step": step, **row, "seconds": time.perf_counter() - started}
+            if writer is not None:
+                writer.step(row, details)
+            last = ended() or step + 1 == steps.stop
+            checkpoints.save(step + 1, state, batches.get_state(), force=last)
+            on_step(row)
+            if last:
+                break
     return state
 
 
