@@ -132,16 +132,17 @@ def _execute(
     record = _open(job, folder, manifest, start, program) if first else None
     try:
         everyone("ready")
-        done = run_steps(
-            program,
-            state,
-            steps=range(start, job.steps),
-            batches=source,
-            record=record,
-            checkpoints=checkpoints,
-            judge=_all_of(judges) if judges else None,
-            on_step=on_step,
-        )
+        with checkpoints:
+            done = run_steps(
+                program,
+                state,
+                steps=range(start, job.steps),
+                batches=source,
+                record=record,
+                checkpoints=checkpoints,
+                judge=_all_of(judges) if judges else None,
+                on_step=on_step,
+            )
         found: dict[str, Any] = {"state_digest": program.digest(done.state), **program.conclude(done.state)}
         for each in judges:
             if isinstance(each, Golden):

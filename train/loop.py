@@ -71,6 +71,7 @@ def run_steps(
         on_step: told of each row that is recorded, for the progress display.
 
     Raises:
+        CheckpointError: a checkpoint cannot be written; told when the next one is due.
         JudgeError: the judge does not let the run go on.
         StepFailed: a step did.
     """

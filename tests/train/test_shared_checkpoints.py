@@ -1,0 +1,136 @@
+"""Checkpoints of a run of two processes, each with four of the eight devices."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from sdc.train.checkpoints import CheckpointError, Checkpoints
+
+ROWS, COLUMNS, EVERYWHERE = PartitionSpec("all"), PartitionSpec(None, "all"), PartitionSpec()
+
+CHILD = """
+import json, sys
+import jax, numpy as np
+from pathlib import Path
+from jax.experimental import multihost_utils
+
+folder, process, port = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, process, initialization_timeout=60)
+from sdc.train import checkpoints as module
+from tests.train.test_shared_checkpoints import COLUMNS, EVERYWHERE, ROWS, abstract, problem, same, spoil, state
+
+checkpoints = module.Checkpoints(folder, every=1, keep=1)
+for step in (1, 2):
+    checkpoints.save(step, state(ROWS, step), {"batch": step})
+    if step == 1:
+        checkpoints.protect(1)
+steps = checkpoints.steps
+restored = [same(checkpoints.restore(abstract(spec))[0], state(spec, 2)) for spec in (ROWS, COLUMNS, EVERYWHERE)]
+part = same(checkpoints.restore(abstract(COLUMNS), only="weights", step=1)[0]["weights"], state(COLUMNS, 1)["weights"])
+
+load, problems = module.ocp.load, []
+for spec in (ROWS, COLUMNS):
+    module.ocp.load = spoil(load) if process == 1 else load  # of one process's memory
+    problems.append(problem(checkpoints, spec))
+module.ocp.load = load
+file = max((folder / "2" / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda path: path.stat().st_size)
+if process == 1:
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+multihost_utils.sync_global_devices("changed")
+problems.append(problem(checkpoints, ROWS))
+checkpoints.close()
+print(json.dumps({"steps": steps, "restored": restored, "part": part, "problems": problems}), flush=True)
+"""
+
+
+def state(spec: PartitionSpec, step: int) -> dict[str, Any]:
+    mesh = jax.make_mesh((8,), ("all",), axis_types=(AxisType.Auto,))
+    whole = np.random.default_rng(step).normal(size=(16, 8)).astype(np.float32)
+    place = lambda sharding: jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])  # noqa: E731
+    step_sharding = NamedSharding(mesh, EVERYWHERE)
+    return {
+        "weights": place(NamedSharding(mesh, spec)),
+        "half": place(NamedSharding(mesh, EVERYWHERE)).astype(jnp.bfloat16),
+        "step": jax.make_array_from_callback((), step_sharding, lambda _: np.int32(step)),
+    }
+
+
+def abstract(spec: PartitionSpec) -> Any:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state(spec, 0)
+    )
+
+
+def same(mine: Any, theirs: Any) -> bool:
+    """Whether this process holds the same bits, shard by shard."""
+
+    def check(a: Any, b: Any) -> bool:
+        pairs = zip(a.addressable_shards, b.addressable_shards, strict=True)
+        return all(np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes() for x, y in pairs)
+
+    return bool(jax.tree.all(jax.tree.map(check, mine, theirs)))
+
+
+def problem(checkpoints: Checkpoints, spec: PartitionSpec) -> str:
+    with pytest.raises(CheckpointError) as error:
+        checkpoints.restore(abstract(spec))
+    return str(error.value)
+
+
+def spoil(load: Any) -> Any:
+    """Orbax's load, and one element of this process's last shard changed."""
+
+    def spoiled(*args: Any, **kwargs: Any) -> Any:
+        tree = load(*args, **kwargs)
+        array = tree["weights"]
+        shards = [np.array(shard.data) for shard in array.addressable_shards]
+        shards[-1][0, 0] += 1
+        devices = [shard.device for shard in array.addressable_shards]
+        parts = [jax.device_put(part, device) for part, device in zip(shards, devices, strict=True)]
+        return {**tree, "weights": jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)}
+
+    return spoiled
+
+
+def test_two_processes_save_restore_and_fail_together(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
+    command = [sys.executable, "-c", CHILD, str(tmp_path)]
+    children = [
+        subprocess.Popen([*command, str(process), str(port)], env=environment, stdout=subprocess.PIPE, text=True)
+        for process in range(2)
+    ]
+    results = [json.loads(child.communicate(timeout=120)[0].splitlines()[-1]) for child in children]
+    for result in results:
+        assert result["steps"] == [1, 2]
+        assert result["restored"] == [True, True, True]
+        assert result["part"]
+        rows, columns, file = result["problems"]
+        assert "['weights'] differs from its seal at 14:16,0:8" in rows
+        assert "2 is damaged (['weights'] differs" in columns
+        assert "2 is damaged (the checksum of ocdbt.process_1/d/" in file
+    assert results[0]["problems"] == results[1]["problems"]
+    assert sorted(path.name for path in (tmp_path / "1" / "state" / "seals").iterdir()) == [
+        "process-0.json",
+        "process-1.json",
+    ]
+    # One process takes over what two have saved.
+    for spec in (ROWS, COLUMNS, EVERYWHERE):
+        restored, position = Checkpoints(tmp_path, every=1).restore(abstract(spec), step=1)
+        assert same(restored, state(spec, 1))
+        assert position == {"batch": 1}
+    (tmp_path / "1" / "state" / "seals" / "process-1.json").unlink()
+    with pytest.raises(CheckpointError, match=r"1 is damaged \(process-1.json is missing\)"):
+        Checkpoints(tmp_path, every=1).restore(abstract(ROWS), step=1)
