@@ -21,8 +21,8 @@ from sdc.aggregation._judge import judge
 from sdc.aggregation.speedup import select_threshold
 from sdc.record.determinism import program_fingerprint
 from sdc.record.records import read_run
-from sdc.train.aggregation import AUTO, Aggregation, DropCompute, Lossy, Shadow, parse_aggregation
 from sdc.train.config import TrainConfig
+from sdc.train.methods import AUTO, Aggregation, DropCompute, Lossy, Shadow, parse_aggregation
 from sdc.train.model import init_params
 from sdc.train.parallel import DATA, MODEL
 from sdc.train.placement import RANKS, Placement

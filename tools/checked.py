@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sdc
-from sdc.checksums._check import Settings
 from sdc.checksums.profile import Profile
+from sdc.checksums.settings import Settings
 from sdc.faults.fault import describe
 from sdc.faults.language import parse_fault
-from sdc.faults.nodes import HEALTHY, expected_frequency, profile, published
+from sdc.faults.nodes import HEALTHY, expected_frequency, node_faults, published
 from sdc.program.selectors import parse_selector
+from sdc.train.submodules import submodule_products
 
 from .errors import CommandError, usage_errors
 from .options import CheckedOptions
@@ -44,9 +45,10 @@ def check_options(options: CheckedOptions, *, twin: int | None) -> None:
 
 def faults(options: CheckedOptions, *, layers: int, twin: int | None) -> Sequence[sdc.Fault]:
     """The simulated faults of a run; on matrix products where those are checked, at submodule outputs elsewhere."""
-    if options.suspect is not None:
-        return profile(options.suspect, layers=layers, twin=twin, products=options.abft)
     at = {} if twin is None else {"twin": twin}
+    if options.suspect is not None:
+        where = submodule_products if options.abft else str
+        return node_faults(options.suspect, layers=layers, at=at, where=where)
     return [parse_fault(spec, at=at) for spec in options.fault]
 
 
@@ -96,8 +98,8 @@ def _abft(options: CheckedOptions) -> dict[str, Any]:
         "scheme": options.abft_scheme,
         "where": options.abft_where,
         "profile": str(options.abft_profile) if options.abft_profile else "assumed of the platform",
-        "kappa": read.arithmetic.kappa,
-        "inputs": read.arithmetic.inputs,
+        "kappa": read.rounding.kappa,
+        "inputs": read.rounding.inputs,
         "second_tier": list(read.second_tier),
         "departs": read.departs(),
     }

@@ -17,9 +17,9 @@ def trace(options: TraceOptions) -> int:
         where = parse_selector(options.where)
         simulation = None if options.simulate is None else parse_simulation(options.simulate)
         golden = None if options.against is None else read_trace(options.against)
-    if simulation is not None and simulation.kind and not 0 <= simulation.step < options.steps:
+    if simulation is not None and simulation.fault and not 0 <= simulation.step < options.steps:
         raise CommandError(f"--simulate step={simulation.step}: the run has the steps 0 to {options.steps - 1}")
-    faults = [simulation.text] if simulation is not None and simulation.kind else []
+    faults = [simulation.text] if simulation is not None and simulation.fault else []
     plan = Plan(
         kind="trace",
         programs=lambda config, placement: TracePrograms(

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sdc.train.aggregation import Aggregation, parse_aggregation
 from sdc.train.config import TrainConfig
+from sdc.train.methods import Aggregation, parse_aggregation
 from sdc.train.placement import Placement
 
 from .aggregated import AggregatedPrograms

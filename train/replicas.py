@@ -35,8 +35,8 @@ from sdc.aggregation.dropcompute import Work
 from sdc.aggregation.speedup import drop_rate
 from sdc.program._probe import probe
 
-from .aggregation import Aggregation, Lossy, Paft, PaftSync, Shadow
 from .config import TrainConfig
+from .methods import Aggregation, Lossy, Paft, PaftSync, Shadow
 from .model import Params, logits, param_specs
 from .optimizer import adamw, learning_rate
 from .parallel import DATA, MODEL, cross_entropy, global_norm

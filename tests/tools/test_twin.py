@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdc.faults.nodes import SITES, expected_frequency
+from sdc.faults.nodes import SUBMODULES, expected_frequency
 from tests.tools.command import end, kill_when, lines, sdc, several, start, summary
 
 STEPS = 5
@@ -27,7 +27,7 @@ def test_a_healthy_suspect_is_clean_and_fully_checked(dtype: str, tmp_path: Path
     assert result["verdict"] == "clean"
     # two microsteps of 4 sequences of 128 tokens, width 64, 4 layers, on both ranks of `model`
     expected = 2 * STEPS * 2 * 4 * 4 * 128 * 64
-    for site in SITES:
+    for site in SUBMODULES:
         row = result["submodules"][site]
         assert (row["checked"], row["mismatched"], row["injected"]) == (expected, 0, 0)
     assert result["state"]["checked"] > 0
@@ -38,7 +38,7 @@ def test_measured_equals_injected_by_site_layer_and_step(corrupt: tuple[Path, di
     folder, result = corrupt
     assert result["verdict"] == "corrupt"
     assert result["simulated"] is True
-    for site in SITES:
+    for site in SUBMODULES:
         row = result["submodules"][site]
         assert row["mismatched"] == row["injected"] > 0
     totals: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -51,7 +51,7 @@ def test_measured_equals_injected_by_site_layer_and_step(corrupt: tuple[Path, di
         layers.add(row["layer"])
     assert layers == {0, 1, 2, 3}
     for row in lines(folder):
-        for site in SITES:
+        for site in SUBMODULES:
             assert row["sites"][site]["mismatched"] == row["sites"][site]["injected"] == totals[row["step"], site][0]
         assert row["loss"][0] == row["loss"][1]
         assert row["state"]["mismatched"] == 0
@@ -71,7 +71,7 @@ def test_frequencies_agree_with_the_profile(corrupt: tuple[Path, dict[str, Any]]
 def test_twins_on_one_device_give_the_same_counts(corrupt: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     flags = ("--placement", "vmap", "--devices", 2, "--run", tmp_path / "run")
     result = summary("twin", "--model", 2, "--steps", STEPS, "--suspect", "node11", *flags, code=1)
-    for site in SITES:
+    for site in SUBMODULES:
         assert result["submodules"][site]["injected"] == corrupt[1]["submodules"][site]["injected"]
         assert result["submodules"][site]["mismatched"] == corrupt[1]["submodules"][site]["mismatched"]
 
@@ -143,7 +143,7 @@ def test_faults_three_twins_and_comparing_always(tmp_path: Path) -> None:
     faults = ("--fault", "bitflip,rate=1e-4,site=fwd/ffn,layer=2", "--fault", "nan,rate=1e-5,site=bwd/attn")
     flags = ("--twins", 3, "--steps", 2, "--compare", "always", "--data", 2, "--run", tmp_path / "run")
     result = summary("twin", *faults, *flags, code=1)
-    for site in SITES:
+    for site in SUBMODULES:
         assert result["submodules"][site]["mismatched"] == result["submodules"][site]["injected"]
     assert result["submodules"]["bwd/attn"]["nonfinite"] > 0
     for row in lines(tmp_path / "run", "mismatches.jsonl"):
