@@ -217,7 +217,7 @@ class _Clocked:
             self.compiled = True
         stopped = self.watch.run(gradient_sum(params), batches, params)
         given = Given(stopped.carry, jnp.int32(stopped.completed))
-        return to_workers(given, self.placement.mesh, DATA), stopped
+        return to_workers(given, DATA, self.placement.mesh), stopped
 
     def tell(self, stopped: Stopped, rest: float) -> dict[str, Any]:
         """The clock's part of the line of a step; after enough steps it chooses the threshold, alike everywhere."""

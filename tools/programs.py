@@ -161,7 +161,7 @@ class Programs:
             zeros = jnp.zeros(lax.axis_size(TWIN), jnp.float32)
             return lax.cond(
                 agreed.differs,
-                lambda: squared_distance(leaves, replicas, agreed.reference, TWIN),
+                lambda: squared_distance(leaves, TWIN, replicas, agreed.reference),
                 lambda: zeros,
             )
 
