@@ -174,7 +174,7 @@ class Fault:
 
     def largest_rate(self) -> float:
         """The largest probability of a hit that can occur."""
-        return float(min(1.0, np.max(self.rate or 0.0) * self.when.largest()))
+        return float(min(1.0, np.max(0.0 if self.rate is None else self.rate) * self.when.largest()))
 
 
 def check_moves(what: What, pattern: Pattern) -> None:
