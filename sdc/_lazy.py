@@ -3,13 +3,44 @@
 Flags, configurations and texts are checked before anything else happens, and importing JAX alone takes longer than a
 person waits for a mistyped flag. A package therefore imports nothing by itself. Its `__init__.py` lists what it offers
 as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade` reads that list.
+
+What a text or a configuration is made into (a kind of fault, a latency, a selector) knows both its settings and how it
+computes. Its module takes `jax`, `jnp` and `lax` from here: they are imported when the first of their attributes is
+looked up, which no check of a setting does. Types of arrays are imported below `if TYPE_CHECKING:` there.
 """
 
 import ast
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+__all__ = ["Lazy", "facade", "jax", "jnp", "lax"]
+
+
+class Lazy:
+    """A module that is imported when its first attribute is looked up.
+
+    Example:
+        >>> from sdc._lazy import Lazy
+        >>> Lazy("colorsys").rgb_to_hsv(0.0, 0.0, 1.0)[2]
+        1.0
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+if not TYPE_CHECKING:
+    jax, jnp, lax = Lazy("jax"), Lazy("jax.numpy"), Lazy("jax.lax")
 
 
 def facade(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

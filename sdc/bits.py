@@ -1,11 +1,14 @@
 """Tensors as bits: the views on which digests, comparisons, faults and exact broadcasts work."""
 
-import math
+from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Shaped, UInt, UInt32
+import math
+from typing import TYPE_CHECKING
+
+from sdc._lazy import jax, jnp, lax
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Shaped, UInt, UInt32
 
 
 def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:

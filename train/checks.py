@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from sdc.checksums._check import Mode, Settings
 from sdc.checksums.profile import Profile
-from sdc.checksums.schemes import SchemeName
+from sdc.checksums.settings import Mode, SchemeName, Settings
 from sdc.faults.fault import Fault, describe
 from sdc.faults.language import parse_fault
-from sdc.faults.nodes import HEALTHY, expected_frequency, profile, published
+from sdc.faults.nodes import HEALTHY, expected_frequency, node_faults, published
 from sdc.program.selectors import parse_selector
 from sdc.settings import SettingError
+
+from .submodules import submodule_products
 
 if TYPE_CHECKING:
     from .programs.device import Transform
@@ -73,8 +74,8 @@ class Checks:
             "scheme": self.scheme,
             "where": self.where,
             "profile": "assumed of the platform" if self.profile is None else str(self.profile),
-            "kappa": read.arithmetic.kappa,
-            "inputs": read.arithmetic.inputs,
+            "kappa": read.rounding.kappa,
+            "inputs": read.rounding.inputs,
             "second_tier": list(read.second_tier),
             "departs": departs,
         }
@@ -96,6 +97,10 @@ class Simulated:
     twin: int | None = None
     products: bool = False
 
+    @property
+    def _at(self) -> dict[str, int]:
+        return {} if self.twin is None else {"twin": self.twin}
+
     def check(self) -> None:
         """Checks the settings.
 
@@ -109,9 +114,9 @@ class Simulated:
     def make(self, *, layers: int) -> tuple[Fault, ...]:
         """The faults, for a model of so many layers."""
         if self.suspect is not None:
-            return tuple(profile(self.suspect, layers=layers, twin=self.twin, products=self.products))
-        at = {} if self.twin is None else {"twin": self.twin}
-        return tuple(parse_fault(fault, at=at) if isinstance(fault, str) else fault for fault in self.faults)
+            where = submodule_products if self.products else str
+            return tuple(node_faults(self.suspect, layers=layers, at=self._at, where=where))
+        return tuple(parse_fault(fault, at=self._at) if isinstance(fault, str) else fault for fault in self.faults)
 
     def describe(self, *, layers: int, steps: int) -> dict[str, Any]:
         """What the manifest says of the suspect."""

@@ -32,10 +32,10 @@ def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
             row = {axis: int(at) for axis, at in zip(AXES, index, strict=True)}
             found = {count: int(counts[count][index]) for count in ("flagged", "confirmed", "corrected")}
             rows.append({"site": name, **row, **found, "margin": float(margin[index])})
-            if flag.places is not None:
+            if flag.wrong is not None:
                 places = [
                     _by_rank(part, twins, trailing=trailing)[index]
-                    for part, trailing in zip(flag.places, (0, 1, 1), strict=True)
+                    for part, trailing in zip(flag.wrong, (0, 1, 1), strict=True)
                 ]
                 known = min(int(places[0]), len(places[1]))
                 rows[-1] |= {

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from sdc.program.selectors import parse_selector
 from sdc.settings import SettingError
 
-from .aggregation import Aggregation, parse_aggregation
 from .checks import Checks, Simulated, as_aggregated
 from .config import TrainConfig, check
+from .methods import Aggregation, parse_aggregation
 from .simulation import Simulation, parse_simulation
 from .workload import Loaded, Workload
 
@@ -255,7 +255,7 @@ class Tracing(Job):
     def check(self) -> None:
         parse_selector(self.where)
         simulation = self.simulation
-        if simulation is not None and simulation.kind and not 0 <= simulation.step < self.steps:
+        if simulation is not None and simulation.fault and not 0 <= simulation.step < self.steps:
             raise SettingError("simulate", self.simulate, f"the run has the steps 0 to {self.steps - 1}")
         self.judge()
         super().check()
@@ -274,7 +274,7 @@ class Tracing(Job):
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         simulation = self.simulation
-        faults = [simulation.text] if simulation is not None and simulation.kind else []
+        faults = [simulation.text] if simulation is not None and simulation.fault else []
         return {
             "where": parse_selector(self.where).text,
             "against": None if self.against is None else str(self.against),

@@ -14,8 +14,8 @@ from sdc.aggregation.channels import Recorded
 from sdc.aggregation.zero2 import LossyLog, recorded
 from sdc.record.reading import read_manifest, read_record
 
-from .aggregation import parse_aggregation
 from .config import TrainConfig
+from .methods import parse_aggregation
 from .model import init_params
 
 

@@ -35,8 +35,8 @@ from sdc.aggregation.dropcompute import Work
 from sdc.aggregation.speedup import drop_rate
 from sdc.program._probe import probe
 
-from .aggregation import Aggregation, Lossy, Paft, PaftSync, Shadow
 from .config import TrainConfig
+from .methods import Aggregation, Lossy, Paft, PaftSync, Shadow
 from .model import Params, logits, param_specs
 from .optimizer import adamw, learning_rate
 from .parallel import DATA, MODEL, cross_entropy, global_norm
@@ -138,7 +138,7 @@ class Replicas:
         if self.aggregation.dropcompute is not None:
             inner = skip_empty(plain)
         if isinstance(method, PaftSync):
-            return paft_sync(inner, method.period, DATA, method.sync_state, replica_axes=(MODEL,))
+            return paft_sync(inner, DATA, method.period, method.sync_state, replica_axes=(MODEL,))
         if isinstance(method, Paft):
             periods = method.initial_period, method.min_period, method.max_period
             return paft(inner, DATA, *periods, method.sync_state, replica_axes=(MODEL,))
@@ -257,7 +257,7 @@ class Replicas:
             total, completed = given or self._until_threshold(state, tokens)
             total = self._over_model(total)
             found = combine(
-                total, completed, self.micro_batches, DATA,
+                total, DATA, completed, self.micro_batches,
                 correction=self.aggregation.dropcompute.correction, drop_rate=self._drop_rate,
             )  # fmt: skip
             loss, gradient, extra["empty"] = found.loss, found.gradient, found.empty

@@ -1,19 +1,21 @@
-"""The text form of one simulated fault in a trace."""
+"""The text form of one simulated fault in a trace; see `sdc.text` for the grammar."""
+
+from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-
-import jax
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sdc
-from sdc.faults._strike import Strike, no_strike, strike_on
-from sdc.faults.language import parse_kind
+from sdc.faults.fault import Fault
+from sdc.faults.kinds import KINDS
+from sdc.faults.language import pattern_of
+from sdc.faults.patterns import PATTERNS
 from sdc.program.selectors import matching
+from sdc.text import read_term
 
-from .parallel import DATA, MODEL
-
-AXES = (DATA, MODEL)
 EXAMPLE = "bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1"
+_OWN: Mapping[str, Any] = {"step": int, "site": str, "iteration": tuple[int, ...], "element": int}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,51 +24,48 @@ class Simulation:
 
     Attributes:
         text: the line it was read from.
-        kind: what becomes of the elements, in the language of `faults.parse_kind`; empty for no fault.
+        fault: what becomes of which elements, on which device; None for no fault.
         step: of the run.
         site: pattern of site names.
         iteration: index in the enclosing loops.
         element: flat index of the first element.
-        device: index along mesh axes.
     """
 
     text: str
-    kind: str = ""
+    fault: Fault | None = None
     step: int = -1
     site: str = ""
     iteration: tuple[int, ...] = ()
     element: int = 0
-    device: dict[str, int] = dataclasses.field(default_factory=dict)
 
-    def strike(self, sites: Sequence[sdc.Site], step: int) -> Strike:
+    def strike(self, sites: Sequence[sdc.Site], step: int) -> sdc.Strike:
         """What happens at a step of a program with these sites.
 
         Raises:
             ValueError: the fault cannot be placed.
         """
-        if not self.kind:
-            return no_strike(axes=AXES)
-        what, pattern = parse_kind(self.kind)
+        axes = sorted({axis for site in sites for axis, _ in site.mesh})
+        if self.fault is None:
+            return sdc.no_strike(axes=axes)
         exact = [site for site in sites if site.name == self.site]
         found = exact or [site for site in sites if matching(self.site)(site)]
         if len(found) != 1:
             names = ", ".join(site.name for site in found[:5])
             raise ValueError(
-                f"--simulate site={self.site}: {len(found)} of the traced sites match{': ' + names if found else ''}; "
-                "name one that --where selects"
+                f"simulation {self.text!r}: {len(found)} of the traced sites match site={self.site}"
+                f"{': ' + names if found else ''}; name one that is traced"
             )
-        shape = found[0].outputs[0].shape
-        elements = [int(i) for i in pattern.positions(jax.numpy.asarray([self.element]), shape)[0]]
-        size = int(jax.numpy.prod(jax.numpy.asarray(shape)))
-        inside = [i for i in elements if i < size] or [self.element]
-        struck = strike_on(
-            found[0], what, inside, iteration=self.iteration, device=self.device, axes=AXES, room=len(elements)
-        )
-        return struck if step == self.step else no_strike(room=len(elements), axes=AXES)
+        room = self.fault.pattern.size(found[0].outputs[0].shape)
+        struck = sdc.strike_on(found[0], self.fault, self.element, iteration=self.iteration, room=room, axes=axes)
+        nothing = sdc.no_strike(room=room, axes=[*axes, *self.fault.at])
+        return struck if step == self.step else nothing
 
 
 def parse_simulation(text: str) -> Simulation:
-    """Reads `--simulate`.
+    """Reads one simulated fault of a trace: `KIND,...,step=N,site=PATTERN`, or `none`.
+
+    Kinds and patterns are those of `parse_kind`. Further keys: `step`; `site`; `iteration`, one number for each
+    enclosing loop; `element`, the first that is hit; any other key with a whole number names the device along an axis.
 
     Raises:
         ValueError: the line cannot be understood.
@@ -78,26 +77,9 @@ def parse_simulation(text: str) -> Simulation:
     """
     if text == "none":
         return Simulation(text)
-    kind: list[str] = []
-    own: dict[str, str] = {}
-    for part in text.split(","):
-        key, equals, value = part.strip().partition("=")
-        if equals and key in ("step", "site", "iteration", "element", *AXES):
-            own[key] = value
-        else:
-            kind.append(part.strip())
-    if missing := [key for key in ("step", "site") if key not in own]:
-        raise ValueError(f"--simulate {text!r}: {missing[0]!r} is missing, as in {EXAMPLE!r}; or give none")
-    try:
-        parse_kind(",".join(kind))
-        return Simulation(
-            text=text,
-            kind=",".join(kind),
-            step=int(own["step"]),
-            site=own["site"],
-            iteration=tuple(int(index) for index in own["iteration"].split("+")) if "iteration" in own else (),
-            element=int(own.get("element", 0)),
-            device={axis: int(own[axis]) for axis in AXES if axis in own},
-        )
-    except ValueError as error:
-        raise ValueError(f"--simulate {text!r}: {error}; as in {EXAMPLE!r}, or none") from error
+    term = read_term("simulation", text, KINDS, example=EXAMPLE, common={**PATTERNS, **_OWN}, open_ended=True)
+    if missing := [key for key in ("step", "site") if key not in term.common]:
+        raise ValueError(f"simulation {text!r}: {missing[0]!r} is missing, as in {EXAMPLE!r}; or give none")
+    device = {axis: int(index) for axis, index in term.other.items()}
+    fault = Fault(term.value, at=device, pattern=pattern_of(text, term))
+    return Simulation(text, fault, **{key: term.common[key] for key in _OWN if key in term.common})

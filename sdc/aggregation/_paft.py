@@ -89,8 +89,8 @@ class PaftState(NamedTuple):
 
 def paft_sync(
     optimizer: optax.GradientTransformation,
-    period: int,
     axis_name: str,
+    period: int,
     sync_state: bool = False,
     *,
     replica_axes: Sequence[str] = (),
@@ -101,8 +101,8 @@ def paft_sync(
 
     Args:
         optimizer: any optax optimizer; it is given this worker's aggregated gradient.
-        period: H, steps from one synchronization to the next; the first is in the step `period - 1`, counted from 0.
         axis_name: the axis of the replicas, bound.
+        period: H, steps from one synchronization to the next; the first is in the step `period - 1`, counted from 0.
         sync_state: whether to average the floating-point leaves of the optimizer's state as well.
         replica_axes: mesh axes over which the parameters of one replica are sharded. Leaves that are not sharded over
             them count once for each of their ranks in the divergence.
@@ -117,7 +117,7 @@ def paft_sync(
     Example:
         >>> import jax, jax.numpy as jnp, optax
         >>> from sdc.aggregation import paft_sync
-        >>> optimizer = paft_sync(optax.sgd(0.1), 1, "data")
+        >>> optimizer = paft_sync(optax.sgd(0.1), "data", 1)
         >>> def step(params, gradient):
         ...     updates, state = optimizer.update(gradient, optimizer.init(params), params)
         ...     return optax.apply_updates(params, updates)

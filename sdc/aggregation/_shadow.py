@@ -191,7 +191,7 @@ def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, ax
     origin = jnp.where(inside & (rank != owner), 1, jnp.where(free, 1 + jnp.cumsum(free), 0))[this_worker(axis_name)]
     own = taken = jax.tree.map(jnp.asarray, batch)
     for number, sender in enumerate([owner, *displaced], 1):
-        taken = jax.tree.map(functools.partial(select, origin == number), from_reference(own, sender, axis_name), taken)
+        taken = jax.tree.map(functools.partial(select, origin == number), from_reference(own, axis_name, sender), taken)
     return taken
 
 
@@ -231,7 +231,7 @@ def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array
     devices = math.prod(bound_axes()[axis] for axis in others)
 
     def measure() -> Difference:
-        watched, *copies = (from_reference(leaves, rank, axis_name) for rank in group)
+        watched, *copies = (from_reference(leaves, axis_name, rank) for rank in group)
         rows = [functools.reduce(merge, map(difference, watched, copy)) for copy in copies]
         found = Difference(*(jnp.stack(column) for column in zip(*rows, strict=True)))
         if others:

@@ -4,17 +4,20 @@ Each worker sends a stream of packets to every other one. A channel decides at t
 of the step and the sender, so that what is lost depends on nothing but seed, step and link.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Bool, Float32, Int32, PRNGKeyArray
+
+from sdc._lazy import jax, jnp, lax
 
 from .workers import check_probability
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Bool, Float32, Int32, PRNGKeyArray
 
 
 class Sent(NamedTuple):

@@ -4,17 +4,21 @@ The theory of DropCompute (`speedup`) asks for the mean and the variance of a la
 are in seconds. Draws come from a key and are reproducible.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float32, PRNGKeyArray
+from sdc._lazy import jax, jnp
+from sdc.text import Form, form, read_term, write_term
 
 from .workers import check_probability
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float32, PRNGKeyArray
 
 _NORMAL = NormalDist()
 
@@ -34,8 +38,15 @@ class Latency(Protocol):
         """Independent times; the same key and shape give the same bits."""
 
 
+class _Written:
+    """Written as text, see `parse_latency`."""
+
+    def __str__(self) -> str:
+        return write_term(self, LATENCIES)
+
+
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class Constant(_Written):
     """Always the same time.
 
     Attributes:
@@ -60,7 +71,7 @@ class Constant:
 
 
 @dataclasses.dataclass(frozen=True)
-class Normal:
+class Normal(_Written):
     """max(0, X) with X ~ N(mu, sigma²): no time is negative, so negative draws become 0.
 
     Mean and variance are those of what is drawn. With a = mu/sigma, phi and Phi the density and the distribution of
@@ -98,7 +109,7 @@ class Normal:
 
 
 @dataclasses.dataclass(frozen=True)
-class LogNormal:
+class LogNormal(_Written):
     """exp(X) with X ~ N(m, s²), s² = log(1 + (std/mean)²) and m = log(mean) - s²/2.
 
     Attributes:
@@ -123,7 +134,7 @@ class LogNormal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential:
+class Exponential(_Written):
     """Density exp(-t/mean)/mean.
 
     Attributes:
@@ -144,7 +155,7 @@ class Exponential:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gamma:
+class Gamma(_Written):
     """Gamma distribution of scale mean/shape.
 
     Attributes:
@@ -167,7 +178,7 @@ class Gamma:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(_Written):
     """Stragglers: `base`, and with a probability `extra` more.
 
     Attributes:
@@ -203,7 +214,7 @@ _BOUND = 5.5
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundedLogNormal:
+class BoundedLogNormal(_Written):
     """The delay environment of DropCompute (Giladi et al., NeurIPS 2023, appendix B.1).
 
         t = base + base min(Z/alpha, beta),  Z ~ LogNormal(4, 1),  alpha = 2 exp(4.5),  beta = 5.5
@@ -248,17 +259,16 @@ def _bounded_moment(k: int) -> float:
 
 
 _MODELS = (Constant, Normal, LogNormal, Exponential, Gamma, Bernoulli, BoundedLogNormal)
-_KINDS: dict[str, tuple[Callable[..., Latency], tuple[str, ...]]] = {
-    model.__name__.lower(): (model, tuple(field.name for field in dataclasses.fields(model))) for model in _MODELS
-}
+LATENCIES: Mapping[str, Form] = {model.__name__.lower(): form(model) for model in _MODELS}
+"""The text form of every latency."""
 
 
-def parse_latency(spec: str) -> Latency:
-    """A latency from a line of text: `KIND,key=value[,key=value]...`.
+def parse_latency(text: str) -> Latency:
+    """A latency from a line of text: `KIND,key=value[,key=value]...`; see `sdc.text` for the grammar.
 
     Kinds and keys are the classes of this module and their attributes: `constant,seconds=S`, `normal,mu=M,sigma=S`,
     `lognormal,mean=M,std=S`, `exponential,mean=M`, `gamma,mean=M,shape=K`, `bernoulli,base=B,extra=E,probability=P`,
-    `boundedlognormal,base=B`.
+    `boundedlognormal,base=B`. The `str` of a latency is its text.
 
     Raises:
         ValueError: the line cannot be understood.
@@ -267,32 +277,8 @@ def parse_latency(spec: str) -> Latency:
         >>> parse_latency("lognormal,mean=0.1,std=0.05")
         LogNormal(mean=0.1, std=0.05)
     """
-    kind, *pairs = (part.strip() for part in spec.split(","))
-    if kind not in _KINDS:
-        raise ValueError(
-            f"latency {spec!r}: unknown kind {kind!r}; expected one of {', '.join(_KINDS)}, as in 'constant,seconds=1'"
-        )
-    make, keys = _KINDS[kind]
-    form = ",".join([kind, *(f"{key}=..." for key in keys)])
-    values: dict[str, float] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ValueError(f"latency {spec!r}: {pair!r} is not of the form key=value; write {form!r}")
-        if key not in keys:
-            raise ValueError(f"latency {spec!r}: unknown key {key!r}; write {form!r}")
-        if key in values:
-            raise ValueError(f"latency {spec!r}: {key!r} is given twice; give it once")
-        try:
-            values[key] = float(value)
-        except ValueError as error:
-            raise ValueError(f"latency {spec!r}: {key}={value!r}: expected a number, as in {key}=0.1") from error
-    if missing := [key for key in keys if key not in values]:
-        raise ValueError(f"latency {spec!r}: {missing[0]!r} is missing; write {form!r}")
-    try:
-        return make(**values)
-    except ValueError as error:
-        raise ValueError(f"latency {spec!r}: {error}") from error
+    found: Latency = read_term("latency", text, LATENCIES, example="lognormal,mean=0.1,std=0.05").value
+    return found
 
 
 def _check_times(**times: float) -> None:

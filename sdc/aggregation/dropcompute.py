@@ -161,9 +161,9 @@ def work_if(work: Work, go: Bool[Array, ""], carry: Tree, batch: Tree, context: 
 
 def combine(
     total: Sum,
+    axis_name: str,
     completed: Int32[Array, ""],
     micro_batches: int,
-    axis_name: str,
     *,
     correction: Correction = "none",
     drop_rate: float = 0.0,
@@ -176,9 +176,9 @@ def combine(
 
     Args:
         total: of this worker.
+        axis_name: the axis of the workers, bound.
         completed: micro-batches that are in it. A traced number is not checked against `micro_batches`.
         micro_batches: M, of a full step of one worker.
-        axis_name: the axis of the workers, bound.
         correction: see above. `rate` scales the gradient; optimizers that do not care for its size, such as Adam, want
             their learning rate scaled instead.
         drop_rate: mean share of micro-batches that are dropped, for `rate`.

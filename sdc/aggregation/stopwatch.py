@@ -4,7 +4,7 @@ Giladi et al. (arXiv:2306.10598), algorithm 1. What it can do for a step:
 
     watch = Stopwatch(accumulate(loss), threshold)
     mine = watch.run(gradient_sum(params), micro_batches, params)        # on this process's devices, no collective
-    total, completed = to_workers((mine.carry, jnp.int32(mine.completed)), mesh, "data")
+    total, completed = to_workers((mine.carry, jnp.int32(mine.completed)), "data", mesh)
     params, state = join(total, completed, params, state)                 # jit(shard_map(...)): combine and optimizer
 
 `mine.completed` of every process and step is all that a replay needs (`dropcompute.masked`).
@@ -158,13 +158,13 @@ class Stopwatch:
         return ends[-1] + flying * mean >= deadline
 
 
-def to_workers(tree: Tree, mesh: Mesh, axis_name: str) -> Tree:
+def to_workers(tree: Tree, axis_name: str, mesh: Mesh) -> Tree:
     """Global arrays with a leading axis of workers, from what each process has: its own arrays, one worker a process.
 
     Args:
         tree: of this process, of one shape in all of them.
-        mesh: with `axis_name` over the processes, one device each.
         axis_name: the axis of the workers.
+        mesh: with `axis_name` over the processes, one device each.
     """
     sharding = NamedSharding(mesh, P(axis_name))
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf[None]), tree)

@@ -1,14 +1,15 @@
 """The workers of data-parallel training: a mapped axis, and what every method here asks of it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Int32
-
+from sdc._lazy import jax, jnp, lax
 from sdc.program.axes import bound_axes
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int32
 
 
 def count_workers(axis_name: str) -> int:

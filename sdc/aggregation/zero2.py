@@ -99,32 +99,22 @@ class _Transport:
         self,
         key: Array,
         state: Any,
+        sent: Sent,
         squares: Float32[Array, "workers packets"] | None,
-        *,
-        sender: Int32[Array, ""],
-        step: Int32[Array, ""],
-        layout: Layout,
-        scale: Float32[Array, ""],
     ) -> tuple[Bool[Array, "workers packets"], Any]:
         """Packets that arrive, and the channel's state. `squares` are the packets' norms, for those sent reliably."""
-        workers, packets = layout.workers, layout.packets
-
-        def draw(packets: int) -> tuple[Bool[Array, "workers packets"], Any]:
-            return self.channel.draw(key, state, Sent(sender, step, workers, packets, scale))
-
-        if isinstance(self.channel, Recorded):  # what a log holds has been mended already
-            return draw(packets)
-        if self.parity is None:
-            arrived, state = draw(packets)
+        workers, packets = sent.workers, sent.packets
+        if self.parity is None or isinstance(self.channel, Recorded):
+            arrived, state = self.channel.draw(key, state, sent)
         else:
             groups = -(-packets // self.parity)
-            sent, state = draw(groups * (self.parity + 1))
-            group = sent.reshape(workers, groups, self.parity + 1)
+            drawn, state = self.channel.draw(key, state, sent._replace(packets=groups * (self.parity + 1)))
+            group = drawn.reshape(workers, groups, self.parity + 1)
             real = (jnp.arange(groups * self.parity) < packets).reshape(groups, self.parity)
             data, spare = group[..., :-1] | ~real, group[..., -1:]
             mended = data | ((jnp.sum(~data, axis=-1, keepdims=True) == 1) & spare)
             arrived = mended.reshape(workers, -1)[:, :packets]
-        if squares is not None:
+        if squares is not None and not isinstance(self.channel, Recorded):  # what a log holds has been mended already
             # What is not a number is as important as can be; of equal norms the first are taken.
             largest = lax.top_k(jnp.nan_to_num(squares, nan=jnp.inf), math.ceil(self.reliable * packets))[1]
             arrived |= jnp.zeros_like(arrived).at[jnp.arange(workers)[:, None], largest].set(True)
@@ -251,18 +241,11 @@ def lossy_zero2(
             scale = jnp.where(known, jnp.minimum(share, 1) ** jnp.float32(tighten), 1)
 
         itself = (jnp.arange(workers) == sender)[:, None]
+        sent = Sent(sender, state.step, workers, layout.packets, scale)
 
         def deliver(which: int, moved: Sequence[Array]) -> tuple[Array, Any]:
             squares = layout.squares(moved) if reliable else None
-            arrived, channel = transports[which].deliver(
-                keys[which],
-                state.channels[which],
-                squares,
-                sender=sender,
-                step=state.step,
-                layout=layout,
-                scale=scale,
-            )
+            arrived, channel = transports[which].deliver(keys[which], state.channels[which], sent, squares)
             return arrived | itself, channel
 
         gradients = layout.cut(gradient)

@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sdc.faults.fault import Fault
+from sdc.faults.kinds import What
 from sdc.program.selectors import arithmetic
 from sdc.program.site import Where
+from sdc.settings import SettingError
 
 from .runner import Campaign
 
@@ -17,7 +20,7 @@ def campaign(
     loss: Callable[[Any, Any], Any],
     injections: int = 100,
     where: Where = arithmetic,
-    faults: Sequence[str] = ("bitflip",),
+    faults: Sequence[Fault | What | str] = ("bitflip",),
     follow: int = 5,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
@@ -30,7 +33,8 @@ def campaign(
         loss: `(state, metrics) -> loss`, of what the step returns.
         injections: how many.
         where: selects the sites; by default everything that computes floating-point numbers.
-        faults: kinds and patterns, see `parse_kind`.
+        faults: which, each a `Fault`, just its kind, or its text (see `parse_kind`). Where and when they hit is the
+            campaign's affair.
         follow: steps that are followed after the struck one.
         seed: another seed, other injections.
 
@@ -52,7 +56,7 @@ def campaign(
         (20, True)
     """
     if injections < 1:
-        raise ValueError(f"injections={injections}: expected at least 1")
+        raise SettingError("injections", injections, "expected at least 1")
     runner = Campaign(
         step, state, batches, observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where, faults=faults,
         follow=follow, seed=seed,

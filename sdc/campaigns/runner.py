@@ -24,12 +24,13 @@ from sdc.checksums.transform import abft as checked, accumulators
 from sdc.faults._strike import NUMBERS, Strike, no_strike, strike, strike_on
 from sdc.faults.changes import field_bits
 from sdc.faults.events import Events, Hits, corruptible
-from sdc.faults.kinds import BitFlip, StuckBit
-from sdc.faults.language import parse_kind
-from sdc.faults.patterns import Pattern
+from sdc.faults.fault import Fault, check_moves
+from sdc.faults.kinds import BitFlip, StuckBit, What
+from sdc.faults.language import as_fault
 from sdc.program.interpreter import sites
 from sdc.program.selectors import arithmetic, as_selector
 from sdc.program.site import Site, Where
+from sdc.settings import SettingError
 from sdc.twins.digests import tree_digest
 
 from .outcomes import ABFT, Observed, classify, decided, thresholds
@@ -81,21 +82,21 @@ class Campaign:
         *,
         observe: Observe,
         where: Where = arithmetic,
-        faults: Sequence[str] = ("bitflip",),
+        faults: Sequence[Fault | What | str] = ("bitflip",),
         follow: int = 5,
         seed: int = 0,
         batch: int = 1,
         abft: bool = False,
     ) -> None:
         if follow < 0:
-            raise ValueError(f"follow={follow}: expected a number of steps from 0")
+            raise SettingError("follow", follow, "expected a number of steps from 0")
         if len(batches) <= follow:
             raise ValueError(
                 f"{len(batches)} steps leave none to strike when {follow} are followed; give more than {follow} steps"
             )
         if not faults:
-            raise ValueError("no kind of fault is given; give one, as in 'bitflip'")
-        self.faults = [(text, *parse_kind(text)) for text in faults]
+            raise SettingError("faults", None, "no kind of fault is given; give one, as in 'bitflip'")
+        self.faults = [_single(fault) for fault in faults]
         self.batches, self.follow, self.seed, self.batch, self.abft = batches, follow, seed, batch, abft
         step = accumulators(step) if abft else step
         self.where = as_selector(where)
@@ -123,7 +124,7 @@ class Campaign:
             return state, observed(state, metrics)
 
         axes = sorted({axis for site in self.sites for axis, _ in site.mesh})
-        room = max(pattern.size(x.shape) for _, _, pattern in self.faults for site in self.sites for x in site.outputs)
+        room = max(fault.pattern.size(x.shape) for _, fault in self.faults for site in self.sites for x in site.outputs)
         self._room, self._axes = min(room, _largest(self.sites)), axes
         self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
         self._plain = jax.jit(plain if batch == 1 else jax.vmap(plain))
@@ -135,9 +136,9 @@ class Campaign:
     def _check_faults(self) -> None:
         """Every kind of fault must suit the numbers of every site, before hours are spent on the others."""
         for dtype in {x.dtype for site in self.sites for x in site.outputs if _strikable(x)}:
-            for text, what, _ in self.faults:
+            for text, fault in self.faults:
                 try:
-                    what.change(jax.random.key(0), (), dtype, jnp.int32(0))
+                    fault.what.change(jax.random.key(0), (), dtype, jnp.int32(0))
                 except ValueError as error:
                     raise ValueError(
                         f"fault {text!r} does not suit a selected site: {error}; or select fewer sites"
@@ -148,7 +149,8 @@ class Campaign:
         u = _kronecker(number, self.seed)
         step = int(next(u) * (len(self.batches) - self.follow))
         site = self.sites[int(next(u) * len(self.sites))]
-        text, what, pattern = self.faults[int(next(u) * len(self.faults))]
+        text, fault = self.faults[int(next(u) * len(self.faults))]
+        what = fault.what
         outputs = [output for output, x in enumerate(site.outputs) if _strikable(x)]
         output = outputs[int(next(u) * len(outputs))]
         shape, dtype = site.outputs[output].shape, site.outputs[output].dtype
@@ -164,10 +166,9 @@ class Campaign:
         device = {axis: int(next(u) * length) for axis, length in site.mesh}
         element = int(next(u) * math.prod(shape))
         key = jax.random.fold_in(jax.random.key(self.seed), number)
-        elements = _elements(pattern, element, shape)
         struck = strike_on(
-            site, what, elements, iteration=iteration, device=device, output=output, key=key, room=self._room,
-            axes=self._axes,
+            site, dataclasses.replace(fault, what=what), element, iteration=iteration, device=device, output=output,
+            key=key, room=self._room, axes=self._axes,
         )  # fmt: skip
         innermost = site.loops == max(other.loops for other in self.sites)
         row = {
@@ -285,7 +286,7 @@ class Campaign:
             if before.digest != now.digest:
                 raise NotDeterministic(
                     "a step of the clean run gave other bits when it was repeated: the program is not deterministic "
-                    "here, or this machine corrupts data; run sdc twin on it"
+                    "here, or this machine corrupts data; compare it with another one, in lock-step"
                 )
 
     def _stack(self, trees: Sequence[Any]) -> Any:
@@ -323,11 +324,21 @@ def _kronecker(number: int, seed: int) -> Iterator[float]:
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 
-def _elements(pattern: Pattern, element: int, shape: tuple[int, ...]) -> list[int]:
-    """The elements of a pattern that starts at one."""
-    size = math.prod(shape)
-    found = np.asarray(pattern.positions(jnp.asarray([element], jnp.int32), shape))[0]
-    return [int(index) for index in found if index < size]
+def _single(fault: Fault | What | str) -> tuple[str, Fault]:
+    """A fault that the campaign places, and its text.
+
+    Raises:
+        ValueError: it says where or when it hits, or cannot be understood.
+    """
+    found = as_fault(fault)
+    if found != Fault(found.what, pattern=found.pattern):
+        raise SettingError(
+            "faults",
+            found,
+            "a campaign chooses site, iteration, device and step itself; give kind and pattern, and sites with where=",
+        )
+    check_moves(found.what, found.pattern)
+    return (fault if isinstance(fault, str) else str(found)), found
 
 
 def _strikable(x: Any) -> bool:

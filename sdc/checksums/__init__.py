@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     # What a check found.
     from ._check import (
         Flags as Flags,
-        Places as Places,
-        Settings as Settings,
+        WrongElements as WrongElements,
         check as check,
         merge_flags as merge_flags,
     )
+    from .settings import Settings as Settings
 
     # What is known of a device.
     from .profile import Profile as Profile
-    from .roundoff import Arithmetic as Arithmetic
+    from .roundoff import Rounding as Rounding
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -1,8 +1,7 @@
 """Checks one product: judges its rows, recomputes what looks wrong, and says what it found."""
 
-import dataclasses
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +13,17 @@ from sdc.bits import as_bits, select
 from sdc.program.axes import varying
 
 from .products import Dot, Product
-from .roundoff import EXACT, Arithmetic, Units, work_type
-from .schemes import Expected, Factors, Scheme, SchemeName, make_scheme
+from .roundoff import Units, work_type
+from .schemes import Expected, Factors, Scheme, make_scheme
+from .settings import Settings
 
-Mode: TypeAlias = Literal["detect", "locate", "correct"]
-PLACES = 8
+LISTED = 8
 """Wrong elements that are returned one by one."""
 LARGEST = 2**31 - 1
 """Elements are counted by 32-bit integers."""
 
 
-class Places(NamedTuple):
+class WrongElements(NamedTuple):
     """The first wrong elements of a product; rows beyond `found` are zero.
 
     Attributes:
@@ -53,7 +52,7 @@ class Flags(NamedTuple):
         nonfinite: rows of infinite or undefined *inputs*, which nothing can be said of; they are not among `checked`.
         margin: largest |r| / bound of a judged row, in the scheme's last tier that saw it; infinite where a sum
             overflowed.
-        places: the first wrong elements, in the modes `locate` and `correct`, else None.
+        wrong: the first wrong elements, in the modes `locate` and `correct`, else None.
     """
 
     checked: UInt32[Array, "*site"]
@@ -63,35 +62,7 @@ class Flags(NamedTuple):
     corrected: UInt32[Array, "*site"]
     nonfinite: UInt32[Array, "*site"]
     margin: Float32[Array, "*site"]
-    places: Places | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How products are checked.
-
-    Attributes:
-        mode: `detect` flags rows, `locate` names wrong elements too, `correct` replaces wrong rows as well.
-        scheme: see `schemes`.
-        arithmetic: of the device.
-        tier: tier that rows are judged by at first.
-        fused: whether the fused kernel computes the products that it fits.
-    """
-
-    mode: Mode = "detect"
-    scheme: SchemeName = "two-tier"
-    arithmetic: Arithmetic = EXACT
-    tier: int = 1
-    fused: bool = False
-
-    def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"mode={self.mode!r} is unknown; expected one of {', '.join(get_args(Mode))}")
-        if self.mode != "detect" and not make_scheme(self.scheme, jnp.float32, jnp.float32).locates:
-            raise ValueError(
-                f"mode={self.mode!r} needs to know which rows are wrong, but scheme={self.scheme!r} judges a product "
-                "as a whole; choose mode='detect', or another scheme"
-            )
+    wrong: WrongElements | None = None
 
 
 class Operands(NamedTuple):
@@ -137,19 +108,19 @@ def check(product: Product, settings: Settings, operands: Operands) -> tuple[Sha
 def no_flags(settings: Settings) -> Flags:
     """Flags of a product without elements: nothing was checked."""
     none = jnp.uint32(0)
-    places = Places(none, jnp.zeros(PLACES, jnp.uint32), jnp.zeros(PLACES, jnp.float32))
+    places = WrongElements(none, jnp.zeros(LISTED, jnp.uint32), jnp.zeros(LISTED, jnp.float32))
     return Flags(none, none, none, none, none, none, jnp.float32(0), None if settings.mode == "detect" else places)
 
 
 def merge_flags(total: Flags, new: Flags) -> Flags:
     """Flags of two checks together; zeros are neutral."""
-    places = total.places
-    if places is not None and new.places is not None:
-        at = jnp.minimum(places.found, PLACES).astype(jnp.int32) + jnp.arange(PLACES, dtype=jnp.int32)
-        places = Places(
-            places.found + new.places.found,
-            places.element.at[at].add(new.places.element, mode="drop"),
-            places.error.at[at].add(new.places.error, mode="drop"),
+    places = total.wrong
+    if places is not None and new.wrong is not None:
+        at = jnp.minimum(places.found, LISTED).astype(jnp.int32) + jnp.arange(LISTED, dtype=jnp.int32)
+        places = WrongElements(
+            places.found + new.wrong.found,
+            places.element.at[at].add(new.wrong.element, mode="drop"),
+            places.error.at[at].add(new.wrong.error, mode="drop"),
         )
     return Flags(
         total.checked + new.checked,
@@ -205,7 +176,7 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
     judged = jnp.full(none.shape, math.prod(margins.shape[axes:]), jnp.uint32)
     nowhere = None
     if settings.mode != "detect":
-        nowhere = Places(none, *(jnp.zeros((*none.shape, PLACES), dtype) for dtype in (jnp.uint32, jnp.float32)))
+        nowhere = WrongElements(none, *(jnp.zeros((*none.shape, LISTED), dtype) for dtype in (jnp.uint32, jnp.float32)))
     most = largest(margins)
 
     def clean(_: Operands) -> tuple[Any, Flags]:
@@ -251,7 +222,7 @@ def _recompute(
     differ = as_bits(recomputed) != as_bits(c)
     ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
     same = product.total(differ.astype(jnp.float32), ones, 1)[..., 0] == 0
-    lenience = scheme.lenience(product, given.a, given.b, settings.arithmetic.kappa)
+    lenience = scheme.lenience(product, given.a, given.b, settings.rounding.kappa)
     confirmed = ~(margins <= 1) & ((again <= 1) | (~same & (again * lenience <= 1)))
     margins = jnp.where(same & (margins * lenience <= 1), margins * lenience, margins)
     flagged = ~(margins <= 1)
@@ -265,7 +236,7 @@ def _recompute(
     # The fused kernel rounds in another way than the second product.
     changed = differ & columns if settings.fused else differ
     wrong = product.spread(flagged, c) & jnp.where(product.spread(confirmed, c), changed, columns)
-    found = found._replace(places=_places(wrong, recomputed, c, axes))
+    found = found._replace(wrong=_wrong_elements(wrong, recomputed, c, axes))
     if settings.mode == "locate":
         return c, varying(found)
     mended = select(jnp.broadcast_to(product.spread(confirmed, c), c.shape), recomputed, c)
@@ -286,7 +257,7 @@ def row_margins(product: Product, settings: Settings, given: Operands, expected:
 
 def _factors(product: Product, settings: Settings, given: Operands) -> Factors:
     types = given.a.dtype, given.b.dtype, given.c.dtype
-    units = Units.of(*types, settings.arithmetic, exact=product.exact)
+    units = Units.of(*types, settings.rounding, exact=product.exact)
     a, b, c = (x.astype(work_type(*types)) for x in given[:3])
     return Factors(a, b, c, units, *given[3:])
 
@@ -315,7 +286,9 @@ def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Boo
     return flagged.reshape(*flagged.shape[:batch], *[1] * rows, *flagged.shape[batch:])
 
 
-def _places(wrong: Bool[Array, "*c"], recomputed: Shaped[Array, "*c"], c: Shaped[Array, "*c"], axes: int) -> Places:
+def _wrong_elements(
+    wrong: Bool[Array, "*c"], recomputed: Shaped[Array, "*c"], c: Shaped[Array, "*c"], axes: int
+) -> WrongElements:
     """The first wrong elements, for each index of the leading axes that are kept apart."""
     if c.size >= LARGEST:
         raise ValueError(
@@ -331,12 +304,12 @@ def _places(wrong: Bool[Array, "*c"], recomputed: Shaped[Array, "*c"], c: Shaped
     work = work_type(c.dtype)
     off = flat(c.astype(work) - recomputed.astype(work))
     # Of equal values, the first ones come first.
-    known, at = lax.top_k(flat(wrong), min(PLACES, number))
+    known, at = lax.top_k(flat(wrong), min(LISTED, number))
     error = jnp.where(known > 0, jnp.take_along_axis(off, at, axis=-1), 0.0)
     element = jnp.where(known > 0, at, 0).astype(jnp.uint32)
-    missing = [(0, 0)] * axes + [(0, PLACES - at.shape[-1])]
+    missing = [(0, 0)] * axes + [(0, LISTED - at.shape[-1])]
     total = jnp.sum(jnp.broadcast_to(wrong, c.shape), axis=tuple(range(axes, c.ndim)), dtype=jnp.uint32)
-    return Places(total, jnp.pad(element, missing), jnp.pad(error, missing))
+    return WrongElements(total, jnp.pad(element, missing), jnp.pad(error, missing))
 
 
 def _count(axes: tuple[int, ...], *rows: Bool[Array, "*rows"]) -> UInt32[Array, "counts *kept"]:

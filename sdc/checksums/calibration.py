@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._check import Settings
 from .kernel import multiply
 from .power import DISTRIBUTIONS
 from .products import Dot
-from .roundoff import EXACT, SIGMAS, SPREAD, Arithmetic, Units
+from .roundoff import EXACT, SIGMAS, SPREAD, Rounding, Units
 from .schemes import Factors, Probabilistic, residual
+from .settings import Settings
 
 DEPTHS = (64, 256, 1024, 4096, 16384)
 """Numbers of terms of the sums that are measured."""
@@ -66,8 +66,8 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> Mea
     return Measured(dtype, relative)
 
 
-def fit(narrow: Measured | None, wide: Measured | None) -> Arithmetic:
-    """The arithmetic of a device from its errors.
+def fit(narrow: Measured | None, wide: Measured | None) -> Rounding:
+    """How a device rounds, from its errors.
 
     Products of bfloat16 factors are exact in float32, so that their errors are those of the sums: they give kappa. What
     errors of float32 factors exceed that is due to the rounding of the factors.
@@ -88,7 +88,7 @@ def fit(narrow: Measured | None, wide: Measured | None) -> Arithmetic:
         )
         if left > 0:
             inputs = 2.0 ** math.ceil(math.log2(left / (HALF * SIGMAS)))
-    return Arithmetic(kappa, inputs)
+    return Rounding(kappa, inputs)
 
 
 def _rounds(measured: Measured) -> bool:

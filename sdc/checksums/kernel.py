@@ -16,9 +16,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Shaped
 
-from ._check import Operands, Settings
+from ._check import Operands
 from .products import Dot, Product
 from .schemes import signed_weights
+from .settings import Settings
 
 ROWS, COLUMNS, TERMS = 128, 128, 64
 """Tile of the product, and terms that are summed at a time."""

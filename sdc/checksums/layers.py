@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,14 @@ from sdc.program.interpreter import required
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import primitive
 
-from ._check import Flags, Mode, Settings, check, merge_flags
+from ._check import Flags, check, merge_flags
 from .kernel import multiply
 from .products import Dimensions, Dot
 from .profile import Profile
 from .roundoff import unit, work_type
-from .schemes import SchemeName, checksum as fold, make_scheme
-from .transform import Output, abft, carried, check_output
+from .schemes import checksum as fold, make_scheme
+from .settings import Mode, Output, SchemeName, Settings, check_choice
+from .transform import abft, carried
 
 # Identity on a product, with the flags of its check beside it: they live as long as the product is used.
 checked_product_p = Primitive("checked_product")
@@ -112,7 +113,7 @@ def dot_general(
         >>> out.shape, int(flags["fwd/checked_product"].checked)
         ((4, 2), 4)
     """
-    check_output(output)
+    check_choice("output", output, get_args(Output))
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
     dimensions: Dimensions = (

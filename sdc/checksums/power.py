@@ -9,9 +9,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from sdc.bits import as_bits, from_bits, select
 
-from ._check import Operands, Settings, expect, row_margins
+from ._check import Operands, expect, row_margins
 from .products import Dot
 from .schemes import Expected
+from .settings import Settings
 
 MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
 """Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3."""

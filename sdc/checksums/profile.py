@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from sdc.record.determinism import differences, environment
+from sdc._lazy import jax
 from sdc.record.files import RecordError, read_json, write_json
 
-from ._check import Settings
-from .roundoff import PLATFORMS, Arithmetic
+from .roundoff import PLATFORMS, Rounding
+from .settings import Settings
 
 SCHEMA = 1
 TITLE = "sdc abft profile"
@@ -23,14 +21,14 @@ class Profile:
     """How products are checked on one kind of device.
 
     Attributes:
-        arithmetic: how the device multiplies.
+        rounding: how the device rounds.
         second_tier: sites whose first tier has so much to pass on that they begin with the second.
         fused: whether the fused kernel is faster than XLA's product and its sums.
         measured_on: device and library versions; None where nothing was measured.
         measurements: what was measured, as `sdc abft calibrate` prints it.
     """
 
-    arithmetic: Arithmetic
+    rounding: Rounding
     second_tier: tuple[str, ...] = ()
     fused: bool = False
     measured_on: Mapping[str, Any] | None = None
@@ -91,7 +89,7 @@ class Profile:
             if not isinstance(values["fused"], bool) or not named:
                 raise TypeError(f"fused={values['fused']!r}, second_tier={values['second_tier']!r}")
             profile = cls(
-                Arithmetic(float(values["arithmetic"]["kappa"]), float(values["arithmetic"]["inputs"])),
+                Rounding(float(values["arithmetic"]["kappa"]), float(values["arithmetic"]["inputs"])),
                 tuple(names),
                 values["fused"],
                 dict(values["measured_on"]),
@@ -109,7 +107,7 @@ class Profile:
                 "title": TITLE,
                 "schema": SCHEMA,
                 "measured_on": self.measured_on or hardware(),
-                "arithmetic": dataclasses.asdict(self.arithmetic),
+                "arithmetic": dataclasses.asdict(self.rounding),
                 "second_tier": self.second_tier,
                 "fused": self.fused,
                 "measurements": self.measurements,
@@ -118,6 +116,8 @@ class Profile:
 
     def departs(self) -> list[str]:
         """What the devices and libraries at hand differ in from those that were measured, one line each."""
+        from sdc.record.determinism import differences  # asks JAX, which reading a profile does not
+
         if self.measured_on is None:
             return []
         return [found.describe(("measured on", "here")) for found in differences([self.measured_on, hardware()])]
@@ -125,11 +125,13 @@ class Profile:
     def settings(self, settings: Settings, site: str) -> Settings:
         """The settings of one site."""
         tier = 2 if site in self.second_tier else 1
-        return dataclasses.replace(settings, arithmetic=self.arithmetic, tier=tier, fused=self.fused)
+        return dataclasses.replace(settings, rounding=self.rounding, tier=tier, fused=self.fused)
 
 
 def hardware() -> dict[str, Any]:
     """Devices and libraries on which the rounding of products depends."""
+    from sdc.record.determinism import environment  # asks JAX, which reading a profile does not
+
     known = environment()
     kept = ("platform", "device_kind", "platform_version", "processor")
     packages = {name: known["packages"][name] for name in ("jax", "jaxlib")}

@@ -1,11 +1,12 @@
 """Unit round-offs of floating-point types, and how far a device departs from them."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+from sdc._lazy import jax, jnp
 
 SIGMAS = 3.4
 """Bound of a sum of rounding errors, in units of their largest value times the root of the sum of squares."""
@@ -60,8 +61,8 @@ def _info(dtype: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arithmetic:
-    """How a device multiplies matrices.
+class Rounding:
+    """How a device rounds what it multiplies and adds.
 
     Attributes:
         kappa: rounding errors of long sums that are cut off and not rounded grow as `k / kappa`; infinite where sums
@@ -81,12 +82,12 @@ class Arithmetic:
             )
 
 
-EXACT = Arithmetic()
+EXACT = Rounding()
 """Sums that round to nearest, of products that are exact."""
 PLATFORMS = {
     "cpu": EXACT,
-    "gpu": Arithmetic(kappa=16.0, inputs=2.0**-11),
-    "tpu": Arithmetic(kappa=16.0, inputs=2.0**-8),
+    "gpu": Rounding(kappa=16.0, inputs=2.0**-11),
+    "tpu": Rounding(kappa=16.0, inputs=2.0**-8),
 }
 """What is assumed of a platform that was not calibrated."""
 
@@ -100,7 +101,7 @@ class Units:
         inputs: relative error of rounding the inputs before they are multiplied.
         output: relative error of rounding the sums to the output's type; 0 where they are not rounded.
         least: absolute error of rounding the smallest sums to the output's type.
-        kappa: see `Arithmetic`.
+        kappa: see `Rounding`.
     """
 
     sum: float
@@ -110,14 +111,14 @@ class Units:
     kappa: float
 
     @classmethod
-    def of(cls, a: Any, b: Any, c: Any, arithmetic: Arithmetic, *, exact: bool = False) -> "Units":
+    def of(cls, a: Any, b: Any, c: Any, rounding: Rounding, *, exact: bool = False) -> Units:
         """The units of a product of arrays of these types.
 
         Args:
             a: type of the first factor.
             b: type of the second.
             c: type of the product.
-            arithmetic: of the device.
+            rounding: of the device.
             exact: whether the inputs are multiplied as they are, whatever the device does by default.
 
         Raises:
@@ -125,14 +126,14 @@ class Units:
         """
         work = work_type(a, b, c)
         wide = max(a, b, key=lambda dtype: jnp.finfo(dtype).nmant)
-        inputs = 0.0 if exact or unit(wide) >= arithmetic.inputs else arithmetic.inputs
+        inputs = 0.0 if exact or unit(wide) >= rounding.inputs else rounding.inputs
         rounded = unit(c) > unit(work)
         return cls(
             sum=unit(work),
             inputs=inputs,
             output=unit(c) if rounded else 0.0,
             least=spacing(c) if rounded else 0.0,
-            kappa=arithmetic.kappa,
+            kappa=rounding.kappa,
         )
 
     def relative(self, depth: int, width: int) -> float:

@@ -27,7 +27,7 @@ that cancel, and all but one in 128 swaps of two elements.
 
 import functools
 import math
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,8 +35,8 @@ from jaxtyping import Array, Float
 
 from .products import Powers, Product
 from .roundoff import SIGMAS, Units
+from .settings import SchemeName, check_choice
 
-SchemeName: TypeAlias = Literal["two-tier", "blocks", "residual", "deterministic", "paper"]
 LOSSY = 16.0
 """Kappa that rows which repeat themselves are judged by, where the device's is larger."""
 RUN = 512
@@ -100,8 +100,6 @@ class Scheme(Protocol):
 
     tiers: int
     """1, or 2 where `margin` has a second tier."""
-    locates: bool
-    """Whether it tells one row from another."""
 
     def blocks(self, width: int) -> int:
         """Number of blocks into which so many columns are cut."""
@@ -183,7 +181,7 @@ def _least(units: Units, depth: int, width: int, dtype: Any) -> float:
 class Probabilistic:
     """`two-tier`, `blocks` and `residual`."""
 
-    tiers, locates = 2, True
+    tiers = 2
 
     def __init__(self, *, block: int | None = None) -> None:
         self._block = block
@@ -255,7 +253,7 @@ class Probabilistic:
 class Deterministic:
     """Componentwise bounds that no rounding can exceed."""
 
-    tiers, locates = 1, True
+    tiers = 1
 
     def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
         return 1.0
@@ -297,7 +295,7 @@ class Deterministic:
 class Paper:
     """The study's scheme."""
 
-    tiers, locates = 1, False
+    tiers = 1
 
     def __init__(self, epsilon: float) -> None:
         self._epsilon = epsilon
@@ -326,14 +324,13 @@ def make_scheme(name: str, a: Any, b: Any) -> Scheme:
     """The scheme of that name for factors of these types.
 
     Raises:
-        ValueError: there is none.
+        SettingError: there is none.
     """
+    check_choice("scheme", name, get_args(SchemeName))
     if name in ("two-tier", "residual"):
         return Probabilistic()
     if name == "blocks":
         return Probabilistic(block=BLOCK)
     if name == "deterministic":
         return Deterministic()
-    if name == "paper":
-        return Paper(max(float(jnp.finfo(dtype).eps) for dtype in (a, b)))
-    raise ValueError(f"scheme={name!r} is unknown; expected one of {', '.join(get_args(SchemeName))}")
+    return Paper(max(float(jnp.finfo(dtype).eps) for dtype in (a, b)))

@@ -1,7 +1,7 @@
 """`abft`: checksums for every matrix product of a step, forward and backward."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,18 @@ from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import PRODUCTS, as_selector, primitive, products as all_products
 from sdc.program.site import Where
 
-from ._check import Flags, Mode, Operands, Settings, check, merge_flags, rounded_off
+from ._check import Flags, Operands, check, merge_flags, rounded_off
 from .kernel import multiply
 from .products import Conv, Dot, Product
 from .profile import Profile
 from .roundoff import known, unit, work_type
-from .schemes import SchemeName, make_scheme
-
-Output: TypeAlias = Literal["float32 accumulator", "as is"]
+from .schemes import make_scheme
+from .settings import Mode, Output, SchemeName, Settings, check_choice
 
 
 def abft(
     step: Callable[..., Any],
-    where: Where | str = all_products,
+    where: Where = all_products,
     *,
     mode: Mode = "detect",
     output: Output = "float32 accumulator",
@@ -64,8 +63,7 @@ def abft(
         >>> int(flags["fwd/dot_general"].checked), int(flags["fwd/dot_general"].flagged)
         (16, 0)
     """
-    check_output(output)
-    make_scheme(scheme, jnp.float32, jnp.float32)
+    check_choice("output", output, get_args(Output))
     rule = _Abft(Settings(mode, scheme), Profile.given(profile))
     selector = as_selector(where) & primitive(*PRODUCTS)
     # A carried residual is for outputs that are rounded.
@@ -73,13 +71,7 @@ def abft(
     return required(accumulators(step, selector) if wide else step, selector, rule)
 
 
-def check_output(output: str) -> None:
-    """Raises a ValueError if there is no such output."""
-    if output not in get_args(Output):
-        raise ValueError(f"output={output!r} is unknown; expected one of {', '.join(map(repr, get_args(Output)))}")
-
-
-def accumulators(step: Callable[..., Any], where: Where | str = all_products) -> Callable[..., Any]:
+def accumulators(step: Callable[..., Any], where: Where = all_products) -> Callable[..., Any]:
     """Transforms a step: products of narrow types return their sums in float32, which are rounded afterwards.
 
     The products are sites of float32 then: what `inject` does to them is done to the accumulators of the hardware.

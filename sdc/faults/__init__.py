@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from .nodes import (
         HEALTHY as HEALTHY,
         NODES as NODES,
+        SUBMODULES as SUBMODULES,
         Published as Published,
         expected_frequency as expected_frequency,
-        profile as profile,
+        node_faults as node_faults,
         published as published,
     )
 

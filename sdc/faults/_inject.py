@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from sdc.program.interpreter import rewrite, sites
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import Selector, check_hits, probes
 from sdc.program.site import Site
+from sdc.settings import SettingError
 
 from .changes import by_layer
 from .draws import DENSE, hit_densely, hit_sparsely, hit_whole
@@ -44,6 +44,7 @@ def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0
         a fault can hit.
 
     Raises:
+        SettingError: a fault has no rate.
         ValueError: a fault names a site, layer or mesh axis that the step does not have, or one that holds no real
             numbers, or bits that its numbers do not have.
 
@@ -57,6 +58,10 @@ def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0
         ([3.0, 3.0, 3.0], 3)
     """
 
+    for fault in faults:
+        if fault.rate is None:
+            raise SettingError("rate", None, f"missing in {fault}; give the probability of a hit, as in rate=1e-4")
+
     def injected(moment: Moment, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         rule = _Inject(tuple(faults), moment, record)
         out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)
@@ -69,10 +74,10 @@ def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0
 
 def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
     """Says why a fault hits nothing."""
-    chosen = [site for site in all_sites if _chooses(fault, site)]
-    if isinstance(fault.site, Selector):
-        what = f"selector {fault.site}"
-        check_hits(fault.site, all_sites, chosen)
+    chosen = [site for site in all_sites if fault.selector(site)]
+    if not fault.by_name:
+        what = f"selector {fault.selector}"
+        check_hits(fault.selector, all_sites, chosen)
     else:
         what = f"site {fault.site!r}"
         if not chosen:
@@ -175,10 +180,11 @@ class _Inject:
 
     def _rate(self, number: int, fault: Fault, place: Place, layer: Int[Array, ""]) -> Float32[Array, ""]:
         """Probability that a hit starts at an element, here and now."""
+        assert fault.rate is not None
         rate = by_layer(fault.rate, layer)
         here = jnp.bool_(True)
-        if isinstance(fault.site, Selector):
-            here &= fault.site.now(place.site, place.iteration)
+        if not fault.by_name:
+            here &= fault.selector.now(place.site, place.iteration)
         if fault.layer is not None:
             here &= layer == fault.layer
         axes = bound_axes()
@@ -232,16 +238,10 @@ class _Inject:
         return changed, Hits(outputs, pick(at), pick(_words(old)), pick(_words(new)))
 
 
-def _chooses(fault: Fault, site: Site) -> bool:
-    if isinstance(fault.site, Selector):
-        return fault.site(site)
-    return probes(site) and fnmatchcase(site.name.partition("#")[0], fault.site)
-
-
 def _may_hit(fault: Fault, site: Site) -> bool:
     """Whether a fault can hit a site. What lies in no loop is layer 0; how often a `while` runs, nobody knows."""
     trips = site.trips[-1] if site.loops else 1
-    return _chooses(fault, site) and (not fault.layer or not trips or fault.layer < trips)
+    return fault.selector(site) and (not fault.layer or not trips or fault.layer < trips)
 
 
 def _check_varies(place: Place, before: Shaped[Array, "*shape"], after: Shaped[Array, "*shape"]) -> None:

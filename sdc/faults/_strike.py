@@ -27,7 +27,10 @@ from sdc.program.site import Site, Where
 
 from .changes import Change, apply, neutral
 from .events import Events, Hits, corruptible, words
+from .fault import Fault
 from .kinds import What
+from .language import as_fault
+from .patterns import One
 
 LOOPS = 4
 """Loops that can enclose a struck site."""
@@ -75,7 +78,7 @@ def no_strike(*, room: int = 1, axes: Sequence[str] = ()) -> Strike:
 
 def strike_on(
     site: Site,
-    what: What,
+    fault: Fault | What | str,
     elements: int | Sequence[int],
     *,
     iteration: Sequence[int] = (),
@@ -89,8 +92,10 @@ def strike_on(
 
     Args:
         site: of the step that is struck, as `sdc.sites` lists it.
-        what: what becomes of the elements.
-        elements: flat indices into the output, row-major.
+        fault: what becomes of the elements: a fault, or just its kind, or its text (see `parse_kind`). Its pattern says
+            which elements are hit with the one that is given; its `layer` and `at` place it, unless `iteration` and
+            `device` do. A strike hits once, when it is given to the step: `rate` and `when` have no say.
+        elements: flat index into the output, row-major; several of them only where there is no pattern.
         iteration: index in each enclosing loop, outermost first; all iterations where it is not given.
         device: index along mesh axes; all devices along those not given.
         output: number of the operation's output.
@@ -100,7 +105,8 @@ def strike_on(
         axes: further mesh axes, see `no_strike`.
 
     Raises:
-        ValueError: the site has no such output, element or loop, or its numbers cannot be changed so.
+        ValueError: the fault is of another site; the site has no such output, element or loop, or its numbers cannot be
+            changed so.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -113,6 +119,10 @@ def strike_on(
         >>> out.tolist(), int(events["fwd/sin"].changed)
         ([1.0, 3.0, 1.0], 1)
     """
+    fault = as_fault(fault)
+    if fault.site != "*" and not fault.selector(site):
+        raise ValueError(f"fault {fault} is not of {site.name}; strike a site that it selects")
+    device = fault.at if device is None else device
     indices = np.atleast_1d(np.asarray(elements))
     if not np.issubdtype(indices.dtype, np.integer) or len(set(indices.tolist())) < indices.size:
         raise ValueError(f"elements {indices.tolist()} of {site.name}: expected different whole numbers")
@@ -126,6 +136,17 @@ def strike_on(
     size = int(np.prod(struck.shape))
     if not indices.size or indices.min() < 0 or indices.max() >= size:
         raise ValueError(f"elements {indices.tolist()} of {site.name}: expected some from 0 to {size - 1}")
+    if fault.pattern != One():
+        if indices.size > 1:
+            raise ValueError(
+                f"elements {indices.tolist()} of {site.name}: the pattern of {fault} begins at one; give it"
+            )
+        start: Any = indices.astype(np.int32)  # NumPy gives NumPy
+        covered = np.asarray(fault.pattern.positions(start, struck.shape))[0]
+        indices = covered[covered < size]
+    layer = fault.layer if fault.layer is not None and site.loops and not iteration else None
+    if layer is not None:
+        iteration = (*[0] * (site.loops - 1), layer)
     if len(iteration) not in (0, site.loops) or len(iteration) > LOOPS:
         raise ValueError(
             f"iteration {tuple(iteration)} of {site.name}, which lies in {site.loops} loops; "
@@ -141,7 +162,9 @@ def strike_on(
     if room < indices.size:
         raise ValueError(f"{indices.size} elements do not find room in {room}; raise room")
     key = jax.random.fold_in(jax.random.key(0), int(indices[0])) if key is None else key
-    layer = jnp.int32(iteration[-1] if iteration else 0)
+    innermost = jnp.int32(iteration[-1] if iteration else 0)
+    if layer is not None:
+        iteration = (*[-1] * (site.loops - 1), layer)  # in every iteration of the loops around it
     base = no_strike(room=room, axes=[*axes, *(device or {})])
     return base._replace(
         site=np.uint32(site_number(site.name)),
@@ -149,7 +172,7 @@ def strike_on(
         iteration=np.asarray([*iteration, *[-1] * (LOOPS - len(iteration))], np.int32),
         device=base.device | {axis: np.int32(index) for axis, index in (device or {}).items()},
         elements=np.concatenate([indices, np.full(room - indices.size, -1)]).astype(np.int32),
-        change=jax.tree.map(np.asarray, what.change(key, (), struck.dtype, layer)),
+        change=jax.tree.map(np.asarray, fault.what.change(key, (), struck.dtype, innermost)),
     )
 
 

@@ -1,14 +1,17 @@
 """Changes: what a fault does to elements, as data, and the arithmetic that carries it out."""
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
 import numpy as np
-from jax.typing import ArrayLike
-from jaxtyping import Array, Float32, Int, Int32, Shaped, UInt32
 
+from sdc._lazy import jax, jnp
 from sdc.bits import as_bits, from_bits, select
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
+    from jaxtyping import Array, Float32, Int, Int32, Shaped, UInt32
 
 Field: TypeAlias = Literal["sign", "exponent", "mantissa"]
 

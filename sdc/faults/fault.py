@@ -1,19 +1,27 @@
 """A fault of simulated hardware: what happens to an element, where, and when."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int, PRNGKeyArray
 
-from sdc.program.selectors import Selector
+from sdc._lazy import jax, jnp
+from sdc.program.selectors import Selector, as_selector, is_selector, probes
+from sdc.program.site import Where
+from sdc.settings import SettingError
+from sdc.text import write_term, write_value
 
-from .kinds import Rotate, What
+from .kinds import KINDS, Kind, Rotate, What
 from .patterns import One, Pattern, Row, Whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float32, Int, PRNGKeyArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,40 +95,86 @@ class When:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A fault of simulated hardware.
+    """A fault of simulated hardware: what happens to an element, where, when and how often.
+
+    `inject` brings it into a step again and again, as often as its rate says; `strike_on` and `campaign` let it hit
+    once, where they are told to, and need no rate. Its `str` is its text, which `parse_fault` reads (without a rate,
+    `parse_kind`).
 
     Attributes:
         what: what happens to an element that is hit.
         rate: probability that a hit starts at an element in one evaluation of the site; one number, or one per layer.
-        site: a selector of sites, or a shell-style pattern of the names of probes, such as `fwd/attn` or `bwd/*`.
+            None for a fault that hits once.
+        site: a selector of sites or its text, or a shell-style pattern of the names of probes, such as `fwd/attn` or
+            `bwd/*`.
         layer: only this iteration of the innermost loop; None for all.
         at: only the device with these indices along mesh axes, such as `{"twin": 1, "model": 0}`.
         when: how the rate changes in time.
         pattern: which elements a hit takes with it.
 
     Raises:
-        ValueError: a rate lies outside [0, 1], or a rotation leaves all elements of its pattern where they are.
+        ValueError: a rate lies outside [0, 1], a selector cannot be read, or a rotation leaves all elements of its
+            pattern where they are.
+
+    Example:
+        >>> from sdc.faults import BitFlip, Fault, Run
+        >>> fault = Fault(BitFlip(bits=(30,)), rate=1e-4, site='primitive("dot_general")', at={"fsdp": 1})
+        >>> str(fault)
+        'bitflip,bits=30,rate=0.0001,where=primitive("dot_general"),fsdp=1'
     """
 
     what: What
-    rate: float | tuple[float, ...]
-    site: str | Selector = "*"
+    rate: float | tuple[float, ...] | None = None
+    site: Where = "*"
     layer: int | None = None
     at: Mapping[str, int] = dataclasses.field(default_factory=dict)
     when: When = When()
     pattern: Pattern = dataclasses.field(default_factory=One)
 
     def __post_init__(self) -> None:
-        rates = np.atleast_1d(np.asarray(self.rate, np.float64))
+        if not isinstance(self.what, Kind):
+            raise SettingError("what", self.what, "expected a kind of fault, as in BitFlip(bits=(30,))")
+        rates = np.atleast_1d(np.asarray(0.0 if self.rate is None else self.rate, np.float64))
         if not rates.size or not ((rates >= 0) & (rates <= 1)).all():
             raise ValueError(f"rate={self.rate}: expected a probability per element, between 0 and 1")
         if self.layer is not None and self.layer < 0:
             raise ValueError(f"layer={self.layer}: expected a number from 0")
-        check_moves(self.what, self.pattern)
+        if self.rate is not None:  # a fault that hits once may be given elements that are no pattern
+            check_moves(self.what, self.pattern)
+        if isinstance(self.site, str):
+            _ = self.selector  # a selector that cannot be read is refused here
+
+    @property
+    def by_name(self) -> bool:
+        """Whether `site` is a pattern of names of probes."""
+        return isinstance(self.site, str) and not is_selector(self.site)
+
+    @functools.cached_property
+    def selector(self) -> Selector:
+        """The sites that the fault can hit."""
+        if not self.by_name:
+            return as_selector(self.site)
+        pattern = str(self.site)
+        return Selector(pattern, lambda site: probes(site) and fnmatchcase(site.name.partition("#")[0], pattern))
+
+    def __str__(self) -> str:
+        settings = self.pattern.setting()
+        if self.rate is not None:
+            settings["rate"] = write_value(self.rate)
+        if not self.by_name:
+            settings["where"] = self.selector.text
+        elif self.site != "*":
+            settings["site"] = write_value(self.site)
+        if self.layer is not None:
+            settings["layer"] = str(self.layer)
+        settings |= {axis: str(index) for axis, index in self.at.items()}
+        changes = {field.name: getattr(self.when, field.name) for field in dataclasses.fields(When)}
+        settings |= {name: write_value(x) for name, x in changes.items() if x != getattr(When, name)}
+        return write_term(self.what, KINDS, settings)
 
     def largest_rate(self) -> float:
         """The largest probability of a hit that can occur."""
-        return float(min(1.0, np.max(self.rate) * self.when.largest()))
+        return float(min(1.0, np.max(0.0 if self.rate is None else self.rate) * self.when.largest()))
 
 
 def check_moves(what: What, pattern: Pattern) -> None:
@@ -144,7 +198,8 @@ def _describe(fault: Fault) -> str:
     parts = [_words(fault.what)]
     if fault.pattern != One():
         parts.append(_words(fault.pattern))
-    parts += [f"rate {_range(fault.rate)}", f"site {fault.site}"]
+    parts += [f"rate {_range(fault.rate)}"] if fault.rate is not None else []
+    parts.append(f"site {fault.selector}")
     if fault.layer is not None:
         parts.append(f"layer {fault.layer}")
     parts += [f"{axis} {index}" for axis, index in fault.at.items()]

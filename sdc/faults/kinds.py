@@ -19,19 +19,23 @@ Sources of the kinds:
   errors of the size called severity: `Relative`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt32
 
+from sdc._lazy import jax, jnp, lax
 from sdc.bits import as_bits, from_bits, select
+from sdc.text import Form, form, write_term
 
 from .changes import FIELDS, Change, Field, apply, by_layer, field_bits, neutral
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt32
 
 
 def _choices(dtype: Any, bits: tuple[int, ...], field: Field | None) -> tuple[int, ...]:
@@ -64,7 +68,10 @@ def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 
 
 class Kind:
-    """What every kind of fault can do: make changes, and carry them out."""
+    """What every kind of fault can do: make changes, and carry them out. Its `str` is its text, see `parse_kind`."""
+
+    def __str__(self) -> str:
+        return write_term(self, KINDS)
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         """Draws the changes of elements.
@@ -286,3 +293,11 @@ class Rotate(Kind):
 
 
 What: TypeAlias = BitFlip | StuckBit | Sign | Scale | Add | Relative | Gaussian | Stuck | Rotate
+
+KINDS: Mapping[str, Form] = {
+    "bitflip": form(BitFlip), "stuck0": form(StuckBit, value=0), "stuck1": form(StuckBit, value=1), "sign": form(Sign),
+    "scale": form(Scale), "add": form(Add), "relative": form(Relative), "gaussian": form(Gaussian),
+    "zero": form(Stuck, value=0.0), "nan": form(Stuck, value=math.nan), "inf": form(Stuck, value=math.inf),
+    "stuck": form(Stuck), "swap": form(Rotate, by=1), "rotate": form(Rotate),
+}  # fmt: skip
+"""The text form of every kind."""

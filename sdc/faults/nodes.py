@@ -1,4 +1,4 @@
-"""The fifteen unhealthy nodes of the study as simulated suspects.
+"""The fifteen unhealthy nodes of the study, simulated.
 
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
 What the study does not publish is modelled, and said here:
@@ -13,22 +13,28 @@ What the study does not publish is modelled, and said here:
 - Nodes 2, 3 and 12 showed nothing under computation synchronization, so nothing is injected for them.
 """
 
+from __future__ import annotations
+
 import csv
 import dataclasses
 import itertools
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from importlib import resources
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float64
 
-from sdc.program.selectors import Selector, direction, products as matrix_products, scope
-from sdc.program.site import Direction
+from sdc.program.site import Where
 
 from .fault import Fault, When
 from .kinds import Relative
 
-SITES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
+if TYPE_CHECKING:
+    from jaxtyping import Float64
+
+SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
+"""What the study looked at: outputs of attention and feed-forward network, and the gradients of their inputs."""
 HEALTHY = "healthy"
 NODES = tuple(f"node{number}" for number in range(1, 16))
 
@@ -70,54 +76,50 @@ def published(name: str) -> dict[str, Published]:
     }
 
 
-def profile(name: str, *, layers: int, twin: int | None = 1, products: bool = False) -> list[Fault]:
-    """The faults of a simulated suspect.
+def node_faults(
+    name: str, *, layers: int, at: Mapping[str, int] | None = None, where: Callable[[str], Where] = str
+) -> list[Fault]:
+    """The faults of a simulated node.
 
     Args:
         name: `node1` to `node15`, or `healthy`.
         layers: number of layers of the model that it will run.
-        twin: index of the suspect on the twin axis; None where there is no such axis.
-        products: whether the matrix products of a submodule are corrupted, rather than its output and its input's
-            gradient. The rates are the same for each.
+        at: the device that is the node, such as `{"twin": 1}`; by default every device.
+        where: which sites stand for a submodule of the study (see `SUBMODULES`). By default its name is a pattern of
+            names of probes: outputs named `attn` and `ffn` by `sdc.probe`.
 
     Returns:
         One fault per submodule that the study saw corrupted, its rates and severities by layer; none for `healthy`.
 
     Raises:
-        ValueError: there is no such suspect.
+        ValueError: there is no such node.
 
     Example:
-        >>> from sdc.faults import profile
-        >>> len(profile("node11", layers=16)), profile("healthy", layers=16)
+        >>> from sdc.faults import node_faults
+        >>> len(node_faults("node11", layers=16)), node_faults("healthy", layers=16)
         (4, [])
+        >>> [fault, *_] = node_faults("node11", layers=2, at={"host": 3}, where=lambda name: f'probed("my_{name[4:]}")')
+        >>> fault.site, fault.at
+        ('probed("my_attn")', {'host': 3})
     """
     if name == HEALTHY:
         return []
     number = _number(name)
-    by_site: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    by_submodule: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for row in _rows("sdc_node_layers.csv"):
         if int(row["node"]) == number:
-            site = f"{row['direction']}/{row['submodule']}"
-            by_site[site].append(
+            by_submodule[f"{row['direction']}/{row['submodule']}"].append(
                 (int(row["layer"]), float(row["mismatch_frequency"]), float(row["max_mismatch_severity"]))
             )
     faults = []
-    for site, rows in by_site.items():
+    for submodule, rows in by_submodule.items():
         _, frequency, severity = np.asarray(sorted(rows)).T
         if not frequency.any():
             continue
         what = Relative(tuple((2 * largest_by_layer(severity, layers)).tolist()))
         rates = tuple(mean_by_layer(frequency, layers).tolist())
-        at = {} if twin is None else {"twin": twin}
-        faults.append(Fault(what, rates, _inside(site) if products else site, at=at, when=_WHEN.get(number, When())))
+        faults.append(Fault(what, rates, where(submodule), at=dict(at or {}), when=_WHEN.get(number, When())))
     return faults
-
-
-def _inside(site: str) -> Selector:
-    """The products of a submodule, in the layers: what is recomputed belongs to the backward pass."""
-    way, _, submodule = site.partition("/")
-    passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
-    return matrix_products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")
 
 
 def expected_frequency(name: str, steps: int) -> dict[str, float]:

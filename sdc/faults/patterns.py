@@ -8,17 +8,26 @@ they are dealt out (*The Anatomy of Silent Data Corruption: GPU Error Pattern St
 arXiv:2605.04213): a `Stride`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Array, Int
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Int
 
 
 @dataclasses.dataclass(frozen=True)
 class One:
     """One element."""
+
+    def setting(self) -> dict[str, str | None]:
+        """How a fault's text names the pattern: key and value, None for a word."""
+        return {}
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Elements hit together, in a tensor of this shape, at most."""
@@ -50,6 +59,9 @@ class Run(One):
     def __post_init__(self) -> None:
         _positive(run=self.length)
 
+    def setting(self) -> dict[str, str | None]:
+        return {"run": str(self.length)}
+
     def size(self, shape: tuple[int, ...]) -> int:
         return self.length
 
@@ -73,6 +85,9 @@ class Stride(One):
 
     def __post_init__(self) -> None:
         _positive(count=self.count, step=self.step, align=self.align)
+
+    def setting(self) -> dict[str, str | None]:
+        return {"stride": f"{self.count}x{self.step}" + (f"x{self.align}" if self.align != self.step else "")}
 
     def size(self, shape: tuple[int, ...]) -> int:
         return self.count
@@ -98,6 +113,9 @@ class Tile(One):
     def __post_init__(self) -> None:
         _positive(rows=self.rows, columns=self.columns)
 
+    def setting(self) -> dict[str, str | None]:
+        return {"tile": f"{self.rows}x{self.columns}"}
+
     def size(self, shape: tuple[int, ...]) -> int:
         return self.rows * self.columns
 
@@ -115,6 +133,9 @@ class Tile(One):
 class Row(One):
     """All of the last axis."""
 
+    def setting(self) -> dict[str, str | None]:
+        return {"row": None}
+
     def size(self, shape: tuple[int, ...]) -> int:
         return shape[-1] if shape else 1
 
@@ -128,6 +149,9 @@ class Row(One):
 class Whole(One):
     """The whole tensor."""
 
+    def setting(self) -> dict[str, str | None]:
+        return {"whole": None}
+
     def size(self, shape: tuple[int, ...]) -> int:
         return math.prod(shape)
 
@@ -137,6 +161,31 @@ class Whole(One):
 
 
 Pattern: TypeAlias = One | Run | Stride | Tile | Row | Whole
+
+
+def _numbers(text: str, example: str, counts: tuple[int, ...]) -> list[int]:
+    numbers = text.split("x")
+    if len(numbers) not in counts or not all(number.strip().isdecimal() for number in numbers):
+        raise ValueError(f"expected {' or '.join(map(str, counts))} numbers, as in {example}")
+    return [int(number) for number in numbers]
+
+
+def _run(text: str) -> Run:
+    return Run(*_numbers(text, "run=8", (1,)))
+
+
+def _stride(text: str) -> Stride:
+    count, step, *align = _numbers(text, "stride=4x32", (2, 3))
+    return Stride(count, step, *(align or [step]))
+
+
+def _tile(text: str) -> Tile:
+    return Tile(*_numbers(text, "tile=4x32", (2,)))
+
+
+PATTERNS: Mapping[str, Any] = {"run": _run, "stride": _stride, "tile": _tile, "row": None, "whole": None}
+"""Settings of a fault's text that name a pattern, and how each is read; None for a word."""
+WORDS: Mapping[str, Pattern] = {"row": Row(), "whole": Whole()}
 
 
 def _within(first: Int[Array, "hits"], offsets: Int[np.ndarray, "n"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:

@@ -6,7 +6,13 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # Places of a step.
-    from .site import DIRECTIONS as DIRECTIONS, Direction as Direction, Site as Site, Where as Where
+    from .site import (
+        DIRECTIONS as DIRECTIONS,
+        Direction as Direction,
+        Predicate as Predicate,
+        Site as Site,
+        Where as Where,
+    )
     from .interpreter import sites as sites
     from ._probe import probe as probe
 

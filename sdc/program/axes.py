@@ -1,11 +1,15 @@
 """Mapped axes: which are bound here, and over which of them a value varies in the eyes of `shard_map`."""
 
-from typing import Any
+from __future__ import annotations
 
-import jax
-from jax import lax
-from jax._src import core
-from jaxtyping import Array, Shaped
+from typing import TYPE_CHECKING, Any
+
+from sdc._lazy import Lazy, jax, lax
+
+if TYPE_CHECKING:
+    from jaxtyping import Array, Shaped
+
+core: Any = Lazy("jax._src.core")
 
 
 def bound_axes() -> dict[str, int]:

@@ -17,15 +17,14 @@ from .axes import varying
 from .marks import HIDDEN, mark, mark_p, port_p
 from .plan import ENTERED, Plan, bodies, manual_axes, open_jaxpr
 from .reports import Place, Report, Rule, Values
-from .selectors import as_selector
-from .site import Where
+from .selectors import Selector
 
 
 class Applied:
     """A rule, and what every rule needs: the choice of iterations, and marks for the transformations outside."""
 
-    def __init__(self, where: Where, rule: Rule) -> None:
-        self.selector, self.rule = as_selector(where), rule
+    def __init__(self, selector: Selector, rule: Rule) -> None:
+        self.selector, self.rule = selector, rule
         self.merge = rule.merge
 
     def __call__(self, eqn: Any, place: Place, operands: Values) -> tuple[Values, Report]:

@@ -51,13 +51,15 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
             with a `custom_vmap` stands in a branch that an outer `vmap` chooses for each row.
     """
 
+    selector = as_selector(where)
+
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         closed, shape = _trace(step, args, kwargs)
         live = live_program(closed)
-        plan = plan_sites(live, where)
+        plan = plan_sites(live, selector)
         program = live if plan.sites else closed
         try:
-            outs, reports = evaluate(plan, program, (), Applied(where, rule), jax.tree.leaves((args, kwargs)))
+            outs, reports = evaluate(plan, program, (), Applied(selector, rule), jax.tree.leaves((args, kwargs)))
         except AssertionError as error:
             _check_mapped_branch(error)
             raise
@@ -82,9 +84,11 @@ def substitute(
         A function of the same arguments.
     """
 
+    selector = as_selector(where)
+
     def substituted(*args: Any, **kwargs: Any) -> Any:
         closed, shape = _trace(step, args, kwargs)
-        plan = plan_sites(live_program(closed), where)
+        plan = plan_sites(live_program(closed), selector)
         rule: Any = _Substituted(replace)
         outs, _ = evaluate(plan, live_program(closed), (), rule, jax.tree.leaves((args, kwargs)))
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
@@ -104,7 +108,7 @@ class _Substituted:
         return ()
 
 
-def sites(step: Callable[..., Any], *args: Any, where: Where | str = everything, **kwargs: Any) -> list[Site]:
+def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> list[Site]:
     """Lists the sites of a step that a selector hits, in program order, without running the step.
 
     `print(*sdc.sites(step, *args), sep="\n")` shows them with shapes, dtypes, operations and source lines.
@@ -127,11 +131,11 @@ def sites(step: Callable[..., Any], *args: Any, where: Where | str = everything,
         >>> site.outputs[0].shape, site.flops
         ((2, 4), 128)
     """
-    where = as_selector(where)
+    selector = as_selector(where)
     live = live_program(_trace(step, args, kwargs)[0])
-    found = plan_sites(live, where).sites
+    found = plan_sites(live, selector).sites
     if not found:
-        check_hits(where, plan_sites(live, everything).sites, found)
+        check_hits(selector, plan_sites(live, everything).sites, found)
     return list(found)
 
 
@@ -141,14 +145,16 @@ def required(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...
     Raises:
         ValueError: see `rewrite`, and when nothing is selected; the message lists near misses.
     """
+    selector = as_selector(where)
+    rewritten = rewrite(step, selector, rule)
 
-    def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
-        out, reports = rewrite(step, where, rule)(*args, **kwargs)
+    def some(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        out, reports = rewritten(*args, **kwargs)
         if not reports:
-            sites(step, *args, where=where, **kwargs)
+            sites(step, *args, where=selector, **kwargs)
         return out, reports
 
-    return rewritten
+    return some
 
 
 def _trace(step: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:

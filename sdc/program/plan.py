@@ -19,7 +19,7 @@ from ._flops import flops
 from ._probe import probe_p
 from .marks import HIDDEN, mark_p, port_p
 from .selectors import probes
-from .site import Direction, Site, Where
+from .site import Direction, Predicate, Site
 
 # The primitives whose bodies are walked.
 ENTERED = (
@@ -85,12 +85,12 @@ class Bound(NamedTuple):
     consts: Sequence[Any]
 
 
-def plan_sites(live: Bound, where: Where) -> Plan:
+def plan_sites(live: Bound, where: Predicate) -> Plan:
     """Finds the sites of a program that `where` selects."""
     return _plan(live.jaxpr, where, Inside(), Counter())
 
 
-def _plan(jaxpr: Any, where: Where, inside: Inside, seen: Counter[str]) -> Plan:
+def _plan(jaxpr: Any, where: Predicate, inside: Inside, seen: Counter[str]) -> Plan:
     selected: dict[int, Site] = {}
     inner: dict[int, tuple[Plan, ...]] = {}
     found: list[Site] = []
@@ -178,7 +178,7 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
     return depth
 
 
-def _refuse_hidden_probes(eqn: Any, where: Where, inside: Inside) -> None:
+def _refuse_hidden_probes(eqn: Any, where: Predicate, inside: Inside) -> None:
     """A probe that cannot be reached must not pass for a probe that was checked."""
     for body in core.jaxprs_in_params(eqn.params):
         hidden = _plan(open_jaxpr(body)[0], lambda site: probes(site) and where(site), inside, Counter())

@@ -18,17 +18,21 @@ Selectors combine with `&`, `|` and `~`:
 
     primitive("dot_general") & direction("bwd") & scope("*attn*") & iteration(3)
 
-The same line is the language of `--where` on the command line (`parse_selector`).
+The same line is a selector's text (`parse_selector`), and wherever sites are to be chosen, the text will do.
 """
 
-import ast
+from __future__ import annotations
+
 import difflib
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
-import jax.numpy as jnp
+from sdc._lazy import jnp
+from sdc.settings import SettingError
+from sdc.text import expression
 
 from .site import DIRECTIONS, Direction, Site, Where
 
@@ -56,7 +60,7 @@ class Selector:
         chosen: Callable[[Site], bool | None],
         now: Callable[[Site, Iteration], Any] | None = None,
         *,
-        terms: Sequence["Selector"] = (),
+        terms: Sequence[Selector] = (),
         operator: str = "",
         attribute: Callable[[Site], str] | None = None,
         patterns: Sequence[str] = (),
@@ -71,13 +75,13 @@ class Selector:
         """Whether the site is chosen, in some iteration at least."""
         return self.chosen(site) is not False
 
-    def __and__(self, other: Where) -> "Selector":
+    def __and__(self, other: Where) -> Selector:
         return _combined("&", self, other)
 
-    def __or__(self, other: Where) -> "Selector":
+    def __or__(self, other: Where) -> Selector:
         return _combined("|", self, other)
 
-    def __invert__(self) -> "Selector":
+    def __invert__(self) -> Selector:
         def chosen(site: Site) -> bool | None:
             found = self.chosen(site)
             return None if found is None else not found
@@ -91,7 +95,7 @@ class Selector:
     def __repr__(self) -> str:
         return self.text
 
-    def leaves(self) -> list["Selector"]:
+    def leaves(self) -> list[Selector]:
         """The terms that this selector combines."""
         return [leaf for term in self._terms for leaf in term.leaves()] if self._terms else [self]
 
@@ -129,10 +133,17 @@ def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Sele
     return Selector(text, chosen, now, terms=[left, right], operator=operator)
 
 
-def as_selector(where: Where | str) -> Selector:
-    """A predicate of sites, or a line of text, as a selector, so that it combines with others."""
+def as_selector(where: Where) -> Selector:
+    """A selector from whatever says which sites are meant: itself, its text, or a predicate of sites.
+
+    Raises:
+        SettingError: it is none of them.
+        ValueError: the text cannot be understood.
+    """
     if isinstance(where, str):
         return parse_selector(where)
+    if not callable(where):
+        raise SettingError("where", where, "expected a selector or its text, as in 'probes & direction(\"bwd\")'")
     return where if isinstance(where, Selector) else Selector(getattr(where, "__name__", "where"), where)
 
 
@@ -309,31 +320,21 @@ def parse_selector(text: str) -> Selector:
         >>> parse_selector('primitive("dot_general") & ~direction("bwd")')
         primitive("dot_general") & ~direction("bwd")
     """
-    example = 'as in \'primitive("dot_general") & direction("bwd")\''
+    return expression(
+        "selector", text, words=_WORDS, calls=_CALLS, example='primitive("dot_general") & direction("bwd")'
+    )
 
-    def build(node: ast.expr) -> Selector:
-        match node:
-            case ast.BinOp(left, ast.BitAnd(), right):
-                return build(left) & build(right)
-            case ast.BinOp(left, ast.BitOr(), right):
-                return build(left) | build(right)
-            case ast.UnaryOp(ast.Invert(), operand):
-                return ~build(operand)
-            case ast.Name(name) if name in _WORDS:
-                return _WORDS[name]
-            case ast.Call(ast.Name(name), arguments, keywords) if name in _CALLS:
-                named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in keywords}
-                return _CALLS[name](*map(ast.literal_eval, arguments), **named)
-        raise ValueError(
-            f"{ast.unparse(node)!r} is no selector; expected {', '.join([*_WORDS, *_CALLS])}, joined with & | ~"
-        )
 
-    try:
-        return build(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError:
-        raise ValueError(f"selector {text!r} cannot be read; write it as in Python, {example}") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"selector {text!r}: {error}; {example}") from None
+def is_selector(text: str) -> bool:
+    """Whether a text is meant as a selector, rather than as a pattern of names such as `fwd/attn` or `*`.
+
+    Example:
+        >>> from sdc.program.selectors import is_selector
+        >>> is_selector("~probes & iteration(1)"), is_selector("bwd/*"), is_selector("*")
+        (True, False, False)
+    """
+    match = re.match(r"[\s~(]*(\w+)\s*(.?)", text)
+    return match is not None and (match[2] == "(" or (match[1] in _WORDS and match[2] in ("", "&", "|", ")")))
 
 
 def check_hits(where: Where, sites: Sequence[Site], chosen: Sequence[Site]) -> None:

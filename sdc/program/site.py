@@ -1,10 +1,13 @@
 """Site: one place of a step, and the directions in which it can lie."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import jax
+if TYPE_CHECKING:
+    import jax
 
 Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp", "arg", "out"]
 
@@ -67,4 +70,6 @@ class Site:
         return f"{self.name}  {shapes}{axes}  {self.flops:,} FLOP  {self.source}".rstrip()
 
 
-Where: TypeAlias = Callable[[Site], bool]
+Predicate: TypeAlias = Callable[[Site], bool]
+Where: TypeAlias = Predicate | str
+"""Which sites are meant, in every function that asks for some: a selector, its text, or any predicate of sites."""

@@ -129,11 +129,11 @@ def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Com
     reference, undecided, differs = agreed
 
     def repair(leaves: Values) -> tuple[Values, Difference]:
-        chosen, found = measure(leaves, reference, axis_name)
+        chosen, found = measure(leaves, axis_name, reference)
         return [typed_as(new, old) for new, old in zip(chosen, leaves, strict=True)], varying(found)
 
     def keep(leaves: Values) -> tuple[Values, Difference]:
-        return leaves, varying(nothing_found(leaves, reference, axis_name))
+        return leaves, varying(nothing_found(leaves, axis_name, reference))
 
     leaves, found = repair(leaves) if compare == "always" else lax.cond(differs, repair, keep, leaves)
     return leaves, Mismatch(found, undecided)

@@ -66,7 +66,7 @@ def choose(copies: list[Shaped[Array, "*shape"]], index: Int32[Array, ""]) -> Sh
     return lax.select_n(index, *copies) if len(copies) > 1 else copies[0]
 
 
-def from_reference(tree: Tree, reference: Int32[Array, ""], axis_name: str) -> Tree:
+def from_reference(tree: Tree, axis_name: str, reference: Int32[Array, ""]) -> Tree:
     """The reference twin's arrays on every twin, bit for bit."""
     mine = lax.axis_index(axis_name) == reference
 
@@ -77,7 +77,7 @@ def from_reference(tree: Tree, reference: Int32[Array, ""], axis_name: str) -> T
 
 
 def measure(
-    leaves: list[Shaped[Array, "..."]], reference: Int32[Array, ""], axis_name: str
+    leaves: list[Shaped[Array, "..."]], axis_name: str, reference: Int32[Array, ""]
 ) -> tuple[list[Shaped[Array, "..."]], Difference]:
     """Compares every twin with the reference, element by element.
 
@@ -97,10 +97,10 @@ def measure(
     assert total is not None
     others = jnp.arange(size) != reference
     total = jax.tree.map(lambda row: jnp.where(others, row, jnp.zeros_like(row)), total)
-    return chosen, from_reference(total, reference, axis_name)
+    return chosen, from_reference(total, axis_name, reference)
 
 
-def nothing_found(leaves: list[Shaped[Array, "..."]], reference: Int32[Array, ""], axis_name: str) -> Difference:
+def nothing_found(leaves: list[Shaped[Array, "..."]], axis_name: str, reference: Int32[Array, ""]) -> Difference:
     """The result of `measure` where all twins agree."""
     size = lax.axis_size(axis_name)
     elements = sum(leaf.size for leaf in leaves)
@@ -110,20 +110,20 @@ def nothing_found(leaves: list[Shaped[Array, "..."]], reference: Int32[Array, ""
 
 
 def squared_distance(
-    leaves: list[Shaped[Array, "..."]], replicas: list[int], reference: Int32[Array, ""], axis_name: str
+    leaves: list[Shaped[Array, "..."]], axis_name: str, replicas: list[int], reference: Int32[Array, ""]
 ) -> Float32[Array, "twins"]:
     """Squared L2 distance of every twin from the reference, over arrays that are sharded on the other axes.
 
     Args:
         leaves: the local shards.
+        axis_name: the twin axis.
         replicas: for each array, how many devices of a twin hold the same shard.
         reference: index of the reference.
-        axis_name: the twin axis.
     """
     others = tuple(axis for axis in bound_axes() if axis != axis_name)
     total = jnp.zeros((), jnp.float32)
     for leaf, count in zip(leaves, replicas, strict=True):
-        delta = leaf.astype(jnp.float32) - from_reference(leaf, reference, axis_name).astype(jnp.float32)
+        delta = leaf.astype(jnp.float32) - from_reference(leaf, axis_name, reference).astype(jnp.float32)
         total += jnp.sum(jnp.square(delta)) / count
     if others:
         total = lax.psum(total, others)

@@ -142,11 +142,3 @@ def noise_to_signal(difference_norm: Any, reference_norm: Any) -> float:
     ratios = np.where(noise == 0, 0.0, noise / np.where(signal == 0, 1.0, signal))
     ratios = np.where((signal == 0) & (noise != 0), np.inf, ratios)
     return float(np.max(ratios)) if ratios.size else float("nan")
-
-
-def tree_difference_norm(reference: Any, suspect: Any) -> Float32[Array, ""]:
-    """||suspect - reference||_2 over all leaves of a pytree, in float32 (equations (5) and figure 6 of the study)."""
-    squares = jax.tree.map(
-        lambda a, b: jnp.sum(jnp.square(b.astype(jnp.float32) - a.astype(jnp.float32))), reference, suspect
-    )
-    return jnp.sqrt(jax.tree.reduce(jnp.add, squares, jnp.float32(0)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sdc.checksums.profile import Profile, hardware
-from sdc.checksums.roundoff import Arithmetic
+from sdc.checksums.roundoff import Rounding
 from sdc.tools.cli import run
 from tests.tools.command import lines, sdc, summary
 
@@ -128,7 +128,7 @@ def test_wrong_use_of_study_and_calibrate(tmp_path: Path, capsys: pytest.Capture
 def test_a_profile_of_another_device_is_used_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     # So large a kappa changes no bound, and so compiles nothing anew.
-    Profile(Arithmetic(kappa=1e30), measured_on={**hardware(), "device_kind": "another"}).save(path)
+    Profile(Rounding(kappa=1e30), measured_on={**hardware(), "device_kind": "another"}).save(path)
     folder = tmp_path / "run"
     code, _, err = sdc(*TRAIN, "--steps", 1, "--abft-profile", path, "--run", folder)
     assert code == 0, err
@@ -157,7 +157,7 @@ def test_study_and_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, _, err = sdc("abft", "calibrate", "--steps", 1, "--dtypes", "bfloat16", "--out", out)
     assert code == 0, err
     profile = Profile.load(out)
-    assert profile.arithmetic == Arithmetic()
+    assert profile.rounding == Rounding()
     assert profile.measured_on == hardware()
     assert profile.measurements["checked"] == ROWS
     code, _, err = sdc("abft", "calibrate", "--out", out)

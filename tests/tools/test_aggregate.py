@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sdc.train import Training, Workload
-from sdc.train.aggregation import AUTO, parse_aggregation
+from sdc.train.methods import AUTO, parse_aggregation
 from tests.tools.command import lines, several, summary
 from tests.train.runs import execute
 
@@ -51,9 +51,9 @@ def test_specifications() -> None:
         ("dropcompute,threshold=-1", "threshold=-1: expected seconds above 0, inf, or auto"),
         ("dropcompute,threshold=nan", "threshold=nan"),
         ("dropcompute,latency=constant,seconds=1,micro_batches=4", "latency is the last setting"),
-        ("lossy,p=1.5", "--aggregate 'lossy,p=1.5': p=1.5"),
+        ("lossy,p=1.5", "aggregation 'lossy,p=1.5': p=1.5"),
         ("foo", "unknown method 'foo'"),
-        ("paft,period=3", "paft has no setting 'period'"),
+        ("paft,period=3", "unknown key 'period'; method paft takes initial_period"),
         ("paft,max_period=x", "max_period=x: expected a whole number"),
         ("paft_sync,sync_state=maybe", "expected true or false"),
         ("dropcompute,correction=some", "expected none or rate or count"),

@@ -93,6 +93,6 @@ def test_two_hundred_random_faults_leave_the_same_bits(prepared: Prepared) -> No
         found = flags[site.name]
         assert int(events[site.name].changed.sum()) == 1
         assert int(found.corrected[where]) == int(found.corrected.sum()) == 1, (site.name, bit, old, new)
-        assert int(found.places.element[where][0]) == element
+        assert int(found.wrong.element[where][0]) == element
         for a, b in zip(jax.tree.leaves(mended), jax.tree.leaves(clean), strict=True):
             np.testing.assert_array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32))

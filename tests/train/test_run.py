@@ -11,7 +11,7 @@ import pytest
 
 import sdc
 from sdc.analysis import conclude
-from sdc.faults.nodes import SITES, expected_frequency
+from sdc.faults.nodes import SUBMODULES, expected_frequency
 from sdc.record.files import RecordError
 from sdc.settings import SettingError
 from sdc.train import Incomparable, Training, Twins, run
@@ -36,7 +36,7 @@ def test_a_healthy_suspect_is_clean_and_fully_checked(dtype: Any, tmp_path: Path
     workload = dataclasses.replace(WORKLOAD, dtype=dtype)
     found = execute(dataclasses.replace(TWINS, workload=workload, suspect="healthy", steps=2, folder=tmp_path / "run"))
     assert found["verdict"] == "clean"
-    for site in SITES:
+    for site in SUBMODULES:
         row = found["submodules"][site]
         assert (row["checked"], row["mismatched"], row["injected"]) == (2 * ELEMENTS, 0, 0)
     assert found["state"]["checked"] > 0
@@ -47,7 +47,7 @@ def test_measured_equals_injected_by_site_layer_and_step(corrupt: tuple[Path, di
     folder, found = corrupt
     assert found["verdict"] == "corrupt"
     assert found["simulated"] is True
-    for site in SITES:
+    for site in SUBMODULES:
         row = found["submodules"][site]
         assert row["mismatched"] == row["injected"] > 0 or site == "bwd/ffn"
         assert row["mismatched"] == row["injected"]
@@ -60,7 +60,7 @@ def test_measured_equals_injected_by_site_layer_and_step(corrupt: tuple[Path, di
         layers.add(row["layer"])
     assert layers == {0, 1}
     for row in lines(folder):
-        for site in SITES:
+        for site in SUBMODULES:
             assert row["sites"][site]["mismatched"] == row["sites"][site]["injected"] == totals[row["step"], site]
         assert row["loss"][0] == row["loss"][1]
         assert row["state"]["mismatched"] == 0
@@ -79,7 +79,7 @@ def test_frequencies_agree_with_the_profile(corrupt: tuple[Path, dict[str, Any]]
 
 def test_twins_on_one_device_give_the_same_counts(corrupt: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     found = execute(dataclasses.replace(CORRUPT, placement="vmap", folder=tmp_path / "run"))
-    for site in SITES:
+    for site in SUBMODULES:
         for key in ("injected", "mismatched"):
             assert found["submodules"][site][key] == corrupt[1]["submodules"][site][key]
 
@@ -117,7 +117,7 @@ def test_faults_three_twins_and_comparing_always(tmp_path: Path) -> None:
             faults=(faults[0], dataclasses.replace(faults[1], at={"twin": 2})),  # type: ignore[type-var]
         )
     )  # fmt: skip
-    for site in SITES:
+    for site in SUBMODULES:
         assert found["submodules"][site]["mismatched"] == found["submodules"][site]["injected"]
     assert found["submodules"]["bwd/attn"]["nonfinite"] > 0
     for row in lines(tmp_path / "run", "mismatches.jsonl"):

@@ -38,14 +38,14 @@ def calibrate(options: CalibrateOptions) -> int:
             errors[dtype] = measure(dtype, seed=options.seed)
             progress.advance(f"{dtype}, sums")
         try:
-            arithmetic = fit(errors.get("bfloat16"), errors.get("float32"))
+            rounding = fit(errors.get("bfloat16"), errors.get("float32"))
         except ValueError as error:
             raise CommandError(
                 f"the errors of synthetic products are too large to be rounding ({error}): this device may compute "
                 "wrong numbers. No profile was written; compare with another device",
                 Exit.INCONCLUSIVE,
             ) from error
-        profile = Profile(arithmetic, measured_on=hardware())
+        profile = Profile(rounding, measured_on=hardware())
         checked: Counter[str] = Counter()
         examined: Counter[str] = Counter()
         flagged: Counter[str] = Counter()
@@ -97,7 +97,7 @@ def _show(profile: Profile, options: CalibrateOptions) -> None:
     console = Console(highlight=False)
     found: dict[str, Any] = to_json(profile.measurements)
     console.print(f"device: {hardware()['device_kind']}")
-    console.print(f"kappa: {profile.arithmetic.kappa:g}; rounding of float32 inputs: {profile.arithmetic.inputs:g}")
+    console.print(f"kappa: {profile.rounding.kappa:g}; rounding of float32 inputs: {profile.rounding.inputs:g}")
     for dtype, errors in found["largest_error"].items():
         text = ", ".join(f"{error:.2g} (k={depth})" for depth, error in errors.items())
         console.print(f"largest |r| / (q + |cs|), {dtype}: {text}", soft_wrap=True)

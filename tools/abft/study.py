@@ -17,11 +17,12 @@ from jax import lax
 import sdc
 from sdc.analysis.report import write_report
 from sdc.analysis.study import STUDY, summarize_study
-from sdc.checksums._check import Operands, Settings, expect, rounded_off
+from sdc.checksums._check import Operands, expect, rounded_off
 from sdc.checksums.power import MAGNITUDES, errors_found, flagged
 from sdc.checksums.products import Dot
 from sdc.checksums.profile import Profile
-from sdc.checksums.schemes import Expected, SchemeName, make_scheme
+from sdc.checksums.schemes import Expected, make_scheme
+from sdc.checksums.settings import SchemeName, Settings
 from sdc.checksums.transform import product_of
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import Selector, parse_selector, primitive
@@ -101,7 +102,7 @@ def study(options: StudyOptions) -> int:
         "where": options.where,
         "seed": options.seed,
         "profile": str(options.profile) if options.profile else "assumed of the platform",
-        "arithmetic": dataclasses.asdict(profile.arithmetic),
+        "arithmetic": dataclasses.asdict(profile.rounding),
         "departs": profile.departs(),
         "environment": environment(),
         "magnitudes": MAGNITUDES,
@@ -125,9 +126,7 @@ def _study_type(
     progress: CountProgress,
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Counts by variant and scheme."""
-    every = tuple(
-        (variant, Settings(scheme=variant.scheme, arithmetic=profile.arithmetic)) for variant in variants(dtype)
-    )
+    every = tuple((variant, Settings(scheme=variant.scheme, rounding=profile.rounding)) for variant in variants(dtype))
     judged = _Judged(every)
 
     def transform(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import sdc
-from sdc.checksums._check import Settings, check, expect
+from sdc.checksums._check import check, expect
 from sdc.checksums.kernel import multiply, time_both
 from sdc.checksums.power import DISTRIBUTIONS, Found, errors_found, flagged
 from sdc.checksums.products import Dot
 from sdc.checksums.profile import Profile
-from sdc.checksums.schemes import Expected, SchemeName
+from sdc.checksums.schemes import Expected
+from sdc.checksums.settings import SchemeName, Settings
 from sdc.program.selectors import products, scope
 from sdc.train.config import TrainConfig, get_config
 from sdc.train.placement import place
@@ -113,8 +114,8 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
 def _alarms(dtype: str) -> dict[str, float]:
     """Rows of healthy synthetic products, how many of them are flagged, and the largest margin."""
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
-    arithmetic = Profile.assumed().arithmetic
-    settings = Settings(arithmetic=arithmetic, tier=2)
+    rounding = Profile.assumed().rounding
+    settings = Settings(rounding=rounding, tier=2)
 
     @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
     def look(key: Any, name: str, m: int, k: int, n: int) -> tuple[Any, Any]:
@@ -145,7 +146,7 @@ def _power() -> dict[str, Any]:
     @jax.jit
     def look(a: Any, b: Any) -> Found:
         operands = multiply(product, Settings(), a, b)
-        every = [Settings(scheme=scheme, arithmetic=Profile.assumed().arithmetic) for scheme in SCHEMES]
+        every = [Settings(scheme=scheme, rounding=Profile.assumed().rounding) for scheme in SCHEMES]
         expected = [expect(product, settings, operands, 2) for settings in every]
 
         def judge(settings: Settings, expected: Expected, c: Any) -> Any:

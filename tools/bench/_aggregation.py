@@ -124,7 +124,7 @@ def _paft(start: Callable[[Method], Run], gradient: Any, steps: int) -> dict[str
     """Blocks of `PERIOD` steps, so that each has one average at a fixed period."""
     methods = {
         "plain": _averaging(gradient, _adam()),
-        "paft_sync": _averaging(gradient, paft_sync(_adam(), PERIOD, DATA)),
+        "paft_sync": _averaging(gradient, paft_sync(_adam(), DATA, PERIOD)),
         "paft_dynamic": _averaging(gradient, paft(_adam(), DATA)),
         "paft_dynamic_overlapped": _averaging(gradient, paft(_adam(), DATA), around=overlapped),
     }

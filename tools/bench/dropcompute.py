@@ -147,7 +147,7 @@ def _train(threshold: float, delays: list[list[float]]) -> Measured:
 
     def update(total: Any, completed: Any, params: Any) -> Any:
         total, completed, params = jax.tree.map(lambda x: x[0], (total, completed, params))
-        mean = combine(total, completed, MICRO_BATCHES, AXIS).gradient
+        mean = combine(total, AXIS, completed, MICRO_BATCHES).gradient
         return jax.tree.map(lambda p, g: (p - 0.01 * g)[None], params, mean)
 
     join = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False))
@@ -156,7 +156,7 @@ def _train(threshold: float, delays: list[list[float]]) -> Measured:
     for waits in [[0.0] * MICRO_BATCHES] * WARM_UP + delays:
         started = time.perf_counter()
         mine = watch.run(gradient_sum(params), batches, params, delays=waits)
-        sums = to_workers((mine.carry, jnp.int32(mine.completed), params), mesh, AXIS)
+        sums = to_workers((mine.carry, jnp.int32(mine.completed), params), AXIS, mesh)
         params = jax.block_until_ready(from_workers(join(*sums)))
         own.append((list(mine.latencies), mine.seconds, time.perf_counter() - started))
     rows = [json.loads(text) for text in everyone(json.dumps(own[WARM_UP:]))]

@@ -179,7 +179,7 @@ def _trainer(workload: Workload, steps: int, seed: int, correction: Any, rate: f
         latencies = LATENCY.sample(key, (MICRO_BATCHES,))
         completed = completed_before(latencies, setting)
         total = masked(accumulate(workload.loss), gradient_sum(params), batch, completed, params)
-        found = combine(total, completed, MICRO_BATCHES, DATA, correction=correction, drop_rate=rate)
+        found = combine(total, DATA, completed, MICRO_BATCHES, correction=correction, drop_rate=rate)
         updates, state = optimizer.update(found.gradient, state, params, empty=found.empty)
         return optax.apply_updates(params, updates), state, {"latencies": latencies, "loss": found.loss}
 

@@ -239,7 +239,7 @@ def _divergence(workload: Workload, steps: int, seed: int) -> Iterator[tuple[str
 def _squared_divergence(workload: Workload, period: int | None, steps: int, seed: int) -> tuple[np.ndarray, int]:
     """Mean over replicas of the squared divergence after each step, before a synchronization; and the dimension."""
     noise = gradient_noise(DATA, DIVERGING, seed=seed)
-    around = optax.sgd(RATE) if period is None else paft_sync(optax.sgd(RATE), period, DATA)
+    around = optax.sgd(RATE) if period is None else paft_sync(optax.sgd(RATE), DATA, period)
 
     def init(params: Any, setting: Any) -> Any:
         return around.init(params), noise.init(params)

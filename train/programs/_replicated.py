@@ -13,8 +13,8 @@ from sdc.aggregation._judge import judge
 from sdc.aggregation.speedup import select_threshold
 from sdc.settings import SettingError
 
-from ..aggregation import AUTO, Aggregation, Lossy, Shadow
 from ..config import TrainConfig
+from ..methods import AUTO, Aggregation, Lossy, Shadow
 from ..model import init_params
 from ..parallel import DATA, MODEL
 from ..placement import RANKS, Placement

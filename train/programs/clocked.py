@@ -18,7 +18,7 @@ from sdc.aggregation.speedup import select_threshold
 from sdc.aggregation.stopwatch import Stopped, Stopwatch, from_workers, to_workers
 from sdc.record.determinism import program_fingerprint
 
-from ..aggregation import AUTO, DropCompute
+from ..methods import AUTO, DropCompute
 from ..model import init_params
 from ..parallel import DATA, MODEL
 from ..placement import Placement
@@ -134,7 +134,7 @@ class _Clock:
             self.compiled = True
         stopped = self.watch.run(gradient_sum(params), batches, params)
         given = Given(stopped.carry, jnp.int32(stopped.completed))
-        return to_workers(given, self.placement.mesh, DATA), stopped
+        return to_workers(given, DATA, self.placement.mesh), stopped
 
     def tell(self, stopped: Stopped, rest: float) -> dict[str, Any]:
         """The clock's part of the line of a step; after enough steps it chooses the threshold, alike everywhere."""

@@ -94,7 +94,7 @@ class TwinProgram:
             zeros = jnp.zeros(lax.axis_size(TWIN), jnp.float32)
             return lax.cond(
                 agreed.differs,
-                lambda: squared_distance(leaves, replicas, agreed.reference, TWIN),
+                lambda: squared_distance(leaves, TWIN, replicas, agreed.reference),
                 lambda: zeros,
             )
 

@@ -77,7 +77,7 @@ def dropcompute(optimizer: optax.GradientTransformation) -> Method:
         completed = jnp.int32(MICRO_BATCHES)
         work = aggregation.accumulate(loss)
         total = aggregation.masked(work, aggregation.gradient_sum(theta), batch, completed, theta)
-        found = aggregation.combine(total, completed, MICRO_BATCHES, AXIS)
+        found = aggregation.combine(total, AXIS, completed, MICRO_BATCHES)
         updates, state = whole.update(found.gradient, state, theta, empty=found.empty)
         return optax.apply_updates(theta, updates), state
 
@@ -109,7 +109,7 @@ def shadow(optimizer: optax.GradientTransformation) -> Method:
 
 METHODS: dict[str, Callable[[optax.GradientTransformation], Method]] = {
     "noise": lambda optimizer: around(optax.chain(aggregation.gradient_noise(AXIS, 0.0), optimizer)),
-    "paft_sync": lambda optimizer: around(aggregation.paft_sync(optimizer, 2, AXIS, sync_state=True)),
+    "paft_sync": lambda optimizer: around(aggregation.paft_sync(optimizer, AXIS, 2, sync_state=True)),
     "paft": lambda optimizer: around(aggregation.paft(optimizer, AXIS, 1, 1, 2)),
     "dropcompute": dropcompute,
     "lossy": lossy,

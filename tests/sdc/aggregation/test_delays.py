@@ -120,11 +120,11 @@ def test_lines(spec: str, latency: Latency) -> None:
     [
         ("weibull,mean=1", "unknown kind 'weibull'; expected one of constant, normal, .*boundedlognormal"),
         ("", "unknown kind ''"),
-        ("gamma,mean=1,scale=2", "unknown key 'scale'; write 'gamma,mean=...,shape=...'"),
+        ("gamma,mean=1,scale=2", "unknown key 'scale'; kind gamma takes mean, shape"),
         ("gamma,mean=1", "'shape' is missing; write 'gamma,mean=...,shape=...'"),
         ("exponential,mean=1,mean=2", "'mean' is given twice"),
         ("exponential,1", "'1' is not of the form key=value; write 'exponential,mean=...'"),
-        ("exponential,mean=", "mean='': expected a number"),
+        ("exponential,mean=", "'mean=' is not of the form key=value; write 'exponential,mean=...'"),
         ("exponential,mean=-1", "mean=-1.0: expected a finite number above 0"),
         ("lognormal,mean=1,std=0", "std=0.0: expected a finite number above 0"),
         ("lognormal,mean=nan,std=1", "mean=nan"),

@@ -47,7 +47,7 @@ def micro_batches(workers: int = WORKERS) -> np.ndarray:
 
 def one_worker(batch: Any, count: Any, correction: Any = "none") -> Any:
     total = masked(accumulate(loss), gradient_sum(theta()), batch, count, theta())
-    return combine(total, count, MICRO_BATCHES, AXIS, correction=correction, drop_rate=0.25)
+    return combine(total, AXIS, count, MICRO_BATCHES, correction=correction, drop_rate=0.25)
 
 
 @functools.cache
@@ -78,7 +78,7 @@ def test_a_constant_count_adds_gradients_up_once(count: Any) -> None:
     """The type checker takes parameters and count to be equal on all workers; the derivative is still one worker's."""
 
     def step(params: Any, batch: Any) -> Any:
-        return combine(masked(accumulate(loss), gradient_sum(params), batch[0], count, params), count, 5, AXIS).gradient
+        return combine(masked(accumulate(loss), gradient_sum(params), batch[0], count, params), AXIS, count, 5).gradient
 
     mesh = Mesh(np.asarray(jax.devices()[:WORKERS]), (AXIS,))
     run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
@@ -92,7 +92,7 @@ def test_nothing_completed_leaves_the_step_out() -> None:
 
     def step(params: Any, state: Any, batch: Any, count: Any) -> Any:
         total = masked(accumulate(loss), gradient_sum(params), batch, count, params)
-        found = combine(total, count, MICRO_BATCHES, AXIS, correction="count")
+        found = combine(total, AXIS, count, MICRO_BATCHES, correction="count")
         updates, state = optimizer.update(found.gradient, state, params, empty=found.empty)
         return optax.apply_updates(params, updates), state, found
 
@@ -115,7 +115,7 @@ def test_a_thousand_simulated_workers_in_one_program() -> None:
         count = completed_before(latencies, 15.0)
         batch = jax.random.normal(key, (12, 2, 3))
         total = masked(accumulate(loss), gradient_sum(theta()), batch, count, theta())
-        return combine(total, count, 12, AXIS).completed, count, latencies
+        return combine(total, AXIS, count, 12).completed, count, latencies
 
     total, counts, latencies = jax.jit(jax.vmap(one, axis_name=AXIS))(jax.random.split(jax.random.key(0), 2048))
     assert np.asarray(counts).tolist() == completed(np.asarray(latencies), 15.0).tolist()
@@ -266,7 +266,7 @@ def combined(**extra: Any) -> Any:
 
 
 def around_an_assignment() -> Any:
-    optimizer = skip_empty(paft_sync(optax.sgd(0.1), 1, AXIS))
+    optimizer = skip_empty(paft_sync(optax.sgd(0.1), AXIS, 1))
 
     def step(params: Any) -> Any:
         return optimizer.update(params, optimizer.init(params), params, empty=True)[1].skipped

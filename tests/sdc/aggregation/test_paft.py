@@ -64,7 +64,7 @@ def test_divergence_is_the_exact_form_and_not_the_printed_one() -> None:
 
 
 def test_synchronization_bounds_divergence() -> None:
-    theta, state = drift_apart(paft_sync(optax.sgd(RATE), 8, AXIS))
+    theta, state = drift_apart(paft_sync(optax.sgd(RATE), AXIS, 8))
     found = squared_divergence(theta)
     due = np.arange(1, STEPS + 1) % 8 == 0
     assert (found[due] == 0).all()
@@ -134,7 +134,7 @@ def test_a_replica_on_the_mean_does_not_stretch_the_period() -> None:
     assert state.period.tolist() == [7] * WORKERS
 
 
-@pytest.mark.parametrize("synchronization", [None, paft_sync(optax.sgd(0.0), 1, AXIS)])
+@pytest.mark.parametrize("synchronization", [None, paft_sync(optax.sgd(0.0), AXIS, 1)])
 def test_divergence_is_from_the_mean_before_it_is_rounded(synchronization: Any) -> None:
     """In bfloat16, whose neighbours of 1 are 1/128 above and 1/256 below it."""
     theta = jnp.asarray([[1.0], [1.0], [1.0], [1 + 1 / 128]], jnp.bfloat16)
@@ -143,7 +143,7 @@ def test_divergence_is_from_the_mean_before_it_is_rounded(synchronization: Any) 
     np.testing.assert_array_equal(state.divergence.measured, [1 / 512] * 3 + [3 / 512])
 
 
-@pytest.mark.parametrize("make", [lambda inner: paft_sync(inner, 1, AXIS), lambda inner: paft(inner, AXIS, 1, 1, 9)])
+@pytest.mark.parametrize("make", [lambda inner: paft_sync(inner, AXIS, 1), lambda inner: paft(inner, AXIS, 1, 1, 9)])
 def test_leaves_without_a_mean_stay_and_complex_ones_are_averaged(make: Any) -> None:
     start = {
         "real": jnp.asarray([1.0, 3.0]), "complex": jnp.asarray([1j, 3.0]), "whole": jnp.asarray([1, 2]),
@@ -180,7 +180,7 @@ def test_period_of_one_averages_at_every_step() -> None:
 @pytest.mark.parametrize("sync_state", [False, True])
 def test_synchronized_replicas_are_bitwise_equal(placement: str, sync_state: bool) -> None:
     """From replicas far apart: an added difference would leave last bits."""
-    optimizer = paft_sync(optax.sgd(0.1, momentum=0.9), 1, AXIS, sync_state)
+    optimizer = paft_sync(optax.sgd(0.1, momentum=0.9), AXIS, 1, sync_state)
 
     def step(theta: Any, gradient: Any) -> Any:
         updates, state = optimizer.update(gradient, optimizer.init(theta), theta)
@@ -333,7 +333,7 @@ def test_bounds_hold_in_simulation() -> None:
     ],
 )
 def test_what_calculates_with_an_assignment_is_refused(wrong: Any) -> None:
-    optimizer = wrong(paft_sync(optax.sgd(0.1), 1, AXIS))
+    optimizer = wrong(paft_sync(optax.sgd(0.1), AXIS, 1))
     step = jax.vmap(lambda theta: optimizer.update(theta, optimizer.init(theta), theta)[0], axis_name=AXIS)
     # optax multiplies with truth values
     with jax.numpy_dtype_promotion("standard"), pytest.raises(TypeError, match="Assignment"):
@@ -374,21 +374,21 @@ def bound_update(optimizer: Any, state: Any, params: Any = None, workers: int = 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: paft_sync(optax.sgd(0.1), 0, AXIS), "period=0"),
-        (lambda: paft_sync(optax.sgd(0.1), AXIS, 5), "axis_name=5: expected one name"),  # type: ignore[arg-type]
+        (lambda: paft_sync(optax.sgd(0.1), AXIS, 0), "period=0"),
+        (lambda: paft_sync(optax.sgd(0.1), 5, AXIS), "axis_name=5: expected one name"),  # type: ignore[arg-type]
         (lambda: paft_sync(optax.sgd(0.1), AXIS, AXIS), "period='data': expected a number"),  # type: ignore[arg-type]
         (lambda: paft(optax.sgd(0.1), 5, 5), "axis_name=5: expected one name"),  # type: ignore[arg-type]
         (lambda: paft(optax.sgd(0.1), (AXIS, "model")), "expected one name"),  # type: ignore[arg-type]
         (lambda: paft(optax.sgd(0.1), AXIS, AXIS), "initial_period='data': expected a number"),  # type: ignore[arg-type]
         (lambda: paft(optax.sgd(0.1), AXIS, replica_axes="model"), r"write replica_axes=\('model',\)"),
-        (lambda: bound_update(paft_sync(optax.sgd(0.1), 1, AXIS, replica_axes=("model",)), None, jnp.ones(2)),
+        (lambda: bound_update(paft_sync(optax.sgd(0.1), AXIS, 1, replica_axes=("model",)), None, jnp.ones(2)),
          r"'model' is not bound \(bound: \['data'\]\)"),
         (lambda: paft(optax.sgd(0.1), AXIS, 5, 6, 9), "min_period=6, initial_period=5"),
         (lambda: paft(optax.sgd(0.1), AXIS, 5, 0, 9), "min_period=0"),
-        (lambda: paft_sync(optax.sgd(0.1), 1, AXIS).update(jnp.ones(2), None, jnp.ones(2)), "not bound"),
-        (lambda: bound_update(paft_sync(optax.sgd(0.1), 1, AXIS), None, jnp.ones(2), workers=1), "has size 1"),
-        (lambda: bound_update(paft_sync(optax.sgd(0.1), 1, AXIS), None, jnp.ones(2)), "state of type NoneType"),
-        (lambda: bound_update(paft(optax.sgd(0.1), AXIS), paft_sync(optax.sgd(0.1), 1, AXIS).init(jnp.ones(2)),
+        (lambda: paft_sync(optax.sgd(0.1), AXIS, 1).update(jnp.ones(2), None, jnp.ones(2)), "not bound"),
+        (lambda: bound_update(paft_sync(optax.sgd(0.1), AXIS, 1), None, jnp.ones(2), workers=1), "has size 1"),
+        (lambda: bound_update(paft_sync(optax.sgd(0.1), AXIS, 1), None, jnp.ones(2)), "state of type NoneType"),
+        (lambda: bound_update(paft(optax.sgd(0.1), AXIS), paft_sync(optax.sgd(0.1), AXIS, 1).init(jnp.ones(2)),
                               jnp.ones(2)), "state of type PaftSyncState"),
         (lambda: bound_update(paft(optax.sgd(0.1), AXIS), paft(optax.sgd(0.1), AXIS).init(jnp.ones(2))),
          "no parameters were given"),

@@ -267,7 +267,7 @@ def test_injected_faults_are_found_with_the_exact_count() -> None:
 
 
 def test_a_copy_damaged_on_its_way_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    damaged = lambda tree, sender, axis: jax.tree.map(lambda x: lax.psum(x, axis), tree)  # noqa: E731 - in one line
+    damaged = lambda tree, axis, sender: jax.tree.map(lambda x: lax.psum(x, axis), tree)  # noqa: E731 - in one line
     monkeypatch.setattr(sys.modules["sdc.aggregation._shadow"], "from_reference", damaged)
     run = on_one_device(shadow(lambda params, x: params * x, "data"))
     _, _, report = run(init_shadow(RANKS), 2.0, np.arange(1, RANKS + 1, dtype=np.float32))

@@ -1,6 +1,7 @@
 """Campaigns: outcomes and detections against runs done by hand, evenly spread, the same when resumed."""
 
 import collections
+import math
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import sdc
 from sdc.campaigns.outcomes import DETECTORS, Observed, Thresholds, classify
 from sdc.campaigns.runner import Campaign, NotDeterministic
+from sdc.faults import BitFlip, Rotate, Stuck, When
 from sdc.program.selectors import arithmetic, named, operations, primitive, products
 
 BATCHES = [np.random.default_rng(n).normal(size=(4, 3)).astype(np.float32) for n in range(9)]
@@ -37,6 +39,13 @@ def make(**arguments: Any) -> Campaign:
 
 RUNNER = make(faults=("bitflip", "nan", "zero"))
 ROWS = list(RUNNER.run(range(120)))
+
+
+def test_faults_kinds_and_texts_are_the_same() -> None:
+    faults = [sdc.Fault(BitFlip()), Stuck(math.nan), sdc.Fault(Stuck(0.0))]
+    assert [make(faults=faults).plan(number).row for number in range(20)] == [
+        RUNNER.plan(number).row for number in range(20)
+    ]
 
 
 def test_outcomes_are_those_of_runs_by_hand() -> None:
@@ -183,6 +192,9 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
         ({"follow": 9}, "leave none to strike when 9 are followed"),
         ({"faults": ()}, "no kind of fault"),
         ({"faults": ("meteor",)}, "unknown kind 'meteor'"),
+        ({"faults": [sdc.Fault(BitFlip(), 0.1)]}, "faults=bitflip,rate=0.1: a campaign chooses site"),
+        ({"faults": [sdc.Fault(BitFlip(), when=When(onset=3))]}, "a campaign chooses site"),
+        ({"faults": [Rotate()]}, "leaves 1 element in place"),
         ({"where": named("fwd/nothing")}, "hits none of the step's"),
         ({"faults": ("bitflip,bits=40",)}, "does not suit a selected site: bit 40 of a 32-bit float32"),
     ],

@@ -11,10 +11,11 @@ from hypothesis import given, strategies as st
 from jax import lax
 
 import sdc
-from sdc.checksums._check import Flags, Mode, Operands, Settings, check, merge_flags, rounded_off
+from sdc.checksums._check import Flags, Operands, check, merge_flags, rounded_off
 from sdc.checksums.products import Conv, Dot
-from sdc.checksums.roundoff import EXACT, PLATFORMS, Arithmetic, Units, spacing, unit, work_type
-from sdc.checksums.schemes import BLOCK, SchemeName, make_scheme, signed_weights
+from sdc.checksums.roundoff import EXACT, PLATFORMS, Rounding, Units, spacing, unit, work_type
+from sdc.checksums.schemes import BLOCK, make_scheme, signed_weights
+from sdc.checksums.settings import Mode, SchemeName, Settings
 
 SCHEMES: tuple[SchemeName, ...] = get_args(SchemeName)
 TYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -136,13 +137,13 @@ def test_margins_verdicts_places_and_repairs(dtype: str, shape: str, rounded: bo
                     # Residuals of this size are the error's; what is left is rounding, of a twentieth of it at most.
                     np.testing.assert_allclose(float(flags.margin), margin, rtol=0.06)
                 if mode == "detect" or not wrong:
-                    assert flags.places is None or int(flags.places.found) == 0
+                    assert flags.wrong is None or int(flags.wrong.found) == 0
                     continue
-                assert flags.places is not None
-                assert int(flags.places.found) == 1
-                assert int(flags.places.element[0]) == where
+                assert flags.wrong is not None
+                assert int(flags.wrong.found) == 1
+                assert int(flags.wrong.element[0]) == where
                 off = float(bad.reshape(-1)[where]) - float(clean.reshape(-1)[where])
-                np.testing.assert_allclose(float(flags.places.error[0]), off, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(float(flags.wrong.error[0]), off, rtol=1e-5, atol=1e-6)
                 mended = np.asarray(c, np.float64)
                 np.testing.assert_array_equal(mended, np.asarray(clean if mode == "correct" else bad, np.float64))
                 assert int(flags.corrected) == int(mode == "correct")
@@ -166,9 +167,9 @@ def test_a_fault_that_repeats_itself_is_flagged_and_not_confirmed() -> None:
     c, flags = check(product, Settings("correct"), Operands(a, b, bad))
     assert (int(flags.flagged), int(flags.confirmed), int(flags.corrected)) == (1, 0, 0)
     np.testing.assert_array_equal(c, bad)
-    assert flags.places is not None
-    assert int(flags.places.element[0]) == 1 * 16 + 2
-    assert float(flags.places.error[0]) == 0.0
+    assert flags.wrong is not None
+    assert int(flags.wrong.element[0]) == 1 * 16 + 2
+    assert float(flags.wrong.error[0]) == 0.0
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -226,8 +227,8 @@ def test_rows_that_are_tiny_beside_others_are_clean() -> None:
             wrong = clean.at[row, 2].add(0.01 * jnp.sqrt(jnp.mean(jnp.square(1e10 * clean[row]))) / 1e10)
             _, flags = check(product, Settings("locate"), Operands(*factors, wrong))
             assert int(flags.flagged) == int(flags.confirmed) == 1
-            assert flags.places is not None
-            assert (int(flags.places.found), int(flags.places.element[0])) == (1, row * clean.shape[1] + 2)
+            assert flags.wrong is not None
+            assert (int(flags.wrong.found), int(flags.wrong.element[0])) == (1, row * clean.shape[1] + 2)
 
 
 @pytest.mark.parametrize("name", ["two-tier", "blocks", "residual"])
@@ -278,16 +279,16 @@ def test_every_wrong_element_is_named_whatever_else_is_wrong() -> None:
     expected = [3, 14, 45]
     mended, flags = check(product, Settings("correct"), Operands(a, b, wrong))
     np.testing.assert_array_equal(mended, clean)
-    assert flags.places is not None
-    assert int(flags.places.found) == 3
-    assert flags.places.element[:3].tolist() == expected
-    np.testing.assert_allclose(flags.places.error[:3], (wrong - clean).reshape(-1)[jnp.asarray(expected)])
+    assert flags.wrong is not None
+    assert int(flags.wrong.found) == 3
+    assert flags.wrong.element[:3].tolist() == expected
+    np.testing.assert_allclose(flags.wrong.error[:3], (wrong - clean).reshape(-1)[jnp.asarray(expected)])
 
     single = Dot((((1,), (0,)), ((), ())), (2, 2))
     _, mapped = jax.vmap(lambda *given: check(single, Settings("correct"), Operands(*given)))(a, b, wrong)
-    assert mapped.places is not None
-    assert mapped.places.found.tolist() == mapped.corrected.tolist() == [2, 1]
-    assert mapped.places.element[:, :2].tolist() == [[3, 14], [13, 0]]
+    assert mapped.wrong is not None
+    assert mapped.wrong.found.tolist() == mapped.corrected.tolist() == [2, 1]
+    assert mapped.wrong.element[:, :2].tolist() == [[3, 14], [13, 0]]
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
@@ -391,8 +392,8 @@ def test_convolutions(kind: str, name: SchemeName) -> None:
     if mode == "correct":
         # XLA may compute a convolution in a branch in another order.
         np.testing.assert_allclose(mended, clean, rtol=1e-5)
-        assert flags.places is not None
-        assert int(flags.places.element[0]) == where
+        assert flags.wrong is not None
+        assert int(flags.wrong.element[0]) == where
 
 
 def test_the_kernel_of_a_convolution_as_a_product_against_numpy() -> None:
@@ -431,15 +432,15 @@ def test_types_without_a_known_roundoff_are_refused(dtype: str) -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="judges a product as a whole; choose mode='detect'"):
+    with pytest.raises(ValueError, match="judges a product as a whole; choose mode=detect"):
         Settings("correct", "paper")
-    with pytest.raises(ValueError, match="mode='mend' is unknown; expected one of detect, locate, correct"):
+    with pytest.raises(ValueError, match="mode=mend: expected one of 'detect', 'locate', 'correct'"):
         Settings("mend")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="scheme='huang' is unknown"):
+    with pytest.raises(ValueError, match="scheme=huang: expected one of 'two-tier'"):
         make_scheme("huang", jnp.float32, jnp.float32)
     for values in ((0.5, 0.0), (-1.0, 0.0), (math.nan, 0.0), (1.0, 0.5), (1.0, -0.1)):
         with pytest.raises(ValueError, match="expected kappa of 1 or more"):
-            Arithmetic(*values)
+            Rounding(*values)
 
 
 @given(st.sampled_from(TYPES), st.floats(-4, 4, width=32), st.integers(-6, 6))
@@ -485,6 +486,6 @@ def test_flags_merge_like_one_check_of_both() -> None:
         for x, y in zip(jax.tree.leaves(merge_flags(first, second)), jax.tree.leaves(flags[0]), strict=True):
             np.testing.assert_array_equal(x, y)
     both = merge_flags(*flags)
-    assert both.places is not None
-    assert int(both.flagged) == int(both.places.found) == 9
-    assert both.places.element.tolist() == [16 * row + 3 for row in (1, 2, 4, 5, 6, 7, 8, 9)]
+    assert both.wrong is not None
+    assert int(both.flagged) == int(both.wrong.found) == 9
+    assert both.wrong.element.tolist() == [16 * row + 3 for row in (1, 2, 4, 5, 6, 7, 8, 9)]

@@ -267,7 +267,7 @@ def test_describe() -> None:
         ("bitflip", "'rate' is missing"),
         ("scale,rate=1", "'factor' is missing"),
         ("bitflip,rate=2", "between 0 and 1"),
-        ("bitflip,rate=x", "could not convert"),
+        ("bitflip,rate=x", "rate=x: expected a number"),
         ("bitflip,rate", "not of the form key=value"),
         ("bitflip,rate=1,rate=1", "given twice"),
         ("bitflip,rate=1,factor=3", "unknown key 'factor'"),

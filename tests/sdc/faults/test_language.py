@@ -298,7 +298,8 @@ def test_kinds_and_patterns_from_text() -> None:
         "rotate,by=2,row": (Rotate(2), Row()),
         "sign": (Sign(), One()),
     }.items():
-        assert parse_kind(text) == expected
+        what, pattern = expected
+        assert parse_kind(text) == sdc.Fault(what, pattern=pattern)
     fault = parse_fault('sign,rate=1e-3,where=primitive("dot_general", "exp") & direction("bwd"),gamma=0.5,end=9')
     assert str(fault.site) == 'primitive("dot_general", "exp") & direction("bwd")'
     assert fault.when == When(end=9, gamma=0.5)
@@ -315,7 +316,7 @@ def test_kinds_and_patterns_from_text() -> None:
     ("make", "message"),
     [
         (lambda: parse_kind("bitflip,field=exponent,bits=3"), "both choose bits"),
-        (lambda: parse_kind("bitflip,field=head"), "expected sign, exponent, mantissa"),
+        (lambda: parse_kind("bitflip,field=head"), "field=head: expected sign or exponent or mantissa"),
         (lambda: parse_kind("bitflip,rate=1"), "unknown key 'rate'"),
         (lambda: parse_kind("bitflip,run=0"), "run=0: expected at least 1"),
         (lambda: parse_kind("bitflip,tile=4"), "tile=4x32"),

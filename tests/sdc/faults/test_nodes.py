@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from sdc.faults import nodes as profiles
+from sdc.faults import nodes
 
 
-@pytest.mark.parametrize("name", profiles.NODES)
+@pytest.mark.parametrize("name", nodes.NODES)
 @pytest.mark.parametrize("layers", [2, 4, 16, 24])
-def test_profiles_reproduce_tables_1_and_2(name: str, layers: int) -> None:
-    figures = profiles.published(name)
-    assert set(figures) == set(profiles.SITES)
-    faults = {fault.site: fault for fault in profiles.profile(name, layers=layers)}
+def test_nodes_reproduce_tables_1_and_2(name: str, layers: int) -> None:
+    figures = nodes.published(name)
+    assert set(figures) == set(nodes.SUBMODULES)
+    faults = {fault.site: fault for fault in nodes.node_faults(name, layers=layers, at={"twin": 1})}
     for site, published in figures.items():
         if published.frequency == 0:
             assert site not in faults
@@ -24,28 +24,28 @@ def test_profiles_reproduce_tables_1_and_2(name: str, layers: int) -> None:
 
 
 def test_every_published_frequency_is_simulated() -> None:
-    silent = {name for name in profiles.NODES if not profiles.profile(name, layers=4)}
+    silent = {name for name in nodes.NODES if not nodes.node_faults(name, layers=4)}
     assert silent == {"node2", "node3", "node12"}
 
 
 def test_behaviour_in_time() -> None:
-    assert profiles.expected_frequency("node13", 450)["bwd/ffn"] == 0
-    assert profiles.expected_frequency("node13", 900)["bwd/ffn"] == pytest.approx(1.21e-10 / 2)
-    level = profiles.published("node11")["fwd/attn"].frequency
-    assert profiles.expected_frequency("node11", 1)["fwd/attn"] == pytest.approx(5 * level)
-    assert profiles.expected_frequency("node11", 5000)["fwd/attn"] == pytest.approx(level, rel=0.01)
-    assert profiles.expected_frequency("node14", 10)["bwd/ffn"] == pytest.approx(2.99e-9)
-    assert profiles.expected_frequency("healthy", 10) == {}
+    assert nodes.expected_frequency("node13", 450)["bwd/ffn"] == 0
+    assert nodes.expected_frequency("node13", 900)["bwd/ffn"] == pytest.approx(1.21e-10 / 2)
+    level = nodes.published("node11")["fwd/attn"].frequency
+    assert nodes.expected_frequency("node11", 1)["fwd/attn"] == pytest.approx(5 * level)
+    assert nodes.expected_frequency("node11", 5000)["fwd/attn"] == pytest.approx(level, rel=0.01)
+    assert nodes.expected_frequency("node14", 10)["bwd/ffn"] == pytest.approx(2.99e-9)
+    assert nodes.expected_frequency("healthy", 10) == {}
 
 
 @pytest.mark.parametrize("layers", [1, 3, 5, 32])
 def test_resampling_keeps_mean_and_maximum(layers: int) -> None:
     values = np.arange(16.0) ** 2
-    np.testing.assert_allclose(profiles.mean_by_layer(values, layers).mean(), values.mean())
-    assert profiles.largest_by_layer(values, layers).max() == values.max()
+    np.testing.assert_allclose(nodes.mean_by_layer(values, layers).mean(), values.mean())
+    assert nodes.largest_by_layer(values, layers).max() == values.max()
 
 
 @pytest.mark.parametrize("name", ["node0", "node16", "nodeX", ""])
 def test_unknown_suspects(name: str) -> None:
     with pytest.raises(ValueError, match="expected healthy or one of node1 "):
-        profiles.profile(name, layers=4)
+        nodes.node_faults(name, layers=4)

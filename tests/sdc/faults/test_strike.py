@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 import sdc
 from sdc.faults._strike import LOOPS
 from sdc.faults.kinds import BitFlip, Rotate, Scale, Stuck
+from sdc.faults.patterns import Run
 from sdc.program.selectors import arithmetic, direction, everything, iteration, operations, primitive, scope
 from sdc.record.files import encode
 from sdc.tools.diff import diff
@@ -233,13 +234,13 @@ def test_first_operation_hit_is_the_first_to_differ() -> None:
         ({"elements": [0.5]}, "expected different whole numbers"),
         ({"elements": 0, "device": {"model": -1}}, "whose mesh is {}"),
         ({"elements": [0, 1], "room": 1}, "raise room"),
-        ({"elements": 0, "what": BitFlip(bits=(40,))}, "bit 40 of a 32-bit float32 does not exist"),
+        ({"elements": 0, "fault": BitFlip(bits=(40,))}, "bit 40 of a 32-bit float32 does not exist"),
     ],
 )
 def test_strikes_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     site = sdc.sites(tanh_twice, X, where=primitive("tanh"))[0]
     with pytest.raises(ValueError, match=message):
-        sdc.strike_on(site, **{"what": BitFlip(), **arguments})
+        sdc.strike_on(site, **{"fault": BitFlip(), **arguments})
 
 
 def test_values_that_cannot_be_struck() -> None:
@@ -300,3 +301,41 @@ def test_operations_of_several_outputs_and_empty_ones() -> None:
         ]  # fmt: skip
         event = events[site.name]
         assert (int(event.changed), int(event.drawn), int(event.hits.output[0])) == (1, 1, output)
+
+
+def test_a_fault_is_struck_as_it_is_injected() -> None:
+    """One type: kind, fault and text make the same strike; pattern, layer and device come from the fault."""
+
+    def equal(a: Any, b: Any) -> bool:
+        return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+    site = next(site for site in SITES if site.loops and site.direction == "fwd")
+    flip = BitFlip(bits=(22,))
+    plain = sdc.strike_on(site, flip, 3)
+    for same in ("bitflip,bits=22", sdc.Fault(flip), sdc.Fault(flip, 0.1, WHERE)):
+        assert equal(sdc.strike_on(site, same, 3), plain)
+    placed = sdc.Fault(flip, layer=2, at={"model": 1}, pattern=Run(4))
+    spelled = sdc.strike_on(site, flip, [3, 4, 5, 6], iteration=[2], device={"model": 1})
+    assert equal(sdc.strike_on(site, placed, 3), spelled)
+    last = int(np.prod(site.outputs[0].shape)) - 1
+    assert np.asarray(sdc.strike_on(site, placed, last, room=4).elements).tolist() == [last, -1, -1, -1]
+    with pytest.raises(ValueError, match=r"is not of .*strike a site that it selects"):
+        sdc.strike_on(site, sdc.Fault(flip, site="collectives"), 3)
+    with pytest.raises(ValueError, match="begins at one"):
+        sdc.strike_on(site, placed, [3, 4])
+    with pytest.raises(ValueError, match="whose loops run"):
+        sdc.strike_on(site, sdc.Fault(flip, layer=99), 3)
+    with pytest.raises(ValueError, match="what=3: expected a kind of fault"):
+        sdc.strike_on(site, 3, 3)  # type: ignore[arg-type]
+
+
+def test_a_layer_is_struck_in_every_iteration_of_the_loops_around_it() -> None:
+    def nested(x: Any) -> Any:
+        inner = lambda c, y: (c, jnp.sin(y))  # noqa: E731 - a step in one line
+        return lax.map(lambda rows: lax.scan(inner, 0.0, rows)[1], x)
+
+    x = jnp.ones((2, 3, 4))
+    [sine] = sdc.sites(nested, x, where=primitive("sin"))
+    hit = sdc.strike_on(sine, sdc.Fault(BitFlip(bits=(22,)), layer=1), 0)
+    _, events = sdc.strike(nested, primitive("sin"))(hit, x)
+    assert events[sine.name].changed.tolist() == [[0, 1, 0], [0, 1, 0]]

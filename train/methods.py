@@ -1,4 +1,4 @@
-"""How the reference training aggregates gradients: the language of `--aggregate`.
+"""Methods of aggregation, with their settings, and their text form (see `sdc.text` for the grammar).
 
 A specification joins methods with `+`: `noise,sigma=0.01+paft,max_period=50`, `dropcompute,threshold=1.2,latency=...`.
 Each has settings of its own, the fields of its class below.
@@ -6,15 +6,13 @@ Each has settings of its own, the fields of its class below.
 
 import dataclasses
 import math
-import re
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from sdc.aggregation.channels import BadLink, Channel, GilbertElliott, Independent
 from sdc.aggregation.delays import Latency, parse_latency
 from sdc.aggregation.workers import check_probability
+from sdc.text import Form, Rest, form, read_term, split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +68,7 @@ class DropCompute:
         threshold: seconds; `auto` chooses it by algorithm 2 from sampled latencies, or from those of the first
             `measure` steps on a real clock.
         latency: simulated latencies of micro-batches, such as `latency=lognormal,mean=0.1,std=0.05` (the last setting
-            of the method); without it and without `replay` every process watches its own clock.
+            of the method, or in brackets); without it and without `replay` every process watches its own clock.
         micro_batches: into which a worker cuts its share of the batch; by default the configuration's microsteps.
         correction: `none`, `rate` or `count`.
         serial: seconds of the rest of a step, for `auto` with simulated latencies.
@@ -123,6 +121,9 @@ class Lossy:
     parity: int | None = None
     tighten: float = 0.0
     replay: str | None = None
+
+    def __post_init__(self) -> None:
+        self.channels()
 
     def channels(self) -> tuple[Channel, Channel]:
         """The channels of gradients and of parameters.
@@ -177,14 +178,28 @@ class Aggregation:
         if self.noise is not None:
             found.append(f"noise on aggregated gradients: {_words(self.noise)}")
         if self.dropcompute is not None and not self.dropcompute.real:
-            found.append(f"latencies of micro-batches: {self.dropcompute.latency or self.dropcompute.replay}")
+            drawn = self.dropcompute.latency
+            found.append(f"latencies of micro-batches: {self.dropcompute.replay if drawn is None else repr(drawn)}")
         if isinstance(self.method, Lossy):
             found.append(f"lost packets: {_words(self.method)}")
         return found
 
 
-METHODS: Mapping[str, type] = {
-    "noise": Noise, "paft_sync": PaftSync, "paft": Paft, "dropcompute": DropCompute, "lossy": Lossy, "shadow": Shadow,
+def _seconds(text: str) -> float:
+    expected = ValueError("expected seconds above 0, inf, or auto")
+    try:
+        seconds = AUTO if text == "auto" else float(text)
+    except ValueError:
+        raise expected from None
+    if text != "auto" and not seconds > 0:
+        raise expected
+    return seconds
+
+
+METHODS: Mapping[str, Form] = {
+    "noise": form(Noise), "paft_sync": form(PaftSync), "paft": form(Paft),
+    "dropcompute": form(DropCompute, read={"threshold": _seconds, "latency": Rest(parse_latency)}),
+    "lossy": form(Lossy), "shadow": form(Shadow),
 }  # fmt: skip
 EXAMPLE = "noise,sigma=0.01+paft,max_period=50"
 
@@ -196,93 +211,36 @@ def parse_aggregation(text: str) -> Aggregation:
         ValueError: it cannot be understood, or its methods exclude each other.
 
     Example:
-        >>> from sdc.train.aggregation import parse_aggregation
+        >>> from sdc.train.methods import parse_aggregation
         >>> parse_aggregation("noise,sigma=0.01+paft,max_period=50").method.max_period
         50
     """
+
+    def wrong(problem: str) -> ValueError:
+        return ValueError(f"aggregation {text!r}: {problem}")
+
     found: dict[str, Any] = {}
-    for part in re.split(r"\+\s*(?=[a-z])", text):
-        name, *pairs = ("=".join(word.strip() for word in pair.split("=")) for pair in part.split(","))
-        if name not in METHODS:
-            raise ValueError(
-                f"--aggregate {text!r}: unknown method {name!r}; expected one of {', '.join(METHODS)}, "
-                f"as in {EXAMPLE!r}"
-            )
-        try:
-            settings = _settings(METHODS[name], name, pairs)
-            if isinstance(settings, Lossy):
-                settings.channels()
-        except ValueError as error:
-            raise ValueError(f"--aggregate {text!r}: {error}") from error
+    for part in split(text, "+"):
+        name, settings, *_ = read_term("aggregation", part, METHODS, noun="method", example=EXAMPLE)
         place = name if name in ("noise", "dropcompute") else "method"
         if place in found:
-            raise ValueError(
-                f"--aggregate {text!r}: {name} cannot be combined with {type(found[place]).__name__.lower()}; give one "
-                "of paft_sync, paft, lossy and shadow, and each method once"
+            raise wrong(
+                f"{name} cannot be combined with {type(found[place]).__name__.lower()}; give one of paft_sync, paft, "
+                "lossy and shadow, and each method once"
             )
         found[place] = settings
     aggregation = Aggregation(text, **found)
     if isinstance(aggregation.method, Shadow) and len(found) > 1:
-        raise ValueError(
-            f"--aggregate {text!r}: shadow compares replicas that are bitwise equal, and gradients of whole batches; "
-            "give it alone, and faults by --fault"
+        raise wrong(
+            "shadow compares replicas that are bitwise equal, and gradients of whole batches; give it alone, and "
+            "simulate faults in the step"
         )
     if isinstance(aggregation.method, Lossy) and aggregation.noise is not None:
-        raise ValueError(
-            f"--aggregate {text!r}: lossy takes the workers' own gradients, before any all-reduce that noise could be "
-            "added to; combine noise with paft or paft_sync"
+        raise wrong(
+            "lossy takes the workers' own gradients, before any all-reduce that noise could be added to; combine noise "
+            "with paft or paft_sync"
         )
     return aggregation
-
-
-def _settings(cls: type, name: str, pairs: list[str]) -> Any:
-    """The settings of a method, from its `key=value` pairs."""
-    types_of = typing.get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for place, pair in enumerate(pairs):
-        key, equals, value = pair.partition("=")
-        if key not in types_of:
-            raise ValueError(f"{name} has no setting {key!r}; expected {', '.join(types_of)}")
-        if not equals or not value:
-            raise ValueError(f"{pair!r} is not of the form key=value")
-        if key in values:
-            raise ValueError(f"{key!r} is given twice; give it once")
-        if key == "latency":
-            try:
-                values[key] = parse_latency(",".join([value, *pairs[place + 1 :]]))
-            except ValueError as error:
-                raise ValueError(f"{error} (latency is the last setting of dropcompute)") from error
-            break
-        values[key] = _convert(key, types_of[key], value)
-    return cls(**values)
-
-
-def _convert(key: str, kind: Any, value: str) -> Any:
-    if isinstance(kind, types.UnionType):  # `X | None`
-        kind = typing.get_args(kind)[0]
-    try:
-        if typing.get_origin(kind) is tuple:
-            return tuple(int(number) for number in value.split("+"))
-        if kind is bool:
-            return {"true": True, "false": False}[value]
-        if typing.get_origin(kind) is Literal:
-            if value not in typing.get_args(kind):
-                raise ValueError(value)
-            return value
-        if key == "threshold" and value == "auto":
-            return AUTO
-        if key == "threshold" and not float(value) > 0:
-            raise ValueError(value)
-        return kind(value)
-    except (ValueError, KeyError) as error:
-        if key == "threshold":
-            raise ValueError(f"threshold={value}: expected seconds above 0, inf, or auto") from error
-        expected = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind) or (
-            "whole numbers joined by +, as in 0+2"
-            if typing.get_origin(kind) is tuple
-            else " or ".join(map(str, typing.get_args(kind)))
-        )
-        raise ValueError(f"{key}={value}: expected {expected}") from error
 
 
 def _words(settings: Any) -> str:

@@ -1,0 +1,336 @@
+"""The grammar of everything that is written in a line of text: faults, kinds, latencies, methods, simulations.
+
+    terms    = term { "+" term }                     where a language joins several: a letter follows the +
+    term     = head { "," setting }
+    setting  = key "=" value  |  word
+    value    = number | word | numbers joined by "+" | "quoted" | a text of another language
+
+Commas and `+` separate only outside of brackets and quotes; spaces around them do not matter. What a head stands for is
+a *form*: a class, whose fields are the settings and say of which type each is. Selectors are expressions, written as in
+Python (`expression`), and are values of settings like any other. docs/languages.md is the page for users.
+
+Nothing here imports JAX: a mistyped line is refused at once.
+"""
+
+import ast
+import dataclasses
+import difflib
+import json
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Form(NamedTuple):
+    """What a head makes, and of which settings.
+
+    Attributes:
+        make: the class.
+        types: type of each setting, or a function that reads it; None for a word that stands alone.
+        required: settings that must be given.
+        fixed: fields that the head itself decides, such as the value of `zero`.
+    """
+
+    make: Callable[..., Any]
+    types: Mapping[str, Any]
+    required: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = NOTHING
+
+
+class Rest(NamedTuple):
+    """A setting whose value is a term of another language. Without brackets it goes on to the end of its own term."""
+
+    read: Callable[[str], Any]
+
+
+class Term(NamedTuple):
+    """A term that was read.
+
+    Attributes:
+        head: its first word.
+        value: what it stands for.
+        common: settings that every head of the language can have, converted.
+        other: settings that nobody knows, as they stand.
+    """
+
+    head: str
+    value: Any
+    common: dict[str, Any]
+    other: dict[str, str]
+
+
+def form(cls: type, /, *, read: Mapping[str, Any] = NOTHING, **fixed: Any) -> Form:
+    """The form of a dataclass: its fields, their types and defaults.
+
+    Args:
+        cls: the dataclass.
+        read: how single fields are read, where the type does not say so.
+        fixed: fields that the head decides.
+    """
+    hints = typing.get_type_hints(cls)
+    fields = [field for field in dataclasses.fields(cls) if field.name not in fixed]
+    none = dataclasses.MISSING
+    required = tuple(field.name for field in fields if field.default is none and field.default_factory is none)
+    return Form(cls, {field.name: hints[field.name] for field in fields} | dict(read), required, fixed)
+
+
+def read_term(
+    language: str,
+    text: str,
+    forms: Mapping[str, Form],
+    *,
+    example: str,
+    noun: str = "kind",
+    common: Mapping[str, Any] = NOTHING,
+    open_ended: bool = False,
+) -> Term:
+    """Reads a term.
+
+    Args:
+        language: name of the language, for errors.
+        text: the term.
+        forms: by head.
+        example: a whole text of the language, for errors.
+        noun: what a head is called.
+        common: types of settings that every head can have.
+        open_ended: whether there may be settings that nobody knows; they are returned as they stand.
+
+    Raises:
+        ValueError: one line: what was given, what was expected, an example.
+    """
+
+    def wrong(problem: str) -> ValueError:
+        return ValueError(f"{language} {text!r}: {problem}")
+
+    head, *settings = (part.strip() for part in split(text, ","))
+    if head not in forms:
+        raise wrong(f"unknown {noun} {head!r}; expected one of {', '.join(forms)}, as in {example!r}")
+    known = {**forms[head].types, **common}
+    found: dict[str, Any] = {}
+    other: dict[str, str] = {}
+    for place, setting in enumerate(settings):
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        if key in found or key in other:
+            raise wrong(f"{key!r} is given twice; give it once")
+        if key in known and known[key] is None:
+            if equals:
+                raise wrong(f"{key!r} takes no value; write it alone, as in '{head},{key}'")
+            found[key] = None
+        elif not equals or not value:
+            raise wrong(f"{setting!r} is not of the form key=value; write {_pattern(head, known, forms[head])!r}")
+        elif key not in known:
+            every = {*known, *(key for form in forms.values() for key in form.types)}
+            near = [] if key in every else difflib.get_close_matches(key, every, 1, 0.75)
+            if near:
+                raise wrong(f"unknown key {key!r}; did you mean {near[0]!r}?")
+            if key in every or not (open_ended and key.isidentifier() and re.fullmatch(r"[+-]?\d+", value)):
+                axes = ", and name=number for a mesh axis, as in model=1" if open_ended else ""
+                raise wrong(f"unknown key {key!r}; {noun} {head} takes {', '.join(known) or 'none'}{axes}")
+            other[key] = value
+        elif isinstance(known[key], Rest) and not value.startswith("("):
+            try:
+                found[key] = known[key].read(",".join([value, *settings[place + 1 :]]))
+            except ValueError as error:
+                hint = f"{key} is the last setting of {head}; write {key}=(...) to have others behind it"
+                raise wrong(f"{error} ({hint})") from error
+            break
+        else:
+            try:
+                found[key] = read_value(known[key], value)
+            except ValueError as error:
+                said = str(error).startswith(f"{key}=")
+                raise wrong(str(error) if said else f"{key}={value}: {error}") from error
+    if missing := [key for key in forms[head].required if key not in found]:
+        raise wrong(f"{missing[0]!r} is missing; write {_pattern(head, known, forms[head])!r}")
+    own = {key: found.pop(key) for key in forms[head].types if key in found}
+    try:
+        return Term(head, forms[head].make(**forms[head].fixed, **own), found, other)
+    except ValueError as error:
+        raise wrong(str(error)) from error
+
+
+def _pattern(head: str, known: Mapping[str, Any], form: Form) -> str:
+    """How a head is written, with what it needs."""
+    return ",".join([head, *(f"{key}=..." for key in form.required or [key for key in known if known[key]][:1])])
+
+
+def read_value(kind: Any, text: str) -> Any:
+    """A value of a declared type.
+
+    Args:
+        kind: `int`, `float`, `bool`, `str`, a `Literal`, a tuple of numbers of any length, a union of these (the first
+            that fits), a `Rest`, or a function of the text.
+        text: of the value.
+
+    Raises:
+        ValueError: it is none; the message says what was expected.
+
+    Example:
+        >>> from sdc.text import read_value
+        >>> read_value(tuple[int, ...], "0+2"), read_value(float | None, "1e-4"), read_value(bool, "true")
+        ((0, 2), 0.0001, True)
+    """
+    if isinstance(kind, Rest):
+        return kind.read(text[1:-1] if text.endswith(")") else text)
+    if typing.get_origin(kind) in (typing.Union, UnionType):
+        reasons = []
+        for member in typing.get_args(kind):
+            if member is not NoneType:
+                try:
+                    return read_value(member, text)
+                except ValueError as error:
+                    reasons.append(str(error))
+        raise ValueError(", or ".join(reasons))
+    if typing.get_origin(kind) is tuple:
+        member = typing.get_args(kind)[0]
+        try:
+            return tuple(member(number) for number in re.split(r"(?<![eE])\+", text))
+        except ValueError:
+            numbers = {int: "whole numbers joined by +, as in 0+2", float: "numbers joined by +, as in 0.1+0.2"}
+            raise ValueError(f"expected {numbers[member]}") from None
+    if typing.get_origin(kind) is Literal:
+        if text not in typing.get_args(kind):
+            raise ValueError(f"expected {' or '.join(map(str, typing.get_args(kind)))}")
+        return text
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError("expected true or false")
+        return text == "true"
+    if kind is str:
+        return _unquoted(text) if text.startswith('"') else text
+    if kind not in (int, float):
+        return kind(text)
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError({int: "expected a whole number", float: "expected a number, as in 0.1"}[kind]) from None
+
+
+def _unquoted(text: str) -> str:
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        found = None
+    if not isinstance(found, str):
+        raise ValueError("expected a text in quotes that end")
+    return found
+
+
+def split(text: str, separator: Literal[",", "+"]) -> list[str]:
+    """Splits at commas, or at the `+` between terms, but not inside brackets and quotes.
+
+    Example:
+        >>> from sdc.text import split
+        >>> split('nan,rate=1,where=primitive("a,b", "c") & probes', ",")
+        ['nan', 'rate=1', 'where=primitive("a,b", "c") & probes']
+        >>> split("noise,workers=0+2 + paft", "+")
+        ['noise,workers=0+2 ', ' paft']
+    """
+    cuts = [
+        at
+        for at, character in _outside(text)
+        if character == separator and (character == "," or re.match(r"\s*[a-z]", text[at + 1 :]))
+    ]
+    return [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def _outside(text: str) -> Iterator[tuple[int, str]]:
+    """Characters outside of brackets and quotes. Quotes are quotes inside of brackets, and where a value begins."""
+    depth, quote, escaped, before = 0, "", False, ""
+    for at, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote and not escaped else quote
+            escaped = character == "\\" and not escaped
+            continue
+        if (character in "\"'" and depth > 0) or (character == '"' and before == "="):
+            quote, escaped = character, False
+        depth += (character == "(") - (character == ")")
+        if depth <= 0:
+            yield at, character
+        before = character if character.strip() else before
+
+
+def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, str | None] = NOTHING) -> str:
+    """The text of a value: the first head whose form it has, and what differs from the form's defaults.
+
+    Args:
+        value: made by one of the forms.
+        forms: by head.
+        more: further settings as they are written; None for a word.
+
+    Example:
+        >>> from sdc.faults import Scale
+        >>> str(Scale(2.0))
+        'scale,factor=2.0'
+    """
+    for head, (make, kinds, _, fixed) in forms.items():
+        # By their text: nan is nan, and -0.0 is not 0.0.
+        if make is type(value) and all(repr(getattr(value, name)) == repr(given) for name, given in fixed.items()):
+            default = {field.name: field.default for field in dataclasses.fields(value)}
+            given = {key: getattr(value, key) for key in kinds if getattr(value, key) != default[key]}
+            settings = {key: write_value(x) for key, x in given.items()} | dict(more)
+            return ",".join([head, *(key if x is None else f"{key}={x}" for key, x in settings.items())])
+    raise AssertionError(f"{value!r} has no text form")
+
+
+def write_value(value: Any) -> str:
+    """The text of a number, a word, a tuple of numbers, a text or what has a text form of its own."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "+".join(map(write_value, value))
+    if isinstance(value, str):
+        plain = value.isprintable() and value == value.strip() and not set(value) & set(",+()\"'\\")
+        return value if plain and value else json.dumps(value)
+    return repr(value.item() if hasattr(value, "item") else value)
+
+
+def expression(
+    language: str,
+    text: str,
+    *,
+    words: Mapping[str, T],
+    calls: Mapping[str, Callable[..., T]],
+    example: str,
+) -> T:
+    """Reads words and calls joined by `&`, `|` and `~`, written as in Python.
+
+    Args:
+        language: name of the language, for errors.
+        text: the line.
+        words: what stands by itself.
+        calls: what takes arguments, which are literals.
+        example: a text of the language, for errors.
+
+    Raises:
+        ValueError: the line cannot be understood.
+    """
+
+    def build(node: ast.expr) -> Any:
+        match node:
+            case ast.BinOp(left, ast.BitAnd(), right):
+                return build(left) & build(right)
+            case ast.BinOp(left, ast.BitOr(), right):
+                return build(left) | build(right)
+            case ast.UnaryOp(ast.Invert(), operand):
+                return ~build(operand)
+            case ast.Name(name) if name in words:
+                return words[name]
+            case ast.Call(ast.Name(name), arguments, keywords) if name in calls:
+                named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in keywords}
+                return calls[name](*map(ast.literal_eval, arguments), **named)
+        raise ValueError(
+            f"{ast.unparse(node)!r} is no {language}; expected {', '.join([*words, *calls])}, joined with & | ~"
+        )
+
+    try:
+        return build(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError:
+        raise ValueError(f"{language} {text!r} cannot be read; write it as in Python, as in {example!r}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{language} {text!r}: {error}; as in {example!r}") from None

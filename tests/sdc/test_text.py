@@ -1,0 +1,289 @@
+"""The grammar of texts: what is written is read again, what is mistyped is refused in one line, without JAX."""
+
+import math
+import subprocess
+import sys
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, strategies as st
+
+import sdc
+from sdc.aggregation.delays import (
+    Bernoulli,
+    BoundedLogNormal,
+    Constant,
+    Exponential,
+    Gamma,
+    Latency,
+    LogNormal,
+    Normal,
+    parse_latency,
+)  # fmt: skip
+from sdc.faults.fault import Fault, When
+from sdc.faults.kinds import Add, BitFlip, Gaussian, Kind, Relative, Rotate, Scale, Sign, Stuck, StuckBit
+from sdc.faults.language import parse_fault, parse_kind
+from sdc.faults.patterns import One, Pattern, Row, Run, Stride, Tile, Whole
+from sdc.text import Rest, read_value, split
+from sdc.tools.simulate import parse_simulation
+from sdc.train.methods import parse_aggregation
+
+POSITIVE = st.floats(1e-30, 1e30)
+PROBABILITY = st.floats(0, 1)
+NUMBER = st.floats(allow_nan=False)
+COUNT = st.integers(1, 99)
+BITS = st.lists(st.integers(0, 63), max_size=3, unique=True).map(tuple)
+FIELD = st.sampled_from(["sign", "exponent", "mantissa"])
+CHOICE = st.one_of(st.fixed_dictionaries({"bits": BITS}), st.fixed_dictionaries({"field": FIELD}))
+
+
+def several(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[Any]:
+    return st.one_of(numbers, st.lists(numbers, min_size=2, max_size=4).map(tuple))
+
+
+def kinds() -> st.SearchStrategy[Any]:
+    return st.one_of(
+        st.builds(lambda choice, count: BitFlip(**choice, count=count), CHOICE, COUNT),
+        st.builds(lambda choice, value: StuckBit(value, **choice), CHOICE, st.integers(0, 1)),
+        st.just(Sign()),
+        st.builds(Scale, NUMBER),
+        st.builds(Add, NUMBER),
+        st.builds(Relative, several(POSITIVE)),
+        st.builds(Gaussian, POSITIVE),
+        st.builds(Stuck, NUMBER),
+        st.builds(Rotate, st.sampled_from([-7, -1, 1, 3, 5])),
+    )
+
+
+PATTERNS: st.SearchStrategy[Pattern] = st.one_of(
+    st.sampled_from([Row(), Whole()]),
+    st.builds(Run, st.integers(11, 99)),  # a rotation by up to 7 moves the values of so many
+    st.builds(Stride, st.integers(11, 99), COUNT, COUNT),
+    st.builds(Tile, st.just(11), COUNT),
+)
+LATENCIES: st.SearchStrategy[Latency] = st.one_of(
+    st.builds(Constant, st.floats(0, 1e9)),
+    st.builds(Normal, POSITIVE, POSITIVE),
+    st.builds(LogNormal, POSITIVE, POSITIVE),
+    st.builds(Exponential, POSITIVE),
+    st.builds(Gamma, POSITIVE, POSITIVE),
+    st.builds(Bernoulli, st.floats(0, 1e9), st.floats(0, 1e9), PROBABILITY),
+    st.builds(BoundedLogNormal, POSITIVE),
+)
+WHENS = st.builds(
+    lambda onset, lasts, spike, burst, decay, gamma: When(onset, spike, burst, decay, lasts and onset + lasts, gamma),
+    st.integers(0, 999), st.none() | COUNT, st.floats(1e-9, 1), st.floats(0, 1e9), POSITIVE,
+    st.none() | st.floats(0.1, 1e9),
+)  # fmt: skip
+SITES = st.one_of(
+    st.sampled_from(["*", "fwd/attn", "[fb]wd/*", "fwd/a,b", 'bwd/"quoted"', "fwd/a+b", "fwd/it's", "fwd/f(x", " fwd"]),
+    st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1).map(lambda text: f"fwd/{text}"),
+    st.sampled_from(['primitive("a,b", "c(") & ~direction("bwd")', "probes | iteration(1, loop=0)", "everything"]),
+)
+FAULTS = st.builds(
+    Fault, kinds(), several(PROBABILITY), SITES, st.none() | st.integers(0, 99),
+    st.dictionaries(st.sampled_from(["twin", "data", "fsdp", "expert"]), st.integers(0, 99)), WHENS, PATTERNS,
+)  # fmt: skip
+
+
+@given(FAULTS)
+def test_faults_are_read_as_they_are_written(fault: Fault) -> None:
+    assert parse_fault(str(fault)) == fault
+
+
+@given(kinds(), PATTERNS)
+def test_kinds_are_read_as_they_are_written(kind: Any, pattern: Pattern) -> None:
+    fault = Fault(kind, pattern=pattern)
+    read = parse_kind(str(fault))
+    assert read == fault
+    assert repr(read) == repr(fault)  # -0.0 equals 0.0
+    assert parse_kind(str(kind)).what == kind
+
+
+@given(LATENCIES)
+def test_latencies_are_read_as_they_are_written(latency: Latency) -> None:
+    assert parse_latency(str(latency)) == latency
+    found = parse_aggregation(f"dropcompute,latency=({latency}),micro_batches=3+paft").dropcompute
+    assert found is not None
+    assert (found.latency, found.micro_batches) == (latency, 3)
+    last = parse_aggregation(f"noise + dropcompute , micro_batches = 3 , latency = {latency}").dropcompute
+    assert last is not None
+    assert (last.latency, last.micro_batches) == (latency, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Stuck(0.0), "zero"),
+        (Stuck(-0.0), "stuck,value=-0.0"),
+        (Stuck(math.nan), "nan"),
+        (Stuck(-math.inf), "stuck,value=-inf"),
+        (Rotate(), "swap"),
+        (Rotate(3), "rotate,by=3"),
+        (StuckBit(1, (3, 5)), "stuck1,bits=3+5"),
+        (BitFlip(), "bitflip"),
+    ],
+)
+def test_a_kind_has_one_text(kind: Kind, text: str) -> None:
+    assert str(kind) == text
+    assert repr(parse_kind(text).what) == repr(kind)
+
+
+def test_any_other_key_with_a_number_names_a_mesh_axis() -> None:
+    assert parse_fault("nan,rate=1,fsdp=1,expert=3", at={"twin": 1}).at == {"twin": 1, "fsdp": 1, "expert": 3}
+    simulation = parse_simulation("bitflip,run=4,step=3,site=a*,iteration=0+2,element=7,pipe=1")
+    assert simulation.fault == Fault(BitFlip(), at={"pipe": 1}, pattern=Run(4))
+    assert (simulation.step, simulation.site, simulation.iteration, simulation.element) == (3, "a*", (0, 2), 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("nan,rate=1,layers=3", "unknown key 'layers'; did you mean 'layer'?"),
+        ("nan,rate=1,oneset=3", "unknown key 'oneset'; did you mean 'onset'?"),
+        ("nan,rate=1,coumt=3", "unknown key 'coumt'; did you mean 'count'?"),  # a key of another kind
+        ("nan,raet=1", "unknown key 'raet'; did you mean 'rate'?"),
+        ("nan,rate=1,factor=3", "unknown key 'factor'; kind nan takes run, stride"),
+        ("nan,rate=1,fsdp=x", "unknown key 'fsdp'; kind nan takes .*, and name=number for a mesh axis"),
+        ("nan,rate=1,fsdp=1,fsdp=2", "'fsdp' is given twice"),
+        ("nan,rate=0.1+x", "rate=0.1.x: expected a number, .*numbers joined by"),
+        ('nan,rate=1,site="a', "expected a text in quotes that end"),
+        ("bitflip,rate=1,stride=4x2x1x9", "stride=4x2x1x9: expected 2 or 3 numbers"),
+        ('nan,rate=1,site=primitve("a")', "selector 'primitve.*is no selector"),
+    ],
+)
+def test_what_is_mistyped_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as caught:
+        parse_fault(text)
+    assert str(caught.value).startswith(f"fault {text!r}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_brackets_and_quotes_hold_together() -> None:
+    assert split('a,b=f("x,)",(1,2)),c="d,e+f",g', ",") == ["a", 'b=f("x,)",(1,2))', 'c="d,e+f"', "g"]
+    assert split("a,b=0+1+c,d=(e+f)+ g", "+") == ["a,b=0+1", "c,d=(e+f)", " g"]
+    assert parse_fault("nan,rate=1,site=fwd/it's,layer=2").layer == 2
+    lossy = parse_aggregation('lossy,replay="runs/a+b,c"').method
+    assert lossy.replay == "runs/a+b,c"  # type: ignore[union-attr] # lossy has it
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (int, "3", 3),
+        (float, "1e-4", 1e-4),
+        (bool, "false", False),
+        (str, "a=b", "a=b"),
+        (str, '"a\\"b"', 'a"b'),
+        (Literal["a", "b"], "b", "b"),
+        (tuple[int, ...], "0+2", (0, 2)),
+        (float | tuple[float, ...], "1e+5", 1e5),
+        (float | tuple[float, ...], "1e+5+2", (1e5, 2.0)),
+        (int | None, "7", 7),
+        (Rest(lambda text: text.upper()), "(a,b)", "A,B"),
+        (str.title, "ab", "Ab"),
+    ],
+)
+def test_values_have_declared_types(kind: Any, text: str, value: Any) -> None:
+    found = read_value(kind, text)
+    assert (found, type(found)) == (value, type(value))
+
+
+TEXTS = """
+import sys
+from pathlib import Path
+from sdc.aggregation.delays import parse_latency
+from sdc.faults import HEALTHY, NODES, node_faults, parse_fault, parse_kind
+from sdc.program import parse_selector
+from sdc.checksums import Profile, Rounding, Settings
+from sdc.tools.simulate import parse_simulation
+from sdc.train.config import check, get_config
+from sdc.train.methods import parse_aggregation
+
+parse_selector('primitive("dot_general") & direction("bwd")')
+parse_fault('bitflip,bits=30,rate=1e-4,where=products & iteration(2),gamma=0.5,fsdp=1')
+parse_kind("rotate,by=2,row")
+parse_latency("lognormal,mean=0.1,std=0.05")
+parse_aggregation("noise,sigma=0.01+paft,max_period=50")
+parse_aggregation("dropcompute,latency=constant,seconds=1+lossy,p=0.1,burst=3")
+parse_simulation("bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2")
+for name in (HEALTHY, *NODES):
+    node_faults(name, layers=4, at={"twin": 1})
+check(get_config("tiny"), 1, 2)
+Settings("correct", "blocks", Rounding(kappa=16.0))
+for wrong in (
+    lambda: Settings("correct", "paper"),
+    lambda: Settings("mend"),
+    lambda: Profile.read(Path("no such file")),
+    lambda: parse_fault("meteor"),
+    lambda: parse_selector("dot"),
+    lambda: parse_aggregation("lossy,p=1.5"),
+    lambda: parse_aggregation("lossy,p=0.1,burst=3,sender=1"),
+    lambda: parse_latency("gamma,mean=1"),
+):
+    try:
+        wrong()
+    except ValueError as error:
+        print(error)
+    else:
+        raise AssertionError(wrong)
+sys.exit("jax" in sys.modules or "jaxtyping" in sys.modules)
+"""
+
+
+def test_texts_and_settings_are_checked_without_jax() -> None:
+    ended = subprocess.run([sys.executable, "-c", TEXTS], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 8
+    assert lines[0].startswith("mode=correct: needs to know which rows are wrong, but scheme=paper")
+
+
+def test_the_same_text_means_the_same_sites_everywhere() -> None:
+    """Selector, text and predicate, in every function that asks for sites."""
+    import jax
+    import jax.numpy as jnp
+
+    from sdc.program import as_selector, primitive, required, rewrite, substitute
+
+    def step(x: Any) -> Any:
+        return jnp.sin(jnp.cos(x) @ jnp.ones((3, 3)))
+
+    class Look:
+        def __call__(self, place: Any, bind: Any, *inputs: Any) -> Any:
+            return bind(*inputs), jnp.uint32(1)
+
+        def merge(self, total: Any, new: Any) -> Any:
+            return total + new
+
+    x, moment = jnp.ones((3, 3)), sdc.Moment(jax.random.key(0), jnp.int32(0))
+    forms: list[Any] = [
+        primitive("dot_general"),
+        'primitive("dot_general")',
+        lambda site: site.primitive == "dot_general",
+    ]
+
+    def twins(where: Any) -> Any:
+        return jax.vmap(sdc.lockstep(step, "twin", where=where), axis_name="twin")(jnp.stack([x, x]))
+
+    tools: list[Any] = [
+        lambda where: {site.name: site for site in sdc.sites(step, x, where=where)},
+        lambda where: rewrite(step, where, Look())(x)[1],
+        lambda where: required(step, where, Look())(x)[1],
+        lambda where: sdc.fingerprint(step, where)(x)[1],
+        lambda where: twins(where)[1],
+        lambda where: sdc.strike(step, where)(sdc.no_strike(), x)[1],
+        lambda where: sdc.inject(step, [Fault(BitFlip(), 0.1, where)])(moment, x)[1],
+        lambda where: sdc.abft(step, where)(x)[1],
+    ]  # fmt: skip
+    for where in forms:
+        for tool in tools:
+            assert list(tool(where)) == ["fwd/dot_general"]
+        zeros = substitute(step, where, lambda primitive, params, inputs: [jnp.zeros((3, 3))])
+        assert not zeros(x).any()
+    with pytest.raises(ValueError, match="where=3: expected a selector or its text"):
+        as_selector(3)  # type: ignore[arg-type]
+
+
+def test_one_is_the_pattern_of_no_words() -> None:
+    assert parse_kind("nan").pattern == One()
