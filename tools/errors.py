@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 from sdc.record.files import RecordError
+from sdc.settings import SettingError
 from sdc.train.checkpoints import CheckpointError
 
 
@@ -34,9 +35,21 @@ class CommandError(Exception):
 def usage_errors() -> Iterator[None]:
     """What goes wrong while input is read is the user's to mend: exit code 2."""
     try:
-        yield
+        with setting_errors():
+            yield
     except (ValueError, OSError) as error:
         raise CommandError(str(error)) from error
+
+
+@contextmanager
+def setting_errors() -> Iterator[None]:
+    """A setting that makes no sense is named by its flag: exit code 2."""
+    try:
+        yield
+    except SettingError as error:
+        flag = f"--{error.setting.replace('_', '-')}"
+        given = "" if error.given is None else f" {error.given}"
+        raise CommandError(f"{flag}{given}: {error.problem}") from error
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import tyro
 
-from sdc.analysis import aggregation
+from sdc.analysis import findings
 from sdc.analysis.campaign import summary_of as summary_of_campaign
 from sdc.analysis.report import write_report
-from sdc.analysis.study import STUDY
+from sdc.analysis.studies import products
 from sdc.analysis.summary import summary_of
 from sdc.record.records import read_campaign, read_kind, read_run
 
@@ -42,11 +42,11 @@ def report(options: ReportOptions) -> int:
             show_campaign({**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
             return int(Exit.CLEAN)
         run = read_run(options.run)
-    if kind == STUDY:
+    if kind == products.STUDY:
         found = run.summary or {"variants": {}}
         show_study({**found, "run": str(options.run), "report": str(page)}, as_json=options.json)
         return int(Exit.CLEAN)
-    if kind == aggregation.STUDY:
+    if kind == findings.STUDY:
         told = run.summary or {"grids": [], "checks": []}
         show_findings({**told, "run": str(options.run), "report": str(page)}, as_json=options.json)
         return int(Exit.CLEAN)

@@ -10,7 +10,7 @@ from ..options import WorkloadOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StudyOptions:
+class ProductsStudyOptions:
     """What each scheme of checking finds and what it flags by mistake, on the products of real training.
 
     Example: sdc abft study --steps 20 --run runs/study
@@ -73,7 +73,7 @@ class CalibrateOptions:
 
 
 AbftCommand: TypeAlias = (
-    Annotated[StudyOptions, tyro.conf.subcommand("study")]
+    Annotated[ProductsStudyOptions, tyro.conf.subcommand("study")]
     | Annotated[CalibrateOptions, tyro.conf.subcommand("calibrate")]
 )
 
@@ -88,8 +88,6 @@ class AbftOptions:
     command: Annotated[AbftCommand, tyro.conf.arg(name="")]
 
 
-def workload_of(options: StudyOptions | CalibrateOptions, dtype: Literal["float32", "bfloat16"]) -> WorkloadOptions:
-    """The flags that describe the workload, for one type."""
-    return WorkloadOptions(
-        config=options.config, seed=options.seed, dtype=dtype, corpus=options.corpus, tokenizer=options.tokenizer
-    )
+def workload_of(options: ProductsStudyOptions | CalibrateOptions) -> WorkloadOptions:
+    """The flags that describe the workload; its type is chosen later."""
+    return WorkloadOptions(config=options.config, seed=options.seed, corpus=options.corpus, tokenizer=options.tokenizer)
