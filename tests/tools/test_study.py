@@ -37,8 +37,8 @@ def test_a_study_is_recorded(
     [
         (("paft", "--steps", 5), "--steps 5: expected at least 10"),
         (("lossy", "--seed", -1), "--seed -1: expected a number from 0"),
-        (("shadow", "--images", "nowhere/at/all"), "--images nowhere/at/all"),
-        (("dropcompute", "--corpus", "nowhere", "--workload", "transformer"), "--corpus nowhere"),
+        (("shadow", "--images", "nowhere/at/all"), "--images nowhere/at/all: is no folder"),
+        (("dropcompute", "--corpus", "nowhere", "--workload", "transformer"), "--corpus nowhere: does not exist"),
         (("other",), "invalid choice"),
     ],
 )

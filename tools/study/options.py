@@ -28,7 +28,7 @@ class StudyOptions:
     seed: int = 0
     """Seed of parameters, data and everything simulated."""
     images: str = "auto"
-    """Images: fashion-mnist, digits, auto (fashion-mnist where it can be had), or a folder of idx files."""
+    """Images: fashion-mnist, digits, auto (fashion-mnist where at hand, else digits), or a folder of idx files."""
     corpus: tuple[str, ...] = ("python",)
     """Text: python (the standard library's source), or files and folders of text or JSONL."""
     run: Path | None = None

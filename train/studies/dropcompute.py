@@ -52,11 +52,11 @@ class DropComputeStudy(Study[DropComputeMeasured]):
         mended: the drop rate that is made up for by extra steps, and by corrections.
 
     Example:
-        >>> from sdc.train.studies import DropComputeStudy, finish, linear
-        >>> study = DropComputeStudy(steps=10, workers=2, fleets=(4,), threads=(), drops=(0.1,))
-        >>> found = finish(study.run([linear()]))
-        >>> [run.correction for run in found.trainings[0].runs]
-        ['none', 'none', 'none', 'rate', 'count']
+        >>> from sdc.train.studies import DropComputeStudy, finish
+        >>> study = DropComputeStudy(workers=2, fleets=(4, 64), threads=())
+        >>> found = finish(study.run([]))
+        >>> [1 < one.speedup < 1.4 for one in found.predicted]
+        [True, True]
     """
 
     name: ClassVar[str] = "dropcompute"

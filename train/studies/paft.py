@@ -37,11 +37,10 @@ class PaftStudy(Study[PaftMeasured]):
         drifting_steps: most steps of it.
 
     Example:
-        >>> from sdc.train.studies import PaftStudy, finish, linear
-        >>> study = PaftStudy(steps=10, variances=(0.1,), periods=(2, 5), bursts=())
-        >>> found = finish(study.run([linear()]))
-        >>> [drift.period for drift in found.drifts]
-        [None, 2, 5]
+        >>> from sdc.train.studies import PaftStudy, linear
+        >>> study = PaftStudy(variances=(0.1,), periods=(5,), bursts=())
+        >>> list(study.methods), study.count([linear()])
+        (['noisy', 'paft_sync, H = 5', 'paft'], 6)
     """
 
     name: ClassVar[str] = "paft"
