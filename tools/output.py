@@ -128,10 +128,9 @@ def show_campaign(summary: Mapping[str, Any], *, as_json: bool) -> None:
 def show_study(summary: Mapping[str, Any], *, as_json: bool) -> None:
     """Prints the summary of a study of checksummed products on standard output."""
     if as_json:
-        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+        _write_json(summary)
         return
-    console = Console(highlight=False, width=max(100, shutil.get_terminal_size().columns))
-    console.width = max(124, console.width)
+    console = Console(highlight=False, width=max(124, shutil.get_terminal_size().columns))
     table = Table(title="Checked products (simulated errors)", title_justify="left", box=SIMPLE_HEAD)
     for name in ("products", "scheme", "rows", "false alarms", "half found", "99 % found", "flips", "sign, exponent"):
         table.add_column(name, justify="left" if name in ("products", "scheme") else "right", no_wrap=True)
@@ -150,7 +149,7 @@ def show_study(summary: Mapping[str, Any], *, as_json: bool) -> None:
 def show_findings(summary: Mapping[str, Any], *, as_json: bool) -> None:
     """Prints the summary of a study of robust aggregation on standard output."""
     if as_json:
-        sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
+        _write_json(summary)
         return
     console = Console(highlight=False, width=max(124, shutil.get_terminal_size().columns))
     for grid in summary["grids"]:
@@ -165,3 +164,7 @@ def show_findings(summary: Mapping[str, Any], *, as_json: bool) -> None:
         console.print(seen, end="  ")
         console.print(f"{check['claim']}: {check['seen']}", markup=False)
     console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+
+
+def _write_json(summary: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(to_json(summary), allow_nan=False, indent=1) + "\n")
