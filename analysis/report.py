@@ -13,16 +13,17 @@ from markupsafe import Markup
 from sdc.record.files import RecordError, write_text
 from sdc.record.reading import Contents, read_record
 
-from . import aggregated, aggregation, campaign_report, figures, product_tables, study, tables
+from . import campaign_report, figures, findings, product_tables, replicas, tables
 from .campaign_report import SIMULATED
 from .canvas import LeftOut, Picture
 from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
 from .series import mapping, sequence
 from .statistics import excluded_interval
+from .studies import products
 from .summary import summary_of
 from .tables import Table, escape, show
 
-STUDIES = {study.STUDY: study.parts, aggregation.STUDY: aggregation.parts}
+STUDIES = {products.STUDY: products.parts, findings.STUDY: findings.parts}
 HTML, MARKDOWN = "report.html", "report.md"
 LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE", "training": "TRAINING RUN"}
 SYNC = {
@@ -143,8 +144,8 @@ def build(run: Contents) -> Report:
             (product_tables.by_place(summary["abft"]), "Flagged rows by product, layer and rank", "no row was flagged"),
         ]
     if manifest.get("aggregate"):
-        drawn = [*aggregated.pictures(run.lines, mark=mark), *drawn]
-        measured += [(table, table.caption, "") for table in aggregated.summarize_aggregation(run.lines, summary)]
+        drawn = [*replicas.pictures(run.lines, mark=mark), *drawn]
+        measured += [(table, table.caption, "") for table in replicas.summarize_aggregation(run.lines, summary)]
     measured.append((tables.training(summary), "Training", "no step was done"))
     left_out = [LeftOut(title, why) for table, title, why in measured if table is None or not table.rows]
     prefix = f"[{SIMULATED}] " if simulated else ""

@@ -106,7 +106,7 @@ def conduct(options: RunOptions, job: Job) -> int:
         import jax
 
         first = jax.process_index() == 0
-        folder = Path(everyone(str((options.run or new_folder(job.kind)).absolute()))[0])
+        folder = Path(everyone(str(options.run.absolute() if options.run else new_folder(job.kind)))[0])
         with Progress(job.steps, show=first) as progress:
             record = run(
                 dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
@@ -119,9 +119,15 @@ def conduct(options: RunOptions, job: Job) -> int:
     return int(VERDICTS[verdict])
 
 
-def new_folder(kind: str) -> Path:
-    """A run folder of which there is none yet."""
-    return Path("runs") / f"{kind}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+def new_folder(kind: str, named: Path | None = None) -> Path:
+    """The folder that the flags name, or one below `runs/` of which there is none yet.
+
+    Raises:
+        SettingError: there is something in it already.
+    """
+    folder = named or Path("runs") / f"{kind}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    check_folder(folder, resume=False)
+    return folder.absolute()
 
 
 def check_folder(folder: Path, resume: bool) -> None:

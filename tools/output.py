@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich.box import SIMPLE_HEAD
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdc.analysis.products import COUNTS
+from sdc.checksums.profile import Profile, hardware
 from sdc.record.files import to_json
 from sdc.record.identity import stamp
 
@@ -156,6 +158,31 @@ def _difference(result: Mapping[str, Any]) -> Iterator[Part]:
         yield f"  {place['site']}{at}  {place['source']}"
     if result["narrow"]:
         yield f"narrow down: trace both again with --where '{result['narrow']}'"
+
+
+def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
+    """Prints what was measured of a device's products."""
+    if as_json:
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+        return
+    found: dict[str, Any] = to_json(profile.measurements)
+    lines = [
+        f"device: {hardware()['device_kind']}",
+        f"kappa: {profile.rounding.kappa:g}; rounding of float32 inputs: {profile.rounding.inputs:g}",
+    ]
+    for dtype, errors in found["largest_error"].items():
+        text = ", ".join(f"{error:.2g} (k={depth})" for depth, error in errors.items())
+        lines.append(f"largest |r| / (q + |cs|), {dtype}: {text}")
+    lines.append(
+        f"{found['checked']:,} rows of {found['config']}, {found['steps']} steps: largest margin "
+        f"{float(found['largest_margin']):.3g}, none flagged"
+    )
+    lines.append(f"products that begin with the second tier: {', '.join(profile.second_tier) or 'none'}")
+    if found["kernel_seconds"]:
+        lines.append(f"fused kernel: {json.dumps(found['kernel_seconds'])}; {'used' if profile.fused else 'not used'}")
+    console = Console(highlight=False)
+    for line in [*lines, f"profile: {path}"]:
+        console.print(line, soft_wrap=True, markup=False)
 
 
 PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {

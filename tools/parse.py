@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from .abft.options import AbftOptions
 from .bench.options import BenchOptions
 from .errors import CommandError
 from .options import CampaignOptions, DiffOptions, ReportOptions, TraceOptions, TrainOptions, TwinOptions
-from .study.options import StudyOptions
+from .study_options import AbftOptions, StudyOptions
 
 DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
 
@@ -33,8 +32,8 @@ MODULES: dict[type, str] = {
     TraceOptions: ".commands._trace",
     DiffOptions: ".commands._diff",
     CampaignOptions: ".commands._campaign",
-    AbftOptions: ".abft.command",
-    StudyOptions: ".study.command",
+    AbftOptions: ".commands._abft",
+    StudyOptions: ".commands._study",
     ReportOptions: ".commands._report",
     BenchOptions: ".bench.command",
 }

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+from sdc.settings import SettingError
+
 DType: TypeAlias = Literal["float32", "bfloat16"]
 
 
@@ -203,10 +205,10 @@ def get_config(name: str) -> TrainConfig:
     """Returns the preset of that name.
 
     Raises:
-        ValueError: there is none.
+        SettingError: there is none.
     """
     if name not in PRESETS:
-        raise ValueError(f"--config {name!r} is unknown; choose one of {', '.join(PRESETS)}")
+        raise SettingError("config", name, f"unknown; choose one of {', '.join(PRESETS)}")
     return PRESETS[name]()
 
 
@@ -219,7 +221,7 @@ def check(config: TrainConfig, data: int, model: int) -> None:
         model: ranks of the `model` axis: heads, feed-forward, vocabulary and sequence are sharded over it.
 
     Raises:
-        ValueError: a size is not positive or does not divide.
+        SettingError: a size is not positive or does not divide.
     """
     sizes = config.model
     over_model = {
@@ -232,18 +234,21 @@ def check(config: TrainConfig, data: int, model: int) -> None:
     over_data = {"width": sizes.width, "batch_size": config.batch_size}
     for axis, ranks, lengths in (("model", model, over_model), ("data", data, over_data)):
         if ranks < 1:
-            raise ValueError(f"--{axis} {ranks}: expected a number of ranks of at least 1")
+            raise SettingError(axis, ranks, "expected a number of ranks of at least 1")
         for name, length in lengths.items():
             if length % ranks:
                 choices = _divisors(math.gcd(*lengths.values()))
-                raise ValueError(
-                    f"config {config.name}: {name} {length} is not divisible by --{axis} {ranks}; "
-                    f"choose --{axis} {' or '.join(map(str, choices))}"
+                raise SettingError(
+                    axis,
+                    ranks,
+                    f"{name} {length} of config {config.name} is not divisible by it; "
+                    f"choose {' or '.join(map(str, choices))}",
                 )
     if sizes.heads % sizes.kv_heads:
-        raise ValueError(
-            f"config {config.name}: heads {sizes.heads} is not divisible by kv_heads {sizes.kv_heads}; "
-            "choose kv_heads that divide heads"
+        raise SettingError(
+            "config",
+            config.name,
+            f"heads {sizes.heads} is not divisible by kv_heads {sizes.kv_heads}; choose kv_heads that divide heads",
         )
 
 

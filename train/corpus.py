@@ -14,6 +14,8 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sdc.settings import SettingError
+
 PYTHON = "python"
 """Name of the default corpus, the standard library."""
 
@@ -28,8 +30,11 @@ _OPTIONAL_MODULES = frozenset(
 _TEST_FOLDERS = frozenset({"test", "tests"})
 
 
-class CorpusError(ValueError):
+class CorpusError(SettingError):
     """A corpus that is missing, empty or unreadable; the message says which file and how to mend it."""
+
+    def __init__(self, given: object, problem: str) -> None:
+        super().__init__("corpus", given, problem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +82,7 @@ def read_corpus(source: str | Path | Sequence[str | Path] = PYTHON) -> Corpus:
         for file in files:
             documents.extend(document for document in _documents(file) if document)
     if not documents:
-        raise CorpusError(f"--corpus {' '.join(map(str, items))} is empty; give files or folders that hold text")
+        raise CorpusError(" ".join(map(str, items)), "is empty; give files or folders that hold text")
     return Corpus(tuple(documents), ", ".join(names))
 
 
@@ -89,7 +94,7 @@ def _standard_library() -> list[Path]:
         files.extend([module] if module.is_file() else _walk(root / name))
     files = [file for file in files if file.suffix == ".py" and _TEST_FOLDERS.isdisjoint(file.relative_to(root).parts)]
     if not files:
-        raise CorpusError(f"--corpus python: no source text of the standard library in {root}; give --corpus PATH")
+        raise CorpusError(PYTHON, f"no source text of the standard library in {root}; give files of your own")
     return _sorted(files, root)
 
 
@@ -98,18 +103,18 @@ def _text_files(path: Path) -> list[Path]:
         path.stat()
     except FileNotFoundError as error:
         raise CorpusError(
-            f"--corpus {path} does not exist; give a file or folder of text, or 'python' for the standard library"
+            path, "does not exist; give a file or folder of text, or 'python' for the standard library"
         ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
     if path.is_file():
         return [path]
     if not path.is_dir():  # a pipe or a device would be read once, or for ever
-        raise CorpusError(f"--corpus {path} is neither a file nor a folder; write its text to a file first")
+        raise CorpusError(path, "is neither a file nor a folder; write its text to a file first")
     files = [file for file in _walk(path) if file.suffix.lower() in TEXT_SUFFIXES]
     if not files:
         suffixes = " ".join(sorted(TEXT_SUFFIXES))
-        raise CorpusError(f"--corpus {path} has no file ending in {suffixes}; name other files of text one by one")
+        raise CorpusError(path, f"has no file ending in {suffixes}; name other files of text one by one")
     return _sorted(files, path)
 
 
@@ -139,11 +144,12 @@ def _documents(path: Path) -> Iterator[str]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorpusError(
-            f"--corpus {path} is not UTF-8 text (byte {data[error.start]:#04x} at offset {error.start}); "
-            "convert it to UTF-8 or leave it out"
+            path,
+            f"is not UTF-8 text (byte {data[error.start]:#04x} at offset {error.start}); "
+            "convert it to UTF-8 or leave it out",
         ) from error
     if "\0" in text:
-        raise CorpusError(f"--corpus {path} is binary (zero byte at offset {data.index(0)}); leave it out")
+        raise CorpusError(path, f"is binary (zero byte at offset {data.index(0)}); leave it out")
     text = text.removeprefix("\ufeff")  # a byte order mark is no part of the text
     if path.suffix.lower() == ".jsonl":
         # JSON strings may hold U+2028 and the like, at which splitlines() would cut.
@@ -158,21 +164,20 @@ def _text_field(line: str, place: str) -> str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise CorpusError(f"--corpus {place} is not valid JSON ({error}); mend or remove that line") from error
+        raise CorpusError(place, f"is not valid JSON ({error}); mend or remove that line") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise CorpusError(
-            f'--corpus {place} has no text; expected a JSON object whose field \'text\' is a string: {{"text": "..."}}'
+            place, 'has no text; expected a JSON object whose field \'text\' is a string: {"text": "..."}'
         )
     text: str = row["text"]
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise CorpusError(
-            f"--corpus {place} has half a surrogate pair in its text (character {error.start}); "
-            "mend or remove that line"
+            place, f"has half a surrogate pair in its text (character {error.start}); mend or remove that line"
         ) from error
     return text
 
 
 def _unreadable(path: Path, error: OSError) -> CorpusError:
-    return CorpusError(f"--corpus {path} cannot be read ({error.strerror}); check its permissions")
+    return CorpusError(path, f"cannot be read ({error.strerror}); check its permissions")

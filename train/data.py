@@ -12,11 +12,13 @@ import grain
 import numpy as np
 from jaxtyping import Int32
 
+from sdc.settings import SettingError
+
 from .corpus import Corpus
 from .tokenizer import Tokenizer
 
 
-class DataError(ValueError):
+class DataError(SettingError):
     """A corpus that is too short, or a seed that is none; the message says how to mend it."""
 
 
@@ -72,7 +74,7 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
     """
     assert sequence_length >= 1, sequence_length
     if seed < 0:
-        raise DataError(f"--seed {seed}: expected a whole number of at least 0")
+        raise DataError("seed", seed, "expected a whole number of at least 0")
     end = np.array([tokenizer.end_of_text], np.int32)
     tokens = np.concatenate(
         [part for document in corpus.documents for part in (tokenizer.encode(document), end)], dtype=np.int32
@@ -125,9 +127,11 @@ def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> grain.Data
     if len(dataset.chunks) < chunks:
         length = dataset.sequence_length
         raise DataError(
-            f"--corpus {dataset.source} has {dataset.tokens} tokens, fewer than one batch needs: {chunks * length + 1} "
+            "corpus",
+            dataset.source,
+            f"has {dataset.tokens} tokens, fewer than one batch needs: {chunks * length + 1} "
             f"({microsteps} microsteps × {batch_size} sequences × {length} tokens, and one); "
-            "give more text with --corpus, or a --config with a smaller batch"
+            "give more text, or a configuration with a smaller batch",
         )
     return iter(
         grain.MapDataset.source(dataset.chunks)

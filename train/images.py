@@ -8,22 +8,21 @@ Letters of shapes:
     N  images of a set     h, w  height and width     B  images of a batch
 """
 
-import contextlib
 import dataclasses
 import functools
 import gzip
 import hashlib
 import importlib
 import os
-import subprocess
 import sys
-import tempfile
 import zlib
 from pathlib import Path
 
 import grain
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
+
+from sdc.settings import SettingError
 
 DIGITS = "digits"
 """1,797 images of 8x8 that come with scikit-learn; the default, needs no network."""
@@ -32,7 +31,7 @@ FASHION_MNIST = "fashion-mnist"
 """70,000 images of 28x28, the contents of a Debian package."""
 
 AUTO = "auto"
-"""Fashion-MNIST where it is at hand or can be fetched, else digits."""
+"""Fashion-MNIST where it is at hand, else digits."""
 
 PACKAGE = "dataset-fashion-mnist"
 """Debian package of Fashion-MNIST, about 31 MB."""
@@ -55,13 +54,15 @@ _SHA256 = {
     "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-_TIMEOUT = 600  # seconds for the package client; a slow line needs minutes for 31 MB
 _SPLIT_SEED = 5  # leaves 30 to 41 images of every digit to test on
 _TEST_DIGITS = 360  # a fifth
 
 
-class ImagesError(ValueError):
-    """Images that are missing, damaged or out of reach; the message says which and how to mend it."""
+class ImagesError(SettingError):
+    """Images that are missing or damaged; the message says which and how to mend it."""
+
+    def __init__(self, given: object, problem: str) -> None:
+        super().__init__("images", given, problem)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,17 +99,17 @@ def read_images(source: str | Path = DIGITS) -> Images:
 
     Args:
         source: `"digits"`: scikit-learn's digits, shuffled with a fixed seed, 1,437 to train and 360 to test on.
-            `"fashion-mnist"`: Fashion-MNIST, 60,000 and 10,000: from the Debian package `dataset-fashion-mnist` where
-            it is installed, else from the cache (`jax-sdc` in XDG_CACHE_HOME or ~/.cache), else fetched with
-            `apt-get download`, which installs nothing. Files with a wrong digest are passed over as if missing.
-            `"auto"`: Fashion-MNIST if any of these succeeds, else digits. Anything else, and any `Path`: a folder of
-            four idx files named as in `FILES`, taken as they are.
+            `"fashion-mnist"`: Fashion-MNIST, 60,000 and 10,000, from the Debian package `dataset-fashion-mnist` where
+            it is installed, else from the cache (`jax-sdc/fashion-mnist` in XDG_CACHE_HOME or ~/.cache), into which a
+            user may put its four files. Files with a wrong digest are passed over as if missing. `"auto"`:
+            Fashion-MNIST where it is at hand, else digits. Anything else, and any `Path`: a folder of four idx files
+            named as in `FILES`, taken as they are.
 
     Returns:
         The images; `source` says which they are, where they were found and, for `"auto"`, why not Fashion-MNIST.
 
     Raises:
-        ImagesError: scikit-learn is not installed, Fashion-MNIST cannot be had, or a folder lacks a file or has one
+        ImagesError: scikit-learn is not installed, Fashion-MNIST is not at hand, or a folder lacks a file or has one
             that is damaged.
 
     Example:
@@ -126,12 +127,9 @@ def read_images(source: str | Path = DIGITS) -> Images:
         try:
             return _fashion_mnist()
         except ImagesError as error:
-            reasons = str(error).removeprefix("--images ").partition("; ")[0]
-            return _digits(f"scikit-learn digits, as {reasons}")
+            return _digits(f"scikit-learn digits, as {FASHION_MNIST} {error.problem.partition('; ')[0]}")
     if not os.path.isdir(source):  # unlike Path.is_dir, False also where a parent may not be entered
-        raise ImagesError(
-            f"--images {source} is no folder; expected {DIGITS}, {FASHION_MNIST}, {AUTO} or a folder of idx files"
-        )
+        raise ImagesError(source, f"is no folder; expected {DIGITS}, {FASHION_MNIST}, {AUTO} or a folder of idx files")
     return _from_files(_read_folder(Path(source)), str(source))
 
 
@@ -151,7 +149,8 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
         JSON can hold, of one number: the batches handed out since the start. `set_state()` goes there at no cost.
 
     Raises:
-        ImagesError: a batch is larger than the training set, or the seed is not in 0 to 2^64 - 1.
+        ImagesError: a batch is larger than the training set.
+        SettingError: the seed is not in 0 to 2^64 - 1.
 
     Example:
         >>> from sdc.train.images import image_batches, read_images
@@ -164,11 +163,11 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
     count = len(images.train_labels)
     if batch_size > count:
         raise ImagesError(
-            f"a batch of {batch_size} images needs as many to train on, but {images.source} has {count}; "
-            "take smaller batches or other --images"
+            images.source,
+            f"has {count} to train on, and a batch needs {batch_size}; take smaller batches or other images",
         )
     if not 0 <= seed < 2**64:
-        raise ImagesError(f"--seed {seed}: expected a whole number from 0 to 2^64 - 1")
+        raise SettingError("seed", seed, "expected a whole number from 0 to 2^64 - 1")
 
     @functools.lru_cache(maxsize=2)  # a batch touches two epochs at most
     def order(epoch: int) -> Int64[np.ndarray, "N"]:
@@ -198,8 +197,8 @@ def _digits(source: str) -> Images:
         datasets = importlib.import_module("sklearn.datasets")
     except ModuleNotFoundError as error:
         raise ImagesError(
-            "--images digits needs scikit-learn, which is not installed; pip install 'jax-sdc[study]', "
-            "or give a folder of idx files"
+            DIGITS,
+            "needs scikit-learn, which is not installed; pip install 'jax-sdc[study]', or give a folder of idx files",
         ) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
     order = _order(len(labels), _SPLIT_SEED, epoch=0)
@@ -210,21 +209,18 @@ def _digits(source: str) -> Images:
 
 
 def _fashion_mnist() -> Images:
-    states = {
-        "installed": lambda: _checked(_read_folder(INSTALLED)),
-        "cached": lambda: _checked(_read_folder(_cache())),
-        "fetched": _fetch,
-    }
     reasons = []
-    for state, read in states.items():
+    for state, place in (("installed", lambda: INSTALLED), ("cached", _cache)):
         try:
-            return _from_files(read(), f"Fashion-MNIST (Debian package {PACKAGE}, {state})")
+            contents = _checked(_read_folder(place()))
         except ImagesError as error:
-            # Without the remedy for a folder of one's own; the one below is for all three.
-            reasons.append(f"not {state} ({str(error).removeprefix('--images ').partition('; ')[0]})")
+            # Without the remedy for a folder of one's own; the one below is for both.
+            reasons.append(f"not {state} ({str(error).removeprefix('images=').partition('; ')[0]})")
+        else:
+            return _from_files(contents, f"Fashion-MNIST (Debian package {PACKAGE}, {state})")
     raise ImagesError(
-        f"--images {FASHION_MNIST} is {', '.join(reasons)}; install the Debian package {PACKAGE}, "
-        f"give a folder of its files, or take --images {DIGITS}"
+        FASHION_MNIST,
+        f"is {', '.join(reasons)}; install the Debian package {PACKAGE}, give a folder of its files, or take {DIGITS}",
     )
 
 
@@ -234,56 +230,8 @@ def _cache() -> Path:
         try:
             base = Path.home() / ".cache"
         except RuntimeError as error:
-            raise ImagesError("no home folder for a cache (set XDG_CACHE_HOME)") from error
+            raise ImagesError(FASHION_MNIST, "no home folder for a cache (set XDG_CACHE_HOME)") from error
     return base / "jax-sdc" / FASHION_MNIST
-
-
-def _fetch() -> dict[str, bytes]:
-    """Downloads the package, unpacks it, and puts its files in the cache."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _run(["apt-get", "download", PACKAGE], folder)
-        archives = [file.name for file in folder.glob(f"{PACKAGE}_*.deb")]
-        if len(archives) != 1:
-            raise ImagesError(f"'apt-get download {PACKAGE}' left {len(archives)} packages, expected one")
-        _run(["dpkg-deb", "--extract", archives[0], "files"], folder)
-        unpacked = folder / "files" / INSTALLED.relative_to("/")
-        contents = _checked(_read_folder(unpacked))
-        # The images are right and in memory: a full or read-only disk costs another download, but not the run.
-        with contextlib.suppress(OSError, ImagesError):
-            _store(unpacked, _cache())
-        return contents
-
-
-def _run(command: list[str], folder: Path) -> None:
-    line = f"'{' '.join(command)}'"
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ImagesError(f"{line} took more than {_TIMEOUT} s") from error
-    except OSError as error:
-        raise ImagesError(f"{line} cannot be run ({error.strerror})") from error
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        errors = [text for text in said if text.startswith("E: ")]  # apt may end with a warning that tells nothing
-        raise ImagesError(f"{line} failed ({(errors or said)[-1]})")
-
-
-def _store(source: Path, target: Path) -> None:
-    """Copies packed files, each written beside its place and renamed: other processes may be reading or writing."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in FILES:
-        data = (source / f"{file}.gz").read_bytes()
-        handle, name = tempfile.mkstemp(dir=target, prefix=f".{file}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            os.replace(name, target / f"{file}.gz")
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
@@ -298,20 +246,18 @@ def _read_file(folder: Path, name: str) -> bytes:
         data = path.read_bytes()
         return data if path is plain else gzip.decompress(data)
     except FileNotFoundError as error:
-        raise ImagesError(
-            f"--images {folder} has no {name} or {name}.gz; give a folder with {' '.join(FILES)}"
-        ) from error
+        raise ImagesError(folder, f"has no {name} or {name}.gz; give a folder with {' '.join(FILES)}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ImagesError(f"--images {path} is a damaged gzip file ({error}); write it again") from error
+        raise ImagesError(path, f"is a damaged gzip file ({error}); write it again") from error
     except OSError as error:
-        raise ImagesError(f"--images {path} cannot be read ({error.strerror}); check its permissions") from error
+        raise ImagesError(path, f"cannot be read ({error.strerror}); check its permissions") from error
 
 
 def _checked(contents: dict[str, bytes]) -> dict[str, bytes]:
     for name, data in contents.items():
         found = hashlib.sha256(data).hexdigest()
         if found != _SHA256[name]:
-            raise ImagesError(f"{name} has SHA-256 {found}, expected {_SHA256[name]}")
+            raise ImagesError(name, f"has SHA-256 {found}, expected {_SHA256[name]}; get it again")
     return contents
 
 
@@ -322,13 +268,14 @@ def _from_files(contents: dict[str, bytes], source: str) -> Images:
     for part, pixels, labels in (("train", train_images, train_labels), ("t10k", test_images, test_labels)):
         if len(pixels) != len(labels):
             raise ImagesError(
-                f"--images {source}: {part} has {len(pixels)} images but {len(labels)} labels; "
-                "give files that belong together"
+                source,
+                f"{part} has {len(pixels)} images but {len(labels)} labels; give files that belong together",
             )
     if train_images.shape[1:] != test_images.shape[1:]:
         raise ImagesError(
-            f"--images {source}: images of {train_images.shape[1:]} to train on but of {test_images.shape[1:]} to "
-            "test on; give files that belong together"
+            source,
+            f"images of {train_images.shape[1:]} to train on but of {test_images.shape[1:]} to test on; "
+            "give files that belong together",
         )
     return _images(_pixels(train_images), _labels(train_labels), _pixels(test_images), _labels(test_labels), source)
 
@@ -339,15 +286,16 @@ def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
     magic = 0x800 + rank
     if len(data) < header or int.from_bytes(data[:4], "big") != magic:
         raise ImagesError(
-            f"--images {place} begins with 0x{data[:4].hex()}, expected 0x{magic:08x}: no idx file of bytes of rank "
-            f"{rank}; write it again"
+            place,
+            f"begins with 0x{data[:4].hex()}, expected 0x{magic:08x}: no idx file of bytes of rank {rank}; "
+            "write it again",
         )
     shape = tuple(np.frombuffer(data, ">u4", rank, offset=4).tolist())
     expected = header + int(np.prod(shape, dtype=object))  # any precision: four bytes a size may overflow 64 bits
     if len(data) != expected or 0 in shape:
         raise ImagesError(
-            f"--images {place} has {len(data)} bytes, expected {expected} for {shape} and at least one value; "
-            "write it again"
+            place,
+            f"has {len(data)} bytes, expected {expected} for {shape} and at least one value; write it again",
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Int32
 
+from sdc.settings import SettingError
+
 BYTES = "bytes"
 """Name of the default tokenizer."""
 
@@ -15,8 +17,11 @@ END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """Names under which tokenizers of different families know the token between documents, tried in this order."""
 
 
-class TokenizerError(ValueError):
+class TokenizerError(SettingError):
     """A tokenizer that cannot be loaded or used; the message says which and how to mend it."""
+
+    def __init__(self, given: object, problem: str) -> None:
+        super().__init__("tokenizer", given, problem)
 
 
 class Tokenizer(Protocol):
@@ -84,7 +89,7 @@ class HuggingFaceTokenizer:
         known = [vocabulary[name] for name in END_OF_TEXT if name in vocabulary]
         if not known:
             raise TokenizerError(
-                f"--tokenizer {source} has no end-of-text token; looked for {' '.join(END_OF_TEXT)}: add one of them"
+                source, f"has no end-of-text token; looked for {' '.join(END_OF_TEXT)}: add one of them"
             )
         self._tokenizer = tokenizer
         self._source = source
@@ -101,7 +106,7 @@ class HuggingFaceTokenizer:
             return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         except Exception as error:  # the package raises Exception itself
             raise TokenizerError(
-                f"--tokenizer {self._source} cannot encode the corpus ({_one_line(error)}); choose another tokenizer"
+                self._source, f"cannot encode the corpus ({_one_line(error)}); choose another tokenizer"
             ) from error
 
     def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
@@ -124,32 +129,32 @@ def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
         return ByteTokenizer()
     path = Path(spec)
     if path.is_dir():
-        raise TokenizerError(f"--tokenizer {path} is a folder; name the tokenizer.json in it")
+        raise TokenizerError(path, "is a folder; name the tokenizer.json in it")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise TokenizerError(f"--tokenizer {path} does not exist; give 'bytes' or a tokenizer.json") from error
+        raise TokenizerError(path, "does not exist; give 'bytes' or a tokenizer.json") from error
     except OSError as error:
-        raise TokenizerError(f"--tokenizer {path} cannot be read ({error.strerror}); check its permissions") from error
+        raise TokenizerError(path, f"cannot be read ({error.strerror}); check its permissions") from error
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"--tokenizer {path} is no tokenizer.json (not UTF-8 text); {_EXPECTED}") from error
+        raise TokenizerError(path, f"is no tokenizer.json (not UTF-8 text); {_EXPECTED}") from error
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"--tokenizer {path} is no tokenizer.json (invalid JSON: {error}); {_EXPECTED}") from error
+        raise TokenizerError(path, f"is no tokenizer.json (invalid JSON: {error}); {_EXPECTED}") from error
     if not isinstance(fields, dict) or "model" not in fields:
-        raise TokenizerError(f"--tokenizer {path} is no tokenizer.json (it has no field 'model'); {_EXPECTED}")
+        raise TokenizerError(path, f"is no tokenizer.json (it has no field 'model'); {_EXPECTED}")
     try:
         import tokenizers
     except ImportError as error:
         raise TokenizerError(
-            f"--tokenizer {path} needs the tokenizers package, which is not installed; "
-            'run pip install "jax-sdc[text]", or use --tokenizer bytes'
+            path,
+            f'needs the tokenizers package, which is not installed; run pip install "jax-sdc[text]", or take {BYTES}',
         ) from error
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the package raises Exception itself
-        raise TokenizerError(f"--tokenizer {path} is no tokenizer.json ({_one_line(error)}); {_EXPECTED}") from error
+        raise TokenizerError(path, f"is no tokenizer.json ({_one_line(error)}); {_EXPECTED}") from error
     return HuggingFaceTokenizer(tokenizer, path)
 
 

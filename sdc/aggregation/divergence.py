@@ -5,9 +5,9 @@ rates eta_s; worker m's aggregated gradient has an error e_m ~ N(0, sigma^2) for
 
 **Erratum.** The paper prints lemma 3.1 with the factor (M + 1)/M. With e_m independent, theta_m - mean(theta) is
 -sum_s eta_s (e_m - mean(e)), whose variance is (1 - 1/M) sigma^2 sum_s eta_s^2 for each element: the factor is
-(M - 1)/M. The paper also leaves out d; it is read here as a statement about one element and multiplied by d in both
-forms. Simulation decides for the exact one: with M = 4, d = 1000, sigma = 0.5, eta = 0.1 and 300 steps it finds 562,
-the printed form gives 937.
+(M - 1)/M. The paper also leaves out d; it is read here as a statement about one element and multiplied by d. Simulation
+decides: with M = 4, d = 1000, sigma = 0.5, eta = 0.1 and 300 steps it finds 562, the exact form gives 562.5 and the
+printed one 937.5. Only the exact form is here; `sdc study paft` compares both with what it measures.
 """
 
 import math
@@ -16,9 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def divergence(
-    sigma: float, rates: Sequence[float] | np.ndarray, *, workers: int, dimension: int = 1, printed: bool = False
-) -> float:
+def divergence(sigma: float, rates: Sequence[float] | np.ndarray, *, workers: int, dimension: int = 1) -> float:
     """E||mean_k(theta_k) - theta_m||^2 after steps with these rates, from equal replicas (lemma 3.1, equation 6).
 
         d (M - 1)/M sigma^2 sum_s eta_s^2
@@ -30,7 +28,6 @@ def divergence(
         rates: learning rate of each step since replicas were equal.
         workers: M.
         dimension: d, number of parameters.
-        printed: the factor (M + 1)/M, as the paper prints it.
 
     Raises:
         ValueError: sigma or the dimension is negative, or there are fewer than two workers.
@@ -39,10 +36,8 @@ def divergence(
         >>> from sdc.aggregation.divergence import divergence
         >>> round(divergence(0.5, [0.1] * 300, workers=4, dimension=1000), 1)
         562.5
-        >>> round(divergence(0.5, [0.1] * 300, workers=4, dimension=1000, printed=True), 1)
-        937.5
     """
-    factor = _factor(sigma, workers, dimension, printed)
+    factor = _factor(sigma, workers, dimension)
     return factor * float(np.sum(np.square(np.asarray(rates, np.float64))))
 
 
@@ -53,12 +48,11 @@ def divergence_over_time(
     workers: int,
     dimension: int = 1,
     period: int | None = None,
-    printed: bool = False,
 ) -> np.ndarray:
     """`divergence` after each step, just before the synchronization where there is one.
 
     Args:
-        sigma, rates, workers, dimension, printed: see `divergence`.
+        sigma, rates, workers, dimension: see `divergence`.
         period: steps from one synchronization to the next, the first after so many steps; None for none.
 
     Returns:
@@ -71,24 +65,22 @@ def divergence_over_time(
             raise ValueError(f"period={period}: expected a number of steps of at least 1")
         starts = np.arange(len(squares)) // period * period
         total -= np.where(starts > 0, total[np.maximum(starts - 1, 0)], 0.0)
-    return _factor(sigma, workers, dimension, printed) * total
+    return _factor(sigma, workers, dimension) * total
 
 
-def divergence_bound(
-    sigma: float, rate: float, period: int, *, workers: int, dimension: int = 1, printed: bool = False
-) -> float:
+def divergence_bound(sigma: float, rate: float, period: int, *, workers: int, dimension: int = 1) -> float:
     """A bound of the divergence with at most `period` steps between synchronizations (lemma 4.1, equation 9).
 
         4 H d (M - 1)/M sigma^2 eta_t^2,    if eta_s <= 2 eta_t for the steps s since the last synchronization
 
     Args:
-        sigma, workers, dimension, printed: see `divergence`.
+        sigma, workers, dimension: see `divergence`.
         rate: eta_t, of the last step.
         period: H.
     """
     if period < 1:
         raise ValueError(f"period={period}: expected a number of steps of at least 1")
-    return 4 * period * _factor(sigma, workers, dimension, printed) * rate**2
+    return 4 * period * _factor(sigma, workers, dimension) * rate**2
 
 
 def noisy_bound(
@@ -99,7 +91,6 @@ def noisy_bound(
     distance: float,
     gradient_noise: float,
     smoothness: float,
-    printed: bool = False,
 ) -> float:
     """A bound of (1/T) sum_t eta_t E(f(mean theta_t) - f*) without synchronization (theorem 3.2, equation 7).
 
@@ -115,9 +106,8 @@ def noisy_bound(
         distance: ||theta_0 - theta*||_2.
         gradient_noise: sigma_g, root of the expected squared norm of a worker's gradient about its mean.
         smoothness: L.
-        printed: with (M + 1) for (M - 1), as the paper prints it.
     """
-    factor = _factor(sigma, workers, 1, printed)
+    factor = _factor(sigma, workers, 1)
     eta = np.asarray(rates, np.float64)
     before = np.concatenate([[0.0], np.cumsum(np.square(eta))[:-1]])
     variance = (gradient_noise**2 + sigma**2) / workers
@@ -135,7 +125,6 @@ def paft_bound(
     gradient_noise: float,
     smoothness: float,
     convexity: float,
-    printed: bool = False,
 ) -> float:
     """A bound of E f(theta^) - f* with synchronization (theorem 4.2, equation 10), for rates 4 / (mu (a + t)).
 
@@ -148,7 +137,7 @@ def paft_bound(
         period: H, most steps from one synchronization to the next.
         steps: T.
         convexity: mu, of the strongly convex f.
-        sigma, workers, distance, gradient_noise, smoothness, printed: see `noisy_bound`.
+        sigma, workers, distance, gradient_noise, smoothness: see `noisy_bound`.
     """
     if period < 1 or steps < 1 or not 0 < convexity <= smoothness:
         raise ValueError(
@@ -161,7 +150,7 @@ def paft_bound(
     return (
         convexity * a**3 / (2 * total) * distance**2
         + 4 * steps * (steps + 2 * a) * variance / (convexity * total)
-        + 256 * steps / (convexity**2 * total) * _factor(sigma, workers, 1, printed) * period * smoothness
+        + 256 * steps / (convexity**2 * total) * _factor(sigma, workers, 1) * period * smoothness
     )
 
 
@@ -170,9 +159,9 @@ def schedule_offset(period: int, *, smoothness: float, convexity: float) -> floa
     return max(16 * smoothness / convexity, float(period))
 
 
-def _factor(sigma: float, workers: int, dimension: int, printed: bool) -> float:
+def _factor(sigma: float, workers: int, dimension: int) -> float:
     if not 0 <= sigma < math.inf or dimension < 0:
         raise ValueError(f"sigma={sigma}, dimension={dimension}: expected numbers of at least 0")
     if workers < 2:
         raise ValueError(f"workers={workers}: expected two or more")
-    return dimension * sigma**2 * (workers + (1 if printed else -1)) / workers
+    return dimension * sigma**2 * (workers - 1) / workers

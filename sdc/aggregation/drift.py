@@ -5,13 +5,14 @@ Weintraub, Banner, Orda, *Distributed Training under Packet Loss* (2025). A copy
 
 **Erratum.** The paper prints the limit of the drift between two copies as 2p/(1 + p) s^2: it forgets that a stale copy
 may already have been stale. Simulation at p = 0.1, 0.2, 0.4 finds 0.203, 0.418, 0.960; the exact form 0.202, 0.417,
-0.952; the printed one 0.182, 0.333, 0.571.
+0.952; the printed one 0.182, 0.333, 0.571. Only the exact form is here; `sdc study lossy` compares both with what it
+measures.
 """
 
 from .workers import check_probability
 
 
-def pair_drift(p: float, square: float = 1.0, *, printed: bool = False) -> float:
+def pair_drift(p: float, square: float = 1.0) -> float:
     """lim E[D^2] of D, the difference between two replicas' copies of a shard whose owner moves at random.
 
         2 p / (1 - p^2) s^2
@@ -21,7 +22,6 @@ def pair_drift(p: float, square: float = 1.0, *, printed: bool = False) -> float
     Args:
         p: probability that a copy is not renewed at a step.
         square: s^2, mean square of the owner's independent zero-mean moves.
-        printed: 2p/(1 + p) s^2, as the paper prints it.
 
     Raises:
         ValueError: p is no probability below 1.
@@ -32,7 +32,7 @@ def pair_drift(p: float, square: float = 1.0, *, printed: bool = False) -> float
         [0.202, 0.417, 0.952]
     """
     _check(p)
-    return 2 * p / (1 + p) * square if printed else 2 * p / (1 - p**2) * square
+    return 2 * p / (1 - p**2) * square
 
 
 def owner_drift(p: float, square: float = 1.0) -> float:

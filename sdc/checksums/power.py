@@ -1,5 +1,6 @@
 """The power of a check: which errors it finds in a product, and how often it is wrong about a healthy one."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,11 +12,40 @@ from sdc.bits import as_bits, from_bits, select
 
 from ._check import Operands, expect, row_margins
 from .products import Dot
+from .roundoff import Rounding
 from .schemes import Expected
 from .settings import Settings
 
 MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
 """Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProductsMeasured:
+    """What the study of all schemes counts; `sdc.train` runs it, `sdc.analysis` makes tables of it.
+
+    Attributes:
+        config: what was trained.
+        steps: optimizer steps.
+        seed: of the parameters and the errors.
+        where: which products, a selector.
+        marked: steps whose products got errors.
+        rounding: of the device, by which thresholds were taken.
+        departs: in what this device departs from the one that the rounding is of.
+        counts: by variant (type, sums or rounded) and scheme: rows `checked` and `flagged` in healthy training; errors
+            `made` and `found` by magnitude; flips `bits_made` and `bits_found` by bit.
+        magnitudes: of the errors, in root mean squares of the row.
+    """
+
+    config: Mapping[str, Any]
+    steps: int
+    seed: int
+    where: str
+    marked: tuple[int, ...]
+    rounding: Rounding
+    departs: tuple[str, ...]
+    counts: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    magnitudes: tuple[float, ...]
 
 
 def flagged(

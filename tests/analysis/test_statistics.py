@@ -1,14 +1,13 @@
-"""Limits of a frequency against SciPy's chi-square quantiles, and the figures of a clean burn-in."""
+"""Limits against their definitions and recorded values, and the figures of a clean burn-in."""
 
 import math
 import random
 
 import pytest
 from hypothesis import given, strategies as st
-from scipy.stats import chi2
+from scipy.stats import binom, poisson
 
 from sdc.analysis.statistics import (
-    EXACT_LIMIT,
     burn_in_steps,
     excluded_interval,
     frequency_interval,
@@ -17,7 +16,14 @@ from sdc.analysis.statistics import (
     proportion_interval,
 )
 
-COUNTS = [1, 2, 10, 137, EXACT_LIMIT, EXACT_LIMIT + 1, 10**6, 10**9]
+# Found by bisection of exact sums, to 1e-12: of 10^12 elements, the upper bound and both limits at 95 %.
+RECORDED = {
+    1: (4.743864518392002, 0.025317807984289897, 5.571643390938334),
+    2: (6.295793621874509, 0.24220927854400998, 7.224687667724538),
+    10: (16.962219235724206, 4.795388696131795, 18.390356042014446),
+    137: (157.87425166988123, 115.02053443378804, 161.95640468803595),
+    500: (538.3764949562587, 457.12857689954944, 545.8092685651332),
+}
 
 
 @pytest.mark.parametrize(("confidence", "numerator"), [(0.95, 2.99573), (0.99, 4.60517)])
@@ -27,14 +33,25 @@ def test_without_a_mismatch_the_bound_is_the_rule_of_three(confidence: float, nu
     assert frequency_upper_bound(0, 10**6, confidence=confidence, recall=0.5) == 2 * bound
 
 
-@pytest.mark.parametrize("mismatched", COUNTS)
-def test_limits_are_chi_square_quantiles(mismatched: int) -> None:
+@pytest.mark.parametrize("mismatched", RECORDED)
+def test_limits_are_those_of_exact_sums(mismatched: int) -> None:
     checked = 10**12
-    upper = chi2.ppf(0.95, 2 * mismatched + 2) / 2
-    assert frequency_upper_bound(mismatched, checked) * checked == pytest.approx(upper, rel=2e-6)
+    bound, *limits = RECORDED[mismatched]
+    assert frequency_upper_bound(mismatched, checked) * checked == pytest.approx(bound, rel=1e-9)
+    interval = [limit * checked for limit in frequency_interval(mismatched, checked)]
+    assert interval == pytest.approx(limits, rel=1e-9)
+
+
+@pytest.mark.parametrize("mismatched", [1, 10, 501, 10**6, 10**9])
+def test_at_a_limit_the_tail_is_what_the_confidence_leaves(mismatched: int) -> None:
+    checked = 10**12
+    bound = frequency_upper_bound(mismatched, checked)
     low, high = frequency_interval(mismatched, checked)
-    assert low * checked == pytest.approx(chi2.ppf(0.025, 2 * mismatched) / 2, rel=2e-6)
-    assert high * checked == pytest.approx(chi2.ppf(0.975, 2 * mismatched + 2) / 2, rel=2e-6)
+    # A tail of 10^9 counts changes by 3e4 times what its mean changes by, relatively.
+    near = {"rel": 1e-9} if mismatched < 10**6 else {"rel": 1e-6}
+    assert poisson.cdf(mismatched, bound * checked) == pytest.approx(0.05, **near)
+    assert poisson.sf(mismatched - 1, low * checked) == pytest.approx(0.025, **near)
+    assert poisson.cdf(mismatched, high * checked) == pytest.approx(0.025, **near)
 
 
 def test_interval_without_a_mismatch_starts_at_zero() -> None:
@@ -101,6 +118,26 @@ def test_burn_in_is_three_mean_intervals() -> None:
 def test_exact_intervals_of_proportions(successes: int, trials: int, expected: tuple[float, float]) -> None:
     """Published values of Clopper and Pearson's interval."""
     assert proportion_interval(successes, trials) == pytest.approx(expected, abs=6e-5)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "expected"),
+    [
+        (0, 10, (0.0, 0.3084971078187606)),
+        (1, 10, (0.002528578544461535, 0.44501611702819543)),
+        (10, 1000, (0.004805510691065162, 0.018313243055111617)),
+        (499, 500, (0.9889075231010147, 0.999949365665993)),
+    ],
+)
+def test_proportion_intervals_are_those_of_exact_sums(
+    successes: int, trials: int, expected: tuple[float, float]
+) -> None:
+    """Recorded from a bisection of exact sums; and the tails of the binomial distribution are half of 5 %."""
+    low, high = proportion_interval(successes, trials)
+    assert (low, high) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert binom.cdf(successes, trials, high) == pytest.approx(0.025, rel=1e-9)
+    if successes:
+        assert binom.sf(successes - 1, trials, low) == pytest.approx(0.025, rel=1e-9)
 
 
 @pytest.mark.parametrize("p", [0.01, 0.2, 0.5])

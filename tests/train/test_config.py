@@ -17,7 +17,7 @@ def test_presets_are_named_documented_and_run_on_one_device(name: str) -> None:
 
 
 def test_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"--config 'huge' is unknown; choose one of tiny, bench, .*llama3_8b"):
+    with pytest.raises(ValueError, match=r"config=huge: unknown; choose one of tiny, bench, .*llama3_8b"):
         get_config("huge")
 
 
@@ -35,12 +35,12 @@ def test_the_8b_presets_are_those_of_the_study(name: str, global_batch: int, lay
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [
-        (1, 3, "heads 8 is not divisible by --model 3; choose --model 1 or 2 or 4"),
-        (1, 8, "kv_heads 4 is not divisible by --model 8; choose --model 1 or 2 or 4"),
-        (3, 1, "width 64 is not divisible by --data 3; choose --data 1 or 2 or 4"),
-        (8, 1, "batch_size 4 is not divisible by --data 8; choose --data 1 or 2 or 4"),
-        (0, 1, "--data 0: expected a number of ranks of at least 1"),
-        (1, -2, "--model -2: expected a number of ranks of at least 1"),
+        (1, 3, "model=3: heads 8 of config tiny is not divisible by it; choose 1 or 2 or 4"),
+        (1, 8, "model=8: kv_heads 4 of config tiny is not divisible by it; choose 1 or 2 or 4"),
+        (3, 1, "data=3: width 64 of config tiny is not divisible by it; choose 1 or 2 or 4"),
+        (8, 1, "data=8: batch_size 4 of config tiny is not divisible by it; choose 1 or 2 or 4"),
+        (0, 1, "data=0: expected a number of ranks of at least 1"),
+        (1, -2, "model=-2: expected a number of ranks of at least 1"),
     ],
 )
 def test_a_mesh_that_does_not_divide_is_refused(data: int, model: int, message: str) -> None:

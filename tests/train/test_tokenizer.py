@@ -42,11 +42,11 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def message(path: str | Path) -> str:
-    """The message of the error that loading this file raises; every one names flag and file and is one line."""
+    """The message of the error that loading this file raises; every one names setting and file and is one line."""
     with pytest.raises(TokenizerError) as caught:
         load_tokenizer(path)
     text = str(caught.value)
-    assert text.startswith(f"--tokenizer {path} ")
+    assert text.startswith(f"tokenizer={path}: ")
     assert "\n" not in text
     return text
 

@@ -32,6 +32,7 @@ from sdc.train.placement import place
 from . import dropcompute
 from .options import BenchOptions
 from .timing import ratio, take_turns
+from .zero2 import plain_zero2
 
 WORKERS = 8
 PERIOD = 10
@@ -151,7 +152,7 @@ def _lossy(start: Callable[[Method], Run], gradient: Any, steps: int) -> dict[st
     """Against ZeRO-2 that loses nothing."""
     lossy = functools.partial(lossy_zero2, _adam(), DATA, RATE, RATE)
     methods = {
-        "lossless": _zero2(gradient),
+        "lossless": Method(*plain_zero2(gradient, _adam(), DATA, WORKERS)),
         "lossy_p_0.1": _local(gradient, lossy(packet=PACKET)),
         "lossy_p_0.1_whole_shards": _local(gradient, lossy()),
     }
@@ -253,30 +254,6 @@ def _local(gradient: Any, optimizer: Any) -> Method:
         return _step(optimizer, gradient(params, tokens), params, state)
 
     return Method(optimizer.init, step)
-
-
-def _zero2(gradient: Any) -> Method:
-    """ZeRO-2 without losses, written plainly: each worker updates its shards."""
-    optimizer = _adam()
-
-    def cut(leaf: Any) -> Any:
-        shard = -(-leaf.size // WORKERS)
-        return jnp.pad(leaf.reshape(-1), (0, shard * WORKERS - leaf.size)).reshape(WORKERS, shard)
-
-    def mine(tree: Tree) -> Tree:
-        me = lax.axis_index(DATA)
-        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(cut(leaf), me, keepdims=False), tree)
-
-    def join(shard: Any, leaf: Any) -> Any:
-        return lax.all_gather(shard, DATA).reshape(-1)[: leaf.size].reshape(leaf.shape)
-
-    def step(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
-        sums = jax.tree.map(lambda leaf: lax.psum_scatter(cut(leaf), DATA), gradient(params, tokens))
-        mean = jax.tree.map(lambda leaf: leaf / jnp.float32(WORKERS), sums)
-        shards, state = _step(optimizer, mean, mine(params), state)
-        return jax.tree.map(join, shards, params), state
-
-    return Method(lambda params: optimizer.init(mine(params)), step)
 
 
 def _on(mesh: Mesh, fn: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:

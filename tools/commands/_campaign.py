@@ -12,7 +12,7 @@ from ..options import CampaignOptions
 
 def run(options: CampaignOptions) -> int:
     """Runs a campaign and returns the exit code."""
-    folder = (options.run or new_folder("campaign")).absolute()
+    folder = options.run.absolute() if options.run else new_folder("campaign")
     job = CampaignJob(
         **{**settings_of(options), "folder": folder}, injections=options.injections, steps=options.steps,
         follow=options.follow, where=options.where, faults=options.faults, abft=options.abft, batch=options.batch,

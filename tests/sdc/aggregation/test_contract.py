@@ -16,6 +16,7 @@ from jax import lax
 from orbax.checkpoint import v1 as ocp
 
 from sdc import aggregation
+from sdc.tools.bench.zero2 import plain_zero2
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 
@@ -118,25 +119,8 @@ METHODS: dict[str, Callable[[optax.GradientTransformation], Method]] = {
 
 
 def zero2(optimizer: optax.GradientTransformation) -> Method:
-    """ZeRO-2 without losses, written plainly: what `lossy` is compared with, whose optimizer sees flat shards."""
-
-    def cut(leaf: Any) -> Any:
-        shard = -(-leaf.size // WORKERS)
-        return jnp.pad(leaf.reshape(-1), (0, shard * WORKERS - leaf.size)).reshape(WORKERS, shard)
-
-    def mine(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: cut(leaf)[lax.axis_index(AXIS)], tree)
-
-    def step(theta: Any, state: Any, batch: Any) -> tuple[Any, Any]:
-        gradient = mine(lax.pmean(gradient_of(theta, batch), AXIS))
-        updates, state = optimizer.update(gradient, state, mine(theta))
-        shards = optax.apply_updates(mine(theta), updates)
-        whole = jax.tree.map(
-            lambda shard, leaf: lax.all_gather(shard, AXIS).reshape(-1)[: leaf.size].reshape(leaf.shape), shards, theta
-        )
-        return whole, state
-
-    return Method(lambda theta: optimizer.init(mine(theta)), step)
+    """ZeRO-2 without losses: what `lossy` is compared with, whose optimizer sees flat shards."""
+    return Method(*plain_zero2(gradient_of, optimizer, AXIS, WORKERS))
 
 
 def run(method: Method, placement: str, workers: int = WORKERS) -> tuple[Any, Any]:

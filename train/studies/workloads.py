@@ -1,7 +1,7 @@
-"""What the studies train: the reference transformer on text, and a small convolutional network on images.
+"""What the studies train: a transformer on text, a small convolutional network on images, or a linear model.
 
 Workers live on one device, under `vmap`: one program for any number of them. Everything about the data is fixed by the
-seed, so that the methods of a study see the same batches.
+seed, so that the methods of a study see the same batches. To make a workload touches no device.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from sdc.train.config import ModelConfig
-from sdc.train.convnet import convnet_logits, image_loss, init_convnet
-from sdc.train.corpus import read_corpus
-from sdc.train.data import batches, make_dataset
-from sdc.train.images import Images, image_batches
-from sdc.train.model import init_params, logits
-from sdc.train.parallel import MODEL, cross_entropy
-from sdc.train.tokenizer import ByteTokenizer
+from ..config import ModelConfig
+from ..convnet import convnet_logits, image_loss, init_convnet
+from ..corpus import read_corpus
+from ..data import batches, make_dataset
+from ..images import Images, image_batches
+from ..model import init_params, logits
+from ..parallel import MODEL, cross_entropy
+from ..tokenizer import ByteTokenizer
 
 LARGEST = 16
 """Height in pixels above which images are halved: a study trains dozens of networks."""
@@ -34,7 +34,7 @@ LENGTH = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Workload:
+class Task:
     """A model, its data and its optimizer.
 
     Attributes:
@@ -60,18 +60,25 @@ class Workload:
     data: Callable[[int, int], Iterator[Any]]
 
 
-def convnet(images: Images) -> Workload:
-    """The convolutional network, with SGD and momentum; large images at half their size."""
+def convnet(images: Images) -> Task:
+    """The convolutional network, with SGD and momentum; large images at half their size.
+
+    Example:
+        >>> from sdc.train.images import read_images
+        >>> from sdc.train.studies import convnet
+        >>> convnet(read_images("digits")).source
+        'scikit-learn digits'
+    """
     if images.shape[0] > LARGEST:
         images = _halved(images)
-    test = jnp.asarray(images.test_images[:SAMPLES]), jnp.asarray(images.test_labels[:SAMPLES])
+    test = images.test_images[:SAMPLES], images.test_labels[:SAMPLES]
 
     def score(params: Any) -> Float32[Array, ""]:
-        values = convnet_logits(params, test[0])
+        values = convnet_logits(params, jnp.asarray(test[0]))
         right = (jnp.argmax(values, axis=-1) == test[1]) & ~jnp.isnan(values).any(axis=-1)
         return jnp.mean(right.astype(jnp.float32))
 
-    return Workload(
+    return Task(
         name="convnet",
         source=images.source,
         init=lambda key: init_convnet(images.shape, images.classes, key),
@@ -102,16 +109,69 @@ def _halved(images: Images) -> Images:
     )
 
 
+def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
+    """A linear classifier on made-up points around one centre for each class, with SGD: a study in seconds.
+
+    Args:
+        features: of a point.
+        classes: at most as many as features.
+        noise: standard deviation of a feature about its centre, which is 1 or 0.
+
+    Example:
+        >>> from sdc.train.studies import linear
+        >>> points, labels = next(linear().data(4, 0))
+        >>> points.shape, labels.shape
+        ((4, 8), (4,))
+    """
+
+    def draw(generator: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = generator.integers(0, classes, rows).astype(np.int32)
+        points = np.eye(features)[labels] + noise * generator.standard_normal((rows, features))
+        return points.astype(np.float32), labels
+
+    test = draw(np.random.default_rng([0, classes]), SAMPLES)
+
+    def values(params: Any, points: Any) -> Any:
+        return points @ params["weights"] + params["bias"]
+
+    def loss(params: Any, batch: Any) -> Float32[Array, ""]:
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(values(params, batch[0]), batch[1]))
+
+    def data(rows: int, seed: int) -> Iterator[Any]:
+        generator = np.random.default_rng([1, seed])
+        while True:
+            yield draw(generator, rows)
+
+    return Task(
+        name="linear",
+        source=f"points around {classes} centres",
+        init=lambda key: {"weights": 0.01 * jax.random.normal(key, (features, classes)), "bias": jnp.zeros(classes)},
+        loss=loss,
+        score=lambda params: jnp.mean((jnp.argmax(values(params, test[0]), axis=-1) == test[1]).astype(jnp.float32)),
+        metric="accuracy",
+        optimizer=lambda steps: optax.sgd(0.5),
+        rows=64,
+        data=data,
+    )
+
+
 def _adam(steps: int) -> optax.GradientTransformation:
     """Adam with a short linear warm-up and half a cosine down to zero, as language models are trained."""
     rate = optax.warmup_cosine_decay_schedule(0.0, 6e-3, max(1, steps // 20), steps)
     return optax.adam(rate, b2=0.99)
 
 
-def transformer(corpus: tuple[str, ...]) -> Workload:
-    """A small decoder on text, with Adam."""
+def transformer(corpus: tuple[str, ...]) -> Task:
+    """A small decoder on text, with Adam.
+
+    Args:
+        corpus: see `sdc.train.corpus.read_corpus`.
+
+    Raises:
+        CorpusError: a part of the corpus is missing or unreadable.
+    """
     dataset = make_dataset(read_corpus(corpus), ByteTokenizer(), LENGTH, seed=0)
-    held_out = jnp.asarray(dataset.chunks[-HELD_OUT:])
+    held_out = dataset.chunks[-HELD_OUT:]
     seen = dataclasses.replace(dataset, chunks=dataset.chunks[:-HELD_OUT])
 
     def loss(params: Any, tokens_BS: Any) -> Float32[Array, ""]:
@@ -126,12 +186,12 @@ def transformer(corpus: tuple[str, ...]) -> Workload:
         shuffled = dataclasses.replace(seen, chunks=seen.chunks[order])
         return (batch[0] for batch in batches(shuffled, batch_size=rows, microsteps=1))
 
-    return Workload(
+    return Task(
         name="transformer",
         source=dataset.source,
         init=lambda key: init_params(DECODER, key),
         loss=loss,
-        score=lambda params: jnp.exp(loss(params, held_out)),
+        score=lambda params: jnp.exp(loss(params, jnp.asarray(held_out))),
         metric="perplexity",
         optimizer=_adam,
         rows=16,

@@ -1,4 +1,4 @@
-"""The study of the schemes of checking: its totals, and its report."""
+"""What the study of checked products found: shares of its counts, and its report."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from . import tables
-from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas
-from .definitions import Definition
-from .series import Row, mapping, sequence
-from .statistics import frequency_upper_bound
-from .tables import Table, show
+from .. import tables
+from ..canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas
+from ..definitions import Definition
+from ..series import Row, mapping, sequence
+from ..statistics import frequency_upper_bound
+from ..tables import Table, show
 
 STUDY = "abft study"
 SIMULATED = "simulated errors"
@@ -20,7 +20,7 @@ MANTISSA = {32: 23, 16: 7}
 SOURCE = "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the others are of this project."
 
 
-def summarize_study(
+def summarize_products(
     counts: Mapping[str, Mapping[str, Mapping[str, Any]]], magnitudes: Sequence[float]
 ) -> dict[str, Any]:
     """Shares from the counts of a study.

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .workloads import Workload
+from ..parallel import DATA
+from .workloads import Task
 
-DATA = "data"
-"""The axis of the workers."""
 LAST = 3
 """Looks at the score over which a result is the mean: single ones are noisy."""
 
@@ -59,14 +58,27 @@ class Trainer:
     Args:
         workload: what is trained.
         method: how.
-        workers: under `vmap`.
+        workers: under `vmap`, whose axis is `sdc.train.parallel.DATA`.
         rows: of a global batch; by default the workload's.
         cut: what a worker's share of a batch becomes, for instance micro-batches.
+
+    Example:
+        >>> import jax, optax
+        >>> from sdc.train.studies import Method, Trainer, linear
+        >>> workload = linear()
+        >>> optimizer = workload.optimizer(20)
+        >>> def step(params, state, batch, number, setting):
+        ...     gradient = jax.lax.pmean(jax.grad(workload.loss)(params, batch), "data")
+        ...     updates, state = optimizer.update(gradient, state, params)
+        ...     return optax.apply_updates(params, updates), state, {}
+        >>> method = Method(lambda params, setting: optimizer.init(params), step)
+        >>> Trainer(workload, method, workers=4)(steps=20, seed=0).score > 0.8
+        True
     """
 
     def __init__(
         self,
-        workload: Workload,
+        workload: Task,
         method: Method,
         *,
         workers: int,
@@ -102,6 +114,9 @@ class Trainer:
             steps: optimizer steps.
             seed: of the parameters and the order of the data.
             looks: times that the score is taken.
+
+        Returns:
+            Scores, reports and the last state.
         """
         source = self.workload.data(self.rows, seed)
         length = -(-steps // min(looks, steps))  # one length for all looks but the last

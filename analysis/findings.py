@@ -1,4 +1,4 @@
-"""The report of a study of robust aggregation. A study records its tables and figures as data; here they are drawn."""
+"""Tables, figures and claims as data, and the report of a study of robust aggregation that is made of them."""
 
 import dataclasses
 import shlex

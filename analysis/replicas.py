@@ -7,8 +7,8 @@ import numpy as np
 
 from sdc.aggregation.drift import pair_drift
 
-from .aggregation import Chart, Line, draw
 from .canvas import LeftOut, Picture
+from .findings import Chart, Line, draw
 from .series import Row, mapping, number, sequence, step_numbers
 from .tables import Table, show
 
@@ -57,8 +57,7 @@ def pictures(steps: Sequence[Row], *, mark: str) -> list[Picture | LeftOut]:
         rate = float(np.nanmean(_each(rows, "parameter_loss", _one)))
         lines = [Line("measured", x, measured)]
         if 0 <= rate < 1:
-            lines.append(Line("random walk, exact", x, [pair_drift(rate)] * len(x), dashed=True))
-            lines.append(Line("random walk, as printed", x, [pair_drift(rate, printed=True)] * len(x), dashed=True))
+            lines.append(Line("random walk", x, [pair_drift(rate)] * len(x), dashed=True))
         charts.append(
             Chart(
                 "Drift between copies", "In squares of an owner's mean move; theory at the mean loss rate.", "step",

@@ -1,0 +1,23 @@
+"""What studies found, beside what was published: tables, figures and claims, made of the numbers of `sdc.train`."""
+
+from typing import TYPE_CHECKING
+
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    from ..findings import (
+        Chart as Chart,
+        Check as Check,
+        Findings as Findings,
+        Grid as Grid,
+        Line as Line,
+        summarize_findings as summarize_findings,
+    )
+    from .records import (
+        findings_of as findings_of,
+        write_products_study as write_products_study,
+        write_study as write_study,
+    )
+    from .products import summarize_products as summarize_products
+
+__getattr__, __dir__, __all__ = facade(__name__)

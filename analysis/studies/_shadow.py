@@ -1,0 +1,65 @@
+"""What the study of the shadow replica found: Ma et al. 2025 (arXiv:2502.12340), appendix D, propose one."""
+
+from typing import Any
+
+import numpy as np
+
+from sdc.aggregation.measured import ShadowMeasured, Watched, WatchedTraining
+
+from ..findings import Chart, Check, Findings, Grid, Line
+
+
+def findings(measured: ShadowMeasured) -> Findings:
+    """Tables, figures and claims."""
+    found = Findings()
+    for training in measured.trainings:
+        found += _training(measured, training)
+    return found
+
+
+def _training(measured: ShadowMeasured, training: WatchedTraining) -> Findings:
+    judged = [_judged(run) for run in training.runs]
+    grid = Grid(
+        f"{training.workload}: a shadow replica watches training, {measured.steps} steps",
+        (
+            "hardware", "steps corrupted", "of these compared", "found", "first corrupted", "first found", "verdict",
+            "named",
+        ),
+        tuple(row for row, _ in judged),
+        "Each step compares a working rank with the spare one; roles go round. Compared: corrupted steps in which the "
+        "faulty rank was one of the two (of three with two spares). A fault that strikes but once is never pinned on "
+        "one rank by one spare.",
+    )  # fmt: skip
+    lines = (
+        Line(run.hardware, list(range(1, len(run.differed) + 1)), np.cumsum(run.differed).astype(float).tolist())
+        for run in training.runs
+        if run.faulty is not None
+    )
+    chart = Chart(
+        f"{training.workload}: differences found over time",
+        "Comparisons that differed, added up.",
+        "step",
+        "differences",
+        tuple(lines),
+    )
+    right = [good for _, good in judged]
+    check = Check(
+        f"{training.workload}: every compared corruption is found, nothing else, and nobody else is named",
+        all(right),
+        f"{sum(right)} of {len(right)} kinds of hardware",
+    )
+    return Findings((grid,), (chart,), (check,))
+
+
+def _judged(run: Watched) -> tuple[tuple[Any, ...], bool]:
+    """A row of the table, and whether all is as it should be."""
+    seen = run.corrupted & (run.compared == (-1 if run.faulty is None else run.faulty)).any(axis=-1)
+    first = [int(np.flatnonzero(mask)[0]) if mask.any() else None for mask in (run.corrupted, run.differed)]
+    named = ", ".join(map(str, run.suspects)) or (
+        " or ".join(map(str, run.undecided[0])) if run.undecided else "nobody"
+    )
+    row = (
+        run.hardware, int(run.corrupted.sum()), int(seen.sum()), int(run.differed.sum()), first[0], first[1],
+        run.verdict, named,
+    )  # fmt: skip
+    return row, bool((seen == run.differed).all()) and set(run.suspects) <= {run.faulty}

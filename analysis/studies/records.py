@@ -1,0 +1,103 @@
+"""The record of a study: its findings, and the report that shows them."""
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sdc.aggregation.measured import Measured
+from sdc.checksums.power import ProductsMeasured
+from sdc.record.determinism import environment
+from sdc.record.lifecycle import Record
+
+from .. import findings
+from ..findings import Findings, summarize_findings
+from ..report import write_report
+from . import _paft, _shadow, dropcompute, lossy, products
+
+FINDINGS: Mapping[str, Callable[[Any], Findings]] = {
+    "paft": _paft.findings,
+    "dropcompute": dropcompute.findings,
+    "lossy": lossy.findings,
+    "shadow": _shadow.findings,
+}
+
+
+def findings_of(measured: Measured) -> Findings:
+    """Tables, figures and claims of a study of robust aggregation, beside the published ones.
+
+    Args:
+        measured: what `sdc.train.studies.study` returned.
+
+    Example:
+        >>> from sdc.aggregation.measured import LossyMeasured
+        >>> from sdc.analysis.studies import findings_of
+        >>> about = dict(workers=8, steps=20, seed=0, sources={})
+        >>> measured = LossyMeasured(**about, rates=(), packet=64, burst=8.0, trainings=(), walks={0.4: 0.95})
+        >>> findings_of(measured).checks[0].holds
+        True
+    """
+    return FINDINGS[measured.study](measured)
+
+
+def write_study(folder: Path, measured: Measured, manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Writes the record and the report of a study of robust aggregation.
+
+    Args:
+        folder: a new one.
+        measured: what `sdc.train.studies.study` returned.
+        manifest: what else the manifest is to say, such as the command.
+
+    Returns:
+        The summary, with the paths of the folder (`run`) and of the HTML page (`report`).
+
+    Raises:
+        RecordError: the folder exists already, or cannot be written.
+    """
+    about = {
+        "study": measured.study,
+        "workers": measured.workers,
+        "steps": measured.steps,
+        "seed": measured.seed,
+        "workloads": dict(measured.sources),
+    }
+    summary = summarize_findings(measured.study, findings_of(measured))
+    return _write(folder, {"kind": findings.STUDY, **about, **(manifest or {})}, summary)
+
+
+def write_products_study(
+    folder: Path, measured: ProductsMeasured, manifest: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Writes the record and the report of a study of checked products.
+
+    Args:
+        folder: a new one.
+        measured: what `sdc.train.studies.ProductsStudy` returned.
+        manifest: what else the manifest is to say, such as the command and the name of the profile.
+
+    Returns:
+        The summary, with the paths of the folder (`run`) and of the HTML page (`report`).
+
+    Raises:
+        RecordError: the folder exists already, or cannot be written.
+    """
+    about = {
+        "config": dict(measured.config),
+        "steps": measured.steps,
+        "marked_steps": list(measured.marked),
+        "where": measured.where,
+        "seed": measured.seed,
+        "arithmetic": dataclasses.asdict(measured.rounding),
+        "departs": list(measured.departs),
+        "magnitudes": list(measured.magnitudes),
+    }
+    summary = products.summarize_products(measured.counts, measured.magnitudes)
+    return _write(folder, {"kind": products.STUDY, **about, **(manifest or {})}, summary)
+
+
+def _write(folder: Path, manifest: Mapping[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    with Record.create(folder, {"created": created, "environment": environment(), **manifest}) as record:
+        record.finish(summary)
+    return {**summary, "run": str(folder), "report": str(write_report(folder))}

@@ -1,0 +1,209 @@
+"""What studies claim, from numbers that are given: claims hold or fail by them, and misprints are rejected."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdc.aggregation.divergence import divergence_over_time
+from sdc.aggregation.drift import pair_drift
+from sdc.aggregation.measured import (
+    Burst,
+    ClockedSpeedup,
+    Drifted,
+    DropComputeMeasured,
+    DroppedRun,
+    DroppedTraining,
+    LossyMeasured,
+    LossyTraining,
+    NoisyTraining,
+    PaftMeasured,
+    PredictedSpeedup,
+    ShadowMeasured,
+    Watched,
+    WatchedTraining,
+)
+from sdc.analysis.canvas import LeftOut
+from sdc.analysis.findings import Chart, Findings, Line, draw
+from sdc.analysis.report import write_report
+from sdc.analysis.studies import findings_of, write_study
+from sdc.analysis.studies._paft import printed_divergence
+from sdc.analysis.studies.lossy import printed_pair_drift
+from sdc.record.files import RecordError
+from sdc.record.records import read_run
+from sdc.train.studies import LossyStudy, PaftStudy, linear, study
+
+ABOUT: dict[str, Any] = {"workers": 4, "steps": 20, "seed": 0, "sources": {"linear": "points"}}
+WALKS = (0.1, 0.2, 0.4)
+
+
+def cells(findings: Findings, caption: str) -> dict[str, tuple[Any, ...]]:
+    """Rows of a table by their names."""
+    (grid,) = [grid for grid in findings.grids if caption in grid.caption]
+    assert all(len(row) == len(grid.header) for row in grid.rows)
+    return {row[0]: row[1:] for row in grid.rows}
+
+
+def held(findings: Findings) -> dict[str, bool]:
+    return {check.claim: check.holds for check in findings.checks}
+
+
+def lossy(walks: dict[float, float], perplexities: tuple[float, ...] = (10.0, 10.2, 10.5)) -> LossyMeasured:
+    rates = (0.0, 0.2, 0.4)
+    scores = {"per shard": dict(zip(rates, perplexities, strict=True)), "in bursts": {0.0: 10.0, 0.2: 10.3}}
+    training = LossyTraining("text", "perplexity", 20, 2, scores, {0.0: 0.0, 0.2: 0.5, 0.4: 1.2})
+    return LossyMeasured(**ABOUT, rates=rates, packet=64, burst=8.0, trainings=(training,), walks=walks)
+
+
+def paft(squares: np.ndarray, noisy: float = 0.7) -> PaftMeasured:
+    training = NoisyTraining(
+        "images",
+        "accuracy",
+        {"clean": (0.9, 0.9), "noisy": (0.9, noisy), "paft": (0.9, 0.8)},
+        (2, 7),
+        (Burst("noisy", 1.0, np.array([1, 2]), np.array([0.5, np.nan])),),
+    )
+    return PaftMeasured(
+        **ABOUT,
+        variances=(1e-3, 0.5),
+        burst_every=50,
+        trainings=(training,),
+        drifting="images",
+        sigma=0.03,
+        rate=0.02,
+        dimension=1000,
+        drifts=(Drifted(None, squares),),
+    )
+
+
+EXACT = divergence_over_time(0.03, [0.02] * 20, workers=4, dimension=1000)
+
+
+def test_drift_follows_the_exact_form() -> None:
+    claim = "drift follows the exact form, not the printed one"
+    right = findings_of(lossy({p: pair_drift(p) for p in WALKS}))
+    assert held(right)[claim]
+    assert cells(right, "Drift")["40%"] == pytest.approx((0.952, 0.952, 0.571, 1), abs=5e-4)
+    assert not held(findings_of(lossy({p: printed_pair_drift(p) for p in WALKS})))[claim]
+
+
+def test_divergence_follows_the_exact_form() -> None:
+    claim = "divergence follows the exact form, not the printed one"
+    right = findings_of(paft(EXACT))
+    assert held(right)[claim]
+    ((found, exact, printed, ratio),) = cells(right, "divergence").values()
+    assert (found, ratio) == (exact, pytest.approx(1))
+    assert printed / exact == pytest.approx(5 / 3)  # (M + 1) / (M - 1)
+    assert not held(findings_of(paft(printed_divergence(EXACT, 4))))[claim]
+
+
+def test_measurements_reject_the_misprints() -> None:
+    """The studies themselves, shrunk: lemma 3.1 on a thousand parameters, and copies of a random walk."""
+    chosen = PaftStudy(steps=100, variances=(0.1,), periods=(), bursts=(), seed=1)
+    drifting = findings_of(study(chosen, [linear(features=512)]))
+    assert held(drifting)["divergence follows the exact form, not the printed one"], drifting.checks
+    walks = findings_of(study(LossyStudy(rates=(), walk_rates=(0.1, 0.4)), []))
+    assert held(walks) == {"drift follows the exact form, not the printed one": True}, walks.checks
+    for _, *numbers in walks.grids[0].rows:
+        measured, exact, printed, _ = numbers
+        assert abs(measured / exact - 1) < 0.05
+        assert abs(measured / printed - 1) > 0.07
+
+
+def test_paft() -> None:
+    found = findings_of(paft(EXACT))
+    rows = cells(found, "images: accuracy")
+    # Published figures stand where the same method had the same noise.
+    assert rows["noisy"] == (90.0, 70.0, 91.1, None)
+    assert rows["paft"] == (90.0, 80.0, 93.4, None)
+    assert held(found)["images: noisy < PAFT ≤ clean"]
+    assert not held(findings_of(paft(EXACT, noisy=0.85)))["images: noisy < PAFT ≤ clean"]
+    assert [chart.title for chart in found.charts] == [
+        "images: accuracy against noise", "images: accidental large noise", "images: model divergence over time",
+    ]  # fmt: skip
+
+
+def test_lossy() -> None:
+    found = findings_of(lossy({}))
+    rows = cells(found, "text: perplexity")
+    assert rows["per shard"] == (10.0, 10.2, 10.5, pytest.approx(2.0), pytest.approx(5.0))
+    assert rows["in bursts"] == (10.0, 10.3, None, pytest.approx(3.0), None)
+    assert rows["published"][:3] == (10.653, 10.934, 11.362)
+    assert held(found) == {
+        "perplexity at 20 % loss is less than 3 % higher": True, "perplexity rises with the loss rate": True,
+    }  # fmt: skip
+    assert set(held(findings_of(lossy({}, (10.0, 10.4, 9.9)))).values()) == {False}
+
+
+def test_dropcompute() -> None:
+    def dropped(rate: float, *, extra: int = 0, correction: str = "none", loss: float = 1.0, end: float = 8.0) -> Any:
+        losses = np.array([np.nan, *[loss] * 19])
+        return DroppedRun(rate, extra, correction, rate, 0.9, losses, np.linspace(0.4, end, 20), 10.0)
+
+    def measured(loss: float, gain: float = 1.15) -> DropComputeMeasured:
+        runs = (
+            dropped(0.0, end=10.0),
+            dropped(0.1),
+            dropped(0.1, extra=3, loss=loss, end=9.0),
+            dropped(0.1, correction="rate"),
+        )
+        return DropComputeMeasured(
+            **ABOUT, micro_batches=12, base=0.45, mean=0.67, deviation=0.2, serial=0.5,
+            predicted=tuple(PredictedSpeedup(n, 9.0, 8.0, 0.1, 1 + n / 100, (0.0, 0.1), (1.0, 1.1)) for n in (8, 32)),
+            clocked=(ClockedSpeedup(2, 4, 1.0, 0.8, gain, 1.15),),
+            trainings=(DroppedTraining("text", "perplexity", runs),),
+        )  # fmt: skip
+
+    found = findings_of(measured(1.0))
+    rows = cells(found, "training with dropped")
+    assert list(rows) == [
+        "no threshold", "10% dropped", "10% dropped, 3 extra steps", "10% dropped, correction by rate",
+    ]  # fmt: skip
+    assert rows["10% dropped"] == (0.1, 0.9, 1.0, 8.0, 1.25, 91.19)
+    assert rows["10% dropped, correction by rate"][-1] is None
+    assert list(held(found).values()) == [True, True, True]
+    assert list(held(findings_of(measured(1.1, gain=1.0))).values()) == [True, False, False]
+    # Corrected runs are in the table and not in the figures.
+    assert [len(chart.lines) for chart in found.charts] == [2, 2, 3, 3]
+
+
+def test_shadow() -> None:
+    none, seen = np.zeros(3, bool), np.array([False, True, True])
+    compared = np.array([[0, 1], [1, 2], [2, 3]])
+
+    def measured(named: tuple[int, ...]) -> ShadowMeasured:
+        runs = (
+            Watched("healthy", None, none, none, compared, "clean", (), ()),
+            Watched("wrong", 2, np.ones(3, bool), seen, compared, "corrupt", named, ((1, 2),)),
+        )
+        return ShadowMeasured(**ABOUT, trainings=(WatchedTraining("text", "perplexity", runs),))
+
+    found = findings_of(measured((2,)))
+    assert cells(found, "watches")["healthy"] == (0, 0, 0, None, None, "clean", "nobody")
+    assert cells(found, "watches")["wrong"] == (3, 2, 2, 0, 1, "corrupt", "2")
+    assert list(held(found).values()) == [True]
+    assert cells(findings_of(measured(())), "watches")["wrong"][-1] == "1 or 2"
+    assert list(held(findings_of(measured((1,)))).values()) == [False]
+
+
+def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
+    measured = lossy({0.4: pair_drift(0.4)}, (10.0, 10.4, 9.9))
+    summary = write_study(tmp_path / "run", measured, {"command": ["sdc", "study", "lossy"], "seconds": 3})
+    run = read_run(tmp_path / "run")
+    assert (run.manifest["study"], run.manifest["workers"], run.manifest["workloads"]) == ("lossy", 4, ABOUT["sources"])
+    assert run.summary == json.loads(json.dumps({k: v for k, v in summary.items() if k not in ("run", "report")}))
+    page, text = Path(summary["report"]).read_text(), (tmp_path / "run" / "report.md").read_text()
+    assert "1 of 3 of the paper's statements" in text
+    assert "0.9524" in text
+    assert "simulated errors, delays and losses" in page
+    assert page.count("<svg") == 2
+    assert write_report(tmp_path / "run").read_text() == page
+    with pytest.raises(RecordError, match="exists already"):
+        write_study(tmp_path / "run", measured)
+
+
+def test_a_figure_of_nothing_is_left_out() -> None:
+    empty = Chart("An empty figure", "A caption.", "x", "y", (Line("a", [1], [float("nan")]),))
+    assert draw("empty", empty, "") == LeftOut("An empty figure", "nothing finite was measured")

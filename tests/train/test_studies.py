@@ -1,0 +1,167 @@
+"""The experiments of the studies, shrunk and on a linear model: what they measure is what the library computes."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from sdc.aggregation.drift import pair_drift
+from sdc.aggregation.measured import DropComputeMeasured, LossyMeasured, Measured, PaftMeasured, ShadowMeasured
+from sdc.settings import SettingError
+from sdc.train.config import get_config
+from sdc.train.corpus import Corpus
+from sdc.train.data import make_dataset
+from sdc.train.images import Images
+from sdc.train.studies import (
+    Calibration,
+    DropComputeStudy,
+    LossyStudy,
+    PaftStudy,
+    ProductsStudy,
+    ShadowStudy,
+    Study,
+    Workload,
+    convnet,
+    finish,
+    linear,
+    study,
+    transformer,
+)
+from sdc.train.studies._shadow import KINDS
+from sdc.train.tokenizer import ByteTokenizer
+
+STEPS = 12
+
+
+def run(chosen: Study[Any], workloads: list[Workload]) -> Measured:
+    """What a study measures; it tells of every part."""
+    parts: list[str] = []
+    found = study(chosen, workloads, progress=parts.append)
+    assert len(parts) == len(set(parts)) == chosen.count(workloads), "the progress display counts what is done"
+    assert (found.study, found.workers, found.steps, found.seed) == (
+        chosen.name, chosen.workers, chosen.steps, chosen.seed,
+    )  # fmt: skip
+    assert dict(found.sources) == {workload.name: workload.source for workload in workloads}
+    return found
+
+
+def test_paft() -> None:
+    chosen = PaftStudy(steps=STEPS, variances=(0.01, 0.1), periods=(4,), bursts=(1.0,), burst_every=5)
+    found = run(chosen, [linear(features=256)])
+    assert isinstance(found, PaftMeasured)
+    (training,) = found.trainings
+    assert list(training.scores) == ["clean", "noisy", "paft_sync, H = 4", "paft"]
+    assert training.scores["clean"][0] == training.scores["clean"][1] > 0.8
+    assert all(len(values) == 2 for values in training.scores.values())
+    assert [burst.method for burst in training.bursts] == ["noisy", "paft"]
+    # A look at each step: the noisy run falls behind at its first burst, the fifth step, and paft is brought together.
+    noisy, mended = training.bursts
+    assert noisy.steps.tolist() == list(range(1, STEPS + 1))
+    assert noisy.scores[-3:].mean() < mended.scores[-3:].mean()
+    assert found.dimension == 2 * 256 + 2
+    free, together = found.drifts
+    assert (free.period, together.period) == (None, 4)
+    assert len(free.squares) == STEPS
+    # Without synchronization replicas only part; with it the divergence starts anew after every fourth step.
+    assert (np.diff(free.squares) > 0).all()
+    assert together.squares[4] < together.squares[3]
+
+
+def test_dropcompute() -> None:
+    chosen = DropComputeStudy(
+        steps=STEPS, workers=2, fleets=(4, 64), threads=(2,), iterations=4, drops=(0.1, 0.3), unit=0.001
+    )
+    found = run(chosen, [linear()])
+    assert isinstance(found, DropComputeMeasured)
+    small, large = found.predicted
+    assert 1 < small.speedup < large.speedup
+    assert small.rates[0] == 0
+    assert small.speedups[0] == pytest.approx(1)
+    (clocked,) = found.clocked
+    assert clocked.stopped_seconds < clocked.seconds
+    runs = found.trainings[0].runs
+    assert [(one.rate, one.correction) for one in runs] == [
+        (0.0, "none"), (0.1, "none"), (0.3, "none"), (0.1, "none"), (0.1, "rate"), (0.1, "count"),
+    ]  # fmt: skip
+    assert [one.extra > 0 for one in runs] == [False, False, False, True, False, False]
+    assert len(runs[3].losses) == STEPS + runs[3].extra
+    assert runs[0].drop_rate == 0 < runs[1].drop_rate < runs[2].drop_rate < 0.45
+    assert runs[0].ends[-1] == runs[0].unstopped > runs[1].ends[-1] > runs[2].ends[-1]
+
+
+def test_lossy() -> None:
+    chosen = LossyStudy(
+        steps=2 * STEPS, rates=(0.0, 0.3), packet_rates=(0.3,), burst_rates=(), mended_rates=(), walk_rates=(0.3,)
+    )
+    found = run(chosen, [linear()])
+    assert isinstance(found, LossyMeasured)
+    (training,) = found.trainings
+    assert (training.steps, training.seeds) == (STEPS, 1)
+    assert {name: list(scores) for name, scores in training.scores.items()} == {
+        "per shard": [0.0, 0.3], "per packet": [0.0, 0.3],
+    }  # fmt: skip
+    assert training.drifts[0.0] == 0 < training.drifts[0.3]
+    assert found.walks[0.3] == pytest.approx(pair_drift(0.3), rel=0.05)
+
+
+def test_shadow() -> None:
+    kinds = tuple(kind for kind in KINDS if kind.name in ("healthy", "always wrong", "wrong once"))
+    found = run(ShadowStudy(steps=STEPS, kinds=kinds, rate=0.5), [linear()])
+    assert isinstance(found, ShadowMeasured)
+    healthy, wrong, once = found.trainings[0].runs
+    assert (healthy.verdict, healthy.corrupted.any(), healthy.differed.any()) == ("clean", False, False)
+    assert (wrong.verdict, wrong.suspects, wrong.corrupted.all()) == ("corrupt", (2,), True)
+    np.testing.assert_array_equal(wrong.differed, (wrong.compared == 2).any(axis=1))
+    assert wrong.differed.any()
+    assert np.flatnonzero(once.corrupted).tolist() == [STEPS // 3]
+
+
+@pytest.mark.parametrize("name", ["convnet", "transformer"])
+def test_other_workloads_learn(name: str, tmp_path: Any) -> None:
+    """Twenty steps on one batch, and the score says so."""
+    if name == "convnet":
+        generator = np.random.default_rng(0)
+        labels = generator.integers(0, 2, 400).astype(np.int32)
+        images = 0.3 * generator.random((400, 8, 8, 1), np.float32)
+        images[labels == 1, :4] += 0.5
+        images[labels == 0, 4:] += 0.5
+        workload = convnet(Images(images[:320], labels[:320], images[320:], labels[320:], 2, "made up", "0"))
+    else:
+        (tmp_path / "text.txt").write_text("to be or not to be, " * 800)
+        workload = transformer((str(tmp_path / "text.txt"),))
+    batch = next(workload.data(8, 0))
+    params = workload.init(jax.random.key(0))
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer = workload.optimizer(20)
+        state = optimizer.init(params)
+        before = float(workload.score(params))
+        step = jax.jit(lambda params, state: optimizer.update(jax.grad(workload.loss)(params, batch), state, params))
+        for _ in range(20):
+            updates, state = step(params, state)
+            params = jax.tree.map(lambda p, u: p + u, params, updates)
+    after = float(workload.score(params))
+    assert after > before if workload.metric == "accuracy" else after < before / 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: study("paft", [], steps=9), "steps=9: expected at least 10"),
+        (lambda: study("lossy", [], seed=-1), "seed=-1: expected a number from 0 to"),
+        (lambda: study("other", []), "study=other: expected one of paft, dropcompute, lossy, shadow"),
+        (lambda: ProductsStudy(steps=0), "steps=0: expected at least 1"),
+        (lambda: Calibration(dtypes=()), "dtypes: expected float32, bfloat16 or both"),
+    ],
+)
+def test_settings_that_make_no_sense(call: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        call()
+
+
+def test_a_selector_of_no_product_is_refused() -> None:
+    config = get_config("tiny")
+    dataset = make_dataset(Corpus(("some text, " * 500,), "made up"), ByteTokenizer(), config.sequence_length, seed=0)
+    chosen = ProductsStudy(dtypes=("float32",), steps=1, where='scope("nowhere")')
+    with pytest.raises(ValueError, match="nowhere"):
+        finish(chosen.run(config, dataset))

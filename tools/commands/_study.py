@@ -1,0 +1,57 @@
+"""`sdc study`: runs a study and writes its report."""
+
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..conduct import new_folder
+from ..errors import CommandError, Exit, run_errors, usage_errors
+from ..study_options import StudyOptions
+
+
+def run(options: StudyOptions) -> int:
+    """Runs the study and returns the exit code."""
+    from sdc.analysis.studies import write_study
+    from sdc.record.determinism import prepare
+    from sdc.train.studies import STUDIES, finish
+
+    from ..output import show
+    from ..progress import CountProgress
+
+    with usage_errors():
+        steps = {} if options.steps is None else {"steps": options.steps}
+        chosen = STUDIES[options.study](seed=options.seed, **steps)
+        folder = new_folder(options.study, options.run)
+        tasks = _tasks(options)
+        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+    started = time.perf_counter()
+    try:
+        with CountProgress(options.study, chosen.count(tasks)) as progress:
+            measured = finish(chosen.run(tasks), progress.advance)
+    except KeyboardInterrupt as error:
+        raise CommandError("interrupted; nothing was written: run the study again", Exit.INCONCLUSIVE) from error
+    manifest = {
+        "command": ["sdc", *sys.argv[1:]],
+        "seconds": round(time.perf_counter() - started),
+        "options": {key: str(value) for key, value in dataclasses.asdict(options).items()},
+    }
+    with run_errors(folder):
+        summary = write_study(folder, measured, manifest)
+    show("aggregation study", summary, as_json=options.json)
+    return int(Exit.CLEAN)
+
+
+def _tasks(options: StudyOptions) -> list[Any]:
+    from sdc.train.images import read_images
+    from sdc.train.studies import convnet, transformer
+
+    found = []
+    if options.workload != "transformer":
+        images = options.images
+        found.append(convnet(read_images(Path(images) if os.sep in images else images)))
+    if options.workload != "convnet":
+        found.append(transformer(options.corpus))
+    return found

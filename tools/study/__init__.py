@@ -1,1 +1,0 @@
-"""Studies of robust aggregation: `sdc study`."""

@@ -1,0 +1,29 @@
+"""The experiments of the studies: they return what was measured, and neither print nor end the process."""
+
+from typing import TYPE_CHECKING
+
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    # Studies of robust aggregation.
+    from .catalogue import STUDIES as STUDIES, study as study
+    from .protocol import Study as Study, finish as finish
+    from ._paft import PaftStudy as PaftStudy
+    from .dropcompute import DropComputeStudy as DropComputeStudy
+    from .lossy import LossyStudy as LossyStudy
+    from ._shadow import Hardware as Hardware, ShadowStudy as ShadowStudy
+
+    # What they train, and a trainer for studies of one's own.
+    from .workloads import (
+        Task as Task,
+        convnet as convnet,
+        linear as linear,
+        transformer as transformer,
+    )
+    from .training import Method as Method, Trained as Trained, Trainer as Trainer
+
+    # Checked products on the reference workload.
+    from .products import ProductsStudy as ProductsStudy
+    from .calibration import Calibration as Calibration, CalibrationError as CalibrationError
+
+__getattr__, __dir__, __all__ = facade(__name__)

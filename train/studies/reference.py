@@ -1,0 +1,58 @@
+"""The reference workload on one device, step by step, for measurements of its products."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from ..config import DType, TrainConfig, check
+from ..data import Dataset, batches
+from ..loop import place_batch
+from ..placement import place
+from ..step import BATCH_SPEC, device_step, init_state, metrics_specs, state_specs
+
+Step = Callable[..., Any]
+
+
+def reference_steps(
+    config: TrainConfig,
+    dataset: Dataset,
+    dtype: DType,
+    transform: Callable[[Step], Step],
+    *,
+    steps: int,
+    seed: int,
+) -> Iterator[tuple[Any, Step, tuple[Any, Any]]]:
+    """Trains, and hands over what a transformation of the step reports.
+
+    Args:
+        config: of the model and its training.
+        dataset: of its text.
+        dtype: of activations and of the parameters used to compute them, in place of the configuration's.
+        transform: of a step, which returns `(out, reports)` then.
+        steps: optimizer steps.
+        seed: of the parameters.
+
+    Yields:
+        The reports of a step, the step itself as it is without the transformation, and its arguments.
+
+    Raises:
+        ValueError: the configuration does not fit, or the data set is shorter than a batch.
+    """
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+    check(config, 1, 1)
+    placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
+    source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
+    specs = state_specs(config)
+    step = functools.partial(device_step, config=config)
+    plain = placement.map(step, stacked=specs, shared=BATCH_SPEC, out=(specs, metrics_specs(config)))
+    run = jax.jit(transform(plain))
+    shardings = placement.sharding(placement.spec(specs))
+    start = jax.jit(lambda key: placement.stack(init_state(config, key)), out_shardings=shardings)
+    state = start(jax.random.key(seed))
+    for _ in range(steps):
+        arguments = state, place_batch(next(source), placement)
+        (state, _), reports = run(*arguments)
+        yield reports, plain, arguments
