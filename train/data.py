@@ -7,8 +7,8 @@ number of the step.
 
 import dataclasses
 import hashlib
+from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 from jaxtyping import Int32
 
@@ -16,6 +16,9 @@ from sdc.settings import SettingError
 
 from .corpus import Corpus
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import grain
 
 
 class DataError(SettingError):
@@ -47,6 +50,22 @@ class Dataset:
     def sequence_length(self) -> int:
         """Tokens of a chunk that are predicted."""
         return int(self.chunks.shape[1]) - 1
+
+    def require(self, *, batch_size: int, microsteps: int) -> None:
+        """Checks that the data set makes at least one batch, of which `batches` tells more.
+
+        Raises:
+            DataError: it is shorter.
+        """
+        chunks, length = batch_size * microsteps, self.sequence_length
+        if len(self.chunks) < chunks:
+            raise DataError(
+                "corpus",
+                self.source,
+                f"has {self.tokens} tokens, fewer than one batch needs: {chunks * length + 1} "
+                f"({microsteps} microsteps × {batch_size} sequences × {length} tokens, and one); "
+                "give more text, or a configuration with a smaller batch",
+            )
 
 
 def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, seed: int) -> Dataset:
@@ -91,7 +110,7 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
     return Dataset(chunks, digest.hexdigest(), len(tokens), len(corpus.documents), corpus.source)
 
 
-def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> grain.DatasetIterator:
+def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> "grain.DatasetIterator":
     """Iterates over global batches without end.
 
     Every process iterates over the same batches and takes its own share of each. Chunks left over at the end of an
@@ -123,16 +142,9 @@ def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> grain.Data
         {'next_index': 1}
     """
     assert min(batch_size, microsteps) >= 1, (batch_size, microsteps)
-    chunks = batch_size * microsteps
-    if len(dataset.chunks) < chunks:
-        length = dataset.sequence_length
-        raise DataError(
-            "corpus",
-            dataset.source,
-            f"has {dataset.tokens} tokens, fewer than one batch needs: {chunks * length + 1} "
-            f"({microsteps} microsteps × {batch_size} sequences × {length} tokens, and one); "
-            "give more text, or a configuration with a smaller batch",
-        )
+    dataset.require(batch_size=batch_size, microsteps=microsteps)
+    import grain  # It imports JAX, without which a data set can be made and checked.
+
     return iter(
         grain.MapDataset.source(dataset.chunks)
         .batch(batch_size, drop_remainder=True)

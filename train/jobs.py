@@ -82,6 +82,7 @@ class Job:
         self.check()
         config, dataset = self.workload.load()
         check(config, self.data, self.model)
+        dataset.require(batch_size=config.batch_size, microsteps=config.microsteps)
         return Loaded(config, dataset)
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":

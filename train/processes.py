@@ -45,6 +45,6 @@ def check_comparable(manifest: Mapping[str, Any]) -> None:
     if lines:
         raise Incomparable(
             "the processes are not comparable, so that no difference between them would mean anything:\n  "
-            + "\n  ".join(lines)
+            + "\n  ".join(line.describe() for line in lines)
             + "\nmake them equal and start again"
         )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     # Their layout.
     from .kinds import KINDS as KINDS, Kind as Kind
-    from .published import json_schema as json_schema
+    from .schema import json_schema as json_schema
 
     # Who wrote them.
     from .identity import Host as Host, identify as identify, stamp as stamp
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
         environment as environment,
         prepare as prepare,
         program_fingerprint as program_fingerprint,
-    )
-
-    # The names of version 0.1, which go.
-    from .records import (
-        Campaign as Campaign,
-        Run as Run,
-        RunWriter as RunWriter,
-        read_campaign as read_campaign,
-        read_kind as read_kind,
-        read_run as read_run,
     )
 
 __getattr__, __dir__, __all__ = facade(__name__)

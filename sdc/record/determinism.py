@@ -9,7 +9,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .identity import package_version
 
@@ -124,10 +124,8 @@ def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
-class Difference(str):
+class Difference(NamedTuple):
     """One thing that differs between descriptions.
-
-    As a string it is the sentence for processes: `describe()`.
 
     Attributes:
         key: what differs, with dots between the levels of the descriptions.
@@ -145,11 +143,6 @@ class Difference(str):
     key: str
     values: tuple[Any, ...]
 
-    def __new__(cls, key: str, values: Sequence[Any]) -> "Difference":
-        found = super().__new__(cls, _sentence(key, values, None))
-        found.key, found.values = key, tuple(values)
-        return found
-
     def describe(self, labels: Sequence[str] | None = None) -> str:
         """A sentence about the difference.
 
@@ -159,14 +152,10 @@ class Difference(str):
         Returns:
             The key, and the first value with every other one that differs from it.
         """
-        return _sentence(self.key, self.values, labels)
-
-
-def _sentence(key: str, values: Sequence[Any], labels: Sequence[str] | None) -> str:
-    names = labels or [f"process {number} has" for number in range(len(values))]
-    pairs = list(zip(names, values, strict=True))
-    shown = [pairs[0], *(pair for pair in pairs[1:] if pair[1] != pairs[0][1])]
-    return f"{key}: " + ", ".join(f"{name} {value}" for name, value in shown)
+        names = labels or [f"process {number} has" for number in range(len(self.values))]
+        pairs = list(zip(names, self.values, strict=True))
+        shown = [pairs[0], *(pair for pair in pairs[1:] if pair[1] != pairs[0][1])]
+        return f"{self.key}: " + ", ".join(f"{name} {value}" for name, value in shown)
 
 
 def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Difference, ...]:
@@ -181,12 +170,12 @@ def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Difference, 
     Example:
         >>> from sdc.record import differences
         >>> for found in differences([{"packages": {"jax": "0.10.2"}}, {"packages": {"jax": "0.12.0"}}]):
-        ...     print(found)
+        ...     print(found.describe())
         packages.jax: process 0 has 0.10.2, process 1 has 0.12.0
     """
     flat = [_flatten("", description) for description in descriptions]
     rows = {key: [description.get(key, "nothing") for description in flat] for key in sorted(set().union(*flat))}
-    return tuple(Difference(key, values) for key, values in rows.items() if any(v != values[0] for v in values))
+    return tuple(Difference(key, tuple(values)) for key, values in rows.items() if any(v != values[0] for v in values))
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from jaxtyping import UInt32
 from sdc.program.reports import Reports
 from sdc.program.site import Site
 from sdc.record.determinism import differences
-from sdc.record.files import RecordError, read_json, to_json, write_json
-from sdc.record.identity import stamp
+from sdc.record.files import RecordError, read_json, to_json
 from sdc.record.kinds import STEPS, TRACE
 from sdc.record.lifecycle import Record
 from sdc.record.reading import read_record
@@ -176,11 +175,6 @@ def sites_table(digests: Reports) -> dict[str, Any]:
         for site, value in zip(digests.sites, digests.values(), strict=True)
     ]
     return {"sites": rows, "crc32": _crc32(rows)}
-
-
-def write_sites(path: AnyPath, digests: Reports) -> None:
-    """Writes `sites.json` into a folder that somebody else writes; see `sites_table`."""
-    write_json(epath.Path(path) / SITES, {**stamp(lasting=True), **sites_table(digests)})
 
 
 def _crc32(rows: Any) -> int:

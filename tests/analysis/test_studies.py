@@ -32,7 +32,7 @@ from sdc.analysis.studies import findings_of, write_study
 from sdc.analysis.studies._paft import printed_divergence
 from sdc.analysis.studies.lossy import printed_pair_drift
 from sdc.record.files import RecordError
-from sdc.record.records import read_run
+from sdc.record.reading import read_record
 from sdc.train.studies import LossyStudy, PaftStudy, linear, study
 
 ABOUT: dict[str, Any] = {"workers": 4, "steps": 20, "seed": 0, "sources": {"linear": "points"}}
@@ -191,7 +191,7 @@ def test_shadow() -> None:
 def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     measured = lossy({0.4: pair_drift(0.4)}, (10.0, 10.4, 9.9))
     summary = write_study(tmp_path / "run", measured, {"command": ["sdc", "study", "lossy"], "seconds": 3})
-    run = read_run(tmp_path / "run")
+    run = read_record(tmp_path / "run")
     assert (run.manifest["study"], run.manifest["workers"], run.manifest["workloads"]) == ("lossy", 4, ABOUT["sources"])
     assert run.summary == json.loads(json.dumps({k: v for k, v in summary.items() if k not in ("run", "report")}))
     page, text = Path(summary["report"]).read_text(), (tmp_path / "run" / "report.md").read_text()

@@ -15,11 +15,11 @@ import optax
 from jaxtyping import Array, Float32
 
 from ..config import ModelConfig
-from ..convnet import convnet_logits, image_loss, init_convnet
 from ..corpus import read_corpus
 from ..data import batches, make_dataset
 from ..images import Images, image_batches
 from ..model import init_params, logits
+from ..network import convnet_logits, image_loss, init_convnet
 from ..parallel import MODEL, cross_entropy
 from ..tokenizer import ByteTokenizer
 

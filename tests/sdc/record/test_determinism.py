@@ -23,7 +23,7 @@ def test_differences_name_key_processes_and_values() -> None:
     more, jax_version = differences([a, a, {"packages": {"jax": "2"}, "seed": 0, "more": True}])
     assert (more.key, more.values) == ("more", ("nothing", "nothing", True))
     assert (jax_version.key, jax_version.values) == ("packages.jax", ("1", "1", "2"))
-    assert str(more) == "more: process 0 has nothing, process 2 has True"
+    assert more.describe() == "more: process 0 has nothing, process 2 has True"
     assert jax_version.describe(("here", "there", "elsewhere")) == "packages.jax: here 1, elsewhere 2"
     with pytest.raises(ValueError, match="zip"):
         more.describe(("here", "there"))

@@ -181,12 +181,12 @@ def test_objects_are_written_seldom_and_more_seldom_where_it_takes_long() -> Non
 def test_records_are_read_and_written_without_jax(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "import sdc.record.lifecycle, sdc.record.reading, sdc.record.determinism, sdc.record.published\n"
+        "import sdc.record.lifecycle, sdc.record.reading, sdc.record.determinism, sdc.record.schema\n"
         "from sdc.record import *\n"
         "with Record.create(sys.argv[1], {}, kind='twin') as record:\n"
         "    record.line({'step': 0})\n"
         "    record.finish(stamp())\n"
-        "json_schema(), differences([{}, {'a': 1}]), read_run(sys.argv[1])\n"
+        "json_schema(), differences([{}, {'a': 1}]), read_record(sys.argv[1])\n"
         "assert 'jax' not in sys.modules, 'jax is imported'\n"
         "assert 'numpy' not in sys.modules, 'numpy is imported'\n"
     )

@@ -7,29 +7,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdc.record import records
-from sdc.record.files import RecordError
-from sdc.record.records import RunWriter, read_run
+from sdc.record import kinds
+from sdc.record.files import RecordError, write_json
+from sdc.record.lifecycle import Record
+from sdc.record.reading import read_record
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "run"
-    with RunWriter.create(path, {"kind": "twin"}) as writer:
+    with Record.create(path, {"kind": "twin"}) as record:
         for step in range(3):
             rows = [{"step": step, "site": "fwd/attn"}] if step else []
-            writer.step({"step": step, "loss": np.float32([1.5, math.nan]), "norm": math.inf}, rows)
+            record.line({"step": step, "loss": np.float32([1.5, math.nan]), "norm": math.inf}, rows)
     return path
 
 
 def test_round_trip(folder: Path) -> None:
-    run = read_run(folder)
+    run = read_record(folder)
     assert {"schema": 2, "kind": "twin"}.items() <= run.manifest.items()
-    assert [row["step"] for row in run.steps] == [0, 1, 2]
-    assert run.steps[0]["loss"][0] == 1.5
-    assert math.isnan(run.steps[0]["loss"][1])
-    assert run.steps[0]["norm"] == math.inf
-    assert [row["step"] for row in run.mismatches] == [1, 2]
+    assert [row["step"] for row in run.lines] == [0, 1, 2]
+    assert run.lines[0]["loss"][0] == 1.5
+    assert math.isnan(run.lines[0]["loss"][1])
+    assert run.lines[0]["norm"] == math.inf
+    assert [row["step"] for row in run.details] == [1, 2]
     assert run.summary is None
 
 
@@ -37,48 +38,48 @@ def test_files_are_strict_json(folder: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    for line in (folder / records.STEPS).read_text().splitlines():
+    for line in (folder / kinds.STEPS).read_text().splitlines():
         json.loads(line, parse_constant=refuse)
 
 
 def test_the_summary_ends_a_run(folder: Path) -> None:
-    with RunWriter.resume(folder, 3, {"kind": "twin"}) as writer:
-        writer.summary({"verdict": "clean", "values": np.arange(2)})
-    summary = read_run(folder).summary
+    with Record.resume(folder, {"kind": "twin"}, at=3) as record:
+        record.finish({"verdict": "clean", "values": np.arange(2)})
+    summary = read_record(folder).summary
     assert summary is not None
     assert {"schema": 2, "verdict": "clean", "values": [0, 1]}.items() <= summary.items()
 
 
 def test_a_last_line_cut_off_by_a_crash_is_passed_over(folder: Path) -> None:
-    with (folder / records.STEPS).open("a") as file:
+    with (folder / kinds.STEPS).open("a") as file:
         file.write('{"step": 3, "lo')
-    assert len(read_run(folder).steps) == 3
+    assert len(read_record(folder).lines) == 3
 
 
-@pytest.mark.parametrize("name", [records.STEPS, records.MISMATCHES])
+@pytest.mark.parametrize("name", [kinds.STEPS, kinds.MISMATCHES])
 def test_a_record_cut_off_after_its_end_is_an_error(folder: Path, name: str) -> None:
-    with RunWriter.resume(folder, 3, {"kind": "twin"}) as writer:
-        writer.summary({"verdict": "clean"})
+    with Record.resume(folder, {"kind": "twin"}, at=3) as record:
+        record.finish({"verdict": "clean"})
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:-5])
     with pytest.raises(RecordError, match=f"{name} is cut off after line {whole.count(10) - 1}"):
-        read_run(folder)
+        read_record(folder)
     (folder / name).unlink()
     with pytest.raises(RecordError, match="is missing although the run has ended"):
-        read_run(folder)
+        read_record(folder)
 
 
 def test_resuming_drops_what_will_be_done_again(folder: Path) -> None:
-    with (folder / records.STEPS).open("a") as file:
+    with (folder / kinds.STEPS).open("a") as file:
         file.write('{"step": 3, "lo')
-    with RunWriter.resume(folder, 3, {"kind": "twin"}) as writer:
-        writer.summary({"verdict": "clean"})
-    with RunWriter.resume(folder, 2, {"kind": "twin", "steps": 9}) as writer:
-        writer.step({"step": 2, "loss": [9.0]})
-    run = read_run(folder)
-    assert [row["step"] for row in run.steps] == [0, 1, 2]
-    assert run.steps[2]["loss"] == [9.0]
-    assert [row["step"] for row in run.mismatches] == [1]
+    with Record.resume(folder, {"kind": "twin"}, at=3) as record:
+        record.finish({"verdict": "clean"})
+    with Record.resume(folder, {"kind": "twin", "steps": 9}, at=2) as record:
+        record.line({"step": 2, "loss": [9.0]})
+    run = read_record(folder)
+    assert [row["step"] for row in run.lines] == [0, 1, 2]
+    assert run.lines[2]["loss"] == [9.0]
+    assert [row["step"] for row in run.details] == [1]
     assert run.summary is None
     assert run.manifest["steps"] == 9
     assert run.manifest["resumed_at"] == [3, 2]
@@ -86,38 +87,38 @@ def test_resuming_drops_what_will_be_done_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": "one"}'])
 def test_a_damaged_line_in_the_middle_is_an_error(folder: Path, line: str) -> None:
-    path = folder / records.STEPS
+    path = folder / kinds.STEPS
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([first, line, *rest]) + "\n")
     with pytest.raises(RecordError, match=r"steps\.jsonl line 2 is damaged"):
-        read_run(folder)
+        read_record(folder)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema": 99}', "\x00"])
 def test_a_damaged_or_foreign_manifest(folder: Path, content: str) -> None:
-    (folder / records.MANIFEST).write_text(content)
+    (folder / kinds.MANIFEST).write_text(content)
     with pytest.raises(RecordError, match=r"manifest\.json"):
-        read_run(folder)
+        read_record(folder)
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="is no run folder"):
-        read_run(tmp_path / "nothing")
+        read_record(tmp_path / "nothing")
 
 
 def test_an_existing_folder_is_never_overwritten(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"exists already; name another folder, or resume the run in it"):
-        RunWriter.create(folder, {})
+        Record.create(folder, {"kind": "twin"})
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="exists already"):
-        RunWriter.create(tmp_path / "file", {})
+        Record.create(tmp_path / "file", {"kind": "twin"})
     with pytest.raises(RecordError, match="cannot write run folder"):
-        RunWriter.create(tmp_path / "file" / "run", {})
+        Record.create(tmp_path / "file" / "run", {"kind": "twin"})
 
 
 def test_a_failed_write_leaves_the_old_file(folder: Path) -> None:
-    before = (folder / records.MANIFEST).read_bytes()
+    before = (folder / kinds.MANIFEST).read_bytes()
     with pytest.raises(TypeError):
-        records.write_json(folder / records.MANIFEST, {"bad": object()})
-    assert (folder / records.MANIFEST).read_bytes() == before
+        write_json(folder / kinds.MANIFEST, {"bad": object()})
+    assert (folder / kinds.MANIFEST).read_bytes() == before
     assert not list(folder.glob(".*"))

@@ -75,7 +75,7 @@ def field_table(type: type[Fields]) -> str:
         The table, one line for each field; fields that every record has come first.
 
     Example:
-        >>> from sdc.record.published import field_table
+        >>> from sdc.record.schema import field_table
         >>> from sdc.record.rows import TraceRow
         >>> print(field_table(TraceRow).splitlines()[2])
         | `step` | number of the step, from 0 |
@@ -98,7 +98,7 @@ def render_tables(page: str) -> str:
         KeyError: the page asks for a type that has no table.
 
     Example:
-        >>> from sdc.record.published import render_tables
+        >>> from sdc.record.schema import render_tables
         >>> print(render_tables("<!-- fields: Counts -->\\nold\\n<!-- end -->"))
         Traceback (most recent call last):
         ...

@@ -76,7 +76,7 @@ def init_convnet(shape: tuple[int, int, int], classes: int, key: Array) -> Param
 
     Example:
         >>> import jax
-        >>> from sdc.train.convnet import init_convnet
+        >>> from sdc.train.network import init_convnet
         >>> init_convnet((8, 8, 1), 10, jax.random.key(0))["hidden"]["kernel"].shape
         (128, 64)
     """
@@ -98,7 +98,7 @@ def convnet_logits(params: Params, images_BHWC: Float[Array, "B H W C"]) -> Floa
     Example:
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from sdc.train.convnet import convnet_logits, init_convnet
+        >>> from sdc.train.network import convnet_logits, init_convnet
         >>> convnet_logits(init_convnet((8, 8, 1), 10, jax.random.key(0)), jnp.zeros((2, 8, 8, 1))).shape
         (2, 10)
     """

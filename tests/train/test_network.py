@@ -11,9 +11,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from sdc.train import convnet as convnet_module
-from sdc.train.convnet import accuracy, convnet_logits, image_loss, init_convnet
+from sdc.train import network as convnet_module
 from sdc.train.images import Images, image_batches, read_images
+from sdc.train.network import accuracy, convnet_logits, image_loss, init_convnet
 
 WORKERS = 4
 SHAPE, CLASSES = (8, 12, 2), 5
