@@ -43,13 +43,8 @@ if TYPE_CHECKING:
 
     # Links that lose packets.
     from .lossy import lossy_all_gather as lossy_all_gather, lossy_psum_scatter as lossy_psum_scatter
-    from .zero2 import (
-        LossyLog as LossyLog,
-        LossyReport as LossyReport,
-        LossyState as LossyState,
-        lossy_zero2 as lossy_zero2,
-        recorded as recorded,
-    )
+    from .zero2 import LossyState as LossyState, lossy_zero2 as lossy_zero2
+    from .losses import LossyLog as LossyLog, LossyReport as LossyReport, recorded as recorded
     from .channels import (
         BadLink as BadLink,
         Channel as Channel,

@@ -16,53 +16,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, Float32, Int32, UInt8, UInt32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from .assignment import Tree, assign, stepped
 from .channels import Channel, Independent, Recorded, Sent
+from .losses import LossyLog, LossyReport, measured_losses, sum_of_squares
 from .lossy import Layout, all_gather, check_floats, check_gradient, reduce_scatter
 from .workers import check_axis, check_probability, count_workers
-
-SAMPLE = 256
-"""Most elements of a shard from which the drift between copies is estimated."""
-
-
-class LossyLog(NamedTuple):
-    """Which packets of this worker arrived at the last step, eight to a byte (`numpy.packbits` along the last axis).
-
-    Attributes:
-        gradient: of the reduce-scatter, uint8 [receivers, packets / 8].
-        parameter: of the all-gather.
-    """
-
-    gradient: UInt8[Array, "workers bytes"]
-    parameter: UInt8[Array, "workers bytes"]
-
-
-class LossyReport(NamedTuple):
-    """What the last step lost, and how far the copies are off; the same on every worker.
-
-    Attributes:
-        gradient_loss: share of the packets of gradients between different workers that did not arrive.
-        parameter_loss: the same of parameters.
-        unreduced: packets of shards of which nothing arrived, so that their gradient is that of the step before.
-        move: s^2, mean square of what owners moved their parameters by.
-        owner_drift: mean square of the difference between a copy and its owner's shard, estimated like `pair_drift`.
-        pair_drift: the same between two copies, neither of them the owner's, from a sample of up to `SAMPLE` elements
-            of each shard; NaN with two workers, where there is but one copy. In theory `drift.pair_drift`.
-        norm: Euclidean norm of the aggregated gradient; 0 where rates do not tighten.
-    """
-
-    gradient_loss: Float32[Array, ""]
-    parameter_loss: Float32[Array, ""]
-    unreduced: UInt32[Array, ""]
-    move: Float32[Array, ""]
-    owner_drift: Float32[Array, ""]
-    pair_drift: Float32[Array, ""]
-    norm: Float32[Array, ""]
 
 
 class LossyState(NamedTuple):
@@ -269,8 +231,8 @@ def lossy_zero2(
 
         norm = jnp.zeros((), jnp.float32)
         if tighten:
-            norm = jnp.sqrt(lax.psum(_square(means), axis_name))
-        report = _report(layout, axis_name, sent_gradient, sent_parameter, received, moved, copies, owners)
+            norm = jnp.sqrt(lax.psum(sum_of_squares(means), axis_name))
+        report = measured_losses(layout, axis_name, sent_gradient, sent_parameter, received, moved, copies, owners)
         log = LossyLog(jnp.packbits(sent_gradient, axis=-1), jnp.packbits(sent_parameter, axis=-1))
         return assign(layout.join(copies, params)), LossyState(
             inner_state,
@@ -283,94 +245,6 @@ def lossy_zero2(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = None) -> tuple[Recorded, Recorded]:
-    """The channels that replay a run, from the logs of its steps.
-
-    Args:
-        logs: of each step, from all workers: leaves uint8 [senders, receivers, bytes].
-        params: of one worker.
-        packet: as the run had it.
-
-    Returns:
-        For `p_grad` and `p_param`. The replay must not ask for `tighten`; `parity` and `reliable` have no effect.
-
-    Raises:
-        ValueError: there is no step, or the logs are of another model, number of workers or packet size.
-    """
-    if not logs:
-        raise ValueError("the log holds no step; replay a run of one step or more")
-    found = []
-    for name in LossyLog._fields:
-        packed = np.stack([np.asarray(getattr(log, name)) for log in logs])
-        if packed.ndim != 4 or packed.shape[1] != packed.shape[2]:
-            raise ValueError(
-                f"a log of shape {packed.shape}: expected uint8 [steps, senders, receivers, bytes] of all workers"
-            )
-        packets = Layout.of(params, packed.shape[1], packet).packets
-        arrived = np.unpackbits(packed, axis=-1).astype(np.bool_)
-        # What a worker sends itself always arrives: it tells how many packets there were.
-        own = np.einsum("swwp->swp", arrived)
-        if packed.shape[3] != -(-packets // 8) or not (own == (np.arange(arrived.shape[-1]) < packets)).all():
-            raise ValueError(
-                f"a log of {packed.shape[3]} bytes a link does not fit {packets} packets; "
-                "replay a run with its own model and packet size"
-            )
-        found.append(Recorded(arrived[..., :packets]))
-    return found[0], found[1]
-
-
-def _report(
-    layout: Layout,
-    axis_name: str,
-    sent_gradient: Bool[Array, "workers packets"],
-    sent_parameter: Bool[Array, "workers packets"],
-    received: Float32[Array, "packets"],
-    moved: Sequence[Float[Array, "1 _"]],
-    copies: Sequence[Float[Array, "workers _"]],
-    owners: Sequence[Float[Array, "workers _"]],
-) -> LossyReport:
-    others = (jnp.arange(layout.workers) != lax.axis_index(axis_name))[:, None]
-    # All elements would take another pass over all parameters.
-    pairs = [(copy, owner, -(-copy.shape[1] // SAMPLE)) for copy, owner in zip(copies, owners, strict=True)]
-    sampled = jnp.concatenate(
-        [(copy[:, ::apart] - owner[:, ::apart]).astype(jnp.float32) for copy, owner, apart in pairs], axis=1
-    )
-    sums = lax.psum(
-        (
-            jnp.sum(~sent_gradient & others, dtype=jnp.float32),
-            jnp.sum(~sent_parameter & others, dtype=jnp.float32),
-            jnp.sum(received == 0, dtype=jnp.uint32),
-            _square(moved),
-            sampled,
-            jnp.square(sampled),
-        ),
-        axis_name,
-    )
-    gradient, parameter, unreduced, move, first, second = sums
-    copies_of_one = layout.workers - 1
-    sent = layout.workers * copies_of_one * layout.packets
-    size = max(1, sum(layout.sizes))
-    drift = jnp.float32(jnp.nan)
-    if copies_of_one > 1:
-        # The mean of (a - b)^2 over pairs; the owner's own error is 0 and adds to neither sum.
-        spread = copies_of_one * second - jnp.square(first)
-        # Where copies differ by less than rounding, the difference of the sums can be negative.
-        drift = 2 * jnp.maximum(jnp.mean(spread), 0) / (copies_of_one * (copies_of_one - 1))
-    return LossyReport(
-        gradient / sent,
-        parameter / sent,
-        unreduced,
-        move / size,
-        jnp.mean(second) / copies_of_one,
-        drift,
-        jnp.float32(0),
-    )
-
-
-def _square(leaves: Sequence[Float[Array, "..."]]) -> Float32[Array, ""]:
-    return sum((jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in leaves), jnp.float32(0))
 
 
 def _check(state: Any, params: Tree, layout: Layout) -> None:

@@ -1,5 +1,6 @@
 """Checked products from the command line: clean when healthy, flagged where they were hit, mended when asked."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,19 @@ def test_a_profile_of_another_device_is_used_with_a_warning(tmp_path: Path) -> N
     assert "measured elsewhere: device\\_kind: measured on another" in (folder / "report.md").read_text()
 
 
-def test_study_and_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One step of each: no false alarm, the schemes in their order, and a profile that `sdc train` takes."""
-    flags = ("--steps", 1, "--dtypes", "bfloat16", "--where", 'scope("*/ffn/*")')
-    result = summary("abft", "study", *flags, "--run", tmp_path / "study", code=0)
+def test_study_and_calibration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step of each: no false alarm, the schemes in their order, and a profile that `sdc train` takes.
+
+    Both run in this process, whose devices have started already.
+    """
+    for module in ("study", "calibrate"):
+        monkeypatch.setattr(importlib.import_module(f"sdc.tools.abft.{module}"), "prepare", lambda **_: None)
+    flags = ("--steps", "1", "--dtypes", "bfloat16")
+    ffn = ("--where", 'scope("*/ffn/*")', "--run", str(tmp_path / "study"), "--json")
+    assert run(["abft", "study", *flags, *ffn]) == 0
+    result = json.loads(capsys.readouterr().out)
     sums, rounded = result["variants"]["bfloat16, sums"], result["variants"]["bfloat16, rounded"]
     for schemes in (sums, rounded):
         assert all(found["checked"] == FFN_ROWS and found["flagged"] == 0 for found in schemes.values())
@@ -148,18 +158,19 @@ def test_study_and_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert sums["blocks"]["half"] <= sums["two-tier"]["half"] < 1e-2 < sums["deterministic"]["almost_all"]
     assert rounded["residual"]["almost_all"] < 1e-2 < rounded["two-tier"]["half"]
     assert sums["paper"]["almost_all"] is None or sums["paper"]["almost_all"] > 10
+    manifest = json.loads((tmp_path / "study" / "manifest.json").read_text())
+    assert (manifest["kind"], manifest["marked_steps"]) == ("abft study", [0])
+    assert manifest["config"]["name"] == "tiny"
     assert "Flips found by bit" in (tmp_path / "study" / "report.html").read_text()
-    capsys.readouterr()
     assert run(["report", str(tmp_path / "study"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variants"] == result["variants"]
 
     out = tmp_path / "profile.json"
-    code, _, err = sdc("abft", "calibrate", "--steps", 1, "--dtypes", "bfloat16", "--out", out)
-    assert code == 0, err
+    assert run(["abft", "calibrate", *flags, "--out", str(out)]) == 0
+    assert "none flagged" in capsys.readouterr().out
     profile = Profile.load(out)
     assert profile.rounding == Rounding()
     assert profile.measured_on == hardware()
     assert profile.measurements["checked"] == ROWS
-    code, _, err = sdc("abft", "calibrate", "--out", out)
-    assert code == 2
-    assert "exists already" in err
+    assert run(["abft", "calibrate", "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err

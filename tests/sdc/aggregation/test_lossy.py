@@ -24,8 +24,8 @@ from sdc.aggregation import (
     recorded,
 )
 from sdc.aggregation.drift import own_weight, owner_drift, pair_drift, steady_drift
+from sdc.aggregation.losses import measured_losses
 from sdc.aggregation.lossy import Layout
-from sdc.aggregation.zero2 import _report
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 
@@ -368,7 +368,8 @@ def test_pair_drift_is_not_negative() -> None:
             layout = Layout(4, (1024,), None)
             owned = (jnp.arange(4) == lax.axis_index(AXIS))[:, None]
             arrived, copies = jnp.ones((4, 1), bool), jnp.where(owned, 0, off)
-            return _report(layout, AXIS, arrived, arrived, jnp.ones(1), [off[:1]], [copies], [jnp.zeros_like(off)])
+            nothing = [jnp.zeros_like(off)]
+            return measured_losses(layout, AXIS, arrived, arrived, jnp.ones(1), [off[:1]], [copies], nothing)
 
         assert place(report, "vmap", 4)(off).pair_drift[0] >= 0
 
