@@ -197,6 +197,10 @@ def test_a_part_is_compared_with_its_seal(tmp_path: Path, monkeypatch: pytest.Mo
         assert_bitwise(checkpoints.restore(small(), only="step")[0], small())
         with pytest.raises(CheckpointError, match=r"\['weights'\] differs from its seal"):
             checkpoints.restore(small(), only="weights")
+        with (tmp_path / "1" / "state" / "_sharding").open("a") as file:
+            file.write(" ")
+        with pytest.raises(CheckpointError, match=r"_sharding has \d+ bytes instead of \d+"):
+            checkpoints.restore(small(), only="step")
 
 
 @pytest.fixture
