@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from sdc.aggregation.channels import Recorded
-from sdc.aggregation.zero2 import LossyLog, recorded
+from sdc.aggregation.losses import LossyLog, recorded
 from sdc.record.reading import read_manifest, read_record
 
 from .config import TrainConfig
