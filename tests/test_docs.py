@@ -12,8 +12,8 @@ import pytest
 import tyro
 
 from sdc.faults.language import parse_fault
-from sdc.tools.cli import Command
 from sdc.tools.options import TwinOptions
+from sdc.tools.parse import Command
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -25,8 +25,8 @@ from sdc.faults.kinds import Add, BitFlip, Gaussian, Kind, Relative, Rotate, Sca
 from sdc.faults.language import parse_fault, parse_kind
 from sdc.faults.patterns import One, Pattern, Row, Run, Stride, Tile, Whole
 from sdc.text import Rest, read_value, split
-from sdc.tools.simulate import parse_simulation
 from sdc.train.methods import parse_aggregation
+from sdc.train.simulation import parse_simulation
 
 POSITIVE = st.floats(1e-30, 1e30)
 PROBABILITY = st.floats(0, 1)
@@ -196,7 +196,7 @@ from sdc.aggregation.delays import parse_latency
 from sdc.faults import HEALTHY, NODES, node_faults, parse_fault, parse_kind
 from sdc.program import parse_selector
 from sdc.checksums import Profile, Rounding, Settings
-from sdc.tools.simulate import parse_simulation
+from sdc.train.simulation import parse_simulation
 from sdc.train.config import check, get_config
 from sdc.train.methods import parse_aggregation
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from sdc.record import determinism
 from sdc.tools.cli import run
-from sdc.tools.study import command
+from sdc.train import studies
 from sdc.train.studies._shadow import KINDS, ShadowStudy
 
 
@@ -16,8 +17,8 @@ def test_a_study_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One kind of hardware, in this process, whose devices have started already."""
-    monkeypatch.setitem(command.STUDIES, "shadow", functools.partial(ShadowStudy, kinds=KINDS[:1]))
-    monkeypatch.setattr(command, "prepare", lambda **_: None)
+    monkeypatch.setitem(studies.STUDIES, "shadow", functools.partial(ShadowStudy, kinds=KINDS[:1]))
+    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
     flags = ("--workload", "convnet", "--images", "digits", "--steps", "10", "--seed", "3")
     assert run(["study", "shadow", *flags, "--run", str(tmp_path / "run"), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

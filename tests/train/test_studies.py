@@ -21,7 +21,7 @@ from sdc.train.studies import (
     ProductsStudy,
     ShadowStudy,
     Study,
-    Workload,
+    Task,
     convnet,
     finish,
     linear,
@@ -34,7 +34,7 @@ from sdc.train.tokenizer import ByteTokenizer
 STEPS = 12
 
 
-def run(chosen: Study[Any], workloads: list[Workload]) -> Measured:
+def run(chosen: Study[Any], workloads: list[Task]) -> Measured:
     """What a study measures; it tells of every part."""
     parts: list[str] = []
     found = study(chosen, workloads, progress=parts.append)

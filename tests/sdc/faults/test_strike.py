@@ -17,7 +17,7 @@ from sdc.faults.kinds import BitFlip, Rotate, Scale, Stuck
 from sdc.faults.patterns import Run
 from sdc.program.selectors import arithmetic, direction, everything, iteration, operations, primitive, scope
 from sdc.record.files import encode
-from sdc.tools.diff import diff
+from sdc.tools.commands._diff import run as diff
 from sdc.tools.options import DiffOptions
 from sdc.twins.traces import TraceWriter
 
