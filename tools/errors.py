@@ -58,6 +58,7 @@ def run_errors(folder: object) -> Iterator[None]:
     What was written stays readable.
     """
     from sdc.campaigns.runner import NotDeterministic
+    from sdc.train.checkpoints import NotWritten
     from sdc.train.cluster import Unreachable
     from sdc.train.processes import Incomparable
     from sdc.twins.traces import NotComparable
@@ -68,6 +69,8 @@ def run_errors(folder: object) -> Iterator[None]:
         raise CommandError(flag(error)) from error
     except (Incomparable, NotComparable, NotDeterministic, Unreachable) as error:
         raise CommandError(str(error), Exit.INCONCLUSIVE) from error
+    except NotWritten as error:
+        raise CommandError(f"{error} with --resume") from error
     except ValueError as error:
         raise CommandError(str(error)) from error
     except OSError as error:

@@ -24,7 +24,7 @@ Part: TypeAlias = Table | Text | str
 def show(kind: str, summary: Mapping[str, Any], *, as_json: bool) -> None:
     """Prints the summary of a record of some kind on standard output."""
     if as_json:
-        sys.stdout.write(json.dumps(to_json({**stamp(), **summary}), allow_nan=False, indent=1) + "\n")
+        sys.stdout.write(json.dumps(to_json({**stamp(lasting=True), **summary}), allow_nan=False, indent=1) + "\n")
         return
     # A table cut to the width of a pipe or a narrow window would hide figures.
     console = Console(highlight=False, width=max(124, shutil.get_terminal_size().columns))

@@ -34,6 +34,10 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be written or read; the message says which and how to go on."""
 
 
+class NotWritten(CheckpointError):
+    """A checkpoint that cannot be written, as on a full disk; the run can go on from the one before."""
+
+
 class Checkpoints:
     """The checkpoints of one run. In a run of several processes, all call every method, on storage that they share.
 
@@ -272,7 +276,7 @@ class Checkpoints:
         except Exception as error:  # Orbax and its storage layer raise many kinds
             self._saving = None
             self._abandon()
-            raise CheckpointError(
+            raise NotWritten(
                 f"cannot write checkpoint {self.folder / str(step)} ({first_line(error)}); "
                 "make room or name another folder, then continue the run"
             ) from error

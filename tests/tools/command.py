@@ -1,8 +1,11 @@
 """Runs `sdc` as people do, in a process of its own: forked from one that has imported everything already."""
 
+import atexit
 import json
 import multiprocessing
 import os
+import resource
+import shutil
 import signal
 import socket
 import sys
@@ -15,20 +18,24 @@ from typing import Any
 LIMIT = 240.0
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.tools.warm"])
+FOLDER = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 class Started:
     """A command under way."""
 
-    def __init__(self, arguments: tuple[str, ...]) -> None:
+    def __init__(self, arguments: tuple[str, ...], largest_file: int | None) -> None:
         self.arguments = arguments
-        self._folder = tempfile.TemporaryDirectory()
-        self.out, self.err = (Path(self._folder.name) / name for name in ("out", "err"))
+        folder = Path(tempfile.mkdtemp(dir=FOLDER))
+        self.out, self.err = (folder / name for name in ("out", "err"))
         environment = {key: value for key, value in os.environ.items() if key not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
         environment |= {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
         # The parent of all commands inherits the environment of the first one.
         os.environ |= {key: environment[key] for key in set(environment) - set(os.environ)}
-        self.process = CONTEXT.Process(target=_command, args=(arguments, environment, str(self.out), str(self.err)))
+        self.process = CONTEXT.Process(
+            target=_command, args=(arguments, environment, str(self.out), str(self.err), largest_file)
+        )
         self.process.start()
 
     @property
@@ -49,7 +56,9 @@ class Started:
         return self.process.exitcode, self.out.read_text(), self.err.read_text()
 
 
-def _command(arguments: tuple[str, ...], environment: dict[str, str], out: str, err: str) -> None:
+def _command(
+    arguments: tuple[str, ...], environment: dict[str, str], out: str, err: str, largest_file: int | None
+) -> None:
     """The process of a command."""
     os.environ.clear()
     os.environ.update(environment)
@@ -57,18 +66,21 @@ def _command(arguments: tuple[str, ...], environment: dict[str, str], out: str, 
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - for the process's life
     sys.argv = ["sdc", *arguments]
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
     from sdc.tools.cli import main
 
     main()
 
 
-def start(*arguments: object) -> Started:
-    return Started(tuple(map(str, arguments)))
+def start(*arguments: object, largest_file: int | None = None) -> Started:
+    """Starts a command; a limit on the size of its files stands in for a full disk."""
+    return Started(tuple(map(str, arguments)), largest_file)
 
 
-def sdc(*arguments: object) -> tuple[int, str, str]:
+def sdc(*arguments: object, largest_file: int | None = None) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    return start(*arguments).end()
+    return start(*arguments, largest_file=largest_file).end()
 
 
 def summary(*arguments: object, code: int) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Checked products from the command line: clean when healthy, flagged where they were hit, mended when asked."""
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from sdc.checksums.profile import Profile, hardware
 from sdc.checksums.roundoff import Rounding
+from sdc.record import determinism
 from sdc.tools.cli import run
 from tests.tools.command import lines, sdc, summary
 
@@ -108,7 +108,7 @@ def test_one_clear_line(arguments: tuple[str, ...], said: str, capsys: pytest.Ca
 
 def test_checks_that_are_not_asked_for_are_not_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--abft-mode", "correct"]) == 2
-    assert "--abft-mode says how to check matrix products" in capsys.readouterr().err
+    assert "--abft-mode correct: says how to check products" in capsys.readouterr().err
 
 
 def test_wrong_use_of_study_and_calibrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,8 +145,7 @@ def test_study_and_calibration(
 
     Both run in this process, whose devices have started already.
     """
-    for module in ("study", "calibrate"):
-        monkeypatch.setattr(importlib.import_module(f"sdc.tools.abft.{module}"), "prepare", lambda **_: None)
+    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
     flags = ("--steps", "1", "--dtypes", "bfloat16")
     ffn = ("--where", 'scope("*/ffn/*")', "--run", str(tmp_path / "study"), "--json")
     assert run(["abft", "study", *flags, *ffn]) == 0

@@ -1,7 +1,6 @@
 """Bad input: one clear line, the right exit code, nothing half-written."""
 
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,12 +141,8 @@ def test_a_full_disk_is_the_users_to_mend(guard: Callable[[], object]) -> None:
 
 def test_a_disk_that_fills_up_during_a_run(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk; the record stays readable."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
-    try:
-        code, _, err = sdc("train", "--steps", 3, "--checkpoint-every", 1, "--run", tmp_path / "run")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    flags = ("train", "--steps", 3, "--checkpoint-every", 1, "--run", tmp_path / "run")
+    code, _, err = sdc(*flags, largest_file=200_000)
     assert code == 2, err
     assert "sdc: error: cannot write" in err
     assert "--resume" in err

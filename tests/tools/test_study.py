@@ -52,4 +52,4 @@ def test_bad_input(flags: tuple[Any, ...], message: str, tmp_path: Path, capsys:
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert run(["study", "shadow", "--run", str(tmp_path)]) == 2
-    assert f"run folder {tmp_path} exists already; name another with --run" in capsys.readouterr().err
+    assert f"--run {tmp_path}: exists already; name another folder" in capsys.readouterr().err

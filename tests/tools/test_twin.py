@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sdc.train import Training, Twins, Workload
+from sdc.train import Twins, Workload
 from tests.tools.command import kill_when, lines, sdc, several, start, summary
 from tests.train.runs import execute
 
@@ -52,7 +52,7 @@ def test_a_killed_run_resumes_to_the_same_bits(corrupt: tuple[Path, dict[str, An
     checkpoint = max((path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()), key=newest)
     array = max(checkpoint.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
     array.write_bytes(array.read_bytes()[:-1] + b"x")
-    code, _, err = sdc(*CORRUPT[:-4], STEPS + 1, *CORRUPT[-2:], "--run", folder, "--resume")
+    code, _, err = sdc(*TWIN[:-1], STEPS + 1, *CORRUPT[-2:], "--run", folder, "--resume")
     assert code == 2, err
     assert "damaged" in err
 
@@ -73,5 +73,3 @@ def test_a_plain_run_has_no_verdict(tmp_path: Path) -> None:
     result = summary("train", "--steps", 2, "--run", tmp_path / "run", code=0)
     assert result["verdict"] is None
     assert {"schema", "version", "host"} <= set(result)
-    here = execute(Training(workload=TINY, steps=2, folder=tmp_path / "here"))
-    assert here["state_digest"] == result["state_digest"]
