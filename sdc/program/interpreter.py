@@ -111,11 +111,11 @@ class _Substituted:
 def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwargs: Any) -> list[Site]:
     """Lists the sites of a step that a selector hits, in program order, without running the step.
 
-    `print(*sdc.sites(step, *args), sep="\n")` shows them with shapes, dtypes, operations and source lines.
+    `for site in sdc.sites(step, *args): print(site)` shows them with shapes, dtypes, operations and source lines.
 
     Args:
         step: any function that JAX can trace.
-        args: of the step, arrays or `jax.ShapeDtypeStruct`s.
+        args: of the step, arrays or `jax.ShapeDtypeStruct` objects.
         where: selects sites; by default all.
         kwargs: of the step.
 

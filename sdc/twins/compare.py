@@ -108,7 +108,7 @@ def mean_frequency(frequencies: Sequence[float]) -> float:
 
 
 def mismatch_severity(relative_sum: Any, counted: Any) -> float:
-    """Equation (3): the largest, over tensor-parallel ranks, of the mean relative difference |f' - f| / |f|.
+    """Equation (3): the largest, over tensor-parallel ranks, of the mean relative difference `|f' - f| / |f|`.
 
     Args:
         relative_sum: sum of the relative differences of a submodule in a microstep, one entry per rank.
