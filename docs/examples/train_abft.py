@@ -8,7 +8,7 @@ import sys
 from sdc.analysis import conclude
 from sdc.train import Checks, Training, run
 
-where = 'products & scope("*/ffn/*")'
+where = 'products & scope("*/ffn")'  # forward, in the feed-forward blocks; "products" for all
 fault = f"bitflip,bits=30,rate=1e-5,where={where}"
 job = Training(folder=sys.argv[1], steps=2, faults=[fault], checks=Checks(mode="correct", where=where))
 run(job)
