@@ -143,7 +143,9 @@ def _execute(
                 judge=_all_of(judges) if judges else None,
                 on_step=on_step,
             )
-        found: dict[str, Any] = {"state_digest": program.digest(done.state), **program.conclude(done.state)}
+        found: dict[str, Any] = {
+            "steps": done.steps, "state_digest": program.digest(done.state), **program.conclude(done.state)
+        }  # fmt: skip
         for each in judges:
             if isinstance(each, Golden):
                 found |= each.conclude()

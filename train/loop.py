@@ -38,11 +38,13 @@ class Done(NamedTuple):
 
     Attributes:
         state: the last one.
+        steps: number of steps on record, those of an earlier part of the run among them.
         reruns: steps that a judge had run again, counted.
         rollbacks: steps after which the run went back, and the steps it went back to.
     """
 
     state: Any
+    steps: int
     reruns: int
     rollbacks: list[tuple[int, int]]
 
@@ -103,10 +105,10 @@ def run_steps(
         last = answer is Answer.STOP or number + 1 == steps.stop
         checkpoints.save(number + 1, state, batches.get_state(), force=last)
         on_step(rows.row)
+        number += 1
         if last:
             break
-        number += 1
-    return Done(state, reruns, rollbacks)
+    return Done(state, number, reruns, rollbacks)
 
 
 def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: int) -> tuple[Any, Rows]:
