@@ -2,7 +2,10 @@
 
 project = "jax-sdc"
 author = "the authors of jax-sdc"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+autodoc_typehints = "none"  # the signatures say enough, in the text of the types
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 html_theme = "alabaster"

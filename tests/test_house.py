@@ -42,6 +42,8 @@ def test_importing_a_module_gives_the_module(name: str) -> None:
 def test_no_module_has_the_name_of_a_public_function() -> None:
     functions = {name for facade in FACADES for name, value in public(facade) if inspect.isfunction(value)}
     assert len(functions) > 50
+    rooms = {f"{facade}.{name}" for facade in FACADES for name, value in public(facade) if inspect.ismodule(value)}
+    assert rooms <= set(FACADES)  # a function that its module hides would be a module here
     assert not functions & {name.rpartition(".")[2] for name in MODULES}
 
 

@@ -5,26 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 
 from sdc.record.determinism import differences
 
+from .agreement import everyone
+
 
 class Incomparable(RuntimeError):
     """Processes, or runs, of which a difference would mean nothing."""
-
-
-def everyone(text: str) -> list[str]:
-    """The texts of all processes, in their order."""
-    if jax.process_count() == 1:
-        return [text]
-    data = np.frombuffer(text.encode(), np.uint8)
-    lengths = multihost_utils.process_allgather(np.int32(data.size))
-    padded = np.zeros(int(lengths.max()), np.uint8)
-    padded[: data.size] = data
-    rows = multihost_utils.process_allgather(padded)
-    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def fetch(tree: Any) -> Any:

@@ -28,7 +28,7 @@ from sdc.program.axes import bound_axes
 from sdc.program.interpreter import substitute
 from sdc.program.reports import Values
 from sdc.program.selectors import collectives
-from sdc.twins.agreement import from_reference, gather_twins
+from sdc.twins._agreement import from_reference, gather_twins
 from sdc.twins.compare import LARGEST, Difference, difference, merge
 from sdc.twins.digests import tree_digest
 

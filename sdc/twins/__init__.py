@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     # Side by side.
     from ._lockstep import Compare as Compare, Mismatch as Mismatch, lockstep as lockstep, synchronize as synchronize
-    from .agreement import Agreement as Agreement, agreement as agreement, squared_distance as squared_distance
+    from ._agreement import Agreement as Agreement, agreement as agreement, squared_distance as squared_distance
     from .compare import (
         Difference as Difference,
         difference as difference,

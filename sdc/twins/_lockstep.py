@@ -20,7 +20,7 @@ from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import probes
 from sdc.program.site import Where
 
-from .agreement import Agreement, agreement, measure, nothing_found
+from ._agreement import Agreement, agreement, measure, nothing_found
 from .compare import Difference, merge as merge_differences
 
 Compare: TypeAlias = Literal["gated", "always"]

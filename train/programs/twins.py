@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import sdc
 from sdc.record.determinism import program_fingerprint
+from sdc.twins import agreement, squared_distance
 from sdc.twins._lockstep import Compare
-from sdc.twins.agreement import agreement, squared_distance
 
 from ..flags import tally_flags
 from ..parallel import DATA, MODEL
