@@ -11,10 +11,10 @@ from jaxtyping import Array, Int
 
 from sdc.record.lifecycle import Record
 
+from .agreement import everyone
 from .checkpoints import Checkpoints
 from .judging import PATIENCE, Answer, Judge, Judged, JudgeError
 from .placement import Placement
-from .processes import everyone
 from .programs.protocol import Program, Rows
 from .step import BATCH_SPEC
 

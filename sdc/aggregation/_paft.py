@@ -168,8 +168,7 @@ def paft(
     At a synchronization step t the average of theta_{t+1} is launched, and step t + 1 uses it:
 
         sigma_est   = ||mean(theta_{t+1}) - theta_{t+1}^m||_2
-        H           = mean_m(||g_{t+1}^m||_2 / sigma_est), rounded; next synchronization at t + H
-                      (over the workers with sigma_est > 0)
+        H           = mean_m(||g_{t+1}^m||_2 / sigma_est), rounded, over the workers with sigma_est > 0; next at t + H
         theta_{t+2} = mean(theta_{t+1}) - eta g~_{t+1}^m
 
     The gradient g~_{t+1} belongs to theta_{t+1}^m: the average does not depend on the forward and backward pass of step

@@ -50,7 +50,7 @@ class Flags(NamedTuple):
             false alarm.
         corrected: rows replaced by what was computed again.
         nonfinite: rows of infinite or undefined *inputs*, which nothing can be said of; they are not among `checked`.
-        margin: largest |r| / bound of a judged row, in the scheme's last tier that saw it; infinite where a sum
+        margin: largest `|r| / bound` of a judged row, in the scheme's last tier that saw it; infinite where a sum
             overflowed.
         wrong: the first wrong elements, in the modes `locate` and `correct`, else None.
     """

@@ -25,7 +25,7 @@ class Difference(NamedTuple):
         mismatched: elements whose bits differ (so NaN equals NaN of the same payload, and 0.0 differs from -0.0).
         zero_reference: mismatched elements whose reference is zero, the suspect being finite.
         nonfinite: mismatched elements of which either side is NaN or infinite.
-        relative_sum: sum of |suspect - reference| / |reference| over the other mismatched elements, in float32; it
+        relative_sum: sum of `|suspect - reference| / |reference|` over the other mismatched elements, in float32; it
             saturates at the largest float32, as does each term.
         relative_max: the largest of these terms.
     """
