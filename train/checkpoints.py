@@ -187,8 +187,8 @@ class Checkpoints:
         """Restores a checkpoint, and compares what was restored with its seals.
 
         Args:
-            abstract: shapes and types (`jax.ShapeDtypeStruct`) with the shardings to restore into, which may differ from
-                the saved ones.
+            abstract: shapes and types (`jax.ShapeDtypeStruct`) with the shardings to restore into; they may
+                differ from the saved ones.
             step: of the checkpoint; the newest complete one by default.
             only: read only this part of the state. All else comes back as it stands in `abstract`, and is not compared
                 with the checkpoint. The checksums of files, which hold more than this part, are left out.
