@@ -173,7 +173,8 @@ def paft(
 
     The gradient g~_{t+1} belongs to theta_{t+1}^m: the average does not depend on the forward and backward pass of step
     t + 1, nor they on it, so that both can go on at the same time. Where the step of an optimizer decides by itself
-    (`lax.cond`), XLA runs the average before or after them; to overlap the two, put the branches around the whole step::
+    (`lax.cond`), XLA runs the average before or after them. To overlap the two, put the branches around the whole
+    step::
 
         def step(params, state, batch, *, synchronize):
             gradient = jax.lax.pmean(jax.grad(loss)(params, batch), "data")
