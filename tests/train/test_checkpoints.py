@@ -20,6 +20,7 @@ from sdc.train import sealed
 from sdc.train.checkpoints import CheckpointError, Checkpoints
 from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from sdc.train.loop import run_steps
+from sdc.train.programs.protocol import Rows
 from sdc.train.step import TrainState, abstract_state, init_state, state_specs
 
 CONFIG = TrainConfig(
@@ -321,14 +322,17 @@ def test_a_step_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> No
         def get_state(self) -> dict[str, Any]:
             return {}
 
-    def advance(state: Any, _: Any, step: int) -> Any:
-        if step == 1:
+    def step(state: Any, _: Any, number: int) -> Any:
+        if number == 1:
             raise ArithmeticError("step 1")
-        return state, {}, []
+        return state, None
 
-    placement = SimpleNamespace(mesh=jax.make_mesh((1, 1), ("data", "model")))
-    shared = {"placement": placement, "writer": None, "on_step": lambda _: None}
-    checkpoints = Checkpoints(tmp_path, every=1)
-    with pytest.raises(ArithmeticError, match="step 1"):
-        run_steps(small(), advance, steps=range(3), batches=Batches(), checkpoints=checkpoints, **shared)
+    program = SimpleNamespace(
+        placement=SimpleNamespace(mesh=jax.make_mesh((1, 1), ("data", "model"))),
+        step=step,
+        observe=lambda state, out: (state, out),
+        rows=lambda *_: Rows({}),
+    )
+    with pytest.raises(ArithmeticError, match="step 1"), Checkpoints(tmp_path, every=1) as checkpoints:
+        run_steps(program, small(), steps=range(3), batches=Batches(), record=None, checkpoints=checkpoints)
     assert (tmp_path / "1" / "commit_success.txt").is_file()  # without a further call
