@@ -286,7 +286,7 @@ def write_value(value: Any) -> str:
         return "+".join(map(write_value, value))
     if isinstance(value, str):
         plain = value.isprintable() and value == value.strip() and not set(value) & set(",+()\"'\\")
-        return value if plain and value else json.dumps(value)
+        return value if plain and value else json.dumps(value, ensure_ascii=False)
     return repr(value.item() if hasattr(value, "item") else value)
 
 

@@ -77,7 +77,7 @@ def test_links_lead_somewhere(path: Path) -> None:
             continue
         file, _, anchor = target.partition("#")
         page = path.parent / file if file else path
-        assert page.is_file(), f"{name(path)} links to {target}"
+        assert page.exists(), f"{name(path)} links to {target}"
         if anchor:
             assert anchor in anchors(page), f"{name(path)} links to {target}"
 

@@ -83,8 +83,8 @@ def conduct(options: RunOptions, job: Job) -> int:
     from sdc.analysis import conclude
     from sdc.record.determinism import prepare
     from sdc.train import run
-    from sdc.train.agreement import everyone
     from sdc.train.cluster import joined
+    from sdc.train.multihost import everyone
 
     from .output import show
     from .progress import Progress

@@ -16,13 +16,13 @@ from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
 from sdc.settings import SettingError
 
-from .agreement import everyone
 from .checkpoints import Checkpoints
 from .data import batches
 from .golden import Golden
 from .jobs import Job
 from .judging import Answer, Judge, Judged
 from .loop import run_steps
+from .multihost import everyone
 from .placement import place
 from .processes import Incomparable, check_comparable
 from .programs.protocol import Program

@@ -19,7 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from sdc.settings import SettingError
 
 from . import checkpoints_v01, sealed
-from .agreement import PeerError, everyone, first_line, together
+from .multihost import PeerError, everyone, first_line, together
 from .retention import Retention
 from .seals import Damage, Seal, Sha256, Sums
 

@@ -11,9 +11,9 @@ from jaxtyping import Array, Int
 
 from sdc.record.lifecycle import Record
 
-from .agreement import everyone
 from .checkpoints import Checkpoints
 from .judging import PATIENCE, Answer, Judge, Judged, JudgeError
+from .multihost import everyone
 from .placement import Placement
 from .programs.protocol import Program, Rows
 from .step import BATCH_SPEC

@@ -9,7 +9,7 @@ from jax.experimental import multihost_utils
 
 from sdc.record.determinism import differences
 
-from .agreement import everyone
+from .multihost import everyone
 
 
 class Incomparable(RuntimeError):

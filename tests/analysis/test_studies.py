@@ -31,6 +31,7 @@ from sdc.analysis.report import write_report
 from sdc.analysis.studies import findings_of, write_study
 from sdc.analysis.studies._paft import printed_divergence
 from sdc.analysis.studies.lossy import printed_pair_drift
+from sdc.record import stamp
 from sdc.record.files import RecordError
 from sdc.record.reading import read_record
 from sdc.train.studies import LossyStudy, PaftStudy, linear, study
@@ -193,7 +194,8 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     summary = write_study(tmp_path / "run", measured, {"command": ["sdc", "study", "lossy"], "seconds": 3})
     run = read_record(tmp_path / "run")
     assert (run.manifest["study"], run.manifest["workers"], run.manifest["workloads"]) == ("lossy", 4, ABOUT["sources"])
-    assert run.summary == json.loads(json.dumps({k: v for k, v in summary.items() if k not in ("run", "report")}))
+    told = json.loads(json.dumps({key: value for key, value in summary.items() if key not in ("run", "report")}))
+    assert run.summary == {**stamp(lasting=True), **told}
     page, text = Path(summary["report"]).read_text(), (tmp_path / "run" / "report.md").read_text()
     assert "1 of 3 of the paper's statements" in text
     assert "0.9524" in text

@@ -18,7 +18,7 @@ def test_shadow_names_the_faulty_rank(tmp_path: Path) -> None:
     faulty = ("bitflip,rate=1e-3,site=bwd/ffn,data=1",)
     found = execute(dataclasses.replace(JOB, steps=8, aggregate="shadow", faults=faulty, folder=tmp_path / "run"))
     assert found["verdict"] == "corrupt"
-    assert found["shadow"]["suspects"] == (1,)
+    assert found["shadow"]["suspects"] == [1]
     assert found["simulated"]
     report = (tmp_path / "run" / "report.md").read_text()
     assert "SIMULATED" in report

@@ -23,8 +23,8 @@ from sdc.aggregation import Stopwatch, accumulate, combine, from_workers, gradie
 from sdc.aggregation.delays import BoundedLogNormal
 from sdc.aggregation.speedup import effective_speedup, select_threshold
 from sdc.record.determinism import prepare
-from sdc.train.agreement import everyone
 from sdc.train.cluster import joined
+from sdc.train.multihost import everyone
 from sdc.train.peers import Peers
 
 from ..runtime import give_up, keep_standard_output, leave_at_once

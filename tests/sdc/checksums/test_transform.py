@@ -301,7 +301,7 @@ def test_a_cached_checksum_checks_the_same() -> None:
     assert int(stale.examined) == 6
     assert int(stale.flagged) == 0
     for wrong in (jnp.ones((3, 1)), sdc.checksums.checksum(w, dimensions).astype(jnp.bfloat16)):
-        with pytest.raises(ValueError, match=r"compute it with sdc\.abft\.checksum"):
+        with pytest.raises(ValueError, match=r"compute it with sdc\.checksums\.checksum"):
             run(w, wrong)
 
 
@@ -338,7 +338,7 @@ def test_profiles(tmp_path: Path) -> None:
             Profile.load(path)
     with pytest.raises(ValueError, match="cannot read the profile"):
         Profile.load(tmp_path / "none.json")
-    with pytest.raises(TypeError, match=r"sdc\.abft\.Profile\.load"):
+    with pytest.raises(TypeError, match=r"sdc\.checksums\.Profile\.load"):
         sdc.abft(lambda x: x @ x, profile="profile.json")  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ def everyone(text: str) -> list[str]:
     """The texts of all processes, in their order. All processes call it.
 
     Example:
-        >>> from sdc.train.agreement import everyone
+        >>> from sdc.train.multihost import everyone
         >>> everyone("ready")
         ['ready']
     """
@@ -46,7 +46,7 @@ def together(action: Callable[[], Result]) -> Result:
         PeerError: it raised in another process.
 
     Example:
-        >>> from sdc.train.agreement import together
+        >>> from sdc.train.multihost import together
         >>> together(lambda: 1 + 1)
         2
     """
