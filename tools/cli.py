@@ -26,9 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         leave_at_once(code)
     except Exception:
-        code = INCONCLUSIVE
-        traceback.print_exc()
-        print("sdc: inconclusive: the command failed (above); please report it", file=sys.stderr)
+        code = _failed()
     sys.exit(code)
 
 
@@ -55,10 +53,14 @@ def run(arguments: Sequence[str]) -> int:
         print("sdc: inconclusive: interrupted; continue a run with --resume", file=sys.stderr)
         return int(Exit.INCONCLUSIVE)
     except Exception:
-        # A failure of the tool says nothing about the hardware, least of all "corruption found" (1).
-        traceback.print_exc()
-        print("sdc: inconclusive: the command failed (above); please report it", file=sys.stderr)
-        return int(Exit.INCONCLUSIVE)
+        return _failed()
+
+
+def _failed() -> int:
+    """A failure of the tool says nothing about the hardware, least of all "corruption found" (1)."""
+    traceback.print_exc()
+    print("sdc: inconclusive: the command failed (above); please report it", file=sys.stderr)
+    return INCONCLUSIVE
 
 
 def _call(command: Any, options: Any) -> int:

@@ -4,6 +4,7 @@ A job is data: `sdc.train.run` executes it. Training, twins and traces differ in
 reference step, and in what the manifest says of them.
 """
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(abc.ABC):
     """What all runs have.
 
     Attributes:
@@ -85,9 +86,9 @@ class Job:
         dataset.require(batch_size=config.batch_size, microsteps=config.microsteps)
         return Loaded(config, dataset)
 
+    @abc.abstractmethod
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         """The program of the job."""
-        raise NotImplementedError
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         """What the manifest says of this kind of job; JAX's devices have started."""

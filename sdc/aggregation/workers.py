@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sdc._lazy import jax, jnp, lax
-from sdc.program.axes import bound_axes
+from sdc.program.axes import axis_size, bound_axes
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int32
@@ -19,15 +19,7 @@ def count_workers(axis_name: str) -> int:
         ValueError: the axis is not bound, has fewer than two workers, or is no single name.
     """
     check_axis("axis_name", axis_name)
-    axes = bound_axes()
-    if axis_name not in axes:
-        raise ValueError(
-            f"worker axis {axis_name!r} is not bound (bound: {sorted(axes) or 'none'}); "
-            "call this under shard_map, pmap or vmap with that axis name"
-        )
-    if axes[axis_name] < 2:
-        raise ValueError(f"worker axis {axis_name!r} has size {axes[axis_name]}; expected two workers or more")
-    return axes[axis_name]
+    return axis_size(axis_name, "worker")
 
 
 def this_worker(axis_name: str) -> Int32[Array, ""]:

@@ -21,6 +21,7 @@ Sources of the kinds:
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -67,12 +68,13 @@ def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
     return jnp.stack([low, high], axis=-1).astype(jnp.uint32)
 
 
-class Kind:
+class Kind(abc.ABC):
     """What every kind of fault can do: make changes, and carry them out. Its `str` is its text, see `parse_kind`."""
 
     def __str__(self) -> str:
         return write_term(self, KINDS)
 
+    @abc.abstractmethod
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         """Draws the changes of elements.
 
@@ -85,7 +87,6 @@ class Kind:
         Raises:
             ValueError: elements of this type cannot be changed so.
         """
-        raise NotImplementedError
 
     def __call__(
         self,

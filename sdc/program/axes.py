@@ -17,6 +17,27 @@ def bound_axes() -> dict[str, int]:
     return {str(name): size for name, size in core.get_axis_env().axis_sizes.items()}
 
 
+def axis_size(axis_name: str, role: str) -> int:
+    """Size of an axis over which two or more parties work.
+
+    Args:
+        axis_name: of the axis.
+        role: of one of them, such as `twin`, for errors.
+
+    Raises:
+        ValueError: the axis is not bound, or has size 1.
+    """
+    axes = bound_axes()
+    if axis_name not in axes:
+        raise ValueError(
+            f"{role} axis {axis_name!r} is not bound (bound: {sorted(axes) or 'none'}); "
+            "call the step under shard_map, pmap or vmap with that axis name"
+        )
+    if axes[axis_name] < 2:
+        raise ValueError(f"{role} axis {axis_name!r} has size {axes[axis_name]}; expected two {role}s or more")
+    return axes[axis_name]
+
+
 def varying(tree: Any) -> Any:
     """Casts arrays to vary over every manual mesh axis, which `shard_map` with `check_vma=True` wants of reports."""
     manual = jax.sharding.get_abstract_mesh().manual_axes

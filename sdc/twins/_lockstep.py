@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, UInt32
 
-from sdc.program.axes import bound_axes, typed_as, varying
+from sdc.program.axes import axis_size, typed_as, varying
 from sdc.program.interpreter import required
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import probes
@@ -73,7 +73,7 @@ def lockstep(
     twins = required(step, where, _Lockstep(axis_name, compare))
 
     def stepped(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
-        _check_axis(axis_name)
+        axis_size(axis_name, "twin")
         return twins(*args, **kwargs)
 
     return stepped
@@ -100,7 +100,7 @@ def synchronize(
         ValueError: see `lockstep`.
     """
     _check_compare(compare)
-    _check_axis(axis_name)
+    axis_size(axis_name, "twin")
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         nothing = jnp.zeros(lax.axis_size(axis_name), jnp.uint32)
@@ -142,14 +142,3 @@ def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Com
 def _check_compare(compare: str) -> None:
     if compare not in ("gated", "always"):
         raise ValueError(f"compare={compare!r} is unknown; expected 'gated' or 'always'")
-
-
-def _check_axis(axis_name: str) -> None:
-    axes = bound_axes()
-    if axis_name not in axes:
-        raise ValueError(
-            f"twin axis {axis_name!r} is not bound (bound: {sorted(axes) or 'none'}); "
-            "call the step under shard_map, pmap or vmap with that axis name"
-        )
-    if axes[axis_name] < 2:
-        raise ValueError(f"twin axis {axis_name!r} has size {axes[axis_name]}; lock-step needs two twins or more")

@@ -61,7 +61,8 @@ def test_the_same_process_is_a_second_writer_too(tmp_path: Path) -> None:
 def test_a_record_that_nobody_refers_to_holds_no_lock(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     del lock
-    Lock(tmp_path).release()
+    Lock(tmp_path).release()  # a holder would be refused
+    assert not (tmp_path / LOCK).exists()
 
 
 def left(tmp_path: Path, *, host: dict[str, Any] | None = None, **changes: Any) -> Path:
@@ -76,8 +77,13 @@ def left(tmp_path: Path, *, host: dict[str, Any] | None = None, **changes: Any) 
 
 @pytest.mark.parametrize("host", [{}, {"pid": os.getpid()}], ids=["dead", "another process has its number"])
 def test_locks_of_the_dead_are_taken_over(tmp_path: Path, host: dict[str, Any]) -> None:
-    left(tmp_path, host=host, started="1")
-    Lock(tmp_path).release()
+    path = left(tmp_path, host=host, started="1")
+    lock = Lock(tmp_path)
+    holder = _holder(str(path))
+    assert holder is not None
+    assert holder.host.pid == os.getpid()
+    lock.release()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("machine", ["the same", None])
