@@ -81,7 +81,9 @@ def summary_of(run: Contents) -> dict[str, Any]:
     summary = summarize(run.manifest, run.lines, details)
     if run.summary is not None:
         return summary | run.summary
-    if summary["verdict"] == "clean":
+    if run.kind.name == "trace" and run.manifest.get("against"):  # it writes at its end what it found
+        summary |= {"verdict": "inconclusive", "reason": "the run has not ended"}
+    elif summary["verdict"] == "clean":
         summary |= {"verdict": "inconclusive", "reason": f"the run has not ended; so far: {summary['reason']}"}
     return summary
 

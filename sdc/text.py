@@ -322,8 +322,8 @@ def expression(
             case ast.Name(name) if name in words:
                 return words[name]
             case ast.Call(ast.Name(name), arguments, keywords) if name in calls:
-                named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in keywords}
-                return calls[name](*map(ast.literal_eval, arguments), **named)
+                named = {keyword.arg or "": _literal(keyword.value) for keyword in keywords}
+                return calls[name](*map(_literal, arguments), **named)
         raise ValueError(
             f"{ast.unparse(node)!r} is no {language}; expected {', '.join([*words, *calls])}, joined with & | ~"
         )
@@ -334,3 +334,10 @@ def expression(
         raise ValueError(f"{language} {text!r} cannot be read; write it as in Python, as in {example!r}") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{language} {text!r}: {error}; as in {example!r}") from None
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"{ast.unparse(node)!r} is no number and no text; write texts in quotes") from None

@@ -77,7 +77,7 @@ def conduct(options: RunOptions, job: Job) -> int:
         job.check()
         check_devices(options.devices, job, options.processes or 1)
         if options.run is not None and not options.process:  # the first process makes the folder for the others
-            check_folder(options.run, options.resume)
+            check_folder(options.run, options.resume, job.kind)
         loaded = job.load()
     # Devices and peers from here on.
     from sdc.analysis import conclude
@@ -126,11 +126,11 @@ def new_folder(kind: str, named: Path | None = None) -> Path:
         SettingError: there is something in it already.
     """
     folder = named or Path("runs") / f"{kind}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    check_folder(folder, resume=False)
+    check_folder(folder, False, kind)
     return folder.absolute()
 
 
-def check_folder(folder: Path, resume: bool) -> None:
+def check_folder(folder: Path, resume: bool, kind: str) -> None:
     """Looks at the run folder that the flags name.
 
     Raises:
@@ -139,7 +139,7 @@ def check_folder(folder: Path, resume: bool) -> None:
     if resume:
         from sdc.record.reading import read_manifest
 
-        read_manifest(folder)
+        read_manifest(folder, kind)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(
             "run", folder, "exists already; name another folder, or continue what is in it with --resume"

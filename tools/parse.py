@@ -64,6 +64,6 @@ def parse(arguments: Sequence[str]) -> Any:
             )
     except SystemExit as ended:
         if ended.code:
-            words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines())
+            words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines() if line[:1] != "╭")
             raise CommandError(" ".join(words.split()) or "wrong options; see sdc --help") from None
         raise

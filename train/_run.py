@@ -11,7 +11,7 @@ import jax
 
 from sdc.record.determinism import differences, environment
 from sdc.record.files import to_json
-from sdc.record.lifecycle import Record
+from sdc.record.lifecycle import Record, check_free
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
 from sdc.settings import SettingError
@@ -94,13 +94,18 @@ def run(
         "mesh": dict(placement.mesh.shape),
         "processes": jax.process_count(),
         "environment": environment(),
-        "program": program.fingerprint(),
+        "program": None,  # found below, since it takes longest
         "data": {
             "source": dataset.source, "documents": dataset.documents, "tokens": dataset.tokens,
             "digest": dataset.digest, "tokenizer": job.workload.tokenizer,
         },
         **job.manifest(config),
     }  # fmt: skip
+    if job.resume:
+        _check_settings(folder, manifest)
+    elif jax.process_index() == 0:
+        check_free(folder)
+    manifest["program"] = program.fingerprint()
     check_comparable(manifest)
     for each in judges:
         if isinstance(each, Golden):
@@ -120,7 +125,7 @@ def _execute(
     checkpoints = Checkpoints(folder / "checkpoints", every=job.checkpoint_every)
     start = 0
     if job.resume:
-        _check_resumable(folder, manifest)
+        _check_program(folder, manifest)
         start = checkpoints.latest or 0
     if start > job.steps:
         raise SettingError("steps", job.steps, f"{folder} holds {start} steps already; give {start} or more")
@@ -180,17 +185,24 @@ def _all_of(judges: Sequence[Judge]) -> Judge:
     return judge
 
 
-def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
-    old = read_manifest(folder)
-    new = json.loads(json.dumps(to_json(manifest)))
-    then, now = ({key: m.get(key) for key in SETTINGS} for m in (old, new))
+def _written(manifest: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Entries of a manifest as JSON has them, in which infinity is a text."""
+    found: dict[str, Any] = json.loads(json.dumps(to_json({key: manifest.get(key) for key in keys})))
+    return found
+
+
+def _check_settings(folder: Path, manifest: Mapping[str, Any]) -> None:
+    then, now = (_written(each, SETTINGS) for each in (read_manifest(folder, manifest["kind"]), manifest))
     if found := differences([then, now]):
         changed = "; ".join(each.describe(("the run has", "asked is")) for each in found)
         raise RecordError(
             f"{folder} is a run of another configuration ({changed}); resume it with its own settings, or name another "
             "folder"
         )
-    if found := differences([{key: m.get(key) for key in ("program", "environment")} for m in (old, new)]):
+
+
+def _check_program(folder: Path, manifest: Mapping[str, Any]) -> None:
+    if found := differences([_written(each, ("program", "environment")) for each in (read_manifest(folder), manifest)]):
         changed = "; ".join(each.describe(("the run had", "now")) for each in found)
         raise Incomparable(
             f"{folder} was run by another program, so that its steps could not be compared ({changed}); "

@@ -107,6 +107,8 @@ class Simulated:
         Raises:
             ValueError: one of them makes no sense.
         """
+        if isinstance(self.faults, str):
+            raise SettingError("faults", self.faults, "expected several faults, such as a list of one text")
         if self.suspect is not None and self.faults:
             raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
         self.make(layers=1)

@@ -68,8 +68,9 @@ class Job(abc.ABC):
             ValueError: a setting makes no sense.
         """
         for name in ("steps", "data", "model", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise SettingError(name, getattr(self, name), "expected a number of at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise SettingError(name, value, "expected a whole number of at least 1")
         if self.resume and self.folder is None:
             raise SettingError("resume", None, "continues the run in a folder, but none is named; name it")
         check(self.workload.resolve(), self.data, self.model)

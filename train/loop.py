@@ -126,7 +126,12 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
 
 def _agreed(judge: Judge | None, judged: Judged) -> Answer:
     """What the first process's judge says, in all processes."""
-    return Answer.CONTINUE if judge is None else Answer(everyone(judge(judged).value)[0])
+    if judge is None:
+        return Answer.CONTINUE
+    answer = judge(judged)
+    if not isinstance(answer, Answer):
+        raise JudgeError(f"the judge answered {answer!r} at step {judged.step}; expected an Answer")
+    return Answer(everyone(answer.value)[0])
 
 
 def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: Placement) -> Array:

@@ -31,11 +31,11 @@ class Peers:
         Raises:
             SettingError: it makes no sense.
         """
-        given = [value is not None for value in (self.coordinator, self.processes, self.process)]
-        if any(given) and not all(given):
-            raise SettingError(
-                "coordinator", self.coordinator, "belongs to processes and process; give all three or none"
-            )
+        given = {name: getattr(self, name) for name in ("coordinator", "processes", "process")}
+        missing = [name for name, value in given.items() if value is None]
+        if 0 < len(missing) < len(given):
+            name, value = next((name, value) for name, value in given.items() if value is not None)
+            raise SettingError(name, value, f"goes with {' and '.join(missing)}; give all three or none")
         if self.processes is not None and self.processes < 1:
             raise SettingError("processes", self.processes, "expected a number of at least 1")
         if self.process is not None and self.processes is not None and not 0 <= self.process < self.processes:

@@ -63,7 +63,7 @@ def read_json(path: AnyPath, type: type | None = None) -> dict[str, Any]:
     remedy = "restore it or start the run anew"
     try:
         value = json.loads(read_bytes(path).decode("utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         if isinstance(error, RecordError):
             raise
         raise RecordError(f"{os.fspath(path)} is damaged ({error}); {remedy}") from error
@@ -122,7 +122,7 @@ def numbered(
         problem, row = None, {}
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problem = str(error)
         if problem is None and (not isinstance(row, dict) or not isinstance(row.get(key), int)):
             problem = f"no {key} number"

@@ -86,7 +86,7 @@ class Record:
         known = kind_of(manifest.get("kind") if kind is None else kind)
         folder = epath.Path(path)
         try:
-            _check_free(folder)
+            check_free(folder)
             if appends(folder):  # an object store has no folders, and would make a bucket of a mistyped name
                 folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
@@ -266,7 +266,14 @@ class Record:
             raise RecordError(f"the record {self.path} {state}; resume it to write on")
 
 
-def _check_free(folder: epath.Path) -> None:
+def check_free(path: AnyPath) -> None:
+    """Looks whether a record can be created in a folder, without touching it.
+
+    Raises:
+        FolderTaken: there is something in it.
+        RecordBusy: somebody writes a record there.
+    """
+    folder = epath.Path(path)
     try:
         there = names(folder)
     except NotADirectoryError as error:

@@ -68,7 +68,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
     manifest = read_manifest(path, *kinds)
     kind = kind_of(manifest["kind"])
     folder = epath.Path(path)
-    summary = read_json(folder / SUMMARY, kind.summary) if SUMMARY in names(folder) else None
+    summary = _read_summary(folder / SUMMARY, kind.summary) if SUMMARY in names(folder) else None
 
     def rows(file: LineFile | None) -> list[dict[str, Any]]:
         if file is None:
@@ -116,6 +116,13 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
             f"{os.fspath(path)} holds a record of kind {kind.name!r}; give the folder of a {' or '.join(kinds)}"
         )
     return read_json(file, kind.manifest)
+
+
+def _read_summary(file: epath.Path, type: type) -> dict[str, Any]:
+    """A summary; those of 0.1 name no schema."""
+    if "schema" in (found := read_json(file)):
+        _check_schema(file, found)
+    return read_json(file, type)
 
 
 def _check_schema(file: epath.Path, manifest: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, str]] = {
     "fault": ("twin --fault meteor", "unknown kind 'meteor'; expected one of bitflip"),
     "both": ("twin --suspect node1 --fault nan,rate=1", "--suspect node1: faults are given too"),
     "twins": ("twin --twins 1", "--twins 1: expected two or more"),
-    "steps": ("train --steps 0", "--steps 0: expected a number of at least 1"),
+    "steps": ("train --steps 0", "--steps 0: expected a whole number of at least 1"),
     "seed": ("train --seed -1", "--seed -1: expected a number from 0"),
     "devices": ("twin --devices 3", "--devices 3: 2 twin × 1 data × 1 model needs 2"),
     "heads": ("twin --model 3", "--model 3: heads 8 of config tiny is not divisible by it; choose 1 or 2 or 4"),
@@ -59,7 +59,10 @@ CASES: dict[str, tuple[str, str]] = {
 }
 WITH_DEVICES: dict[str, tuple[str, str]] = {
     "site": ("twin --steps 1 --fault bitflip,rate=1e-3,site=fwd/mlp", "site 'fwd/mlp' matches no probe of the step"),
-    "resume other": ("train --steps 3 --resume --run {taken}", "is a run of another configuration"),
+    "resume other": ("train --steps 3 --resume --run {taken}", "a record of kind 'twin'; give the folder of a train"),
+        "train --steps 3 --resume --run {taken}",
+        "holds a record of kind 'twin'; give the folder of a train",
+    ),
 }
 """What can be told only of a program."""
 

@@ -80,8 +80,13 @@ def test_twins_are_run_again_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"), [(Answer.RERUN, "for 10 times"), (Answer.ROLL_BACK, "there is no checkpoint yet")]
+    ("answer", "message"),
+    [
+        (Answer.RERUN, "for 10 times"),
+        (Answer.ROLL_BACK, "there is no checkpoint yet"),
+        (None, "answered None at step 0; expected an Answer"),
+    ],
 )
-def test_a_judge_that_lets_nothing_pass_ends_the_run(answer: Answer, message: str, tmp_path: Path) -> None:
+def test_a_judge_that_lets_nothing_pass_ends_the_run(answer: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(JudgeError, match=message):
         run(dataclasses.replace(JOB, folder=tmp_path / "run"), loaded=loaded(WORKLOAD), judge=lambda judged: answer)

@@ -12,9 +12,9 @@ import pytest
 import sdc
 from sdc.analysis import conclude
 from sdc.faults.nodes import SUBMODULES, expected_frequency
-from sdc.record.files import RecordError
+from sdc.record import FolderTaken, RecordError
 from sdc.settings import SettingError
-from sdc.train import Incomparable, Training, Twins, run
+from sdc.train import Checks, Incomparable, Training, Twins, run
 
 from .runs import MINI, WORKLOAD, execute, lines, loaded
 
@@ -168,11 +168,26 @@ def test_a_folder_is_never_overwritten(corrupt: tuple[Path, dict[str, Any]]) -> 
         run(dataclasses.replace(CORRUPT, folder=corrupt[0]), loaded=loaded(WORKLOAD))
 
 
+def test_a_checked_run_resumes_and_its_folder_is_taken(tmp_path: Path) -> None:
+    """Its manifest holds an infinity, which JSON has not. A folder in use is told before anything is compiled."""
+    job = Training(workload=WORKLOAD, steps=1, checks=Checks(where='products & scope("*/ffn/*")'), folder=tmp_path)
+    execute(job)
+    assert len(execute(dataclasses.replace(job, resume=True))) > 0
+    assert len(lines(tmp_path)) == 1
+    with pytest.raises(FolderTaken):
+        run(job, loaded=loaded(WORKLOAD))
+    other = dataclasses.replace(job, workload=dataclasses.replace(WORKLOAD, seed=1), resume=True)
+    with pytest.raises(RecordError, match=r"another configuration \(.*seed: the run has 0, asked is 1"):
+        run(other, loaded=loaded(WORKLOAD))
+
+
 @pytest.mark.parametrize(
     ("job", "message"),
     [
+        (Training(steps=2.5), "steps=2.5: expected a whole number"),  # type: ignore[arg-type] # as people pass it
+        (Training(faults="nan,rate=1"), "faults=nan,rate=1: expected several faults"),
         (Twins(twins=1), "twins=1: expected two or more"),
-        (Training(steps=0), "steps=0: expected a number of at least 1"),
+        (Training(steps=0), "steps=0: expected a whole number of at least 1"),
         (Training(resume=True), "none is named"),
         (Twins(suspect="node1", faults=("nan,rate=1",)), "faults are given too"),
         (Twins(suspect="node99"), "unknown suspect 'node99'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sdc.analysis import conclude
 from sdc.train import Tracing, run
 from sdc.twins.traces import NotComparable, diff, read_trace
 
@@ -42,6 +43,9 @@ def test_a_healthy_run_agrees_with_the_golden_trace(golden: Path) -> None:
     found = execute(dataclasses.replace(JOB, against=golden, folder=golden.parent / "healthy"))
     assert (found["verdict"], found["reason"]) == ("clean", f"3 steps agree with {golden} in every digest")
     assert lines(golden, "trace.jsonl") == lines(golden.parent / "healthy", "trace.jsonl")
+    (golden.parent / "healthy" / "summary.json").unlink()
+    cut_off = conclude(golden.parent / "healthy")
+    assert (cut_off["verdict"], cut_off["reason"]) == ("inconclusive", "the run has not ended")
 
 
 def test_traces_of_different_programs_are_not_compared(golden: Path) -> None:

@@ -20,7 +20,7 @@ def run(options: CampaignOptions) -> int:
     with usage_errors():
         job.check()
         devices = check_devices(options.devices, job, 1)
-        check_folder(folder, options.resume)
+        check_folder(folder, options.resume, "campaign")
         loaded = job.load()
     from sdc.analysis import conclude
     from sdc.record.determinism import prepare

@@ -94,10 +94,11 @@ def test_a_damaged_line_in_the_middle_is_an_error(folder: Path, line: str) -> No
         read_record(folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"schema": 99}', "\x00"])
-def test_a_damaged_or_foreign_manifest(folder: Path, content: str) -> None:
-    (folder / kinds.MANIFEST).write_text(content)
-    with pytest.raises(RecordError, match=r"manifest\.json"):
+@pytest.mark.parametrize("name", [kinds.MANIFEST, kinds.SUMMARY])
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": 99}', "\x00", "[" * 100_000])
+def test_a_damaged_or_foreign_file(folder: Path, content: str, name: str) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(RecordError, match=rf"{name} (is damaged|has schema 99)"):
         read_record(folder)
 
 
