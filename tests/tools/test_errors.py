@@ -60,9 +60,6 @@ CASES: dict[str, tuple[str, str]] = {
 WITH_DEVICES: dict[str, tuple[str, str]] = {
     "site": ("twin --steps 1 --fault bitflip,rate=1e-3,site=fwd/mlp", "site 'fwd/mlp' matches no probe of the step"),
     "resume other": ("train --steps 3 --resume --run {taken}", "a record of kind 'twin'; give the folder of a train"),
-        "train --steps 3 --resume --run {taken}",
-        "holds a record of kind 'twin'; give the folder of a train",
-    ),
 }
 """What can be told only of a program."""
 
