@@ -1,5 +1,6 @@
 """Eight simulated CPU devices, strict dtype promotion and one cache of compiled programs for the whole suite."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def compilation_cache(pytestconfig: pytest.Config) -> Path:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     return cache
+
+
+def pytest_collection_finish() -> None:
+    """Tracing makes many small objects: looking through all that was imported, time and again, takes a tenth longer."""
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

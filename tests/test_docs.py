@@ -14,6 +14,9 @@ import tyro
 from sdc.faults.language import parse_fault
 from sdc.tools.options import TwinOptions
 from sdc.tools.parse import Command
+from sdc.train import config
+
+from .train.runs import MINI
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -56,6 +59,7 @@ def commands() -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize("path", [path for path in RUN if any(blocks(path, "python"))], ids=name)
 def test_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(config.PRESETS, "tiny", lambda: MINI)  # compiles within seconds
     namespace: dict[str, Any] = {"__name__": "documentation"}
     for above, block in blocks(path, "python"):
         exec(compile("\n" * above + block, str(path), "exec"), namespace)  # tracebacks show the page's own lines

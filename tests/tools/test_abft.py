@@ -12,7 +12,7 @@ from sdc.record import determinism
 from sdc.tools.cli import run
 from tests.tools.command import lines, sdc, summary
 
-TRAIN = ("train", "--abft", "--dtype", "bfloat16")
+TRAIN = ("train", "--config", "mini", "--abft", "--dtype", "bfloat16")
 # Rows of the products of one step of `tiny`: two microsteps of 4 sequences of 128 tokens, 4 layers.
 ROWS = 173_696
 # Of these, those of the feed-forward networks.
@@ -78,7 +78,7 @@ def test_corrected_twins_do_not_part(tmp_path: Path) -> None:
     faults = ("--fault", f"scale,factor=-3,rate=1e-4,where={products}")
     folder = tmp_path / "run"
     flags = ("--steps", 2, "--placement", "vmap", "--abft", "--abft-mode", "correct", "--abft-where", products)
-    result = summary("twin", *flags, *faults, "--run", folder, code=1)
+    result = summary("twin", "--config", "mini", *flags, *faults, "--run", folder, code=1)
     assert result["verdict"] == "corrupt"
     assert "were replaced" in result["reason"]
     assert sum(site["mismatched"] for site in result["submodules"].values()) == 0
@@ -146,7 +146,7 @@ def test_study_and_calibration(
     Both run in this process, whose devices have started already.
     """
     monkeypatch.setattr(determinism, "prepare", lambda **_: None)
-    flags = ("--steps", "1", "--dtypes", "bfloat16")
+    flags = ("--config", "mini", "--steps", "1", "--dtypes", "bfloat16")
     ffn = ("--where", 'scope("*/ffn/*")', "--run", str(tmp_path / "study"), "--json")
     assert run(["abft", "study", *flags, *ffn]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -159,7 +159,7 @@ def test_study_and_calibration(
     assert sums["paper"]["almost_all"] is None or sums["paper"]["almost_all"] > 10
     manifest = json.loads((tmp_path / "study" / "manifest.json").read_text())
     assert (manifest["kind"], manifest["marked_steps"]) == ("abft study", [0])
-    assert manifest["config"]["name"] == "tiny"
+    assert manifest["config"]["name"] == "mini"
     assert "Flips found by bit" in (tmp_path / "study" / "report.html").read_text()
     assert run(["report", str(tmp_path / "study"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["variants"] == result["variants"]

@@ -4,18 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from sdc.train import Training, Workload
+from sdc.train import Training
 from sdc.train.methods import AUTO, parse_aggregation
 from tests.tools.command import lines, several, summary
-from tests.train.runs import execute
-
-TINY = Workload(config="tiny")
+from tests.train.runs import WORKLOAD, execute
 
 
 def test_a_real_run_of_two_processes_replays_bit_for_bit(tmp_path: Path) -> None:
     """What two clocks decided is in the record; one process that simulates both ends with the same state."""
     spec = "dropcompute,threshold=1e-4,micro_batches=4,correction=count"  # far below a micro-batch: one each
-    common = ("train", "--data", 2, "--steps", 3)
+    common = ("train", "--config", "mini", "--data", 2, "--steps", 3)
     processes = several(2, *common, "--aggregate", spec, "--run", tmp_path / "real")
     for process in processes:
         code, _, err = process.end()
@@ -23,12 +21,12 @@ def test_a_real_run_of_two_processes_replays_bit_for_bit(tmp_path: Path) -> None
     rows = lines(tmp_path / "real")
     assert [row["aggregation"]["completed"] for row in rows] == [[1, 1]] * 3
     replay = spec.replace("threshold=1e-4", f"replay={tmp_path / 'real'}")
-    again = execute(Training(workload=TINY, data=2, steps=3, aggregate=replay, folder=tmp_path / "again"))
+    again = execute(Training(workload=WORKLOAD, data=2, steps=3, aggregate=replay, folder=tmp_path / "again"))
     assert again["state_digest"] == summary("report", tmp_path / "real", code=0)["state_digest"]
     assert again["simulated"]
     other = replay.replace("micro_batches=4", "micro_batches=2")
     with pytest.raises(ValueError, match="a log of 4 micro-batches does not fit 2"):
-        execute(Training(workload=TINY, data=2, steps=3, aggregate=other, folder=tmp_path / "other"))
+        execute(Training(workload=WORKLOAD, data=2, steps=3, aggregate=other, folder=tmp_path / "other"))
 
 
 def test_spaces_do_not_matter() -> None:

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, str]] = {
     "bench steps": ("bench lockstep --steps 0", "--steps 0: expected at least 1"),
 }
 WITH_DEVICES: dict[str, tuple[str, str]] = {
-    "site": ("twin --steps 1 --fault bitflip,rate=1e-3,site=fwd/mlp", "site 'fwd/mlp' matches no probe of the step"),
+    "site": ("twin --config mini --steps 1 --fault bitflip,rate=1e-3,site=fwd/mlp", "site 'fwd/mlp' matches no probe of the step"),
     "resume other": ("train --steps 3 --resume --run {taken}", "a record of kind 'twin'; give the folder of a train"),
 }
 """What can be told only of a program."""
@@ -141,7 +141,7 @@ def test_a_full_disk_is_the_users_to_mend(guard: Callable[[], object]) -> None:
 
 def test_a_disk_that_fills_up_during_a_run(tmp_path: Path) -> None:
     """A limit on the size of files stands in for a full disk; the record stays readable."""
-    flags = ("train", "--steps", 3, "--checkpoint-every", 1, "--run", tmp_path / "run")
+    flags = ("train", "--config", "mini", "--steps", 3, "--checkpoint-every", 1, "--run", tmp_path / "run")
     code, _, err = sdc(*flags, largest_file=200_000)
     assert code == 2, err
     assert "sdc: error: cannot write" in err

@@ -6,7 +6,7 @@ import pytest
 
 from tests.tools.command import kill_when, sdc, several, start
 
-TWIN = ("twin", "--devices", 4, "--model", 2, "--steps", 5)
+TWIN = ("twin", "--config", "mini", "--devices", 4, "--model", 2, "--steps", 5)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -11,7 +11,7 @@ from sdc.twins.traces import read_trace
 
 from .command import sdc, summary
 
-TRACE = ("--steps", 2, "--model", 2, "--where", 'probes | primitive("tanh")')
+TRACE = ("--config", "mini", "--steps", 2, "--model", 2, "--where", 'probes | primitive("tanh")')
 
 
 def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,7 +19,7 @@ def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     code, _, err = sdc("trace", golden, *TRACE, "--simulate", "none")
     assert code == 0, err
     target = next(site for site in read_trace(golden).sites if site.name == "bwd/ffn")
-    fault = f"bitflip,bits=30,step=1,site={target.name},iteration=1+2,element=7,model=1"
+    fault = f"bitflip,bits=30,step=1,site={target.name},iteration=1+1,element=7,model=1"
     result = summary("trace", struck, *TRACE, "--simulate", fault, "--against", golden, code=1)
     assert result["simulated"]
     assert result["verdict"] == "corrupt"
@@ -29,7 +29,7 @@ def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["simulated"]
     assert found["first"] | {"source": ""} == {
         "step": 1, "site": target.name, "operation": "probe", "direction": "bwd", "scope": target.scope, "source": "",
-        "iteration": [1, 2], "layer": 2, "devices": [{"data": 0, "model": 1}], "outputs": [0],
+        "iteration": [1, 1], "layer": 1, "devices": [{"data": 0, "model": 1}], "outputs": [0],
     }  # fmt: skip
     assert found["first"]["source"] == target.source
     assert cli.run(["diff", str(golden), str(struck)]) == Exit.CORRUPT
@@ -44,7 +44,7 @@ def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
-    flags = ("--injections", 6, "--steps", 3, "--follow", 1, "--where", "probes", "--run", tmp_path / "run")
+    flags = ("--config", "mini", "--injections", 6, "--steps", 3, "--follow", 1, "--where", "probes", "--run", tmp_path / "run")
     code, out, err = sdc("campaign", *flags)
     assert code == 0, err
     assert "Outcomes (simulated faults)" in out

@@ -5,21 +5,20 @@ from typing import Any
 
 import pytest
 
-from sdc.train import Twins, Workload
+from sdc.train import Twins
 from tests.tools.command import kill_when, lines, sdc, several, start, summary
-from tests.train.runs import execute
+from tests.train.runs import WORKLOAD, execute
 
 STEPS = 5
-TWIN = ("twin", "--devices", 4, "--model", 2, "--steps", STEPS)
+TWIN = ("twin", "--config", "mini", "--devices", 4, "--model", 2, "--steps", STEPS)
 CORRUPT = (*TWIN, "--suspect", "node11")
-TINY = Workload(config="tiny")
 
 
 @pytest.fixture(scope="module")
 def corrupt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The same run in this process."""
     folder = tmp_path_factory.mktemp("runs") / "corrupt"
-    return folder, execute(Twins(workload=TINY, model=2, steps=STEPS, suspect="node11", folder=folder))
+    return folder, execute(Twins(workload=WORKLOAD, model=2, steps=STEPS, suspect="node11", folder=folder))
 
 
 def equal(one: Path, two: Path) -> None:
@@ -70,6 +69,6 @@ def test_a_healthy_pair_is_clean(tmp_path: Path) -> None:
 
 
 def test_a_plain_run_has_no_verdict(tmp_path: Path) -> None:
-    result = summary("train", "--steps", 2, "--run", tmp_path / "run", code=0)
+    result = summary("train", "--config", "mini", "--steps", 2, "--run", tmp_path / "run", code=0)
     assert result["verdict"] is None
     assert {"schema", "version", "host"} <= set(result)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sdc.analysis import conclude
 from sdc.train import Loaded, Workload, run
-from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig
+from sdc.train.config import PRESETS, ModelConfig, OptimizerConfig, TrainConfig
 from sdc.train.jobs import Job
 
 MINI = TrainConfig(
@@ -18,6 +18,8 @@ MINI = TrainConfig(
     batch_size=4,
     microsteps=2,
 )
+# So that commands can name it, here and in the processes that tests start.
+PRESETS[MINI.name] = lambda: MINI
 WORKLOAD = Workload(config=MINI)
 
 
