@@ -66,16 +66,7 @@ class Flags(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a check is given.
-
-    Attributes:
-        a: first factor.
-        b: second factor.
-        c: their product, as it was computed.
-        carried: see `schemes.Factors`.
-        checksum: likewise.
-        totals: likewise.
-    """
+    """What a check is given: both factors and the product as it was computed; for the rest see `schemes.Factors`."""
 
     a: Shaped[Array, "*a"]
     b: Shaped[Array, "*b"]
@@ -105,11 +96,12 @@ def check(product: Product, settings: Settings, operands: Operands) -> tuple[Sha
     return _mapped(product, settings, 0)(operands)
 
 
-def no_flags(settings: Settings) -> Flags:
-    """Flags of a product without elements: nothing was checked."""
-    none = jnp.uint32(0)
-    places = WrongElements(none, jnp.zeros(LISTED, jnp.uint32), jnp.zeros(LISTED, jnp.float32))
-    return Flags(none, none, none, none, none, none, jnp.float32(0), None if settings.mode == "detect" else places)
+def no_flags(settings: Settings, kept: tuple[int, ...] = ()) -> Flags:
+    """Flags that say that nothing was checked, for each index of the axes that are kept apart."""
+    none, wrong = jnp.zeros(kept, jnp.uint32), None
+    if settings.mode != "detect":
+        wrong = WrongElements(none, *(jnp.zeros((*kept, LISTED), dtype) for dtype in (jnp.uint32, jnp.float32)))
+    return Flags(none, none, none, none, none, none, jnp.zeros(kept, jnp.float32), wrong)
 
 
 def merge_flags(total: Flags, new: Flags) -> Flags:
@@ -172,15 +164,12 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
     def any_above(largest: Float32[Array, "*kept"]) -> Bool[Array, ""]:
         return ~(jnp.max(largest) <= 1)
 
-    none = jnp.zeros(margins.shape[:axes], jnp.uint32)
-    judged = jnp.full(none.shape, math.prod(margins.shape[axes:]), jnp.uint32)
-    nowhere = None
-    if settings.mode != "detect":
-        nowhere = WrongElements(none, *(jnp.zeros((*none.shape, LISTED), dtype) for dtype in (jnp.uint32, jnp.float32)))
+    nothing = no_flags(settings, margins.shape[:axes])
+    judged = jnp.full(margins.shape[:axes], math.prod(margins.shape[axes:]), jnp.uint32)
     most = largest(margins)
 
     def clean(_: Operands) -> tuple[Any, Flags]:
-        return c, varying(Flags(judged, none, none, none, none, none, most, nowhere))
+        return c, varying(nothing._replace(checked=judged, margin=most))
 
     def examine(given: Operands) -> tuple[Any, Flags]:
         usable = jnp.broadcast_to(product.finite(given.a, given.b), margins.shape)
@@ -190,7 +179,7 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
         last = row_margins(product, settings, given._replace(totals=None), expected)
         last = jnp.where(usable, jnp.where(suspicious, last, margins), 0.0)
         most, (examined, nonfinite) = largest(last), _count(kept, suspicious & usable, ~usable)
-        found = Flags(judged - nonfinite, examined, none, none, none, nonfinite, most, nowhere)
+        found = nothing._replace(checked=judged - nonfinite, examined=examined, nonfinite=nonfinite, margin=most)
 
         def recompute(given: Operands) -> tuple[Any, Flags]:
             return _recompute(product, settings, axes, given, expected, last, found)

@@ -6,7 +6,6 @@ contracted axes and convolutions are of the same kind; a row is what is summed o
 blocks, each with a sum of its own, which is the last axis of what the functions here return.
 """
 
-import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -20,69 +19,6 @@ from jaxtyping import Array, Bool, Float, Float32, Shaped
 from sdc.bits import as_bits, from_bits
 
 Dimensions: TypeAlias = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-
-
-class Product(abc.ABC):
-    """A product of two arrays that is linear in each."""
-
-    @property
-    @abc.abstractmethod
-    def exact(self) -> bool:
-        """Whether the factors are multiplied as they are, whatever the device does by default."""
-
-    @abc.abstractmethod
-    def returning(self, dtype: Any) -> "Product":
-        """The same product with a result of that type."""
-
-    @abc.abstractmethod
-    def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
-        """The product itself."""
-
-    @abc.abstractmethod
-    def depth(self, a: Any, b: Any) -> int:
-        """Number of terms of each sum (k)."""
-
-    @abc.abstractmethod
-    def width(self, a: Any, b: Any) -> int:
-        """Number of columns (n)."""
-
-    @abc.abstractmethod
-    def rows(self, a: Any, b: Any) -> int:
-        """Number of rows (m), of each batch."""
-
-    @abc.abstractmethod
-    def fold(
-        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
-    ) -> Float[Array, "*folded blocks"]:
-        """The checksum of the second factor: its columns, weighted and summed; `careful`: see `in_parts`."""
-
-    @abc.abstractmethod
-    def apply(
-        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
-    ) -> Float[Array, "*rows blocks"]:
-        """What the sums of the rows must be, from the first factor and the checksum of the second."""
-
-    @abc.abstractmethod
-    def total(
-        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
-    ) -> Float[Array, "*rows blocks"]:
-        """The rows of the product, weighted and summed."""
-
-    @abc.abstractmethod
-    def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
-        """Values by row, in the axes of the product."""
-
-    @abc.abstractmethod
-    def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> "Powers":
-        """Powers of two that bring both factors below 1, as finely as the product allows."""
-
-    @abc.abstractmethod
-    def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
-        """Rows whose inputs are all finite."""
-
-    @abc.abstractmethod
-    def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        """`||A||_inf ||B||_inf`, the largest sums of absolute values of rows."""
 
 
 class Powers(NamedTuple):
@@ -154,7 +90,7 @@ def _is_exact(precision: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dot(Product):
+class Dot:
     """`lax.dot_general`: the sum over the contracted axes, for each index of the batch axes.
 
     Attributes:
@@ -172,15 +108,19 @@ class Dot(Product):
     sharding: Any = None
 
     def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
+        """The product itself."""
         return lax.dot_general(a, b, self.dimensions, self.precision, self.dtype, out_sharding=self.sharding)
 
     def depth(self, a: Any, b: Any) -> int:
+        """Number of terms of each sum (k)."""
         return math.prod(a.shape[axis] for axis in self.dimensions[0][0])
 
     def width(self, a: Any, b: Any) -> int:
+        """Number of columns (n)."""
         return math.prod(b.shape[axis] for axis in self._free(1))
 
     def rows(self, a: Any, b: Any) -> int:
+        """Number of rows (m), of each batch."""
         return math.prod(a.shape[axis] for axis in self._free(0))
 
     def _free(self, side: int) -> tuple[int, ...]:
@@ -190,6 +130,7 @@ class Dot(Product):
     def fold(
         self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
     ) -> Float[Array, "*folded blocks"]:
+        """The checksum of the second factor: its columns, weighted and summed; `careful`: see `in_parts`."""
         free = self._free(1)
         if blocks == 1:
             wide = weights.reshape([b.shape[axis] if axis in free else 1 for axis in range(b.ndim)])
@@ -201,6 +142,7 @@ class Dot(Product):
     def apply(
         self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
     ) -> Float[Array, "*rows blocks"]:
+        """What the sums of the rows must be, from the first factor and the checksum of the second."""
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
         kept = sorted([*rhs_contracted, *rhs_batch])  # the axes of the second factor that are left
         position = {axis: kept.index(axis) for axis in kept}
@@ -219,12 +161,14 @@ class Dot(Product):
     def total(
         self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
     ) -> Float[Array, "*rows blocks"]:
+        """The rows of the product, weighted and summed."""
         rows = self.axes[0] - len(self.dimensions[0][0])
         if blocks == 1:
             return _sum(c * weights.reshape(c.shape[rows:]), range(rows, c.ndim), careful)[..., None]
         return _sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
+        """Values by row, in the axes of the product."""
         return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
 
     def _rows(self, x: Shaped[Array, "*left"], side: int) -> Shaped[Array, "*rows"]:
@@ -234,6 +178,7 @@ class Dot(Product):
         return x.transpose([left.index(axis) for axis in (*batch, *self._free(side))])
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
+        """Powers of two that bring both factors below 1, as finely as the product allows."""
         # Of each row, and of each batch of the second factor: large ones do not hide small ones.
         contracted, batch = self.dimensions
         by_a = _power(a, contracted[0])
@@ -244,10 +189,12 @@ class Dot(Product):
         return Powers(by_a, by_b, (rows_a, rows_b))
 
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
+        """Rows whose inputs are all finite."""
         ones = jnp.ones(self.width(a, b), jnp.float32)
         return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
+        """`||A||_inf ||B||_inf`, the largest sums of absolute values of rows."""
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
         free = self._free(0)
         sums = jnp.sum(jnp.abs(a), axis=tuple(lhs_contracted), keepdims=True)
@@ -265,9 +212,11 @@ class Dot(Product):
 
     @property
     def exact(self) -> bool:
+        """Whether the factors are multiplied as they are, whatever the device does by default."""
         return _is_exact(self.precision)
 
     def returning(self, dtype: Any) -> "Dot":
+        """The same product with a result of that type."""
         return dataclasses.replace(self, dtype=jnp.dtype(dtype))
 
     def columns(self) -> "Dot":
@@ -299,8 +248,10 @@ class Dot(Product):
 
 
 @dataclasses.dataclass(frozen=True)
-class Conv(Product):
+class Conv:
     """`lax.conv_general_dilated`: columns are the output features, rows all else; in groups each has its own rows.
+
+    Its methods are those of `Dot`.
 
     Attributes:
         params: of the equation.
@@ -391,3 +342,7 @@ class Conv(Product):
         of_a = jnp.max(self.apply(jnp.abs(a), self.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
         rows = len(self._numbers.out_spec)
         return (of_a / max(self.width(a, b), 1) * of_b).reshape([1] * rows)
+
+
+Product: TypeAlias = Dot | Conv
+"""A product of two arrays that is linear in each."""

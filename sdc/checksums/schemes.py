@@ -25,9 +25,10 @@ Where C was rounded to a narrower type, of unit u', bounds grow by 3.4 u' |C_i|_
 that cancel, and all but one in 128 swaps of two elements.
 """
 
+import abc
 import functools
 import math
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -95,26 +96,31 @@ class SecondTier(NamedTuple):
     powers: Powers
 
 
-class Scheme(Protocol):
+class Scheme(abc.ABC):
     """How rows are judged."""
 
-    tiers: int
-    """1, or 2 where `margin` has a second tier."""
+    tiers = 1
+    """2 where `margin` has a second tier."""
 
     def blocks(self, width: int) -> int:
         """Number of blocks into which so many columns are cut."""
+        return 1
 
     def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
         """Weights of the columns, in a type."""
+        return signed_weights(width, dtype)
 
+    @abc.abstractmethod
     def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
         """What follows from the factors; their product is not looked at."""
 
+    @abc.abstractmethod
     def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
         """`|r| / bound` of each row of the product."""
 
     def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
         """By how much smaller margins are if long sums lose terms as `LOSSY` says; 1 where bounds allow for it."""
+        return 1.0
 
 
 @functools.cache
@@ -178,7 +184,7 @@ def _least(units: Units, depth: int, width: int, dtype: Any) -> float:
     return flushed + SIGMAS * math.sqrt(width) * units.least
 
 
-class Probabilistic:
+class Probabilistic(Scheme):
     """`two-tier`, `blocks` and `residual`."""
 
     tiers = 2
@@ -188,9 +194,6 @@ class Probabilistic:
 
     def blocks(self, width: int) -> int:
         return 1 if self._block is None else max(1, -(-width // self._block))
-
-    def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
-        return signed_weights(width, dtype)
 
     def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
         if tier == 1:
@@ -250,19 +253,8 @@ class Probabilistic:
         return usual / lossy
 
 
-class Deterministic:
+class Deterministic(Scheme):
     """Componentwise bounds that no rounding can exceed."""
-
-    tiers = 1
-
-    def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
-        return 1.0
-
-    def blocks(self, width: int) -> int:
-        return 1
-
-    def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
-        return signed_weights(width, dtype)
 
     def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
         a, b, units = factors.a, factors.b, factors.units
@@ -292,19 +284,11 @@ class Deterministic:
         return terms * unit / (1 - min(terms * unit, 0.5))
 
 
-class Paper:
+class Paper(Scheme):
     """The study's scheme."""
-
-    tiers = 1
 
     def __init__(self, epsilon: float) -> None:
         self._epsilon = epsilon
-
-    def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
-        return 1.0
-
-    def blocks(self, width: int) -> int:
-        return 1
 
     def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
         return jnp.ones(width, dtype)
