@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from sdc.program.axes import typed_as
 
-from .assignment import Tree, assign, stepped
+from .assignment import Tree, assign, check_update, stepped
 from .workers import at_least_float32, check_axes, check_axis, check_bound, count_workers
 
 
@@ -382,9 +382,4 @@ def _check_steps(name: str, value: Any) -> None:
 def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: Tree) -> None:
     count_workers(axis_name)
     check_bound("replica_axes", axes)
-    if params is None:
-        raise ValueError("no parameters were given; call update(gradient, state, params)")
-    if not isinstance(state, kind):
-        raise ValueError(
-            f"a state of type {type(state).__name__} is not of this optimizer; expected the {kind.__name__} of its init"
-        )
+    check_update(state, kind, params)

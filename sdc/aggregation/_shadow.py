@@ -29,10 +29,10 @@ from sdc.program.interpreter import substitute
 from sdc.program.reports import Values
 from sdc.program.selectors import collectives
 from sdc.twins._agreement import from_reference, gather_twins
-from sdc.twins.compare import LARGEST, Difference, difference, merge
+from sdc.twins.compare import LARGEST, Difference, difference, merge, no_difference
 from sdc.twins.digests import tree_digest
 
-from .workers import at_least_float32, check_axis, count_workers, this_worker
+from .workers import at_least_float32, check_axis, count_workers, sums_by_itself
 
 Tree = TypeVar("Tree")
 RECHECK, WITH_THIRD, LAST = 1, 2, 3
@@ -151,7 +151,7 @@ def shadow(
         differs = _compare(leaves, group, axis_name)
         votes = jnp.sum(~differs, axis=1, dtype=jnp.int32)
         best = jnp.argmax(votes)
-        me = this_worker(axis_name)
+        me = lax.axis_index(axis_name)
         counted = jnp.all(group != me) | (group[best] == me)
         mean = jax.tree.map(lambda x: _mean(x, counted, ranks - spares, axis_name), result)
 
@@ -188,7 +188,7 @@ def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, ax
     displaced = jnp.nonzero(inside & ~home & (rank != owner), size=spares, fill_value=0)[0].astype(jnp.int32)
     free = home & ~inside
     # 0 is one's own: the owner computes on what it holds, so that a copy damaged on its way is a difference too.
-    origin = jnp.where(inside & (rank != owner), 1, jnp.where(free, 1 + jnp.cumsum(free), 0))[this_worker(axis_name)]
+    origin = jnp.where(inside & (rank != owner), 1, jnp.where(free, 1 + jnp.cumsum(free), 0))[lax.axis_index(axis_name)]
     own = taken = jax.tree.map(jnp.asarray, batch)
     for number, sender in enumerate([owner, *displaced], 1):
         taken = jax.tree.map(functools.partial(select, origin == number), from_reference(own, axis_name, sender), taken)
@@ -241,9 +241,7 @@ def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array
         return found
 
     def none() -> Difference:
-        checked = jnp.full(spares, devices * sum(leaf.size for leaf in leaves), jnp.uint32)
-        counts, sums = jnp.zeros(spares, jnp.uint32), jnp.zeros(spares, jnp.float32)
-        return Difference(checked, counts, counts, counts, sums, sums)
+        return no_difference(jnp.full(spares, devices * sum(leaf.size for leaf in leaves), jnp.uint32))
 
     return lax.cond(differed, measure, none)
 
@@ -304,7 +302,7 @@ def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
             f"the state is of shape {state.checked.shape}, but axis {axis_name!r} has size {ranks}; "
             f"begin with init_shadow({ranks}), and give every rank the whole state"
         )
-    if jax.typeof(this_worker(axis_name)).manual_axis_type.varying:
+    if sums_by_itself(axis_name):
         raise ValueError(
             f"shard_map checks types, and so adds up gradients over {axis_name!r} by itself, which leaves nothing to "
             "compare; pass it check_vma=False"

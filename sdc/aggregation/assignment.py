@@ -95,18 +95,26 @@ def stepped(
 ) -> tuple[Tree, optax.OptState]:
     """The parameters after one step of an optimizer, and its state; truth values and keys stay as they are."""
 
-    def moved(parameter: Any, update: Any) -> Any:
-        fixed = jnp.result_type(parameter) == np.bool_ or jnp.issubdtype(
-            jnp.result_type(parameter), jax.dtypes.extended
-        )
+    def apply(parameter: Any, update: Any) -> Any:
+        if parameter is None:
+            return None
+        dtype = jnp.result_type(parameter)
+        fixed = dtype == np.bool_ or jnp.issubdtype(dtype, jax.dtypes.extended)
         nothing = getattr(update, "dtype", None) == jax.dtypes.float0
         return parameter if fixed or nothing else optax.apply_updates(parameter, update)
 
-    def apply(parameter: Any, update: Any) -> Any:
-        return None if parameter is None else moved(parameter, update)
-
     updates, state = optimizer.update(gradient, state, params, **extra)
     return jax.tree.map(apply, params, updates, is_leaf=lambda x: x is None), state
+
+
+def check_update(state: Any, kind: type, params: Tree) -> None:
+    """Raises ValueError unless `update` was given parameters, and a state that its own `init` made."""
+    if params is None:
+        raise ValueError("no parameters were given; call update(gradient, state, params)")
+    if not isinstance(state, kind):
+        raise ValueError(
+            f"a state of type {type(state).__name__} is not of this optimizer; expected the {kind.__name__} of its init"
+        )
 
 
 def _hideable(dtype: Any) -> bool:

@@ -39,7 +39,14 @@ class Latency(Protocol):
 
 
 class _Written:
-    """Written as text, see `parse_latency`."""
+    """Parameters that are above 0, unless a latency says otherwise, and a text form, see `parse_latency`."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"{name}={value}: expected a finite number above 0; a time without spread is 'constant'"
+                )
 
     def __str__(self) -> str:
         return write_term(self, LATENCIES)
@@ -87,9 +94,6 @@ class Normal(_Written):
     mu: float
     sigma: float
 
-    def __post_init__(self) -> None:
-        _check_positive(mu=self.mu, sigma=self.sigma)
-
     @property
     def mean(self) -> float:
         return self.mu + self.sigma * self._clipped()
@@ -120,9 +124,6 @@ class LogNormal(_Written):
     mean: float
     std: float
 
-    def __post_init__(self) -> None:
-        _check_positive(mean=self.mean, std=self.std)
-
     @property
     def variance(self) -> float:
         return self.std**2
@@ -143,9 +144,6 @@ class Exponential(_Written):
 
     mean: float
 
-    def __post_init__(self) -> None:
-        _check_positive(mean=self.mean)
-
     @property
     def variance(self) -> float:
         return self.mean**2
@@ -165,9 +163,6 @@ class Gamma(_Written):
 
     mean: float
     shape: float
-
-    def __post_init__(self) -> None:
-        _check_positive(mean=self.mean, shape=self.shape)
 
     @property
     def variance(self) -> float:
@@ -235,9 +230,6 @@ class BoundedLogNormal(_Written):
 
     base: float
 
-    def __post_init__(self) -> None:
-        _check_positive(base=self.base)
-
     @property
     def mean(self) -> float:
         return self.base * (1 + _bounded_moment(1))
@@ -285,9 +277,3 @@ def _check_times(**times: float) -> None:
     for name, value in times.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: expected a finite time in seconds, at least 0")
-
-
-def _check_positive(**parameters: float) -> None:
-    for name, value in parameters.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name}={value}: expected a finite number above 0; a time without spread is 'constant'")

@@ -23,10 +23,9 @@ from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
 from sdc.program.axes import typed_as
 
-from .assignment import assigns
+from .assignment import Tree, assigns
 from .workers import at_least_float32, check_count, check_probability, count_workers
 
-Tree = Any
 Work: TypeAlias = Callable[[Tree, Tree, Tree], Tree]
 """`(carry, micro_batch, context) -> carry`: what one micro-batch adds to what the worker has, given parameters, say."""
 Correction: TypeAlias = Literal["none", "rate", "count"]

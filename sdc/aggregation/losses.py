@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Float32, UInt8, UInt32
 
 from .assignment import Tree
 from .channels import Recorded
-from .lossy import Layout
+from .lossy import Layout, own_packets
 
 SAMPLE = 256
 """Most elements of a shard from which the drift between copies is estimated."""
@@ -98,7 +98,7 @@ def measured_losses(
     owners: Sequence[Float[Array, "workers _"]],
 ) -> LossyReport:
     """What a step lost, and how far the copies are off; its norm is 0."""
-    others = (jnp.arange(layout.workers) != lax.axis_index(axis_name))[:, None]
+    others = ~own_packets(layout, axis_name)
     # All elements would take another pass over all parameters.
     pairs = [(copy, owner, -(-copy.shape[1] // SAMPLE)) for copy, owner in zip(copies, owners, strict=True)]
     sampled = jnp.concatenate(

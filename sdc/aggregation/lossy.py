@@ -20,9 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32
 
+from .assignment import Tree
 from .workers import at_least_float32, count_workers, sums_by_itself
-
-Tree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +194,7 @@ def reduce_scatter(
     weight: Float32[Array, ""] | float | None = None,
 ) -> tuple[list[Float[Array, "_"]], Float32[Array, "packets"]]:
     """`lossy_psum_scatter` of several arrays, whose packets are numbered one after the other."""
-    arrived |= _own(layout, axis_name)
+    arrived |= own_packets(layout, axis_name)
     weight = None if weight is None else jnp.asarray(weight, jnp.float32)
     sent = arrived.astype(jnp.float32) if weight is None else jnp.where(arrived, weight, 0)
     received = lax.psum_scatter(sent, axis_name)
@@ -219,7 +218,7 @@ def all_gather(
     stale: Sequence[Float[Array, "workers _"]],
 ) -> tuple[list[Float[Array, "workers _"]], list[Float[Array, "workers _"]], Bool[Array, "workers packets"]]:
     """`lossy_all_gather` of several arrays; returns the owners' shards too, which a real network would not have."""
-    arrived |= _own(layout, axis_name)
+    arrived |= own_packets(layout, axis_name)
     received = lax.all_to_all(arrived.astype(jnp.uint8), axis_name, 0, 0, tiled=True) > 0
     owners = [lax.all_gather(shard, axis_name) for shard in shards]
     copies = [
@@ -263,7 +262,7 @@ def check_gradient(gradient: Tree, params: Tree, axis_name: str) -> None:
             )
 
 
-def _own(layout: Layout, axis_name: str) -> Bool[Array, "workers 1"]:
+def own_packets(layout: Layout, axis_name: str) -> Bool[Array, "workers 1"]:
     """What a worker sends to itself always arrives."""
     return (jnp.arange(layout.workers) == lax.axis_index(axis_name))[:, None]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdc._lazy import jax, jnp, lax
 from sdc.program.axes import axis_size, bound_axes
-
-if TYPE_CHECKING:
-    from jaxtyping import Array, Int32
 
 
 def count_workers(axis_name: str) -> int:
@@ -22,14 +19,9 @@ def count_workers(axis_name: str) -> int:
     return axis_size(axis_name, "worker")
 
 
-def this_worker(axis_name: str) -> Int32[Array, ""]:
-    """Number of this worker along a mapped axis."""
-    return lax.axis_index(axis_name)
-
-
 def sums_by_itself(axis_name: str) -> bool:
     """Whether `shard_map` checks types, and so adds up derivatives over this axis."""
-    return axis_name in jax.typeof(this_worker(axis_name)).manual_axis_type.varying
+    return axis_name in jax.typeof(lax.axis_index(axis_name)).manual_axis_type.varying
 
 
 def at_least_float32(dtype: Any) -> Any:

@@ -20,10 +20,10 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
-from .assignment import Tree, assign, stepped
+from .assignment import Tree, assign, check_update, stepped
 from .channels import Channel, Independent, Recorded, Sent
 from .losses import LossyLog, LossyReport, measured_losses, sum_of_squares
-from .lossy import Layout, all_gather, check_floats, check_gradient, reduce_scatter
+from .lossy import Layout, all_gather, check_floats, check_gradient, own_packets, reduce_scatter
 from .workers import check_axis, check_probability, count_workers
 
 
@@ -202,7 +202,7 @@ def lossy_zero2(
             known = (state.strongest > 0) & jnp.isfinite(share)
             scale = jnp.where(known, jnp.minimum(share, 1) ** jnp.float32(tighten), 1)
 
-        itself = (jnp.arange(workers) == sender)[:, None]
+        itself = own_packets(layout, axis_name)
         sent = Sent(sender, state.step, workers, layout.packets, scale)
 
         def deliver(which: int, moved: Sequence[Array]) -> tuple[Array, Any]:
@@ -248,12 +248,7 @@ def lossy_zero2(
 
 
 def _check(state: Any, params: Tree, layout: Layout) -> None:
-    if params is None:
-        raise ValueError("no parameters were given; call update(gradient, state, params)")
-    if not isinstance(state, LossyState):
-        raise ValueError(
-            f"a state of type {type(state).__name__} is not of this optimizer; expected the LossyState of its init"
-        )
+    check_update(state, LossyState, params)
     shards = tuple(leaf.size for leaf in jax.tree.leaves(state.previous))
     if shards != layout.shards or state.log.gradient.shape != (layout.workers, -(-layout.packets // 8)):
         raise ValueError(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Shaped, UInt32
 from sdc.bits import from_words, to_words
 from sdc.program.axes import bound_axes, varying
 
-from .compare import Difference, difference, merge
+from .compare import Difference, difference, merge, no_difference
 from .digests import digest
 
 Tree = TypeVar("Tree")
@@ -102,11 +102,8 @@ def measure(
 
 def nothing_found(leaves: list[Shaped[Array, "..."]], axis_name: str, reference: Int32[Array, ""]) -> Difference:
     """The result of `measure` where all twins agree."""
-    size = lax.axis_size(axis_name)
-    elements = sum(leaf.size for leaf in leaves)
-    checked = jnp.where(jnp.arange(size) != reference, jnp.uint32(elements), jnp.uint32(0))
-    counts, floats = jnp.zeros(size, jnp.uint32), jnp.zeros(size, jnp.float32)
-    return Difference(checked, counts, counts, counts, floats, floats)
+    elements = jnp.uint32(sum(leaf.size for leaf in leaves))
+    return no_difference(jnp.where(jnp.arange(lax.axis_size(axis_name)) != reference, elements, jnp.uint32(0)))
 
 
 def squared_distance(

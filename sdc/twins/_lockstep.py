@@ -21,7 +21,7 @@ from sdc.program.selectors import probes
 from sdc.program.site import Where
 
 from ._agreement import Agreement, agreement, measure, nothing_found
-from .compare import Difference, merge as merge_differences
+from .compare import Difference, merge as merge_differences, no_difference
 
 Compare: TypeAlias = Literal["gated", "always"]
 Tree = TypeVar("Tree")
@@ -103,9 +103,8 @@ def synchronize(
     axis_size(axis_name, "twin")
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
-        nothing = jnp.zeros(lax.axis_size(axis_name), jnp.uint32)
-        none = nothing.astype(jnp.float32)
-        return tree, Mismatch(Difference(nothing, nothing, nothing, nothing, none, none), jnp.uint32(0))
+        nothing = no_difference(jnp.zeros(lax.axis_size(axis_name), jnp.uint32))
+        return tree, Mismatch(nothing, jnp.uint32(0))
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     repaired, mismatch = _synchronize(leaves, agreed or agreement(leaves, axis_name), axis_name, compare)
     return jax.tree.unflatten(structure, repaired) if repair else tree, mismatch

@@ -61,6 +61,12 @@ def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shap
     )
 
 
+def no_difference(checked: UInt32[Array, "*rows"]) -> Difference:
+    """What `difference` says of so many elements that do not differ in any bit."""
+    counts, sums = jnp.zeros(checked.shape, jnp.uint32), jnp.zeros(checked.shape, jnp.float32)
+    return Difference(checked, counts, counts, counts, sums, sums)
+
+
 def mismatch(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Bool[Array, "*shape"]:
     """Where the bits of two arrays differ, element by element."""
     differs = as_bits(reference) != as_bits(suspect)
