@@ -22,8 +22,8 @@ import numpy as np
 
 from sdc.checksums.transform import abft as checked, accumulators
 from sdc.faults._strike import NUMBERS, Strike, no_strike, strike, strike_on
-from sdc.faults.changes import field_bits
-from sdc.faults.events import Events, Hits, corruptible
+from sdc.faults.changes import FIELDS, field_bits
+from sdc.faults.events import Events, Hits, strikable
 from sdc.faults.fault import Fault, check_moves
 from sdc.faults.kinds import BitFlip, StuckBit, What
 from sdc.faults.language import as_fault
@@ -124,8 +124,9 @@ class Campaign:
             return state, observed(state, metrics)
 
         axes = sorted({axis for site in self.sites for axis, _ in site.mesh})
-        room = max(fault.pattern.size(x.shape) for _, fault in self.faults for site in self.sites for x in site.outputs)
-        self._room, self._axes = min(room, _largest(self.sites)), axes
+        shapes = [x.shape for site in self.sites for x in site.outputs]
+        room = max(fault.pattern.size(shape) for _, fault in self.faults for shape in shapes)
+        self._room, self._axes = min(room, max(map(math.prod, shapes))), axes
         self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
         self._plain = jax.jit(plain if batch == 1 else jax.vmap(plain))
         self.clean, self._states = self._clean_run(state)
@@ -135,7 +136,7 @@ class Campaign:
 
     def _check_faults(self) -> None:
         """Every kind of fault must suit the numbers of every site, before hours are spent on the others."""
-        for dtype in {x.dtype for site in self.sites for x in site.outputs if _strikable(x)}:
+        for dtype in {x.dtype for site in self.sites for x in site.outputs if strikable(x)}:
             for text, fault in self.faults:
                 try:
                     fault.what.change(jax.random.key(0), (), dtype, jnp.int32(0))
@@ -151,7 +152,7 @@ class Campaign:
         site = self.sites[int(next(u) * len(self.sites))]
         text, fault = self.faults[int(next(u) * len(self.faults))]
         what = fault.what
-        outputs = [output for output, x in enumerate(site.outputs) if _strikable(x)]
+        outputs = [output for output, x in enumerate(site.outputs) if strikable(x)]
         output = outputs[int(next(u) * len(outputs))]
         shape, dtype = site.outputs[output].shape, site.outputs[output].dtype
         bits: list[int] | None = None
@@ -341,16 +342,8 @@ def _single(fault: Fault | What | str) -> tuple[str, Fault]:
     return (fault if isinstance(fault, str) else str(found)), found
 
 
-def _strikable(x: Any) -> bool:
-    return corruptible(x) and math.prod(x.shape) > 0
-
-
-def _largest(sites: Sequence[Site]) -> int:
-    return max(math.prod(x.shape) for site in sites for x in site.outputs)
-
-
 def _field(dtype: Any, bit: int) -> str | None:
-    for field in ("sign", "exponent", "mantissa"):
+    for field in FIELDS:
         try:
             if bit in field_bits(dtype, field):
                 return field

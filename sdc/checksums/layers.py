@@ -191,8 +191,7 @@ class _Collect:
         flags: Flags = jax.tree.unflatten(place.params["structure"], inputs[1:])
         return bind(*inputs), flags
 
-    def merge(self, total: Flags, new: Flags) -> Flags:
-        return merge_flags(total, new)
+    merge = staticmethod(merge_flags)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -149,8 +149,7 @@ class _Abft:
         out, flags = check(product, settings, operands)
         return [out], flags
 
-    def merge(self, total: Flags, new: Flags) -> Flags:
-        return merge_flags(total, new)
+    merge = staticmethod(merge_flags)
 
 
 def carried(product: Product, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:

@@ -1,5 +1,6 @@
 """Fault injection: a step in which simulated hardware corrupts values, and the ground truth of what it did."""
 
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from sdc.program.site import Site
 from sdc.settings import SettingError
 
 from .changes import by_layer
-from .draws import DENSE, hit_densely, hit_sparsely, hit_whole
+from .draws import DENSE, Draw
 from .events import Events, Hits, Moment, _words, corruptible
 from .fault import Fault
 from .patterns import Whole
@@ -126,10 +127,7 @@ class _Inject:
                 x, event = self._corrupt(place, number, x)
                 events.append(event)
             outs.append(x)
-        total = events[0]
-        for event in events[1:]:
-            total = self.merge(total, event)
-        return outs, total
+        return outs, functools.reduce(self.merge, events)
 
     def merge(self, total: Events, new: Events) -> Events:
         hits = None
@@ -159,18 +157,18 @@ class _Inject:
         for number, fault in enumerate(self.faults):
             if not _may_hit(fault, place.site) or not old.size:
                 continue
-            draws = jax.random.split(jax.random.fold_in(key, number))
-            rate = self._rate(number, fault, place, layer)
+            keys = jax.random.split(jax.random.fold_in(key, number))
+            draw = Draw(fault, keys, self._rate(number, fault, place, layer), new, before, layer)
             if isinstance(fault.pattern, Whole):
-                new, hit = hit_whole(fault, draws, rate, new, before, layer)
+                new, hit = draw.whole()
                 drawn += jnp.where(hit, jnp.uint32(old.size), jnp.uint32(0))
                 masked.append(hit[None])
             elif fault.largest_rate() > DENSE:
-                new, hit = hit_densely(fault, draws, rate, new, before, layer)
+                new, hit = draw.densely()
                 drawn += jnp.sum(hit, dtype=jnp.uint32)
                 masked.append(hit)
             else:
-                new, at = hit_sparsely(fault, draws, rate, new, before, layer)
+                new, at = draw.sparsely()
                 drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
                 touched.append(at)
         after = from_bits(new.reshape(before.shape), before)

@@ -26,7 +26,7 @@ from sdc.program.selectors import Selector, as_selector
 from sdc.program.site import Site, Where
 
 from .changes import Change, apply, neutral
-from .events import Events, Hits, corruptible, words
+from .events import Events, Hits, corruptible, strikable, words
 from .fault import Fault
 from .kinds import What
 from .language import as_fault
@@ -35,7 +35,7 @@ from .patterns import One
 LOOPS = 4
 """Loops that can enclose a struck site."""
 
-NUMBERS = Selector("real numbers", lambda site: any(corruptible(x) and math.prod(x.shape) for x in site.outputs))
+NUMBERS = Selector("real numbers", lambda site: any(map(strikable, site.outputs)))
 
 
 class Strike(NamedTuple):
@@ -221,7 +221,7 @@ class _Strike:
         nothing = varying(Events(jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs)))
         total = nothing
         for number, x in enumerate(outs):
-            if corruptible(x) and x.size:
+            if strikable(x):
                 hit = here & (self.strike.output == number)
                 outs[number], events = lax.cond(hit, functools.partial(self._hit, number), lambda x: (x, nothing), x)
                 total = self.merge(total, events)

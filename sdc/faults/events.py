@@ -1,5 +1,6 @@
 """The ground truth of a simulation: when an injected step runs, and what faults did to it."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -57,6 +58,11 @@ def corruptible(x: Any) -> bool:
     """Whether an array holds real numbers of 8 bits or more, which faults can hit: no keys, truth values or complex."""
     real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
     return real and jax.dtypes.itemsize_bits(x.dtype) >= 8
+
+
+def strikable(x: Any) -> bool:
+    """Whether an array has an element that faults can hit."""
+    return corruptible(x) and math.prod(x.shape) > 0
 
 
 def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:

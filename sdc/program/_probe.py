@@ -55,10 +55,6 @@ def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = (
     return jax.tree_util.tree_map_with_path(bind, x)
 
 
-def _abstract_eval(x: Any, **_: Any) -> Any:
-    return x
-
-
 def _jvp(primals: Any, tangents: Any, *, name: str, direction: Direction, directions: frozenset[str]) -> Any:
     (x,), (tangent,) = primals, tangents
     out = probe_p.bind(x, name=name, direction=direction, directions=directions)
@@ -74,13 +70,9 @@ def _transpose(cotangent: Any, x: Any, *, name: str, direction: Direction, direc
     return [probe_p.bind(cotangent, name=name, direction="bwd", directions=directions)]
 
 
-def _batch(args: Any, dims: Any, **params: Any) -> Any:
-    return probe_p.bind(*args, **params), dims[0]
-
-
 probe_p.def_impl(lambda x, **_: x)
-probe_p.def_abstract_eval(_abstract_eval)
+probe_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(probe_p, lambda ctx, x, **_: [x])
 ad.primitive_jvps[probe_p] = _jvp
 ad.primitive_transposes[probe_p] = _transpose
-batching.primitive_batchers[probe_p] = _batch
+batching.defvectorized(probe_p)

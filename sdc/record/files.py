@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -30,15 +30,6 @@ def write_json(path: AnyPath, value: Any) -> None:
         OSError: it cannot be written.
     """
     write_text(path, json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n")
-
-
-def write_lines(path: AnyPath, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a file of JSON lines whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    write_text(path, "".join(encode(row) + "\n" for row in rows))
 
 
 def write_text(path: AnyPath, text: str) -> None:

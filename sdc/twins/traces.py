@@ -287,23 +287,3 @@ def diff(a: Trace, b: Trace) -> TraceDifference:
         if first is not None:
             return TraceDifference(tuple(done), step, first)
     return TraceDifference(tuple(done), None, None)
-
-
-class Watch:
-    """Compares a live run with a recorded trace, so that the healthy node need not run at the same time."""
-
-    def __init__(self, golden: Trace) -> None:
-        self.golden = golden
-        self.compared = 0
-
-    def __call__(self, step: int, digests: Reports) -> FirstDifference | None:
-        """The first difference of a step from the recorded one; None where they agree or the record has no such step.
-
-        Raises:
-            RecordError: the recorded line is damaged.
-            ValueError: the digests are of another program.
-        """
-        if step not in self.golden.lines:
-            return None
-        self.compared += 1
-        return first_difference(self.golden[step], digests)
