@@ -24,13 +24,7 @@ __all__ = ["Lazy", "facade", "jax", "jnp", "lax"]
 
 
 class Lazy:
-    """A module that is imported when its first attribute is looked up.
-
-    Example:
-        >>> from sdc._lazy import Lazy
-        >>> Lazy("colorsys").rgb_to_hsv(0.0, 0.0, 1.0)[2]
-        1.0
-    """
+    """A module that is imported when its first attribute is looked up."""
 
     def __init__(self, name: str) -> None:
         self._name = name

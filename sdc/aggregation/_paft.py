@@ -113,16 +113,6 @@ def paft_sync(
     Raises:
         ValueError: the period is below 1, or axes are not given by name; in `update`: an axis is not bound or has fewer
             than two workers, no parameters are given, or the state is of another optimizer.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from sdc.aggregation import paft_sync
-        >>> optimizer = paft_sync(optax.sgd(0.1), "data", 1)
-        >>> def step(params, gradient):
-        ...     updates, state = optimizer.update(gradient, optimizer.init(params), params)
-        ...     return optax.apply_updates(params, updates)
-        >>> jax.vmap(step, axis_name="data")(jnp.ones(2), jnp.asarray([0.0, 2.0])).tolist()
-        [0.8999999761581421, 0.8999999761581421]
     """
     check_axis("axis_name", axis_name)
     check_axes("replica_axes", replica_axes)
@@ -203,20 +193,6 @@ def paft(
 
     Raises:
         ValueError: the periods are not 1 <= min <= initial <= max; in `update`: as `paft_sync`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from sdc.aggregation import paft
-        >>> optimizer = paft(optax.sgd(0.1), "data", initial_period=1, max_period=50)
-        >>> def run(theta, noise):
-        ...     state = optimizer.init(theta)
-        ...     for _ in range(2):
-        ...         updates, state = optimizer.update(noise, state, theta)
-        ...         theta = optax.apply_updates(theta, updates)
-        ...     return state.period, state.divergence.measured
-        >>> period, divergence = jax.vmap(run, axis_name="data")(jnp.ones(2), jnp.asarray([1.0, -1.0]))
-        >>> period.tolist(), divergence.round(3).tolist()  # each replica is 0.1 off, gradients have norm 1
-        ([10, 10], [0.10000000149011612, 0.10000000149011612])
     """
     check_axis("axis_name", axis_name)
     check_axes("replica_axes", replica_axes)

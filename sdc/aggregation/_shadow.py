@@ -122,17 +122,6 @@ def shadow(
     Raises:
         ValueError: the axis is not bound or too small, the state is of another size, `gradient_fn` talks over the axis
             or returns something other than floats, or `shard_map` checks types.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from sdc.aggregation import init_shadow, judge, shadow
-        >>> gradient = shadow(jax.value_and_grad(lambda w, x: jnp.sum(jnp.sin(w * x))), "data")
-        >>> step = jax.jit(jax.vmap(gradient, in_axes=(None, None, 0), out_axes=None, axis_name="data"))
-        >>> state, rows = init_shadow(4), jnp.arange(4.0)  # three ranks and one to spare
-        >>> for _ in range(3):
-        ...     (loss, grad), state, report = step(state, 1.0, rows)
-        >>> judge(state).reason
-        'no difference in 3 comparisons, which included every rank'
     """
     check_axis("axis_name", axis_name)
     if spares < 1:

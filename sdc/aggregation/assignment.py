@@ -34,12 +34,6 @@ class Assignment:
 
     Attributes:
         value: the new parameter.
-
-    Example:
-        >>> import jax.numpy as jnp, optax
-        >>> from sdc.aggregation.assignment import Assignment
-        >>> optax.apply_updates({"w": jnp.float32(1.0)}, {"w": Assignment(jnp.float32(1e-30))})["w"].item() > 0
-        True
     """
 
     __array_ufunc__ = None  # NumPy's arrays leave the sum to this class too

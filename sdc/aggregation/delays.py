@@ -222,10 +222,6 @@ class BoundedLogNormal(_Written):
 
     Attributes:
         base: time without delay, above 0.
-
-    Example:
-        >>> round(BoundedLogNormal(1.0).mean, 3)
-        1.496
     """
 
     base: float

@@ -31,11 +31,6 @@ def divergence(sigma: float, rates: Sequence[float] | np.ndarray, *, workers: in
 
     Raises:
         ValueError: sigma or the dimension is negative, or there are fewer than two workers.
-
-    Example:
-        >>> from sdc.aggregation.divergence import divergence
-        >>> round(divergence(0.5, [0.1] * 300, workers=4, dimension=1000), 1)
-        562.5
     """
     factor = _factor(sigma, workers, dimension)
     return factor * float(np.sum(np.square(np.asarray(rates, np.float64))))

@@ -25,11 +25,6 @@ def pair_drift(p: float, square: float = 1.0) -> float:
 
     Raises:
         ValueError: p is no probability below 1.
-
-    Example:
-        >>> from sdc.aggregation.drift import pair_drift
-        >>> [round(pair_drift(p), 3) for p in (0.1, 0.2, 0.4)]
-        [0.202, 0.417, 0.952]
     """
     _check(p)
     return 2 * p / (1 - p**2) * square
@@ -59,11 +54,6 @@ def own_weight(p: float, workers: int) -> float:
 
     All weights add up to 1, so that the mean is unbiased for gradients of one expectation. For given, different
     gradients it leans towards the owner's: this weight, where 1/N would be even.
-
-    Example:
-        >>> from sdc.aggregation.drift import own_weight
-        >>> round(own_weight(0.1, 4), 6)
-        0.27775
     """
     _check(p)
     return (1 - p**workers) / (workers * (1 - p))

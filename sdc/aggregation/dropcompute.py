@@ -90,12 +90,6 @@ def completed_before(latencies: Float32[Array, "*rows micro_batches"], threshold
     Args:
         latencies: seconds of each micro-batch, in order, for instance sampled (`delays`).
         threshold: seconds; infinity for all.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from sdc.aggregation import completed_before
-        >>> completed_before(jnp.asarray([[1.0, 1.0, 1.0], [1.0, 3.0, 1.0]]), 2.5).tolist()
-        [2, 1]
     """
     return jnp.sum(jnp.cumsum(latencies, axis=-1) < threshold, axis=-1, dtype=jnp.int32)
 
@@ -120,12 +114,6 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
     Raises:
         ValueError: there is no micro-batch, leaves disagree on their number, or fewer than none or more than all are
             said to be completed.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from sdc.aggregation import masked
-        >>> masked(lambda total, x, _: total + x, jnp.float32(0), jnp.asarray([1.0, 2.0, 4.0]), jnp.int32(2)).item()
-        3.0
     """
     counts = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in jax.tree.leaves(batches)}
     if len(counts) != 1 or counts == {0}:
@@ -233,15 +221,6 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     Returns:
         An optimizer whose `update` takes `empty`, the same on every worker: where it is true, updates are zero and the
         optimizer's state stays as it is. `update` raises ValueError where the optimizer assigns.
-
-    Example:
-        >>> import jax.numpy as jnp, optax
-        >>> from sdc.aggregation import skip_empty
-        >>> optimizer = skip_empty(optax.sgd(0.1, momentum=0.9))
-        >>> state = optimizer.init(jnp.ones(1))
-        >>> updates, state = optimizer.update(jnp.zeros(1), state, jnp.ones(1), empty=jnp.bool_(True))
-        >>> updates.tolist(), int(state.skipped)
-        ([0.0], 1)
     """
     inner = optax.with_extra_args_support(optimizer)
 

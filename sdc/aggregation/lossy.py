@@ -133,15 +133,6 @@ def lossy_psum_scatter(
     Raises:
         ValueError: the axis is not bound or has fewer than two workers, or shapes do not fit.
 
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from sdc.aggregation import lossy_psum_scatter
-        >>> arrived = jnp.ones((2, 2, 1), bool).at[1, 0].set(False)  # what worker 1 sends to worker 0 is lost
-        >>> def reduce(x, arrived):
-        ...     return lossy_psum_scatter(x, "data", arrived, previous=jnp.zeros(1))[0]
-        >>> jax.vmap(reduce, axis_name="data")(jnp.asarray([[[1.0], [2.0]], [[3.0], [4.0]]]), arrived).tolist()
-        [[1.0], [3.0]]
-
     References:
         Weintraub, Banner, Orda (2025), section 3 and algorithm 1.
     """
@@ -170,15 +161,6 @@ def lossy_all_gather(
 
     Raises:
         ValueError: as `lossy_psum_scatter`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from sdc.aggregation import lossy_all_gather
-        >>> arrived = jnp.ones((2, 2, 1), bool).at[1, 0].set(False)
-        >>> def gather(shard, arrived):
-        ...     return lossy_all_gather(shard, "data", arrived, stale=jnp.zeros((2, 1)))[0].ravel()
-        >>> jax.vmap(gather, axis_name="data")(jnp.asarray([[1.0], [2.0]]), arrived).tolist()
-        [[1.0, 0.0], [1.0, 2.0]]
     """
     layout = _layout(stale, axis_name, arrived)
     copies, _, received = all_gather([shard], layout, axis_name, arrived, [stale])

@@ -80,15 +80,6 @@ def gradient_noise(
         ValueError: a sigma is negative or not finite, a period is below 1, a worker does not exist, or the axis is not
             bound or has fewer than two workers.
 
-    Example:
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from sdc.aggregation import gradient_noise
-        >>> noise = gradient_noise("data", 0.1, workers=[1])
-        >>> def noisy(gradient):
-        ...     return noise.update(gradient, noise.init(gradient))[0]
-        >>> jax.vmap(noisy, axis_name="data")(jnp.ones((3, 4))).std(axis=1).tolist()[::2]
-        [0.0, 0.0]
-
     References:
         Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, sections 3 and 5
         (bursts: "accidental large noise", every 500th iteration).

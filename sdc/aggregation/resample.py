@@ -25,14 +25,6 @@ class Resampling:
 
     Raises:
         ValueError: a number is below 1, or a step needs more samples than there are.
-
-    Example:
-        >>> from sdc.aggregation import Resampling
-        >>> samples = Resampling(4, workers=2, micro_batches=2, batch=1, seed=0)
-        >>> first = next(samples)
-        >>> samples.drop([2, 1])  # worker 1 completed one of its two micro-batches
-        >>> bool(first[1, 1, 0] == next(samples)[0, 0, 0])
-        True
     """
 
     def __init__(self, size: int, *, workers: int, micro_batches: int, batch: int, seed: int) -> None:

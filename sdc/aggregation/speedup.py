@@ -44,10 +44,6 @@ def completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: f
 
     Raises:
         ValueError: there are no latencies, one of them is negative or not finite, or the threshold is not above 0.
-
-    Example:
-        >>> int(completed(np.array([1.0, 1.0, 1.0]), 2.0))
-        1
     """
     check_threshold(threshold)
     return np.count_nonzero(_cumulative(latencies) < threshold, axis=-1)
@@ -91,10 +87,6 @@ def effective_speedup(
 
     Raises:
         ValueError: as for `completed`, or the shapes do not fit, or an iteration took no time.
-
-    Example:
-        >>> effective_speedup(np.array([[[1.0, 1.0], [1.0, 5.0]]]), 0.0, 2.5)
-        1.8
     """
     check_threshold(threshold)
     cumulative, longest, serial = _measured(latencies, serial)
@@ -130,10 +122,6 @@ def select_threshold(
 
     Raises:
         ValueError: as for `effective_speedup`, or `minimum_completed` is no share.
-
-    Example:
-        >>> select_threshold(np.array([[[1.0, 1.0], [1.0, 5.0]]]), 1.0)
-        Choice(threshold=2.0000000000000004, speedup=1.7499999999999998, completed=1.5, drop_rate=0.25)
     """
     if not 0 <= minimum_completed <= 1:
         raise ValueError(f"minimum_completed={minimum_completed}: expected a share of the micro-batches, 0 to 1")
@@ -207,10 +195,6 @@ def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
 
     Raises:
         ValueError: nothing was completed, or more than there was; or the steps are negative.
-
-    Example:
-        >>> extra_steps(900, 10.8, 12)
-        100
     """
     _check_completed(completed, micro_batches)
     if steps < 0:
@@ -228,10 +212,6 @@ def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
 
     Raises:
         ValueError: nothing was completed, or more than there was; or the batch is empty.
-
-    Example:
-        >>> larger_batch(1024, 9.6, 12)
-        1280
     """
     _check_completed(completed, micro_batches)
     if batch < 1:

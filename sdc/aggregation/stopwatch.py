@@ -54,14 +54,6 @@ class Stopwatch:
 
     Raises:
         ValueError: the threshold is not above 0.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from sdc.aggregation import Stopwatch
-        >>> watch = Stopwatch(lambda total, x, _: total + x, threshold=60.0)
-        >>> stopped = watch.run(jnp.float32(0), [jnp.float32(1), jnp.float32(2)])
-        >>> stopped.carry.item(), stopped.completed
-        (3.0, 2)
     """
 
     work: Work

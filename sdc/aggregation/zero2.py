@@ -128,16 +128,6 @@ def lossy_zero2(
             bound or has fewer than two workers, or a parameter has no elements or is no float; in `update`: the state
             is of another optimizer, model or number of workers, the gradient does not fit the parameters, or
             `shard_map`, which checks types, has added it up already.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from sdc.aggregation import lossy_zero2
-        >>> optimizer = lossy_zero2(optax.sgd(1.0), "data", p_grad=0.1, p_param=0.1)
-        >>> def step(params, gradient):
-        ...     updates, state = optimizer.update(gradient, optimizer.init(params), params)
-        ...     return optax.apply_updates(params, updates)
-        >>> jax.vmap(step, axis_name="data")(jnp.zeros((2, 3)), jnp.ones((2, 3))).tolist()
-        [[-1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]]
     """
     check_axis("axis_name", axis_name)
     check_probability("reliable", reliable)

@@ -1,4 +1,7 @@
-"""Campaigns: thousands of single faults, one after the other, and what becomes of training after each."""
+"""Campaigns: thousands of single faults, one after the other, and what becomes of training after each.
+
+docs/api/sdc.campaigns.md shows every name of this package at work.
+"""
 
 from typing import TYPE_CHECKING
 

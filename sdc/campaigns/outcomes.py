@@ -74,13 +74,7 @@ class Thresholds(NamedTuple):
 
 
 def thresholds(clean: Sequence[Observed]) -> Thresholds:
-    """Calibrates the spike detectors on a clean run.
-
-    Example:
-        >>> from sdc.campaigns import Observed, thresholds
-        >>> thresholds([Observed(loss, 1.0, None, True, (0, 0)) for loss in (4.0, 3.0, 3.5, 2.5)])
-        Thresholds(rise=1.0, factor=3.0)
-    """
+    """Calibrates the spike detectors on a clean run."""
     losses = [step.loss for step in clean]
     norms = [step.gradient_norm for step in clean if step.gradient_norm is not None]
     rises = [b - a for a, b in itertools.pairwise(losses)]

@@ -1,4 +1,7 @@
-"""Algorithm-based fault tolerance: checksummed matrix products that work in narrow types, forward and backward."""
+"""Algorithm-based fault tolerance: checksummed matrix products that work in narrow types, forward and backward.
+
+docs/api/sdc.checksums.md shows every name of this package at work.
+"""
 
 from typing import TYPE_CHECKING
 

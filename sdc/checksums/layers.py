@@ -104,14 +104,6 @@ def dot_general(
 
     Raises:
         ValueError: see `sdc.abft`; or `checksum` is not that of an array like `rhs`.
-
-    Example:
-        >>> import jax.numpy as jnp, sdc
-        >>> x, w = jnp.ones((4, 8)), jnp.ones((8, 2))
-        >>> layer = lambda x, w: sdc.checksums.dot_general(x, w, (((1,), (0,)), ((), ())))
-        >>> out, flags = sdc.checksums.collect(layer)(x, w)
-        >>> out.shape, int(flags["fwd/checked_product"].checked)
-        ((4, 2), 4)
     """
     check_choice("output", output, get_args(Output))
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
@@ -138,14 +130,7 @@ def dot_general(
 def checksum(
     rhs: Shaped[Array, "*rhs"], dimension_numbers: Dimensions, *, scheme: SchemeName = "two-tier"
 ) -> Float[Array, "*folded"]:
-    """The checksum of a second factor, to be computed once for many products with it.
-
-    Example:
-        >>> import jax.numpy as jnp, sdc
-        >>> dimensions = (((1,), (0,)), ((), ()))
-        >>> sdc.checksums.checksum(jnp.ones((8, 2)), dimensions).shape
-        (8, 1)
-    """
+    """The checksum of a second factor, to be computed once for many products with it."""
     return _folded(rhs, dimension_numbers, scheme)
 
 
@@ -159,11 +144,6 @@ def _folded(rhs: Any, dimension_numbers: Dimensions, scheme: SchemeName) -> Any:
 def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) -> Shaped[Array, "..."]:
     """`jnp.einsum` with every product checked; its own keywords, and `mode`, `output`, `scheme`, `profile` of
     `dot_general`.
-
-    Example:
-        >>> import jax.numpy as jnp, sdc
-        >>> sdc.checksums.einsum("bij,bjk->bik", jnp.ones((2, 3, 4)), jnp.ones((2, 4, 5))).shape
-        (2, 3, 5)
     """
     own = {name: settings.pop(name) for name in ("mode", "output", "scheme", "profile") if name in settings}
     product = functools.partial(dot_general, **own)

@@ -27,13 +27,6 @@ class Settings:
 
     Raises:
         SettingError: a mode or scheme is unknown, or the mode needs what the scheme does not know.
-
-    Example:
-        >>> from sdc.checksums import Settings
-        >>> Settings("correct", "paper")
-        Traceback (most recent call last):
-        sdc.settings.SettingError: mode=correct: needs to know which rows are wrong, but scheme=paper judges a product \
-as a whole; choose mode=detect, or another scheme
     """
 
     mode: Mode = "detect"

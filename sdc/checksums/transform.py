@@ -79,13 +79,6 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
     Args:
         step: any function that JAX can trace.
         where: selects the products.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, sdc
-        >>> x = jnp.ones((4, 4), jnp.bfloat16)
-        >>> step = sdc.checksums.accumulators(lambda x: x @ x)
-        >>> step(x).dtype.name, [site.outputs[0].dtype.name for site in sdc.sites(step, x, where="products")]
-        ('bfloat16', ['float32'])
     """
 
     def widen(primitive: Any, params: Mapping[str, Any], inputs: Values) -> Values | None:

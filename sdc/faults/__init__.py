@@ -1,4 +1,7 @@
-"""Simulated faults: kinds, patterns and times, their text form, published nodes, and steps that suffer them."""
+"""Simulated faults: kinds, patterns and times, their text form, published nodes, and steps that suffer them.
+
+docs/api/sdc.faults.md shows every name of this package at work.
+"""
 
 from typing import TYPE_CHECKING
 

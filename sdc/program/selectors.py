@@ -216,13 +216,7 @@ def result(*patterns: str) -> Selector:
 
 
 def matching(*patterns: str) -> Selector:
-    """Selects by the site's whole name, with or without the number of its repetition.
-
-    Example:
-        >>> from sdc.program import Site, matching
-        >>> matching("fwd/*")(Site("fwd/attn", "probe", "fwd", "attn"))
-        True
-    """
+    """Selects by the site's whole name, with or without the number of its repetition."""
     selector = _matches("matching", lambda site: site.name.partition("#")[0], patterns)
     exact = [pattern for pattern in patterns if "#" in pattern]
     return Selector(
@@ -314,11 +308,6 @@ def parse_selector(text: str) -> Selector:
 
     Raises:
         ValueError: the line cannot be understood.
-
-    Example:
-        >>> from sdc.program import parse_selector
-        >>> parse_selector('primitive("dot_general") & ~direction("bwd")')
-        primitive("dot_general") & ~direction("bwd")
     """
     return expression(
         "selector", text, words=_WORDS, calls=_CALLS, example='primitive("dot_general") & direction("bwd")'

@@ -1,4 +1,7 @@
-"""The record of a run on disk, what makes a run repeat itself, and whether two may be compared."""
+"""The record of a run on disk, what makes a run repeat itself, and whether two may be compared.
+
+docs/api/sdc.record.md shows every name of this package at work.
+"""
 
 from typing import TYPE_CHECKING
 

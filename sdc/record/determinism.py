@@ -49,10 +49,6 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
 
     Raises:
         ValueError: the environment already asks for the opposite of a flag that is needed, or JAX has started.
-
-    Example:
-        >>> from sdc.record import prepare
-        >>> prepare(cpu_devices=8)  # doctest: +SKIP
     """
     import jax
 
@@ -79,11 +75,6 @@ def environment() -> dict[str, Any]:
 
     Returns:
         Versions, devices, flags and options, as JSON. Asking for them starts the devices.
-
-    Example:
-        >>> from sdc.record import environment
-        >>> environment()["platform"]
-        'cpu'
     """
     import jax
     from jax.extend import backend
@@ -113,13 +104,6 @@ def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
 
     Returns:
         64 hexadecimal digits.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from sdc.record import program_fingerprint
-        >>> a, b = (program_fingerprint(jax.jit(f).lower(1.0)) for f in (jnp.sin, jnp.cos))
-        >>> len(a), a == b
-        (64, False)
     """
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
@@ -130,14 +114,6 @@ class Difference(NamedTuple):
     Attributes:
         key: what differs, with dots between the levels of the descriptions.
         values: its value in each description, `"nothing"` where there is none.
-
-    Example:
-        >>> from sdc.record import differences
-        >>> (found,) = differences([{"packages": {"jax": "0.10.2"}}, {"packages": {"jax": "0.12.0"}}])
-        >>> found.key, found.values
-        ('packages.jax', ('0.10.2', '0.12.0'))
-        >>> found.describe(("the run had", "now"))
-        'packages.jax: the run had 0.10.2, now 0.12.0'
     """
 
     key: str
@@ -166,12 +142,6 @@ def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Difference, 
 
     Returns:
         One entry for each thing that differs, in the order of the keys.
-
-    Example:
-        >>> from sdc.record import differences
-        >>> for found in differences([{"packages": {"jax": "0.10.2"}}, {"packages": {"jax": "0.12.0"}}]):
-        ...     print(found.describe())
-        packages.jax: process 0 has 0.10.2, process 1 has 0.12.0
     """
     flat = [_flatten("", description) for description in descriptions]
     rows = {key: [description.get(key, "nothing") for description in flat] for key in sorted(set().union(*flat))}

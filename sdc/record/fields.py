@@ -25,11 +25,6 @@ def about(text: str, *, ge: int | None = None) -> msgspec.Meta:
 
     Returns:
         What stands beside the type in `Annotated`.
-
-    Example:
-        >>> from sdc.record.fields import about
-        >>> about("number of the step").description
-        'number of the step'
     """
     return msgspec.Meta(description=text, ge=ge)
 

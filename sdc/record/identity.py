@@ -43,12 +43,6 @@ def identify() -> Host:
     Returns:
         Host name, hash of the machine's identity, identity of this start of the system, number of the process, and
         its index in a run of several processes. JAX is not imported for the index, and not started.
-
-    Example:
-        >>> import os
-        >>> from sdc.record import identify
-        >>> identify().pid == os.getpid(), identify().process
-        (True, 0)
     """
     return Host(
         name=platform.node(), machine=_machine(), boot=_first_line(BOOT_FILE), pid=os.getpid(), process=_index()
@@ -63,14 +57,6 @@ def stamp(*, lasting: bool = False) -> dict[str, Any]:
 
     Returns:
         `schema`, `version` and `host`, to be merged into the output.
-
-    Example:
-        >>> from sdc.record import stamp
-        >>> output = {**stamp(), "verdict": "clean"}
-        >>> output["schema"], sorted(output["host"])
-        (2, ['boot', 'machine', 'name', 'pid', 'process'])
-        >>> sorted(stamp(lasting=True)["host"])
-        ['machine', 'name']
     """
     host: dict[str, Any] = msgspec.to_builtins(identify())
     if lasting:
@@ -87,11 +73,6 @@ def package_version(package: str) -> str:
 
     Returns:
         Its version, or `not installed`.
-
-    Example:
-        >>> from sdc.record.identity import package_version
-        >>> package_version("no-such-package")
-        'not installed'
     """
     try:
         return importlib.metadata.version(package)

@@ -78,11 +78,6 @@ def kind_of(name: object) -> Kind:
 
     Raises:
         RecordError: there is no such kind.
-
-    Example:
-        >>> from sdc.record.kinds import kind_of
-        >>> kind_of("campaign").number
-        'injection'
     """
     if not isinstance(name, str) or name not in KINDS:
         raise RecordError(f"kind of record {name!r} is unknown; expected one of {', '.join(KINDS)}")

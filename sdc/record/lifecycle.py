@@ -38,20 +38,6 @@ class Record:
         path: the folder.
         kind: what it holds, and in which files.
         manifest: what `manifest.json` holds.
-
-    Example:
-        >>> import tempfile
-        >>> from sdc.record import Record, read_record
-        >>> folder = tempfile.mkdtemp()
-        >>> with Record.create(folder, {"seed": 0}, kind="twin") as record:
-        ...     record.line({"step": 0, "loss": [2.5, 2.5]})
-        ...     record.line({"step": 1, "loss": [2.4, 9.9]}, [{"step": 1, "site": "fwd/attn"}])
-        ...     record.rewind(1)
-        ...     record.line({"step": 1, "loss": [2.4, 2.4]})
-        ...     record.finish({"verdict": "clean"})
-        >>> contents = read_record(folder)
-        >>> [row["loss"] for row in contents.lines], contents.details, contents.summary["verdict"]
-        ([[2.5, 2.5], [2.4, 2.4]], [], 'clean')
     """
 
     def __init__(self, path: AnyPath, manifest: Mapping[str, Any], kind: Kind, lock: Lock) -> None:

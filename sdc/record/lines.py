@@ -49,17 +49,6 @@ def open_lines(path: AnyPath, key: str) -> Lines:
     Raises:
         OSError: it cannot be opened.
         RecordError: it holds a damaged line.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from sdc.record.lines import open_lines
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "steps.jsonl"
-        >>> lines = open_lines(path, "step")
-        >>> lines.append(['{"step": 0}', '{"step": 1}'])
-        >>> lines.rewind(1)
-        >>> lines.close()
-        >>> path.read_text()
-        '{"step": 0}\\n'
     """
     return AppendedLines(path, key) if appends(path) else RewrittenLines(path, key)
 

@@ -38,21 +38,7 @@ class Holder(Fields, kw_only=True):
 
 
 class Lock:
-    """The right to write a run folder, until it is released, garbage collected, or the process ends.
-
-    Example:
-        >>> import tempfile
-        >>> from sdc.record.lock import Lock, RecordBusy
-        >>> folder = tempfile.mkdtemp()
-        >>> lock = Lock(folder)
-        >>> try:
-        ...     Lock(folder)
-        ... except RecordBusy as error:
-        ...     print(str(error)[-21:])
-        or use another folder
-        >>> lock.release()
-        >>> Lock(folder).release()
-    """
+    """The right to write a run folder, until it is released, garbage collected, or the process ends."""
 
     def __init__(self, folder: AnyPath) -> None:
         """Takes the lock of a folder.

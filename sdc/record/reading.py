@@ -54,16 +54,6 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
     Raises:
         RecordError: there is no record, or one of another kind or of a schema that this version does not read; a line
             or a field is damaged; or a last line is cut off although the run has ended.
-
-    Example:
-        >>> import tempfile
-        >>> from sdc.record import Record, read_record
-        >>> folder = tempfile.mkdtemp()
-        >>> with Record.create(folder, {"kind": "train"}) as record:
-        ...     record.line({"step": 0, "loss": float("nan")})
-        >>> contents = read_record(folder, "train", "twin")
-        >>> contents.lines, contents.ended
-        ([{'step': 0, 'loss': nan}], False)
     """
     manifest = read_manifest(path, *kinds)
     kind = kind_of(manifest["kind"])
@@ -90,14 +80,6 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
 
     Raises:
         RecordError: see `read_record`.
-
-    Example:
-        >>> import tempfile
-        >>> from sdc.record import Record, read_manifest
-        >>> folder = tempfile.mkdtemp()
-        >>> Record.create(folder, {"seed": 3}, kind="twin").close()
-        >>> read_manifest(folder)["seed"]
-        3
     """
     file = epath.Path(path) / MANIFEST
     try:

@@ -36,14 +36,6 @@ def json_schema() -> dict[str, Any]:
     Returns:
         `$defs` describes every object; `files` names by kind of record and file the object that the file holds, or
         that each of its lines holds.
-
-    Example:
-        >>> from sdc.record import json_schema
-        >>> schema = json_schema()
-        >>> schema["files"]["campaign"]["injections.jsonl"]
-        {'$ref': '#/$defs/InjectionRow'}
-        >>> schema["$defs"]["StepRow"]["required"]
-        ['step']
     """
     files = {
         kind.name: {
@@ -73,12 +65,6 @@ def field_table(type: type[Fields]) -> str:
 
     Returns:
         The table, one line for each field; fields that every record has come first.
-
-    Example:
-        >>> from sdc.record.schema import field_table
-        >>> from sdc.record.rows import TraceRow
-        >>> print(field_table(TraceRow).splitlines()[2])
-        | `step` | number of the step, from 0 |
     """
     inherited = {} if type.__base__ is Fields else _descriptions(type.__base__)
     shown = {name: text for name, text in _descriptions(type).items() if inherited.get(name) != text}
@@ -96,15 +82,6 @@ def render_tables(page: str) -> str:
 
     Raises:
         KeyError: the page asks for a type that has no table.
-
-    Example:
-        >>> from sdc.record.schema import render_tables
-        >>> print(render_tables("<!-- fields: Counts -->\\nold\\n<!-- end -->"))
-        Traceback (most recent call last):
-        ...
-        KeyError: 'Counts'
-        >>> render_tables("<!-- fields: TraceRow -->\\nold\\n<!-- end -->").count("| `crc32` |")
-        1
     """
     tables = {type.__name__: type for type in TABLES}
     pattern = re.compile(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)

@@ -31,11 +31,6 @@ def appends(path: AnyPath) -> bool:
 
     Returns:
         True for a local disk and NFS, False for an object store.
-
-    Example:
-        >>> from sdc.record.storage import appends
-        >>> appends("runs/a"), appends("s3://bucket/runs/a")
-        (True, False)
     """
     return "://" not in os.fspath(path)
 

@@ -1,4 +1,7 @@
-"""Two runs of a step: digests of their values, comparison in lock-step, traces, and the first place where they part."""
+"""Two runs of a step: digests of their values, comparison in lock-step, traces, and the first place where they part.
+
+docs/api/sdc.twins.md shows every name of this package at work.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -52,14 +52,6 @@ def digest(
 
     Raises:
         ValueError: 16-bit elements are packed in pairs, and the shard's last axis is odd while the whole's is even.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from sdc.twins import digest
-        >>> x = jnp.arange(6.0).reshape(2, 3)
-        >>> shards = [digest(x[i : i + 1], shape=(2, 3), offset=(i, 0)) for i in range(2)]
-        >>> bool((sum(shards) == digest(x)).all())
-        True
     """
     bits = jax.eval_shape(as_bits, x)
     trailing = bits.shape[x.ndim :]  # key data and parts of complex numbers

@@ -93,25 +93,7 @@ class TraceDifference:
 
 
 class TraceWriter:
-    """Writes a trace of any step; use it as a context manager.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> import jax, jax.numpy as jnp, sdc
-        >>> from sdc.record import program_fingerprint
-        >>> from sdc.program import operations
-        >>> from sdc.twins import TraceWriter, diff, read_trace
-        >>> run, x = jax.jit(sdc.fingerprint(jnp.sin, where=operations)), jnp.ones(3)
-        >>> manifest = {"program": program_fingerprint(run.lower(x))}
-        >>> folders = [Path(tempfile.mkdtemp()) / name for name in ("a", "b")]
-        >>> for folder in folders:
-        ...     with TraceWriter(folder, manifest) as trace:
-        ...         for step in range(3):
-        ...             trace.add(step, run(x)[1])
-        >>> diff(*map(read_trace, folders))
-        TraceDifference(steps=(0, 1, 2), step=None, first=None)
-    """
+    """Writes a trace of any step; use it as a context manager."""
 
     def __init__(self, path: AnyPath, manifest: Mapping[str, Any], *, at: int | None = None) -> None:
         """Starts a new run folder, or continues one.
@@ -157,14 +139,6 @@ def sites_table(digests: Reports) -> dict[str, Any]:
 
     Returns:
         The sites and a check sum of them.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, sdc
-        >>> from sdc.program import operations
-        >>> from sdc.twins.traces import sites_table
-        >>> digests = jax.eval_shape(sdc.fingerprint(jnp.sin, where=operations), jnp.ones(3))[1]
-        >>> [site["primitive"] for site in sites_table(digests)["sites"]]
-        ['sin']
     """
     rows = [
         {
