@@ -27,19 +27,12 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Form(NamedTuple):
-    """What a head makes, and of which settings.
+    """What a head makes, and of which settings."""
 
-    Attributes:
-        make: the class.
-        types: type of each setting, or a function that reads it; None for a word that stands alone.
-        required: settings that must be given.
-        fixed: fields that the head itself decides, such as the value of `zero`.
-    """
-
-    make: Callable[..., Any]
-    types: Mapping[str, Any]
-    required: tuple[str, ...] = ()
-    fixed: Mapping[str, Any] = NOTHING
+    make: Callable[..., Any]  # the class
+    types: Mapping[str, Any]  # type of each setting, or a function that reads it; None for a word that stands alone
+    required: tuple[str, ...] = ()  # settings that must be given
+    fixed: Mapping[str, Any] = NOTHING  # fields that the head itself decides, such as the value of `zero`
 
 
 class Rest(NamedTuple):
@@ -49,19 +42,12 @@ class Rest(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A term that was read.
+    """A term that was read."""
 
-    Attributes:
-        head: its first word.
-        value: what it stands for.
-        common: settings that every head of the language can have, converted.
-        other: settings that nobody knows, as they stand.
-    """
-
-    head: str
-    value: Any
-    common: dict[str, Any]
-    other: dict[str, str]
+    head: str  # its first word
+    value: Any  # what it stands for
+    common: dict[str, Any]  # settings that every head of the language can have, converted
+    other: dict[str, str]  # settings that nobody knows, as they stand
 
 
 def form(cls: type, /, *, read: Mapping[str, Any] = NOTHING, **fixed: Any) -> Form:

@@ -26,17 +26,11 @@ from .workers import at_least_float32, count_workers, sums_by_itself
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How arrays are cut into shards and packets.
+    """How arrays are cut into shards and packets."""
 
-    Attributes:
-        workers: N, number of shards.
-        sizes: elements of each array.
-        packet: elements of a packet; None for one packet that holds a worker's shards of all arrays.
-    """
-
-    workers: int
-    sizes: tuple[int, ...]
-    packet: int | None
+    workers: int  # N, number of shards
+    sizes: tuple[int, ...]  # elements of each array
+    packet: int | None  # elements of a packet; None for one packet that holds a worker's shards of all arrays
 
     def __post_init__(self) -> None:
         if self.packet is not None and self.packet < 1:

@@ -13,169 +13,104 @@ from jaxtyping import Bool, Float, Int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What every study says of itself.
-
-    Attributes:
-        workers: of the trainings.
-        steps: optimizer steps of a training.
-        seed: of parameters, data and everything simulated.
-        sources: by workload, where its data come from.
-    """
+    """What every study says of itself."""
 
     study: ClassVar[str]
-    workers: int
-    steps: int
-    seed: int
-    sources: Mapping[str, str]
+    workers: int  # workers of each training
+    steps: int  # optimizer steps of a training
+    seed: int  # decides parameters, order of the data and everything simulated
+    sources: Mapping[str, str]  # where the data come from, by workload
 
 
 @dataclasses.dataclass(frozen=True)
 class OfWorkload:
-    """What is measured of one workload.
+    """What is measured of one workload."""
 
-    Attributes:
-        workload: its name.
-        metric: what its scores are, `accuracy` or `perplexity`.
-    """
-
-    workload: str
-    metric: str
+    workload: str  # name of the workload
+    metric: str  # what scores are: `accuracy` or `perplexity`
 
 
 @dataclasses.dataclass(frozen=True)
 class Burst:
-    """A training with bursts of noise.
+    """A training with bursts of noise."""
 
-    Attributes:
-        method: by which it is trained.
-        variance: of a burst.
-        steps: after which the score was taken.
-        scores: one for each of these steps.
-    """
-
-    method: str
-    variance: float
-    steps: Int[np.ndarray, "looks"]
-    scores: Float[np.ndarray, "looks"]
+    method: str  # how gradients were aggregated
+    variance: float  # variance of a burst
+    steps: Int[np.ndarray, "looks"]  # steps after which the score was taken
+    scores: Float[np.ndarray, "looks"]  # one for each of these steps
 
 
 @dataclasses.dataclass(frozen=True)
 class NoisyTraining(OfWorkload):
-    """A workload under noise in the mean gradients.
+    """A workload under noise in the mean gradients."""
 
-    Attributes:
-        scores: by method, one for each variance of `PaftMeasured`; `clean` has no noise.
-        synchronizations: of `paft`, one number for each variance.
-        bursts: trainings with bursts.
-    """
-
-    scores: Mapping[str, tuple[float, ...]]
-    synchronizations: tuple[int, ...]
-    bursts: tuple[Burst, ...]
+    scores: Mapping[str, tuple[float, ...]]  # by method, one for each variance of `PaftMeasured`; `clean` has no noise
+    synchronizations: tuple[int, ...]  # how often `paft` synchronized, for each variance
+    bursts: tuple[Burst, ...]  # trainings with bursts
 
 
 @dataclasses.dataclass(frozen=True)
 class Drifted:
-    """Replicas that drift apart under plain SGD.
+    """Replicas that drift apart under plain SGD."""
 
-    Attributes:
-        period: steps from one synchronization to the next; None for none.
-        squares: squared distance of a replica from the mean of all after each step, before a synchronization; the mean
-            over the replicas.
-    """
-
-    period: int | None
+    period: int | None  # steps from one synchronization to the next; None for none
+    # Squared distance of a replica from the mean of all, after each step and before a synchronization: the mean over
+    # the replicas.
     squares: Float[np.ndarray, "steps"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaftMeasured(Measured):
-    """What the study of inconsistent gradients measures.
-
-    Attributes:
-        variances: of the noise.
-        burst_every: steps from one burst to the next.
-        trainings: one for each workload.
-        drifting: the workload of which the divergence was measured.
-        sigma, rate, dimension: of its noise; its learning rate; how many parameters it has.
-        drifts: with and without synchronization.
-    """
+    """What the study of inconsistent gradients measures."""
 
     study: ClassVar[str] = "paft"
-    variances: tuple[float, ...]
-    burst_every: int
-    trainings: tuple[NoisyTraining, ...]
-    drifting: str
-    sigma: float
-    rate: float
-    dimension: int
-    drifts: tuple[Drifted, ...]
+    variances: tuple[float, ...]  # variances of the noise that were tried
+    burst_every: int  # steps from one burst to the next
+    trainings: tuple[NoisyTraining, ...]  # one for each workload
+    drifting: str  # the workload of which the divergence was measured
+    sigma: float  # standard deviation of its noise
+    rate: float  # its learning rate
+    dimension: int  # number of its parameters
+    drifts: tuple[Drifted, ...]  # with and without synchronization
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictedSpeedup:
-    """What a threshold would gain, from sampled latencies.
+    """What a threshold would gain, from sampled latencies."""
 
-    Attributes:
-        workers: of the fleet.
-        step: mean seconds of a step without a threshold.
-        threshold, drop_rate, speedup: of the best threshold.
-        rates, speedups: drop rates, and what the threshold gains that drops so many.
-    """
-
-    workers: int
-    step: float
-    threshold: float
-    drop_rate: float
-    speedup: float
-    rates: tuple[float, ...]
-    speedups: tuple[float, ...]
+    workers: int  # size of the fleet
+    step: float  # mean seconds of a step without a threshold
+    threshold: float  # the best threshold, in seconds
+    drop_rate: float  # share of the micro-batches that it drops
+    speedup: float  # what it gains
+    rates: tuple[float, ...]  # other drop rates
+    speedups: tuple[float, ...]  # what the threshold gains that drops so many
 
 
 @dataclasses.dataclass(frozen=True)
 class ClockedSpeedup:
-    """What a threshold gained on a real clock.
+    """What a threshold gained on a real clock."""
 
-    Attributes:
-        workers: threads.
-        iterations: of each of the two measurements.
-        seconds: of all iterations, without a threshold.
-        stopped_seconds: of all iterations, with it.
-        speedup: measured.
-        predicted: the speedup of the same latencies by post analysis.
-    """
-
-    workers: int
-    iterations: int
-    seconds: float
-    stopped_seconds: float
-    speedup: float
-    predicted: float
+    workers: int  # number of threads
+    iterations: int  # length of each of the two measurements
+    seconds: float  # time of all iterations without a threshold
+    stopped_seconds: float  # the same with a threshold
+    speedup: float  # what was measured
+    predicted: float  # what the same latencies predict
 
 
 @dataclasses.dataclass(frozen=True)
 class DroppedRun:
-    """A training with a compute threshold.
+    """A training with a compute threshold."""
 
-    Attributes:
-        rate: the drop rate that was asked for; 0 for no threshold.
-        extra: steps beyond those of the study.
-        correction: see `sdc.aggregation.combine`.
-        drop_rate: that was found.
-        score: of the end.
-        losses: of the steps; NaN where nothing was completed.
-        ends: simulated seconds at the end of each step.
-        unstopped: simulated seconds of all steps without a threshold.
-    """
-
-    rate: float
-    extra: int
-    correction: str
-    drop_rate: float
-    score: float
-    losses: Float[np.ndarray, "steps"]
-    ends: Float[np.ndarray, "steps"]
-    unstopped: float
+    rate: float  # the drop rate that was asked for; 0 for no threshold
+    extra: int  # steps beyond those of the study
+    correction: str  # see `sdc.aggregation.combine`
+    drop_rate: float  # the drop rate that was found
+    score: float  # score at the end
+    losses: Float[np.ndarray, "steps"]  # loss of each step; NaN where nothing was completed
+    ends: Float[np.ndarray, "steps"]  # simulated seconds at the end of each step
+    unstopped: float  # simulated seconds of all steps without a threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,89 +122,54 @@ class DroppedTraining(OfWorkload):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeMeasured(Measured):
-    """What the study of DropCompute measures.
-
-    Attributes:
-        micro_batches: of a step of a worker.
-        base: seconds of a micro-batch without any delay.
-        mean, deviation: of the seconds of a micro-batch, by theory.
-        serial: seconds of the rest of a step.
-        predicted: by number of workers.
-        clocked: by number of threads.
-        trainings: one for each workload.
-    """
+    """What the study of DropCompute measures."""
 
     study: ClassVar[str] = "dropcompute"
-    micro_batches: int
-    base: float
-    mean: float
-    deviation: float
-    serial: float
-    predicted: tuple[PredictedSpeedup, ...]
-    clocked: tuple[ClockedSpeedup, ...]
-    trainings: tuple[DroppedTraining, ...]
+    micro_batches: int  # micro-batches of a worker in a step
+    base: float  # seconds of a micro-batch without any delay
+    mean: float  # mean seconds of a micro-batch, by theory
+    deviation: float  # their standard deviation, by theory
+    serial: float  # seconds of the rest of a step
+    predicted: tuple[PredictedSpeedup, ...]  # by number of workers
+    clocked: tuple[ClockedSpeedup, ...]  # by number of threads
+    trainings: tuple[DroppedTraining, ...]  # one for each workload
 
 
 @dataclasses.dataclass(frozen=True)
 class LossyTraining(OfWorkload):
-    """A workload over links that lose packets.
+    """A workload over links that lose packets."""
 
-    Attributes:
-        steps: of its trainings.
-        seeds: trainings of which a score is the mean.
-        scores: by the way in which packets get lost, and by loss rate.
-        drifts: by loss rate, the mean square of the drift between two copies over that of the owners' moves.
-    """
-
-    steps: int
-    seeds: int
-    scores: Mapping[str, Mapping[float, float]]
+    steps: int  # optimizer steps of its trainings
+    seeds: int  # number of trainings of which a score is the mean
+    scores: Mapping[str, Mapping[float, float]]  # by the way in which packets get lost, and by loss rate
+    # By loss rate, the mean square of the drift between two copies over that of the owners' moves.
     drifts: Mapping[float, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossyMeasured(Measured):
-    """What the study of lost packets measures.
-
-    Attributes:
-        rates: loss rates of the trainings.
-        packet: elements of a packet, where losses are per packet.
-        burst: mean length of a burst, in packets.
-        trainings: one for each workload.
-        walks: by loss rate, the drift between two copies of a random walk, in squares of its step.
-    """
+    """What the study of lost packets measures."""
 
     study: ClassVar[str] = "lossy"
-    rates: tuple[float, ...]
-    packet: int
-    burst: float
-    trainings: tuple[LossyTraining, ...]
-    walks: Mapping[float, float]
+    rates: tuple[float, ...]  # loss rates that were tried
+    packet: int  # elements of a packet, where losses are per packet
+    burst: float  # mean length of a burst, in packets
+    trainings: tuple[LossyTraining, ...]  # one for each workload
+    walks: Mapping[float, float]  # by loss rate, the drift between two copies of a random walk, in squares of its step
 
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A training that a shadow replica watched.
+    """A training that a shadow replica watched."""
 
-    Attributes:
-        hardware: what kind it was.
-        faulty: the rank with faults, or None.
-        corrupted: steps in which a fault changed something.
-        differed: steps in which a comparison found a difference.
-        compared: ranks that were compared in each step.
-        verdict: of `sdc.aggregation.judge`.
-        suspects: ranks that it names.
-        undecided: sets of ranks, one of which is wrong.
-    """
-
-    hardware: str
-    faulty: int | None
-    corrupted: Bool[np.ndarray, "steps"]
-    differed: Bool[np.ndarray, "steps"]
-    compared: Int[np.ndarray, "steps ranks"]
-    verdict: str
-    suspects: tuple[int, ...]
-    undecided: tuple[tuple[int, ...], ...]
+    hardware: str  # kind of hardware
+    faulty: int | None  # the rank with faults, or None
+    corrupted: Bool[np.ndarray, "steps"]  # steps in which a fault changed something
+    differed: Bool[np.ndarray, "steps"]  # steps in which a comparison found a difference
+    compared: Int[np.ndarray, "steps ranks"]  # ranks that were compared in each step
+    verdict: str  # verdict of `sdc.aggregation.judge`
+    suspects: tuple[int, ...]  # ranks that it names
+    undecided: tuple[tuple[int, ...], ...]  # sets of ranks, one of which is wrong
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,15 +24,10 @@ HALF = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Largest errors of rows of products of one type.
+    """Largest errors of rows of products of one type."""
 
-    Attributes:
-        dtype: of the factors.
-        relative: by number of terms k, the largest `|r| / (q + |cs|)`, q the second tier's scale.
-    """
-
-    dtype: str
-    relative: Mapping[int, float]
+    dtype: str  # type of the factors
+    relative: Mapping[int, float]  # by number of terms k, the largest `|r| / (q + |cs|)`, q the second tier's scale
 
 
 def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> Measured:

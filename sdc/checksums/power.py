@@ -22,30 +22,19 @@ MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsMeasured:
-    """What the study of all schemes counts; `sdc.train` runs it, `sdc.analysis` makes tables of it.
+    """What the study of all schemes counts; `sdc.train` runs it, `sdc.analysis` makes tables of it."""
 
-    Attributes:
-        config: what was trained.
-        steps: optimizer steps.
-        seed: of the parameters and the errors.
-        where: which products, a selector.
-        marked: steps whose products got errors.
-        rounding: of the device, by which thresholds were taken.
-        departs: in what this device departs from the one that the rounding is of.
-        counts: by variant (type, sums or rounded) and scheme: rows `checked` and `flagged` in healthy training; errors
-            `made` and `found` by magnitude; flips `bits_made` and `bits_found` by bit.
-        magnitudes: of the errors, in root mean squares of the row.
-    """
-
-    config: Mapping[str, Any]
-    steps: int
-    seed: int
-    where: str
-    marked: tuple[int, ...]
-    rounding: Rounding
-    departs: tuple[str, ...]
+    config: Mapping[str, Any]  # what was trained
+    steps: int  # optimizer steps
+    seed: int  # decides parameters and errors
+    where: str  # which products, a selector
+    marked: tuple[int, ...]  # steps whose products got errors
+    rounding: Rounding  # how the device rounds, from which thresholds follow
+    departs: tuple[str, ...]  # in what this device departs from the one that the rounding is of
+    # By variant (type, sums or rounded) and scheme: rows `checked` and `flagged` in healthy training; errors `made`
+    # and `found` by magnitude; flips `bits_made` and `bits_found` by bit.
     counts: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    magnitudes: tuple[float, ...]
+    magnitudes: tuple[float, ...]  # sizes of the errors, in root mean squares of the row
 
 
 def flagged(
@@ -81,19 +70,12 @@ def one_per_row(
 
 
 class Found(NamedTuple):
-    """Errors that were made, and how many of them each of several judges found.
+    """Errors that were made, and how many of them each of several judges found."""
 
-    Attributes:
-        found: by judge and magnitude.
-        made: by magnitude.
-        bits_found: by judge and number of the flipped bit in the product's type.
-        bits_made: by bit.
-    """
-
-    found: Int[Array, "judges n"]
-    made: Int[Array, "n"]
-    bits_found: Int[Array, "judges bits"]
-    bits_made: Int[Array, "bits"]
+    found: Int[Array, "judges n"]  # by judge and magnitude
+    made: Int[Array, "n"]  # by magnitude
+    bits_found: Int[Array, "judges bits"]  # by judge and number of the flipped bit in the product's type
+    bits_made: Int[Array, "bits"]  # by bit
 
 
 def errors_found(

@@ -22,16 +22,11 @@ Dimensions: TypeAlias = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequenc
 
 
 class Powers(NamedTuple):
-    """Powers of two that factors are multiplied by, in the axes of each factor, and by row of the product.
+    """Powers of two that factors are multiplied by, in the axes of each factor, and by row of the product."""
 
-    Attributes:
-        a: of the first factor.
-        b: of the second.
-        rows: both, in the axes of the rows; scalars where all rows have the same.
-    """
-
-    a: Float[Array, "*#a"]
-    b: Float[Array, "*#b"]
+    a: Float[Array, "*#a"]  # of the first factor
+    b: Float[Array, "*#b"]  # of the second
+    # Both, in the axes of the rows; scalars where all rows have the same.
     rows: tuple[Float[Array, "*#rows"], Float[Array, "*#rows"]]
 
 
@@ -91,21 +86,13 @@ def _is_exact(precision: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Dot:
-    """`lax.dot_general`: the sum over the contracted axes, for each index of the batch axes.
+    """`lax.dot_general`: the sum over the contracted axes, for each index of the batch axes."""
 
-    Attributes:
-        dimensions: contracted axes and batch axes of both factors, as `lax.dot_general` has them.
-        axes: numbers of axes of the factors.
-        precision: as `lax.dot_general` has it.
-        dtype: type of the result, or None.
-        sharding: of the result, or None.
-    """
-
-    dimensions: Dimensions
-    axes: tuple[int, int]
-    precision: Any = None
-    dtype: Any = None
-    sharding: Any = None
+    dimensions: Dimensions  # contracted axes and batch axes of both factors, as `lax.dot_general` has them
+    axes: tuple[int, int]  # numbers of axes of the factors
+    precision: Any = None  # as `lax.dot_general` has it
+    dtype: Any = None  # type of the result, or None
+    sharding: Any = None  # sharding of the result, or None
 
     def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
         """The product itself."""
@@ -252,14 +239,10 @@ class Conv:
     """`lax.conv_general_dilated`: columns are the output features, rows all else; in groups each has its own rows.
 
     Its methods are those of `Dot`.
-
-    Attributes:
-        params: of the equation.
-        dtype: type of the result, or None.
     """
 
-    params: tuple[tuple[str, Any], ...]
-    dtype: Any = None
+    params: tuple[tuple[str, Any], ...]  # parameters of the equation
+    dtype: Any = None  # type of the result, or None
 
     @property
     def exact(self) -> bool:

@@ -94,21 +94,13 @@ PLATFORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """Relative and absolute errors of one product, from its types and the device.
+    """Relative and absolute errors of one product, from its types and the device."""
 
-    Attributes:
-        sum: unit round-off of the sums.
-        inputs: relative error of rounding the inputs before they are multiplied.
-        output: relative error of rounding the sums to the output's type; 0 where they are not rounded.
-        least: absolute error of rounding the smallest sums to the output's type.
-        kappa: see `Rounding`.
-    """
-
-    sum: float
-    inputs: float
-    output: float
-    least: float
-    kappa: float
+    sum: float  # unit round-off of the sums
+    inputs: float  # relative error of rounding the inputs before they are multiplied
+    output: float  # relative error of rounding the sums to the output's type; 0 where they are not rounded
+    least: float  # absolute error of rounding the smallest sums to the output's type
+    kappa: float  # see `Rounding`
 
     @classmethod
     def of(cls, a: Any, b: Any, c: Any, rounding: Rounding, *, exact: bool = False) -> Units:

@@ -49,51 +49,33 @@ SEED = 20_250_218
 
 
 class Factors(NamedTuple):
-    """A product and what is known of it.
+    """A product and what is known of it."""
 
-    Attributes:
-        a: first factor, in the type of the sums.
-        b: second factor, likewise.
-        c: the product, likewise.
-        units: of its errors.
-        carried: weighted sum of what rounding took from each row; None where nothing was rounded, or nothing carried.
-        checksum: the folded second factor where the caller has it; None to compute it.
-        totals: weighted sum and sum of squares of each row where they were computed with the product, else None.
-    """
-
-    a: Float[Array, "*a"]
-    b: Float[Array, "*b"]
-    c: Float[Array, "*c"]
-    units: Units
+    a: Float[Array, "*a"]  # first factor, in the type of the sums
+    b: Float[Array, "*b"]  # second factor, likewise
+    c: Float[Array, "*c"]  # the product, likewise
+    units: Units  # units of its errors
+    # Weighted sum of what rounding took from each row; None where nothing was rounded, or nothing carried.
     carried: Float[Array, "*rows"] | None = None
+    # The folded second factor where the caller has it; None to compute it.
     checksum: Float[Array, "*folded"] | None = None
+    # Weighted sum and sum of squares of each row where they were computed with the product, else None.
     totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
 
 
 class Expected(NamedTuple):
-    """What the rows of a product must be, from its factors alone.
+    """What the rows of a product must be, from its factors alone."""
 
-    Attributes:
-        sums: cs, of each block of each row.
-        bound: the part of the bound that the product has no say in.
-        second: of a second tier, else None.
-    """
-
-    sums: Float[Array, "*rows blocks"]
-    bound: Float[Array, "*#rows #blocks"]
-    second: "SecondTier | None" = None
+    sums: Float[Array, "*rows blocks"]  # cs, of each block of each row
+    bound: Float[Array, "*#rows #blocks"]  # the part of the bound that the product has no say in
+    second: "SecondTier | None" = None  # what a second tier knows besides
 
 
 class SecondTier(NamedTuple):
-    """What the second tier knows besides.
+    """What the second tier knows besides."""
 
-    Attributes:
-        squares: q^2, the least sum of squares that a row is taken to have.
-        powers: of two, by which both factors were multiplied before everything here was computed from them.
-    """
-
-    squares: Float[Array, "*rows blocks"]
-    powers: Powers
+    squares: Float[Array, "*rows blocks"]  # q^2, the least sum of squares that a row is taken to have
+    powers: Powers  # powers of two by which both factors were multiplied before everything here was computed from them
 
 
 class Scheme(abc.ABC):

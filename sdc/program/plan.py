@@ -48,25 +48,15 @@ class Plan:
 
 
 class Inside(NamedTuple):
-    """What the enclosing equations mean for the sites inside them.
+    """What the enclosing equations mean for the sites inside them."""
 
-    Attributes:
-        names: their name stacks.
-        dims: the report axes that they add.
-        trips: see `Site.trips`.
-        mesh: see `Site.mesh`.
-        order: see `Site.order`.
-        leaves: depth at which the outputs of the enclosing equation leave their scope.
-        source: line of the user's code that calls the enclosing equation.
-    """
-
-    names: tuple[str, ...] = ()
-    dims: tuple[str, ...] = ()
-    trips: tuple[int, ...] = ()
-    mesh: tuple[tuple[str, int], ...] = ()
-    order: tuple[int | str, ...] = ()
-    leaves: int = 1
-    source: str = ""
+    names: tuple[str, ...] = ()  # their name stacks
+    dims: tuple[str, ...] = ()  # the report axes that they add
+    trips: tuple[int, ...] = ()  # see `Site.trips`
+    mesh: tuple[tuple[str, int], ...] = ()  # see `Site.mesh`
+    order: tuple[int | str, ...] = ()  # see `Site.order`
+    leaves: int = 1  # depth at which the outputs of the enclosing equation leave their scope
+    source: str = ""  # line of the user's code that calls the enclosing equation
 
 
 def live_program(closed: Any) -> Any:

@@ -14,15 +14,10 @@ STEPS, MISMATCHES, TRACE, INJECTIONS = "steps.jsonl", "mismatches.jsonl", "trace
 
 @dataclasses.dataclass(frozen=True)
 class LineFile:
-    """A file of lines.
+    """A file of lines."""
 
-    Attributes:
-        name: of the file.
-        row: type of its lines.
-    """
-
-    name: str
-    row: type[Fields]
+    name: str  # name of the file
+    row: type[Fields]  # type of its lines
 
 
 @dataclasses.dataclass(frozen=True)
