@@ -176,15 +176,12 @@ def paft(
     The paper has the norm of the worker's own gradient in H; an optimizer sees the aggregated one, g~, and takes that.
 
     Args:
-        optimizer: any optax optimizer; it is given this worker's aggregated gradient, and the averaged parameters.
-        axis_name: the axis of the replicas, bound.
+        optimizer, axis_name, sync_state: see `paft_sync`; the optimizer is given the averaged parameters.
         initial_period: H of the first synchronization, which is launched after step `initial_period - 1`.
         min_period: smallest H; 1 averages at every step.
         max_period: largest H, also where replicas are equal (sigma_est = 0 on all workers).
-        sync_state: whether to average the floating-point leaves of the optimizer's state as well.
-        replica_axes: mesh axes over which the parameters of one replica are sharded; without them the shards of a
-            replica would follow different schedules. Leaves that are not sharded over them count once for each of
-            their ranks in both norms.
+        replica_axes: see `paft_sync`; both norms count so. Without them the shards of a replica would follow different
+            schedules.
 
     Returns:
         An optimizer with `PaftState`, whose `update` takes `synchronize`: None (by the schedule), or what the caller

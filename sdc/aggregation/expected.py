@@ -1,7 +1,13 @@
 """What a compute threshold gains in theory: from mean and variance of the latency of a micro-batch.
 
 Giladi et al., DropCompute, NeurIPS 2023; equations by their numbers there. `speedup` has the same from measured
-latencies.
+latencies. All functions take the same arguments, and raise a ValueError where one is out of its range:
+
+    mu, sigma       mean and standard deviation of the latency of a micro-batch, in seconds
+    micro_batches   M, micro-batches of a worker in an iteration
+    workers         N
+    serial          Tc, seconds of the rest of an iteration, such as the all-reduce
+    threshold       tau, seconds of compute after which a worker stops
 """
 
 import math
@@ -22,16 +28,6 @@ def expected_iteration_time(mu: float, sigma: float, micro_batches: int, workers
 
     with the Euler-Mascheroni constant g: the mean of the largest of N normal variables. What it adds to M mu is 7.9 %
     too small for two workers, 0.8 % too large for three, 2.5 % for eight, 0.7 % for 200. One worker takes M mu + Tc.
-
-    Args:
-        mu: mean latency of a micro-batch.
-        sigma: its standard deviation.
-        micro_batches: M, in an iteration of a worker.
-        workers: N.
-        serial: Tc.
-
-    Raises:
-        ValueError: an argument is out of its range.
 
     Example:
         >>> round(expected_iteration_time(0.45, 0.2, 12, 200), 2)
@@ -55,15 +51,6 @@ def expected_completed(mu: float, sigma: float, micro_batches: int, threshold: f
         E[Mdone] ~ sum_{m=1..M} Phi((tau - m mu) / sqrt(m sigma²))
 
     Exact for normal latencies.
-
-    Args:
-        mu: mean latency of a micro-batch.
-        sigma: its standard deviation.
-        micro_batches: M.
-        threshold: tau.
-
-    Raises:
-        ValueError: an argument is out of its range.
 
     Example:
         >>> round(expected_completed(0.45, 0.2, 12, 5.4), 2)
@@ -91,17 +78,8 @@ def expected_speedup(
     as in equation (6).
 
     Args:
-        mu: mean latency of a micro-batch.
-        sigma: its standard deviation.
-        micro_batches: M.
-        workers: N.
-        serial: Tc.
-        threshold: tau.
         iteration_time: E[T] + Tc where it was measured, in place of equation (7); better where latencies are not
             normal, since the slowest of many workers depends on their tail.
-
-    Raises:
-        ValueError: an argument is out of its range.
 
     Example:
         >>> round(expected_speedup(0.45, 0.2, 12, 200, 0.0, 5.9), 3)
@@ -126,15 +104,6 @@ def analytic_threshold(mu: float, sigma: float, micro_batches: int, serial: floa
     The number of workers does not enter: tau is taken to be below the time of the slowest. With few workers tau* can
     lie above it, and then drops nothing. Where sigma reaches mu and Tc is small, normal latencies are often negative
     and tau* is the limit M mu/2: measure instead, with `select_threshold`.
-
-    Args:
-        mu: mean latency of a micro-batch.
-        sigma: its standard deviation.
-        micro_batches: M.
-        serial: Tc.
-
-    Raises:
-        ValueError: an argument is out of its range.
 
     Example:
         >>> round(analytic_threshold(0.45, 0.2, 12, 0.0), 2)

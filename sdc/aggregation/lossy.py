@@ -146,8 +146,7 @@ def lossy_all_gather(
 
     Args:
         shard: this worker's shard.
-        axis_name: the axis of the workers, bound.
-        arrived: which packets from this worker arrive at each receiver; its own always do.
+        axis_name, arrived: see `lossy_psum_scatter`.
         stale: this worker's copies of all shards.
 
     Returns:

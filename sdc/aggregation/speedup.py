@@ -50,21 +50,13 @@ def completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: f
 
 
 def mean_completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> float:
-    """Mean of `completed` over workers and iterations.
-
-    Raises:
-        ValueError: as for `completed`.
-    """
+    """Mean of `completed` over workers and iterations."""
     counts = completed(latencies, threshold)
     return float(counts.sum() / counts.size)
 
 
 def drop_rate(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> float:
-    """Share of the micro-batches that are dropped: 1 - Mdone/M.
-
-    Raises:
-        ValueError: as for `completed`.
-    """
+    """Share of the micro-batches that are dropped: 1 - Mdone/M. Takes what `completed` takes."""
     return 1 - mean_completed(latencies, threshold) / np.shape(latencies)[-1]
 
 
@@ -114,8 +106,7 @@ def select_threshold(
     fewer drops.
 
     Args:
-        latencies: measured without a threshold.
-        serial: Tc, the rest of an iteration, with the all-reduce; of each iteration or of all.
+        latencies, serial: see `effective_speedup`.
         minimum_completed: share of the micro-batches that are completed on average, at the least. Without serial time
             tiny thresholds can have a large speedup, but drop most samples; assumption C.3, tau > M mu/2, excludes
             these in theory.
@@ -207,8 +198,7 @@ def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
 
     Args:
         batch: samples of a step that drops nothing.
-        completed: Mdone, micro-batches that a worker completes on average.
-        micro_batches: M.
+        completed, micro_batches: see `extra_steps`.
 
     Raises:
         ValueError: nothing was completed, or more than there was; or the batch is empty.

@@ -85,15 +85,11 @@ class Stopwatch:
         """One step of this worker.
 
         Args:
-            carry: what it starts from.
+            carry, context: see `masked`.
             batches: micro-batches, in order.
-            context: what every micro-batch sees alike, such as parameters.
             delays: simulated seconds that the worker stands still before each micro-batch; the threshold cuts them
                 short. None for real hardware.
             completed: ignore the clock and complete so many, as a log says; None to decide by the clock.
-
-        Returns:
-            See `Stopped`.
 
         Raises:
             ValueError: a number is negative or not finite, or there are fewer delays, or fewer micro-batches than

@@ -2,21 +2,8 @@
 
 Every kind makes a `Change`: arithmetic, bit masks and a rotation, given as arrays. `apply` carries it out. Because a
 change is data, one compiled program can serve every fault of a campaign (`strike`); and because every kind is defined
-by the changes that it makes, simulated faults of a given rate (`inject`) and campaigns share one definition.
-
-Sources of the kinds:
-
-- Single bits are the classical model of a particle strike. *The Anatomy of Silent Data Corruption: GPU Error Pattern
-  Study and Modeling Guidance* (arXiv:2605.04213) injected stuck-at faults into the gates of a data-center GPU: fewer
-  than 40 % of the events with flipped bits had a single one, hence `BitFlip(count=...)` and `StuckBit`; 1.01 % of the
-  corrupted outcomes were NaN or infinite, hence `Stuck`.
-- He, Hutton, Chan, De Gruijl, Govindaraju, Patil and Li, *Understanding and Mitigating Hardware Failures in Deep
-  Learning Training Systems* (ISCA 2023): faults ruin training by way of large values, in the optimizer's history among
-  others: `Scale`, `Stuck`, exponent bits.
-- Dixit et al., *Silent Data Corruptions at Scale* (arXiv:2102.11245), and Hochschild et al., *Cores that don't count*
-  (HotOS 2021): defective processors return wrong values, zeros among them, for certain operations and data.
-- Ma, Pei, Lausen and Karypis, *Understanding Silent Data Corruption in LLM Training* (arXiv:2502.12340): relative
-  errors of the size called severity: `Relative`.
+by the changes that it makes, simulated faults of a given rate (`inject`) and campaigns share one definition. What has been measured of real hardware, where, and which kind
+stands for it, says the table at the beginning of docs/faults.md.
 """
 
 from __future__ import annotations
@@ -76,12 +63,12 @@ class Kind(abc.ABC):
 
     @abc.abstractmethod
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
-        """Draws the changes of elements.
+        """Draws the changes of elements of a type.
 
         Args:
             key: of what is drawn.
-            shape: of the changes: one for each element, or `()` for one that all elements share.
-            dtype: of the elements.
+            shape: one change for each element, or `()` for one that all elements share.
+            dtype: type of the elements.
             layer: index of the innermost loop.
 
         Raises:
@@ -173,7 +160,8 @@ class Sign(Kind):
 class Scale(Kind):
     """The element is multiplied by a factor.
 
-    With a large factor it is what ruins training by way of the optimizer's history (He et al., ISCA 2023); a power of
+    With a large factor it is what ruins training by way of the optimizer's history (He et al., *Understanding and
+    Mitigating Hardware Failures in Deep Learning Training Systems*, ISCA 2023); a power of
     two is an error of the exponent.
     """
 
@@ -244,7 +232,7 @@ class Stuck(Kind):
 
     A value that the type cannot hold is an error: integers know no NaN and no infinity, some 8-bit floats no infinity
     or no zero. Used as: NaN and infinity are 1.01 % of the corrupted outcomes of a data-center GPU (arXiv:2605.04213);
-    a defective core returned 0 for a power of 1.1 (Dixit et al., arXiv:2102.11245).
+    a defective core returned 0 for a power of 1.1 (Dixit et al., *Silent Data Corruptions at Scale*, arXiv:2102.11245).
     """
 
     value: float

@@ -97,13 +97,10 @@ def environment() -> dict[str, Any]:
 
 
 def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
-    """SHA-256 of a lowered program's StableHLO text: equal for equal programs.
+    """SHA-256 of a lowered program's StableHLO text, 64 hexadecimal digits: equal for equal programs.
 
     Args:
         lowered: as `jax.jit(step).lower(...)` returns it.
-
-    Returns:
-        64 hexadecimal digits.
     """
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
@@ -135,14 +132,7 @@ class Difference(NamedTuple):
 
 
 def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Difference, ...]:
-    """What differs between descriptions, such as the environments of processes; empty if nothing does.
-
-    Args:
-        descriptions: nested mappings, for instance one for each process.
-
-    Returns:
-        One entry for each thing that differs, in the order of the keys.
-    """
+    """What differs between nested mappings, such as the environments of processes, in the order of their keys."""
     flat = [_flatten("", description) for description in descriptions]
     rows = {key: [description.get(key, "nothing") for description in flat] for key in sorted(set().union(*flat))}
     return tuple(Difference(key, tuple(values)) for key, values in rows.items() if any(v != values[0] for v in values))

@@ -17,14 +17,9 @@ Numbers: TypeAlias = Number | list[Number]
 
 
 def about(text: str, *, ge: int | None = None) -> msgspec.Meta:
-    """Describes a field, for the published schema and the tables of the documentation.
+    """Describes a field in Markdown, for the published schema and the tables of the documentation.
 
-    Args:
-        text: what the field means, in Markdown.
-        ge: the smallest number allowed, if there is one.
-
-    Returns:
-        What stands beside the type in `Annotated`.
+    It stands beside the type in `Annotated`. `ge` is the smallest number allowed, if there is one.
     """
     return msgspec.Meta(description=text, ge=ge)
 

@@ -1,7 +1,7 @@
 """Files of a record: strict JSON, written whole or not at all, and checked against their types when they are read.
 
 JSON knows no NaN and no infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back as
-numbers.
+numbers. Where the storage fails, functions here raise as `storage` says.
 """
 
 import json
@@ -24,20 +24,12 @@ def encode(value: Any) -> str:
 
 
 def write_json(path: AnyPath, value: Any) -> None:
-    """Writes a JSON file whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a JSON file whole or not at all."""
     write_text(path, json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n")
 
 
 def write_text(path: AnyPath, text: str) -> None:
-    """Writes a text file whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a text file whole or not at all."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -100,14 +92,8 @@ def numbered(
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The whole lines of a file, each as its bytes and as the JSON object that it holds.
 
-    Args:
-        path: of the file, for messages.
-        content: of the file. What follows the last newline was cut off by a crash.
-        key: the field with the number of a line.
-        type: see `read_lines`.
-
-    Raises:
-        RecordError: see `read_lines`.
+    `path` is for messages. What follows the last newline of the content was cut off by a crash. For the rest, and what
+    is raised, see `read_lines`.
     """
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         problem, row = None, {}
@@ -127,14 +113,7 @@ def numbered(
 
 
 def misfit(value: Any, type: type) -> str | None:
-    """Says which field of a JSON value is not what its type asks for.
-
-    Args:
-        value: as `json.loads` returns it.
-        type: a `msgspec.Struct`.
-
-    Returns:
-        The field and the problem, or None for a value that fits.
+    """Which field of a JSON value is not what its `msgspec.Struct` asks for, and why; None for a value that fits.
 
     Example:
         >>> from sdc.record.files import misfit

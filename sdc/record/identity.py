@@ -66,14 +66,7 @@ def stamp(*, lasting: bool = False) -> dict[str, Any]:
 
 @functools.cache
 def package_version(package: str) -> str:
-    """Version of an installed package.
-
-    Args:
-        package: name of the distribution.
-
-    Returns:
-        Its version, or `not installed`.
-    """
+    """Version of an installed distribution, or `not installed`."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -63,17 +63,7 @@ KINDS: dict[str, Kind] = {
 
 
 def kind_of(name: object) -> Kind:
-    """The kind of that name.
-
-    Args:
-        name: as in the manifest.
-
-    Returns:
-        Its entry in `KINDS`.
-
-    Raises:
-        RecordError: there is no such kind.
-    """
+    """The entry of `KINDS` with that name; a RecordError where there is none."""
     if not isinstance(name, str) or name not in KINDS:
         raise RecordError(f"kind of record {name!r} is unknown; expected one of {', '.join(KINDS)}")
     return KINDS[name]

@@ -5,7 +5,8 @@ Runs, traces, campaigns and studies all live this way. `kinds.KINDS` says which 
 
 import datetime
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from etils import epath
@@ -33,6 +34,8 @@ class FolderTaken(RecordError):
 
 class Record:
     """A record that is being written. Use it as a context manager.
+
+    Methods that write raise an OSError where the storage is full or gone.
 
     Attributes:
         path: the folder.
@@ -75,17 +78,13 @@ class Record:
             check_free(folder)
             if appends(folder):  # an object store has no folders, and would make a bucket of a mistyped name
                 folder.mkdir(parents=True, exist_ok=True)
-            lock = Lock(folder)
-            try:
+            with _locked(folder) as lock:
                 if set(names(folder)) - {LOCK}:  # somebody was faster, and is done
                     raise FolderTaken(folder)
                 created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
                 whole = _stamped({"kind": known.name, "created": created} | {**manifest, "kind": known.name})
                 write_json(folder / MANIFEST, whole)
                 return cls(folder, whole, known, lock)
-            except BaseException:
-                lock.release()
-                raise
         except OSError as error:
             raise RecordError(f"cannot write run folder {folder}: {reason(error)}; name another folder") from error
 
@@ -115,8 +114,7 @@ class Record:
                 "name another folder"
             )
         try:
-            lock = Lock(folder)
-            try:
+            with _locked(folder) as lock:
                 for file in kind.files:  # a damaged record is refused before anything is changed
                     read_lines(folder / file.name, whole=False, key=kind.number, type=file.row)
                 history: dict[str, Any] = {name: old[name] for name in ("created", "resumed_at") if name in old}
@@ -127,9 +125,6 @@ class Record:
                 record = cls(folder, whole, kind, lock)
                 record.rewind(at)
                 return record
-            except BaseException:
-                lock.release()
-                raise
         except OSError as error:
             raise RecordError(f"cannot write run folder {folder}: {reason(error)}; make it writable") from error
 
@@ -152,7 +147,6 @@ class Record:
 
         Raises:
             RecordError: the record has ended or is closed, or its kind has no such file.
-            OSError: the storage is full or gone.
         """
         self._check_open()
         lines = [encode(detail) for detail in details]
@@ -167,12 +161,8 @@ class Record:
     def rewind(self, at: int) -> None:
         """Drops the lines numbered `at` and higher, and their details: the run was rolled back.
 
-        Args:
-            at: number of the next line.
-
         Raises:
             RecordError: the record has ended or is closed.
-            OSError: the storage is full or gone.
         """
         self._check_open()
         # Lines without details would say that nothing was found; details without a line are passed over.
@@ -191,7 +181,6 @@ class Record:
 
         Raises:
             RecordError: the name is one of the record's own files.
-            OSError: the storage is full or gone.
         """
         own = {MANIFEST, SUMMARY, LOCK, *(file.name for file in self.kind.files)}
         if name in own or not name or name != os.path.basename(name):
@@ -202,11 +191,7 @@ class Record:
         return self.path / name
 
     def flush(self) -> None:
-        """Writes everything that an object store has not got yet; on a disk nothing waits.
-
-        Raises:
-            OSError: the storage is full or gone.
-        """
+        """Writes everything that an object store has not got yet; on a disk nothing waits."""
         for file in self._files.values():
             file.flush()
 
@@ -218,7 +203,6 @@ class Record:
 
         Raises:
             RecordError: the record has ended or is closed.
-            OSError: the storage is full or gone.
         """
         self._check_open()
         self.flush()
@@ -226,11 +210,7 @@ class Record:
         self._ended = True
 
     def close(self) -> None:
-        """Closes the files and releases the lock. The record stays readable, ended or not.
-
-        Raises:
-            OSError: the storage is full or gone; the lock is released all the same.
-        """
+        """Closes the files and releases the lock, whatever the storage does. The record stays readable."""
         if self._closed:
             return
         self._closed = True
@@ -250,6 +230,17 @@ class Record:
         if self._closed or self._ended:
             state = "is closed" if self._closed else "has ended"
             raise RecordError(f"the record {self.path} {state}; resume it to write on")
+
+
+@contextmanager
+def _locked(folder: AnyPath) -> Iterator[Lock]:
+    """Takes the lock of a folder, and gives it back only if what is done under it fails."""
+    lock = Lock(folder)
+    try:
+        yield lock
+    except BaseException:
+        lock.release()
+        raise
 
 
 def check_free(path: AnyPath) -> None:

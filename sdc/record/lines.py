@@ -42,13 +42,6 @@ def open_lines(path: AnyPath, key: str) -> Lines:
     Args:
         path: of the file, which need not exist.
         key: the field with the number of a line.
-
-    Returns:
-        The open file.
-
-    Raises:
-        OSError: it cannot be opened.
-        RecordError: it holds a damaged line.
     """
     return AppendedLines(path, key) if appends(path) else RewrittenLines(path, key)
 
@@ -62,14 +55,12 @@ class AppendedLines:
         self.count = _content(path).count(b"\n")
 
     def append(self, lines: Iterable[str]) -> None:
-        """Appends lines; the system has them when this returns."""
         data = [line.encode("utf-8") + b"\n" for line in lines]
         self._file.writelines(data)
         self._file.flush()
         self.count += len(data)
 
     def rewind(self, at: int) -> None:
-        """Drops the lines numbered `at` and higher; the file is replaced whole."""
         self._file.close()
         kept = _below(self._path, _content(self._path), self._key, at)
         write_bytes(self._path, b"".join(kept))
@@ -80,7 +71,6 @@ class AppendedLines:
         """Does nothing: each line is written at once."""
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
     def _open(self) -> IO[bytes]:
@@ -88,7 +78,7 @@ class AppendedLines:
 
 
 class RewrittenLines:
-    """Lines in an object that can only be replaced; see `Lines`. They are kept in memory too."""
+    """Lines in an object that can only be replaced; see `Lines`. Memory keeps them; `flush` writes them."""
 
     def __init__(self, path: AnyPath, key: str) -> None:
         self._path, self._key = path, key
@@ -97,24 +87,20 @@ class RewrittenLines:
         self.count = len(self._lines)
 
     def append(self, lines: Iterable[str]) -> None:
-        """Keeps lines until the next `flush`."""
         self._lines += [line.encode("utf-8") + b"\n" for line in lines]
         self.count, self._changed = len(self._lines), True
 
     def rewind(self, at: int) -> None:
-        """Drops the lines numbered `at` and higher, in memory and in the store."""
         self._lines = _below(self._path, b"".join(self._lines), self._key, at)
         self.count, self._changed = len(self._lines), True
         self.flush()
 
     def flush(self) -> None:
-        """Writes the object anew, if it has changed."""
         if self._changed:
             write_bytes(self._path, b"".join(self._lines))
             self._changed = False
 
     def close(self) -> None:
-        """Writes what is not written yet."""
         self.flush()
 
 

@@ -69,18 +69,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
 
 
 def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
-    """Reads the manifest of a record, and nothing else.
-
-    Args:
-        path: the folder.
-        *kinds: those that are expected; any if none is named.
-
-    Returns:
-        Contents of `manifest.json`.
-
-    Raises:
-        RecordError: see `read_record`.
-    """
+    """Reads the manifest of a record, and nothing else; see `read_record`."""
     file = epath.Path(path) / MANIFEST
     try:
         there = MANIFEST in names(path)

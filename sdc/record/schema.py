@@ -58,14 +58,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def field_table(type: type[Fields]) -> str:
-    """A table of the fields of a type, in Markdown: those of its own, not those that it inherits.
-
-    Args:
-        type: of `TABLES`.
-
-    Returns:
-        The table, one line for each field; fields that every record has come first.
-    """
+    """A table of the fields of a type, in Markdown, one line for each that it does not inherit; required ones first."""
     inherited = {} if type.__base__ is Fields else _descriptions(type.__base__)
     shown = {name: text for name, text in _descriptions(type).items() if inherited.get(name) != text}
     return "\n".join(["| field | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in shown.items())])
@@ -74,14 +67,7 @@ def field_table(type: type[Fields]) -> str:
 def render_tables(page: str) -> str:
     """A page of documentation with current tables of fields.
 
-    Args:
-        page: Markdown. A table belongs between the lines `<!-- fields: TYPE -->` and `<!-- end -->`.
-
-    Returns:
-        The page with every such table written anew.
-
-    Raises:
-        KeyError: the page asks for a type that has no table.
+    A table belongs between the lines `<!-- fields: TYPE -->` and `<!-- end -->`; a type without one is a KeyError.
     """
     tables = {type.__name__: type for type in TABLES}
     pattern = re.compile(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)

@@ -2,6 +2,8 @@
 
 Paths go through `etils.epath`, which knows `gs://` and `s3://`. A local disk and NFS write a file beside its place and
 rename it; an object store replaces an object whole by itself. docs/run-record.md says what each of them guarantees.
+
+Functions here raise an OSError where the storage fails, and a RecordError where nothing is installed that reaches it.
 """
 
 import os
@@ -24,23 +26,12 @@ class RecordError(ValueError):
 
 
 def appends(path: AnyPath) -> bool:
-    """Whether files at a path can be appended to.
-
-    Args:
-        path: of a file or a folder.
-
-    Returns:
-        True for a local disk and NFS, False for an object store.
-    """
+    """Whether files at a path can be appended to: on a local disk and NFS, not in an object store."""
     return "://" not in os.fspath(path)
 
 
 def names(folder: AnyPath) -> list[str]:
-    """Names of what lies in a folder; none where it does not exist.
-
-    Raises:
-        OSError: it cannot be listed, or it is a file.
-    """
+    """Names of what lies in a folder; none where it does not exist. A file in its place is an OSError."""
     with _errors(folder):
         try:
             return sorted(path.name for path in _fresh(folder).iterdir())
@@ -49,21 +40,13 @@ def names(folder: AnyPath) -> list[str]:
 
 
 def read_bytes(path: AnyPath) -> bytes:
-    """The contents of a file, as they are now.
-
-    Raises:
-        OSError: it cannot be read; `FileNotFoundError` where it does not exist.
-    """
+    """The contents of a file, as they are now; a FileNotFoundError where there is none."""
     with _errors(path):
         return _fresh(path).read_bytes()
 
 
 def write_bytes(path: AnyPath, data: bytes) -> None:
-    """Writes a file whole or not at all: on a disk beside its place, synced, renamed.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a file whole or not at all: on a disk beside its place, synced, renamed."""
     if not appends(path):
         with _errors(path):
             _fresh(path).write_bytes(data)
@@ -83,16 +66,10 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
 
 
 def create_bytes(path: AnyPath, data: bytes) -> bool:
-    """Writes a file only if there is none.
+    """Writes a file only if there is none; returns whether it did.
 
     Of several processes that try at the same time one wins: with O_EXCL on a disk, with a conditional write on an
     object store. Where only TensorFlow reaches the store there is no such write: it is looked up before it is written.
-
-    Returns:
-        Whether it was written.
-
-    Raises:
-        OSError: it cannot be written.
     """
     if appends(path):
         try:
@@ -117,11 +94,7 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
 
 
 def remove(path: AnyPath) -> None:
-    """Removes a file, if there is one.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Removes a file, if there is one."""
     with _errors(path):
         _fresh(path).unlink(missing_ok=True)
 
