@@ -2,8 +2,10 @@
 
 Every kind makes a `Change`: arithmetic, bit masks and a rotation, given as arrays. `apply` carries it out. Because a
 change is data, one compiled program can serve every fault of a campaign (`strike`); and because every kind is defined
-by the changes that it makes, simulated faults of a given rate (`inject`) and campaigns share one definition. What has been measured of real hardware, where, and which kind
-stands for it, says the table at the beginning of docs/faults.md.
+by the changes that it makes, simulated faults of a given rate (`inject`) and campaigns share one definition.
+
+The table at the beginning of docs/faults.md says what was measured of real hardware, by whom, and which kind stands for
+it.
 """
 
 from __future__ import annotations
@@ -161,8 +163,8 @@ class Scale(Kind):
     """The element is multiplied by a factor.
 
     With a large factor it is what ruins training by way of the optimizer's history (He et al., *Understanding and
-    Mitigating Hardware Failures in Deep Learning Training Systems*, ISCA 2023); a power of
-    two is an error of the exponent.
+    Mitigating Hardware Failures in Deep Learning Training Systems*, ISCA 2023); a power of two is an error of the
+    exponent.
     """
 
     factor: float
