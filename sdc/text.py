@@ -80,7 +80,7 @@ def read_term(
     Args:
         language: name of the language, for errors.
         text: the term.
-        forms: by head.
+        forms: the form of each head.
         example: a whole text of the language, for errors.
         noun: what a head is called.
         common: types of settings that every head can have.
@@ -151,7 +151,7 @@ def read_value(kind: Any, text: str) -> Any:
     Args:
         kind: `int`, `float`, `bool`, `str`, a `Literal`, a tuple of numbers of any length, a union of these (the first
             that fits), a `Rest`, or a function of the text.
-        text: of the value.
+        text: the value as it is written.
 
     Raises:
         ValueError: it is none; the message says what was expected.
@@ -246,7 +246,7 @@ def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, str | N
 
     Args:
         value: made by one of the forms.
-        forms: by head.
+        forms: the form of each head.
         more: further settings as they are written; None for a word.
 
     Example:

@@ -17,10 +17,10 @@ class ShadowVerdict(NamedTuple):
         verdict: `corrupt` where anything differed, else `clean` where every rank was compared, else `inconclusive`.
         suspects: the ranks that were wrong.
         undecided: pairs that differed, one of which was wrong, neither of them among the suspects.
-        comparisons: of two ranks.
+        comparisons: how many pairs of ranks were compared.
         differences: comparisons that found a difference.
         repeated: re-checks of a difference that differed again.
-        shares: by rank, the share of its comparisons that differed; NaN where it had none.
+        shares: for each rank, the share of its comparisons that differed; NaN where it had none.
         reason: one sentence.
     """
 

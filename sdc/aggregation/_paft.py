@@ -59,7 +59,7 @@ class PaftSyncState(NamedTuple):
     Attributes:
         inner: state of the optimizer.
         step: steps done.
-        divergence: of this worker's replica.
+        divergence: how far this worker's replica is from the mean.
     """
 
     inner: optax.OptState
@@ -73,7 +73,7 @@ class PaftState(NamedTuple):
     Attributes:
         inner: state of the optimizer.
         step: steps done.
-        divergence: of this worker's replica.
+        divergence: how far this worker's replica is from the mean.
         next: number of the step (from 0) after which the parameters are averaged next.
         period: H, steps between the last synchronization and the next.
         synchronizations: so far.

@@ -44,12 +44,12 @@ class ShadowState(NamedTuple):
 
     Attributes:
         turn: which ranks the round compares.
-        phase: of the follow-up; 0 where none is under way.
+        phase: phase of the follow-up of a difference; 0 where none is under way.
         third_differed: whether the watched rank of a follow-up differed from the third one.
         checked: comparisons by (watched rank, spare), or by pair of spares.
         differed: those that found a difference.
         undecided: differences by pair of which it is open who was wrong, each with its follow-up counted once.
-        blamed: by rank, how often a follow-up or a majority decided that it was wrong.
+        blamed: for each rank, how often a follow-up or a majority decided that it was wrong.
         repeated: re-checks of a difference that differed again.
     """
 
@@ -72,7 +72,7 @@ class ShadowReport(NamedTuple):
         differed: whether any two of these ranks differed in any bit.
         repeats: whether this was the re-check of a difference, and differed again.
         blamed: the ranks of which this step decided that they were wrong.
-        difference: of each spare from the watched rank, added over all devices of a rank.
+        difference: how each spare differs from the watched rank, added over all devices of a rank.
     """
 
     watched: Int32[Array, ""]

@@ -51,8 +51,8 @@ class Channel(ABC):
         """Which packets to each receiver arrive at a step.
 
         Args:
-            key: of this step and sender.
-            state: of this sender's links.
+            key: another one for each step and sender.
+            state: the state of this sender's links.
             sent: what is sent.
 
         Returns:

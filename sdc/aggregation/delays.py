@@ -117,7 +117,7 @@ class LogNormal(_Written):
     """exp(X) with X ~ N(m, s²), s² = log(1 + (std/mean)²) and m = log(mean) - s²/2.
 
     Attributes:
-        mean: of the time itself, not of its logarithm; above 0.
+        mean: mean of the time itself, not of its logarithm; above 0.
         std: standard deviation of the time itself, above 0.
     """
 

@@ -102,7 +102,7 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
     parameters are averaged afterwards (`replica_mean`).
 
     Args:
-        work: of one micro-batch, without collectives: workers complete different numbers.
+        work: what one micro-batch does, without collectives: workers complete different numbers.
         carry: what it starts from.
         batches: micro-batches, stacked on the leading axis of every leaf.
         completed: how many this worker completes, 0 to all. A traced number is not checked: more than all is all.
@@ -162,7 +162,7 @@ def combine(
         count:  sum_n sum_{m completed} g_n^(m) / (micro-batches completed by all)    (appendix B.2.2)
 
     Args:
-        total: of this worker.
+        total: the sum of this worker.
         axis_name: the axis of the workers, bound.
         completed: micro-batches that are in it. A traced number is not checked against `micro_batches`.
         micro_batches: M, of a full step of one worker.

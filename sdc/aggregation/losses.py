@@ -20,8 +20,8 @@ class LossyLog(NamedTuple):
     """Which packets of this worker arrived at the last step, eight to a byte (`numpy.packbits` along the last axis).
 
     Attributes:
-        gradient: of the reduce-scatter, uint8 [receivers, packets / 8].
-        parameter: of the all-gather.
+        gradient: packets of the reduce-scatter, uint8 [receivers, packets / 8].
+        parameter: packets of the all-gather, likewise.
     """
 
     gradient: UInt8[Array, "workers bytes"]
@@ -33,7 +33,7 @@ class LossyReport(NamedTuple):
 
     Attributes:
         gradient_loss: share of the packets of gradients between different workers that did not arrive.
-        parameter_loss: the same of parameters.
+        parameter_loss: the same share of the packets of parameters.
         unreduced: packets of shards of which nothing arrived, so that their gradient is that of the step before.
         move: s^2, mean square of what owners moved their parameters by.
         owner_drift: mean square of the difference between a copy and its owner's shard, estimated like `pair_drift`.
@@ -55,9 +55,9 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
     """The channels that replay a run, from the logs of its steps.
 
     Args:
-        logs: of each step, from all workers: leaves uint8 [senders, receivers, bytes].
-        params: of one worker.
-        packet: as the run had it.
+        logs: the log of each step, from all workers: leaves uint8 [senders, receivers, bytes].
+        params: the parameters of one worker.
+        packet: what the run gave `lossy_zero2`.
 
     Returns:
         For `p_grad` and `p_param`. The replay must not ask for `tighten`; `parity` and `reliable` have no effect.

@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather over links that lose packets, and ZeRO-2 built of them.
+"""Reduce-scatter and all-gather over links that lose packets, of which `zero2` is built.
 
 Weintraub, Banner, Orda, *Distributed Training under Packet Loss* (2025). Parameters are cut into N shards; worker j
 owns shard j. Gradients are reduced over what arrived, and parameters that did not arrive stay stale:

@@ -62,7 +62,7 @@ def gradient_noise(
         axis_name: the axis of the workers, bound.
         sigma: standard deviation of the noise of each element. Like `burst_sigma` it may be traced, so that one
             program serves every degree of noise; what is traced is not checked.
-        seed: of all draws.
+        seed: decides all draws.
         workers: numbers of the workers with errors; all by default.
         burst_period: at every so many steps (the first burst is at step `burst_period - 1`, counted from 0) the noise
             has `burst_sigma` instead; None for no bursts.

@@ -21,7 +21,7 @@ class Resampling:
         workers: N.
         micro_batches: M, of a full step of one worker.
         batch: samples of a micro-batch.
-        seed: of the orders.
+        seed: decides the order of each epoch.
 
     Raises:
         ValueError: a number is below 1, or a step needs more samples than there are.

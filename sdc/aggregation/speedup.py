@@ -180,7 +180,7 @@ def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
     """Further steps that make up for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section 4.5).
 
     Args:
-        steps: of a training that drops nothing.
+        steps: length of a training that drops nothing.
         completed: Mdone, micro-batches that a worker completes on average.
         micro_batches: M.
 

@@ -28,9 +28,9 @@ class Stopped(NamedTuple):
 
     Attributes:
         carry: after the last completed micro-batch.
-        completed: how many are in it.
-        latencies: seconds of each, from the end of the one before.
-        seconds: of all of it.
+        completed: how many micro-batches are in it.
+        latencies: seconds of each of them, from the end of the one before.
+        seconds: time from the start to the end of the last one.
     """
 
     carry: Tree
@@ -49,7 +49,7 @@ class Stopwatch:
     within a program: that micro-batch is counted as completed, since its sum is there when the all-reduce can begin.
 
     Attributes:
-        work: of one micro-batch, without collectives; compiled once for each shape.
+        work: what one micro-batch does, without collectives; compiled once for each shape.
         threshold: seconds; infinity for none.
 
     Raises:
@@ -150,9 +150,9 @@ def to_workers(tree: Tree, axis_name: str, mesh: Mesh) -> Tree:
     """Global arrays with a leading axis of workers, from what each process has: its own arrays, one worker a process.
 
     Args:
-        tree: of this process, of one shape in all of them.
+        tree: arrays of this process, whose shapes are the same in all processes.
         axis_name: the axis of the workers.
-        mesh: with `axis_name` over the processes, one device each.
+        mesh: a mesh whose `axis_name` runs over the processes, one device each.
     """
     sharding = NamedSharding(mesh, P(axis_name))
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf[None]), tree)

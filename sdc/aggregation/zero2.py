@@ -36,8 +36,7 @@ class LossyState(NamedTuple):
         previous: this worker's shards of the last aggregated gradient.
         channels: states of this worker's links, for gradients and for parameters.
         strongest: the largest norm of an aggregated gradient so far.
-        report: of the last step.
-        log: of the last step.
+        report, log: what the last step lost.
     """
 
     inner: optax.OptState
@@ -107,10 +106,10 @@ def lossy_zero2(
         optimizer: any optax optimizer; its state lives on shards.
         axis_name: the axis of the workers, bound.
         p_grad: probability that a packet of gradients is lost, or a channel.
-        p_param: the same for parameters.
+        p_param: the same for packets of parameters.
         packet: elements of a packet, counted for each leaf; None to lose all that one worker sends another in a step,
             or nothing, as the paper does.
-        seed: of all draws.
+        seed: decides all draws.
         reliable: share of the packets to each receiver that are sent reliably: those of largest norm, of the gradient,
             or of what the parameters have moved.
         parity: one XOR parity packet for so many packets: a group that lost one packet, and not the parity, has it

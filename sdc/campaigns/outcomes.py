@@ -52,11 +52,11 @@ class Observed(NamedTuple):
     """One step of a run.
 
     Attributes:
-        loss: of the step.
-        gradient_norm: of the step; None where it is not observed.
+        loss: loss of the step.
+        gradient_norm: norm of its gradient; None where it is not observed.
         history: largest ratio of the optimizer's history to its bound; None where it is not observed.
         finite: whether the state after the step and all of these are finite.
-        digest: of the state after the step, and of these.
+        digest: digest of the state after the step and of all of these.
     """
 
     loss: float

@@ -71,7 +71,7 @@ class Campaign:
     Attributes:
         sites: those that can be struck.
         clean: the clean run, step by step.
-        limits: of the spike detectors.
+        limits: thresholds of the spike detectors.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> Mea
     """Measures the rounding errors of products of a type on the default device, over all distributions of `power`.
 
     Args:
-        dtype: of the factors; sums are returned in float32.
-        seed: of the factors.
+        dtype: type of the factors; sums are returned in float32.
+        seed: decides the factors.
         depths: numbers of terms.
     """
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
@@ -119,8 +119,7 @@ def begin_with_second(
     """The sites of which the first tier passes on so many rows that the second one is cheaper from the start.
 
     Args:
-        examined: rows that the first tier passed on, by site.
-        checked: rows, by site.
-        share: of the rows.
+        examined, checked: rows that the first tier passed on, and all rows that it judged, by site.
+        share: share of the rows above which it is.
     """
     return tuple(name for name, count in examined.items() if checked[name] and count / checked[name] > share)

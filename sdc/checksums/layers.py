@@ -89,15 +89,9 @@ def dot_general(
     Args:
         lhs: first factor.
         rhs: second factor, for instance a weight.
-        dimension_numbers: as of `lax.dot_general`.
-        precision: likewise.
-        preferred_element_type: likewise.
-        out_sharding: likewise.
-        mode: see `sdc.abft`.
-        output: likewise.
-        scheme: likewise.
-        profile: likewise.
-        checksum: of `rhs`, where it is known (see `checksum`): weights need a new one only after an optimizer step.
+        dimension_numbers, precision, preferred_element_type, out_sharding: see `lax.dot_general`.
+        mode, output, scheme, profile: see `sdc.abft`.
+        checksum: that of `rhs`, where it is known (see `checksum`): weights need a new one only after an optimizer step.
 
     Returns:
         The product. It can be differentiated in reverse mode.

@@ -52,9 +52,9 @@ def one_per_row(
     """Changes one random element of each row: rows are judged one by one, so each is an experiment of its own.
 
     Args:
-        key: for the columns.
-        product: of which `c` is the result.
-        c: the product.
+        key: decides the columns.
+        product: how `c` was computed.
+        c: its result.
         change: told the elements and the root mean squares of their rows; returns what becomes of them.
 
     Returns:
@@ -88,9 +88,8 @@ def errors_found(
     """Puts errors into a product, one in each row, and asks judges which rows are wrong.
 
     Args:
-        key: for columns and signs.
-        product: of which `c` is the result.
-        c: the product.
+        key: decides columns and signs.
+        product, c: see `one_per_row`.
         judges: told the changed product, they return the rows that they find wrong.
         magnitudes: errors to add or subtract, in root mean squares of their row. Besides, every bit is flipped.
     """

@@ -107,10 +107,8 @@ class Units:
         """The units of a product of arrays of these types.
 
         Args:
-            a: type of the first factor.
-            b: type of the second.
-            c: type of the product.
-            rounding: of the device.
+            a, b, c: types of both factors and of the product.
+            rounding: how the device rounds.
             exact: whether the inputs are multiplied as they are, whatever the device does by default.
 
         Raises:

@@ -21,7 +21,7 @@ class Settings:
     Attributes:
         mode: `detect` flags rows, `locate` names wrong elements too, `correct` replaces wrong rows as well.
         scheme: see `schemes`.
-        rounding: of the device.
+        rounding: how the device rounds.
         tier: tier that rows are judged by at first.
         fused: whether the fused kernel computes the products that it fits.
 

@@ -91,7 +91,7 @@ def strike_on(
     """One fault at one site.
 
     Args:
-        site: of the step that is struck, as `sdc.sites` lists it.
+        site: a site of the step that is struck, as `sdc.sites` lists it.
         fault: what becomes of the elements: a fault, or just its kind, or its text (see `parse_kind`). Its pattern says
             which elements are hit with the one that is given; its `layer` and `at` place it, unless `iteration` and
             `device` do. A strike hits once, when it is given to the step: `rate` and `when` have no say.
@@ -99,7 +99,7 @@ def strike_on(
         iteration: index in each enclosing loop, outermost first; all iterations where it is not given.
         device: index along mesh axes; all devices along those not given.
         output: number of the operation's output.
-        key: for what is drawn, such as the bit that flips; by default one made of the elements.
+        key: decides what is drawn, such as the bit that flips; by default one made of the elements.
         room: see `no_strike`; by default as many as there are elements. Strikes of the same room and axes share a
             compiled program.
         axes: further mesh axes, see `no_strike`.

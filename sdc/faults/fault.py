@@ -33,7 +33,7 @@ class When:
         spike: probability that a step is hit at all; a step that is hit has the rate divided by `spike`, so that the
             mean over time stays. 1 for a steady rate.
         burst: at the onset the rate is higher by this multiple; the excess decays as exp(-(step - onset) / decay).
-        decay: in steps.
+        decay: time constant of that decay, in steps.
         end: the first step without the fault; None if it stays.
         gamma: shape of a gamma distribution of mean 1 from which a factor on the rate is drawn at each step, the same
             for all sites: the smaller, the more the hits come in bursts. Draws are cut off where a larger one has a

@@ -68,7 +68,7 @@ class Kind(abc.ABC):
         """Draws the changes of elements of a type.
 
         Args:
-            key: of what is drawn.
+            key: decides what is drawn.
             shape: one change for each element, or `()` for one that all elements share.
             dtype: type of the elements.
             layer: index of the innermost loop.
@@ -131,8 +131,7 @@ class StuckBit(Kind):
 
     Attributes:
         value: 0 or 1.
-        bits: as of `BitFlip`.
-        field: as of `BitFlip`.
+        bits, field: see `BitFlip`.
     """
 
     value: int

@@ -38,7 +38,7 @@ class One:
 
         Args:
             start: flat index at which each hit starts; the size of the tensor for none. NumPy gives NumPy.
-            shape: of the tensor.
+            shape: shape of the tensor.
 
         Returns:
             Indices, row-major; the size of the tensor stands for an element outside of it, which is not hit.

@@ -26,9 +26,8 @@ def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outp
 
     Args:
         primitive: name of the JAX primitive.
-        params: of the equation.
-        inputs: shapes and dtypes of the inputs.
-        outputs: shapes and dtypes of the outputs.
+        params: parameters of the equation.
+        inputs, outputs: shapes and dtypes of its arrays.
 
     Example:
         >>> import jax

@@ -18,11 +18,7 @@ def bound_axes() -> dict[str, int]:
 
 
 def axis_size(axis_name: str, role: str) -> int:
-    """Size of an axis over which two or more parties work.
-
-    Args:
-        axis_name: of the axis.
-        role: of one of them, such as `twin`, for errors.
+    """Size of an axis over which two or more parties work; `role` is what one of them is called, such as `twin`.
 
     Raises:
         ValueError: the axis is not bound, or has size 1.

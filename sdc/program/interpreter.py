@@ -115,9 +115,8 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
 
     Args:
         step: any function that JAX can trace.
-        args: of the step, arrays or `jax.ShapeDtypeStruct` objects.
+        args, kwargs: arguments of the step, arrays or `jax.ShapeDtypeStruct` objects.
         where: selects sites; by default all.
-        kwargs: of the step.
 
     Raises:
         ValueError: the selector hits nothing; the message lists near misses.

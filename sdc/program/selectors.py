@@ -236,7 +236,7 @@ def named(*names: str) -> Selector:
 
 
 def direction(*names: Direction) -> Selector:
-    """Selects by direction: `direction("bwd", "remat")`; see the module."""
+    """Selects by direction: `direction("bwd", "remat")`; `sdc.program.selectors` explains the words."""
     if not names or not set(names) <= set(DIRECTIONS):
         raise ValueError(f"direction{names}: expected some of {', '.join(DIRECTIONS)}")
     text = f"direction({', '.join(map(_quoted, names))})"
@@ -247,7 +247,7 @@ def iteration(*numbers: int, loop: int = -1) -> Selector:
     """Selects iterations of a loop, from 0: of the innermost one, which in a scanned model is the layer.
 
     Args:
-        numbers: of the iterations.
+        numbers: the numbers of the iterations.
         loop: which of the enclosing loops, 0 being the outermost and -1 the innermost.
     """
     if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):

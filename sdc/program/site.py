@@ -23,7 +23,7 @@ class Site:
         name: the key of its report, unique in a step: `direction/probe`, `direction/scope/primitive` for an operation,
             `arg/path` and `out/path` for the step's own arrays; a second site of the same name ends in `#2`.
         primitive: name of the JAX primitive; `argument` or `result` for the step's own arrays.
-        direction: see the module.
+        direction: the pass in which it lies; see `sdc.program.selectors`.
         probe: the name given to `probe`, or None.
         scope: the name stack (`jax.named_scope` and transformations), from the outermost call on.
         source: `file:line (function)` in the user's code, or an empty string.

@@ -37,7 +37,7 @@ def read_json(path: AnyPath, type: type | None = None) -> dict[str, Any]:
     """Reads a JSON object; see the module for non-finite numbers.
 
     Args:
-        path: of the file.
+        path: the file.
         type: what the object must be, if that is known. Fields that it does not name are kept.
 
     Raises:
@@ -62,7 +62,7 @@ def read_lines(path: AnyPath, *, whole: bool, key: str = "step", type: type | No
     """Reads JSON lines.
 
     Args:
-        path: of the file.
+        path: the file.
         whole: the file must be there and end with a whole line. If not, a last line that is cut off is the trace of a
             crash, and passed over.
         key: the field with the number of a line.

@@ -25,7 +25,7 @@ class Kind:
     """A kind of record.
 
     Attributes:
-        name: as in the manifest.
+        name: its name in the manifest.
         manifest: type of `manifest.json`.
         summary: type of `summary.json`.
         lines: one line for each number, or None for a record without lines.

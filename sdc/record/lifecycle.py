@@ -173,7 +173,7 @@ class Record:
         """Writes a JSON file of one's own beside the others, whole or not at all.
 
         Args:
-            name: of the file, such as `sites.json`.
+            name: name of the file, such as `sites.json`.
             value: its contents. An object gets the version of the schema, that of jax-sdc and the host besides.
 
         Returns:

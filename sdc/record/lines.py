@@ -40,7 +40,7 @@ def open_lines(path: AnyPath, key: str) -> Lines:
     """Opens a file of lines at its end, in the way that its storage allows.
 
     Args:
-        path: of the file, which need not exist.
+        path: the file, which need not exist.
         key: the field with the number of a line.
     """
     return AppendedLines(path, key) if appends(path) else RewrittenLines(path, key)
@@ -108,7 +108,7 @@ class Pace:
     """Says when it is time to write objects anew.
 
     Args:
-        seconds: from the end of one time to the next.
+        seconds: time from the end of one writing to the next.
         clock: tells seconds.
     """
 

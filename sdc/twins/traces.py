@@ -47,8 +47,8 @@ class Trace:
     Attributes:
         path: the run folder.
         manifest: contents of `manifest.json`.
-        sites: in program order.
-        shapes: of the digests of each site.
+        sites: the sites, in program order.
+        shapes: shape of the digests of each site.
         lines: digests by step, encoded.
         ended: whether the run that wrote it ended.
     """
