@@ -71,9 +71,7 @@ class PaftState(NamedTuple):
     """State of `paft`: the schedule is part of it, the same on every worker.
 
     Attributes:
-        inner: state of the optimizer.
-        step: steps done.
-        divergence: how far this worker's replica is from the mean.
+        inner, step, divergence: see `PaftSyncState`.
         next: number of the step (from 0) after which the parameters are averaged next.
         period: H, steps between the last synchronization and the next.
         synchronizations: so far.

@@ -200,15 +200,10 @@ def combine(
 
 
 class SkipEmptyState(NamedTuple):
-    """State of `skip_empty`.
+    """State of `skip_empty`."""
 
-    Attributes:
-        inner: state of the optimizer.
-        skipped: steps left out so far.
-    """
-
-    inner: optax.OptState
-    skipped: UInt32[Array, ""]
+    inner: optax.OptState  # state of the optimizer
+    skipped: UInt32[Array, ""]  # steps left out so far
 
 
 def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -1,12 +1,4 @@
-"""Gradients that differ between workers: the error model of PAFT, simulated.
-
-Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, section 3: after the
-all-reduce each worker m holds a mean of its own,
-
-    g~_m = mean_m(g_m) + e_m,    e_m ~ N(0, sigma^2) for every element.
-
-The paper gives the degree of noise as sigma in some places and as sigma^2 in others; here it is always sigma.
-"""
+"""Gradients that differ between workers: the error model of PAFT, simulated."""
 
 import dataclasses
 import math
@@ -55,6 +47,11 @@ def gradient_noise(
 ) -> optax.GradientTransformation:
     """Simulates all-reduces that give every worker a wrong mean of its own. Put it behind the all-reduce.
 
+    After the all-reduce each worker m holds
+
+        g~_m = mean_m(g_m) + e_m,    e_m ~ N(0, sigma^2) for every element.
+
+    The paper gives the degree of noise as sigma in some places and as sigma^2 in others; here it is always sigma.
     What is drawn depends on nothing but the seed, the step, the worker and the place of the leaf: it is the same under
     `shard_map`, `pmap` and `vmap`, and after a restart.
 

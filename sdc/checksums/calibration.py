@@ -73,8 +73,9 @@ def fit(narrow: Measured | None, wide: Measured | None) -> Rounding:
     """
     sums = narrow or wide
     assert sums is not None, "something was measured"
-    only_wide = narrow is None
-    kappa = math.inf if only_wide and wide is not None and _rounds(wide) else kappa_of(sums.relative)
+    # Where the shortest sums err so much, it must be their factors that are rounded.
+    rounds = narrow is None and sums.relative[min(sums.relative)] > 2.0**-16
+    kappa = math.inf if rounds else kappa_of(sums.relative)
     inputs = 0.0
     if wide is not None:
         left = max(
@@ -86,19 +87,10 @@ def fit(narrow: Measured | None, wide: Measured | None) -> Rounding:
     return Rounding(kappa, inputs)
 
 
-def _rounds(measured: Measured) -> bool:
-    """Whether the shortest sums err so much that it must be their factors that are rounded."""
-    return measured.relative[min(measured.relative)] > 2.0**-16
-
-
 def kappa_of(relative: Mapping[int, float]) -> float:
-    """Kappa from measured errors: the largest that keeps each at half of its bound or less.
+    """The largest kappa that keeps each of the errors of `Measured` at half of its bound or less.
 
-    Args:
-        relative: for each number of terms k, the largest `|r| / (q + |cs|)`.
-
-    Returns:
-        Infinity where sums need no such term.
+    It is infinite where sums need no such term.
 
     Example:
         >>> from sdc.checksums.calibration import kappa_of

@@ -91,7 +91,7 @@ def dot_general(
         rhs: second factor, for instance a weight.
         dimension_numbers, precision, preferred_element_type, out_sharding: see `lax.dot_general`.
         mode, output, scheme, profile: see `sdc.abft`.
-        checksum: that of `rhs`, where it is known (see `checksum`): weights need a new one only after an optimizer step.
+        checksum: that of `rhs`, if it is known (see `checksum`): weights need a new one only after an optimizer step.
 
     Returns:
         The product. It can be differentiated in reverse mode.

@@ -19,7 +19,7 @@ import csv
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -66,13 +66,9 @@ def published(name: str) -> dict[str, Published]:
     Raises:
         ValueError: there is no such node.
     """
-    number = _number(name)
     return {
-        f"{row['direction']}/{row['submodule']}": Published(
-            float(row["mean_mismatch_frequency"]), float(row["max_mismatch_severity"])
-        )
-        for row in _rows("sdc_nodes.csv")
-        if int(row["node"]) == number
+        submodule: Published(float(row["mean_mismatch_frequency"]), float(row["max_mismatch_severity"]))
+        for submodule, row in _rows("sdc_nodes.csv", _number(name))
     }
 
 
@@ -106,11 +102,10 @@ def node_faults(
         return []
     number = _number(name)
     by_submodule: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
-    for row in _rows("sdc_node_layers.csv"):
-        if int(row["node"]) == number:
-            by_submodule[f"{row['direction']}/{row['submodule']}"].append(
-                (int(row["layer"]), float(row["mismatch_frequency"]), float(row["max_mismatch_severity"]))
-            )
+    for submodule, row in _rows("sdc_node_layers.csv", number):
+        by_submodule[submodule].append(
+            (int(row["layer"]), float(row["mismatch_frequency"]), float(row["max_mismatch_severity"]))
+        )
     faults = []
     for submodule, rows in by_submodule.items():
         _, frequency, severity = np.asarray(sorted(rows)).T
@@ -150,6 +145,9 @@ def _number(name: str) -> int:
     return int(name.removeprefix("node"))
 
 
-def _rows(file: str) -> list[dict[str, str]]:
+def _rows(file: str, number: int) -> Iterator[tuple[str, dict[str, str]]]:
+    """The lines of a table that are of a node, each with the name of its submodule."""
     text = (resources.files(__package__) / "data" / file).read_text(encoding="utf-8")
-    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
+        if int(row["node"]) == number:
+            yield f"{row['direction']}/{row['submodule']}", row

@@ -38,7 +38,7 @@ class Bisection(NamedTuple):
     Attributes:
         first: the first difference of the last round that showed one; None if no round did.
         exact: whether every operation that could be the first was looked at.
-        rounds: all rounds.
+        rounds: all rounds, in order.
     """
 
     first: FirstDifference | None

@@ -132,14 +132,7 @@ class TraceWriter:
 
 
 def sites_table(digests: Reports) -> dict[str, Any]:
-    """Contents of `sites.json`, to be written by `Record.file`.
-
-    Args:
-        digests: as `fingerprint` returns them, or their shapes.
-
-    Returns:
-        The sites and a check sum of them.
-    """
+    """Contents of `sites.json`: the sites of digests, or of their shapes, and a check sum. `Record.file` writes it."""
     rows = [
         {
             **{field.name: getattr(site, field.name) for field in dataclasses.fields(site) if field.name != "outputs"},
@@ -177,13 +170,7 @@ def decode(line: Mapping[str, Any], size: int) -> UInt32[np.ndarray, "size"]:
 
 
 def read_trace(path: AnyPath) -> Trace:
-    """Reads a trace, of a run that has ended or not.
-
-    Args:
-        path: the run folder.
-
-    Returns:
-        The trace; its digests are decoded when they are asked for.
+    """Reads the trace of a run folder, ended or not; digests are decoded when they are asked for.
 
     Raises:
         RecordError: the folder holds no trace, or a damaged one.
