@@ -1,6 +1,7 @@
 """Deterministic analysis of silent data corruption in JAX programs.
 
 Every tool here is a transformation of a step that somebody else may have written, in the family of `jax.grad`.
+The pages of docs/api show every public name at work, a page for each package.
 """
 
 from typing import TYPE_CHECKING

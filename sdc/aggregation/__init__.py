@@ -2,8 +2,6 @@
 
 Pure functions with explicit state that run under a bound worker axis (`shard_map`, `pmap`, `vmap`), inside one `jit`.
 One method a file.
-
-docs/api/sdc.aggregation.md shows every name of this package at work.
 """
 
 from typing import TYPE_CHECKING

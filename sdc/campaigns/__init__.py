@@ -1,7 +1,4 @@
-"""Campaigns: thousands of single faults, one after the other, and what becomes of training after each.
-
-docs/api/sdc.campaigns.md shows every name of this package at work.
-"""
+"""Campaigns: thousands of single faults, one after the other, and what becomes of training after each."""
 
 from typing import TYPE_CHECKING
 

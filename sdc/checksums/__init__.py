@@ -1,7 +1,4 @@
-"""Algorithm-based fault tolerance: checksummed matrix products that work in narrow types, forward and backward.
-
-docs/api/sdc.checksums.md shows every name of this package at work.
-"""
+"""Algorithm-based fault tolerance: checksummed matrix products that work in narrow types, forward and backward."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,4 @@
-"""Simulated faults: kinds, patterns and times, their text form, published nodes, and steps that suffer them.
-
-docs/api/sdc.faults.md shows every name of this package at work.
-"""
+"""Simulated faults: kinds, patterns and times, their text form, published nodes, and steps that suffer them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,4 @@
-"""A step as a program that can be rewritten: its sites, selectors that choose among them, and the interpreter.
-
-docs/api/sdc.program.md shows every name of this package at work.
-"""
+"""A step as a program that can be rewritten: its sites, selectors that choose among them, and the interpreter."""
 
 from typing import TYPE_CHECKING
 

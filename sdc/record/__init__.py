@@ -1,7 +1,4 @@
-"""The record of a run on disk, what makes a run repeat itself, and whether two may be compared.
-
-docs/api/sdc.record.md shows every name of this package at work.
-"""
+"""The record of a run on disk, what makes a run repeat itself, and whether two may be compared."""
 
 from typing import TYPE_CHECKING
 

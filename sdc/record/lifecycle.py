@@ -210,7 +210,7 @@ class Record:
         self._ended = True
 
     def close(self) -> None:
-        """Closes the files and releases the lock, whatever the storage does. The record stays readable."""
+        """Closes the files and releases the lock, even if the storage is gone; the record stays readable."""
         if self._closed:
             return
         self._closed = True

@@ -78,7 +78,7 @@ class AppendedLines:
 
 
 class RewrittenLines:
-    """Lines in an object that can only be replaced; see `Lines`. Memory keeps them; `flush` writes them."""
+    """Lines in an object that can only be replaced; see `Lines`. They wait in memory for `flush`."""
 
     def __init__(self, path: AnyPath, key: str) -> None:
         self._path, self._key = path, key

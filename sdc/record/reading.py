@@ -69,7 +69,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
 
 
 def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
-    """Reads the manifest of a record, and nothing else; see `read_record`."""
+    """Reads the manifest of a record, and nothing else. It takes, and raises, what `read_record` does."""
     file = epath.Path(path) / MANIFEST
     try:
         there = MANIFEST in names(path)

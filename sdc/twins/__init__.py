@@ -1,7 +1,4 @@
-"""Two runs of a step: digests of their values, comparison in lock-step, traces, and the first place where they part.
-
-docs/api/sdc.twins.md shows every name of this package at work.
-"""
+"""Two runs of a step: digests of their values, comparison in lock-step, traces, and the first place where they part."""
 
 from typing import TYPE_CHECKING
 
