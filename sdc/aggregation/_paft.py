@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from sdc.program.axes import typed_as
 
 from .assignment import Tree, assign, check_update, stepped
-from .workers import at_least_float32, check_axes, check_axis, check_bound, count_workers
+from .workers import at_least_float32, check_axes, check_axis, check_bound, check_some, count_workers
 
 
 class Divergence(NamedTuple):
@@ -115,8 +115,7 @@ def paft_sync(
     check_axis("axis_name", axis_name)
     check_axes("replica_axes", replica_axes)
     _check_steps("period", period)
-    if period < 1:
-        raise ValueError(f"period={period}: expected a number of steps of at least 1")
+    check_some("period", period, "steps")
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> PaftSyncState:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .workers import check_some
+
 
 def divergence(sigma: float, rates: Sequence[float] | np.ndarray, *, workers: int, dimension: int = 1) -> float:
     """E||mean_k(theta_k) - theta_m||^2 after steps with these rates, from equal replicas (lemma 3.1, equation 6).
@@ -56,8 +58,7 @@ def divergence_over_time(
     squares = np.square(np.asarray(rates, np.float64))
     total = np.cumsum(squares)
     if period is not None:
-        if period < 1:
-            raise ValueError(f"period={period}: expected a number of steps of at least 1")
+        check_some("period", period, "steps")
         starts = np.arange(len(squares)) // period * period
         total -= np.where(starts > 0, total[np.maximum(starts - 1, 0)], 0.0)
     return _factor(sigma, workers, dimension) * total
@@ -73,8 +74,7 @@ def divergence_bound(sigma: float, rate: float, period: int, *, workers: int, di
         rate: eta_t, of the last step.
         period: H.
     """
-    if period < 1:
-        raise ValueError(f"period={period}: expected a number of steps of at least 1")
+    check_some("period", period, "steps")
     return 4 * period * _factor(sigma, workers, dimension) * rate**2
 
 

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32
 
 from .assignment import Tree
-from .workers import at_least_float32, count_workers, sums_by_itself
+from .workers import at_least_float32, check_some, count_workers, sums_by_itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,7 @@ class Layout:
     packet: int | None  # elements of a packet; None for one packet that holds a worker's shards of all arrays
 
     def __post_init__(self) -> None:
-        if self.packet is not None and self.packet < 1:
-            raise ValueError(f"packet={self.packet}: expected a number of elements of at least 1")
+        check_some("packet", self.packet, "elements")
 
     @classmethod
     def of(cls, tree: Tree, workers: int, packet: int | None) -> "Layout":

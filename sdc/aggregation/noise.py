@@ -16,7 +16,7 @@ from sdc.faults.events import Moment
 from sdc.faults.fault import Fault
 from sdc.program._probe import probe
 
-from .workers import count_workers
+from .workers import check_some, count_workers
 
 SITE = "gradient"
 """Name of the gradients as a site: those of the leaf `a/b` are `fwd/gradient/a/b`."""
@@ -84,8 +84,7 @@ def gradient_noise(
     for name, value in (("sigma", sigma), ("burst_sigma", burst_sigma)):
         if not isinstance(value, jax.Array) and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: expected a standard deviation of at least 0")
-    if burst_period is not None and burst_period < 1:
-        raise ValueError(f"burst_period={burst_period}: expected a number of steps of at least 1")
+    check_some("burst_period", burst_period, "steps")
     if burst_period is None and (isinstance(burst_sigma, jax.Array) or burst_sigma):
         raise ValueError("burst_sigma without burst_period would never come; give both")
     chosen = None if workers is None else tuple(dict.fromkeys(workers))

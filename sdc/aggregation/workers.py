@@ -61,6 +61,12 @@ def check_probability(name: str, value: float, alternative: str = "") -> None:
         )
 
 
+def check_some(name: str, value: int | None, of: str) -> None:
+    """Raises ValueError unless there is at least one of what is counted, or None is given."""
+    if value is not None and value < 1:
+        raise ValueError(f"{name}={value}: expected a number of {of} of at least 1")
+
+
 def check_count(name: str, value: Any, most: int) -> None:
     """Raises ValueError unless `value` is from 0 to `most`, or a number that is not known yet."""
     if not isinstance(value, jax.core.Tracer) and not 0 <= int(value) <= most:

@@ -24,7 +24,7 @@ from .assignment import Tree, assign, check_update, stepped
 from .channels import Channel, Independent, Recorded, Sent
 from .losses import LossyLog, LossyReport, measured_losses, sum_of_squares
 from .lossy import Layout, all_gather, check_floats, check_gradient, own_packets, reduce_scatter
-from .workers import check_axis, check_probability, count_workers
+from .workers import check_axis, check_probability, check_some, count_workers
 
 
 class LossyState(NamedTuple):
@@ -132,12 +132,10 @@ def lossy_zero2(
     check_probability("reliable", reliable)
     if reliable and packet is None:
         raise ValueError(f"reliable={reliable}: with one packet from worker to worker, all would be; give packet too")
-    if parity is not None and parity < 1:
-        raise ValueError(f"parity={parity}: expected a number of packets of at least 1")
+    check_some("parity", parity, "packets")
     if not 0 <= tighten < math.inf:
         raise ValueError(f"tighten={tighten}: expected an exponent of at least 0")
-    if packet is not None and packet < 1:
-        raise ValueError(f"packet={packet}: expected a number of elements of at least 1")
+    check_some("packet", packet, "elements")
     for name, rate in (("p_grad", p_grad), ("p_param", p_param)):
         if not isinstance(rate, Channel):
             check_probability(name, rate, ", or a Channel")
