@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from .dropcompute import Tree, Work, work_if
+from .assignment import Tree
+from .dropcompute import Work, work_if
 
 
 class Stopped(NamedTuple):
