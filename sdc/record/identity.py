@@ -22,10 +22,10 @@ class Host(Fields, kw_only=True):
 
     name: Annotated[str, about("host name")]
     machine: Annotated[
-        str | None, about("hash of the machine's identity, with which it cannot be found out; `null` if it has none")
+        str | None, about("hash of the machine's identity, which does not reveal it; `null` if it has none")
     ] = None
-    boot: Annotated[str | None, about("identity of this start of the system; `null` where it tells none")] = None
-    pid: Annotated[int | None, about("number of the process on that host")] = None
+    boot: Annotated[str | None, about("identity of this boot of the system; `null` if it has none")] = None
+    pid: Annotated[int | None, about("process number (PID) on that host")] = None
     process: Annotated[int | None, about("index of the process among those of the run, from 0")] = None
 
 

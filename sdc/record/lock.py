@@ -31,10 +31,10 @@ class Holder(Fields, kw_only=True):
     """Contents of `lock.json`."""
 
     host: Annotated[Host, about("who writes the folder")]
-    since: Annotated[str | None, about("time of the lock, UTC")] = None
-    started: Annotated[str | None, about("when that process started, in ticks since the start of the system")] = None
-    namespace: Annotated[str | None, about("the namespace in which its number counts")] = None
-    token: Annotated[str, about("another one for each lock")]
+    since: Annotated[str | None, about("when the lock was taken, UTC")] = None
+    started: Annotated[str | None, about("when that process started, in clock ticks since the system booted")] = None
+    namespace: Annotated[str | None, about("the PID namespace of that process")] = None
+    token: Annotated[str, about("a random text, different for each lock")]
 
 
 class Lock:

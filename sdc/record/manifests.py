@@ -18,13 +18,15 @@ class Environment(Fields, kw_only=True):
     platform: Annotated[str | None, about("`cpu`, `gpu` or `tpu`")] = None
     platform_version: Annotated[str | None, about("version of the backend and of its driver")] = None
     device_kind: Annotated[str | None, about("model of the devices")] = None
-    local_devices: Annotated[int | None, about("devices of the process")] = None
+    local_devices: Annotated[int | None, about("number of devices of the process")] = None
     machine: Annotated[str | None, about("instruction set of the host")] = None
-    processor: Annotated[str | None, about("on a CPU: its model")] = None
-    processors: Annotated[int | None, about("on a CPU: cores of the host")] = None
-    cpu_threads: Annotated[str | None, about("on a CPU: threads of XLA, which decide how products are split")] = None
+    processor: Annotated[str | None, about("model of the CPU, if the platform is `cpu`")] = None
+    processors: Annotated[int | None, about("number of cores of the host, if the platform is `cpu`")] = None
+    cpu_threads: Annotated[
+        str | None, about("threads of XLA, which decide how products are split, if the platform is `cpu`")
+    ] = None
     xla_flags: Annotated[str | None, about("the environment variable `XLA_FLAGS`")] = None
-    options: Annotated[dict[str, str], about("options of JAX that change results")] = msgspec.field(
+    options: Annotated[dict[str, str], about("those options of JAX that change results")] = msgspec.field(
         default_factory=dict
     )
 
@@ -43,7 +45,8 @@ class Suspect(Fields, kw_only=True):
     """The hardware under suspicion, which may be simulated."""
 
     name: Annotated[
-        str | None, about("`null` for real hardware, `custom` for faults of one's own, else the node of the study")
+        str | None,
+        about("`null` for real hardware, `custom` for other simulated faults, else the node of the study"),
     ] = None
     simulated: Annotated[bool | None, about("whether faults are simulated")] = None
     faults: Annotated[list[str], about("the simulated faults, one readable line each")] = msgspec.field(
@@ -58,7 +61,7 @@ class Manifest(Stamp, kw_only=True):
         str, about("`twin`, `train`, `trace`, `campaign`, `abft study` or `aggregation study`; see [above](#kinds)")
     ]
     command: Annotated[list[str] | None, about("the command line, if a command wrote the record")] = None
-    created: Annotated[str | None, about("time of the start, UTC")] = None
+    created: Annotated[str | None, about("when the run started, UTC")] = None
     resumed_at: Annotated[
         list[int] | None, about("steps or injections at which the run was continued; absent if it never was")
     ] = None
@@ -86,12 +89,12 @@ class RunManifest(Manifest, kw_only=True):
         about("SHA-256 of the StableHLO text: `step`, and for twins `observe` (what is compared after the step)"),
     ] = None
     checkpoint_every: Annotated[int | None, about("steps from one checkpoint to the next")] = None
-    layers: Annotated[int | None, about("decoder layers")] = None
+    layers: Annotated[int | None, about("number of decoder layers")] = None
     sync: Annotated[str | None, about("what twins synchronize; `null` without twins")] = None
     compare: Annotated[str | None, about("when twins compare tensors")] = None
     placement: Annotated[str | None, about("where twins lie: `mesh` or `vmap`")] = None
     twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
-    processes: Annotated[int | None, about("operating-system processes")] = None
+    processes: Annotated[int | None, about("number of operating-system processes")] = None
     abft: Annotated[
         dict[str, Any] | None,
         about(
@@ -99,7 +102,9 @@ class RunManifest(Manifest, kw_only=True):
             "`second_tier`, `departs` (what differs from the device that the profile was measured on)"
         ),
     ] = None
-    aggregate: Annotated[str | None, about("how gradients are aggregated; absent for the plain mean")] = None
+    aggregate: Annotated[
+        str | None, about("text of the method by which gradients are aggregated; absent for the plain mean")
+    ] = None
     published: Annotated[
         dict[str, Any] | None,
         about("twins without checked products: `frequency` and `severity` by site of the simulated node, else `null`"),
@@ -126,7 +131,7 @@ class CampaignManifest(Manifest, kw_only=True):
     follow: Annotated[int | None, about("steps that are followed after the struck one")] = None
     batch: Annotated[int | None, about("injections that run at the same time")] = None
     sites: Annotated[int | None, about("number of the sites that can be struck")] = None
-    thresholds: Annotated[dict[str, Number], about("limits of outcomes and detectors")] = msgspec.field(
+    thresholds: Annotated[dict[str, Number], about("thresholds of the outcomes and of the detectors")] = msgspec.field(
         default_factory=dict
     )
     detectors: Annotated[list[str], about("names of the detectors")] = msgspec.field(default_factory=list)
@@ -139,6 +144,6 @@ class StudyManifest(Manifest, kw_only=True):
     """`manifest.json` of a study. Each study adds settings of its own."""
 
     study: Annotated[str | None, about("name of a study of aggregation")] = None
-    seconds: Annotated[Number, about("wall time of the study")] = None
+    seconds: Annotated[Number, about("wall time of the study in seconds")] = None
     workers: Annotated[Any, about("number of workers")] = None
-    workloads: Annotated[dict[str, str] | None, about("by name: source of the data")] = None
+    workloads: Annotated[dict[str, str] | None, about("for each workload the source of its data")] = None

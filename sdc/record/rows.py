@@ -10,57 +10,70 @@ from .fields import Fields, Number, Numbers, about
 class Counts(Fields, kw_only=True):
     """Elements compared outside sites."""
 
-    checked: Annotated[Number, about("compared with the reference (the reference itself does not count)")] = None
-    mismatched: Annotated[Number, about("any bit differs")] = None
+    checked: Annotated[Number, about("elements compared with the reference (the reference itself does not count)")] = (
+        None
+    )
+    mismatched: Annotated[Number, about("elements of which any bit differs from the reference")] = None
 
 
 class SiteCounts(Counts, kw_only=True):
     """Elements of a site, added over twins, ranks, microsteps and layers."""
 
-    zero_reference: Annotated[Number, about("of those: the reference is zero and the other side finite")] = None
-    nonfinite: Annotated[Number, about("of those: either side is NaN or infinite")] = None
+    zero_reference: Annotated[
+        Number, about("mismatched elements whose reference is zero, while the other side is finite")
+    ] = None
+    nonfinite: Annotated[Number, about("mismatched elements that are NaN or infinite on either side")] = None
     undecided: Annotated[
         Number,
         about("ranks on which no majority of three or more twins agreed, so that the reference was a guess"),
     ] = None
-    injected: Annotated[Number, about("changed on purpose by a simulated fault: the ground truth")] = None
-    frequency: Annotated[Number, about("equation (2), over microsteps too; `null` where nothing was checked")] = None
-    severity: Annotated[Number, about("equation (4), largest over microsteps; `null` where there is none")] = None
+    injected: Annotated[Number, about("elements that a simulated fault changed: the ground truth")] = None
+    frequency: Annotated[
+        Number, about("equation (2), averaged over microsteps too; `null` where nothing was checked")
+    ] = None
+    severity: Annotated[Number, about("equation (4), the largest over microsteps; `null` where there is none")] = None
 
 
 class StepRow(Fields, kw_only=True):
     """A line of `steps.jsonl`."""
 
     step: Annotated[int, about("number of the step, from 0", ge=0)]
-    loss: Annotated[Numbers, about("mean cross entropy in nats a token")] = None
+    loss: Annotated[Numbers, about("mean cross entropy in nats per token")] = None
     gradient_norm: Annotated[Numbers, about("L2 norm of the gradient before clipping")] = None
     learning_rate: Annotated[Numbers, about("learning rate of this step")] = None
-    seconds: Annotated[Numbers, about("wall time of the step; that of the first includes compilation")] = None
+    seconds: Annotated[
+        Numbers, about("wall time of the step in seconds; that of the first step includes compilation")
+    ] = None
     sites: Annotated[
         dict[str, SiteCounts],
-        about("by site, the counts below; empty where nothing was compared or injected at probes"),
+        about("for each site the counts below; empty where nothing was compared or injected at probes"),
     ] = msgspec.field(default_factory=dict)
     state: Annotated[
         Counts | None,
-        about("`checked`, `mismatched`: parameters and optimizer state after the step, before any repair"),
+        about(
+            "`checked` and `mismatched` elements of parameters and optimizer state after the step, before any repair"
+        ),
     ] = None
-    gradient: Annotated[Counts | None, about("`checked`, `mismatched`: the gradient")] = None
+    gradient: Annotated[Counts | None, about("`checked` and `mismatched` elements of the gradient")] = None
     gradient_difference: Annotated[
         Numbers, about("L2 norm of the difference from the reference's gradient, for each twin")
     ] = None
     noise_to_signal: Annotated[
         Numbers,
-        about("that, divided by the norm of the reference's gradient; equation (5) is the largest over the steps"),
+        about(
+            "`gradient_difference` divided by the norm of the reference's gradient; equation (5) is the largest of "
+            "all steps"
+        ),
     ] = None
     parameter_difference: Annotated[
         Numbers, about("L2 norm of the difference from the reference's parameters, before any repair")
     ] = None
     parameter_norm: Annotated[Numbers, about("L2 norm of the parameters")] = None
     aggregation: Annotated[
-        dict[str, Any] | None, about("of a run with a way of aggregation; see [below](#aggregation-and-products)")
+        dict[str, Any] | None, about("what a method of aggregation did; see [below](#aggregation-and-products)")
     ] = None
     abft: Annotated[
-        dict[str, Any] | None, about("of a run with checked products; see [below](#aggregation-and-products)")
+        dict[str, Any] | None, about("counts of the checked products; see [below](#aggregation-and-products)")
     ] = None
 
 
@@ -71,7 +84,9 @@ class RankRow(Fields, kw_only=True):
     data: Annotated[Number, about("its rank on the mesh axis `data`")] = None
     model: Annotated[Number, about("its rank on the mesh axis `model`")] = None
     mismatched: Annotated[Number, about("elements of which any bit differs")] = None
-    relative_mean: Annotated[Number, about("mean relative difference; `null` without a term")] = None
+    relative_mean: Annotated[
+        Number, about("mean relative difference of the mismatched elements; `null` if the mean has no term")
+    ] = None
     relative_max: Annotated[Number, about("largest relative difference")] = None
 
 
@@ -97,7 +112,7 @@ class TraceRow(Fields, kw_only=True):
     digests: Annotated[
         str, about("digests of all sites, one after the other, as 32-bit words, little-endian, hexadecimal")
     ]
-    crc32: Annotated[int, about("check sum of those bytes")]
+    crc32: Annotated[int, about("checksum of the bytes of `digests`")]
 
 
 class InjectionRow(Fields, kw_only=True):
@@ -109,31 +124,35 @@ class InjectionRow(Fields, kw_only=True):
     phase: Annotated[
         str | None,
         about(
-            "`fwd`, `bwd`, `remat`, `update` (neither, such as the optimizer) or `memory` (an array that the step is "
-            "given)"
+            "`fwd`, `bwd`, `remat`, `update` (outside of the derivative, such as the optimizer) or `memory` (an "
+            "argument of the step)"
         ),
     ] = None
-    scope: Annotated[str | None, about("scopes of names around the operation")] = None
-    source: Annotated[str | None, about("line of the source that asked for the operation")] = None
+    scope: Annotated[str | None, about("name stack of the operation, as `jax.named_scope` makes it")] = None
+    source: Annotated[str | None, about("source line of the operation")] = None
     dtype: Annotated[str | None, about("type of the struck value")] = None
     shape: Annotated[list[int] | None, about("shape of the struck value")] = None
     output: Annotated[int | None, about("which output of the operation was struck")] = None
     iteration: Annotated[list[int] | None, about("iteration of each loop around the operation, outermost first")] = None
     layer: Annotated[int | None, about("iteration of the innermost loop")] = None
-    device: Annotated[dict[str, int] | None, about("index on each mesh axis")] = None
+    device: Annotated[dict[str, int] | None, about("index of the struck device on each mesh axis")] = None
     step: Annotated[int | None, about("the step that was struck")] = None
     fault: Annotated[str | None, about("kind of fault")] = None
-    bits: Annotated[list[Any] | None, about("the bits that the fault changes on purpose, else `null`")] = None
-    field: Annotated[str | None, about("`sign`, `exponent` or `mantissa`, whichever holds that bit")] = None
-    elements: Annotated[list[int] | None, about("the first eight changed elements")] = None
+    bits: Annotated[
+        list[Any] | None, about("the bits that the fault changes, or `null` if the fault is no change of bits")
+    ] = None
+    field: Annotated[
+        str | None, about("the part of the number that holds the bit: `sign`, `exponent` or `mantissa`")
+    ] = None
+    elements: Annotated[list[int] | None, about("flat indices of the first eight changed elements")] = None
     changed: Annotated[Number, about("how many elements changed")] = None
     old: Annotated[list[str] | None, about("bits of those elements before, hexadecimal")] = None
     new: Annotated[list[str] | None, about("bits of those elements after, hexadecimal")] = None
-    outcome: Annotated[str | None, about("class of what became of training; see [campaign](campaign.md)")] = None
+    outcome: Annotated[str | None, about("what became of training; see [campaign](campaign.md)")] = None
     followed: Annotated[Number, about("steps that were followed after the struck one")] = None
     peak_excess: Annotated[Number, about("largest (loss − clean loss) / clean loss")] = None
     last_excess: Annotated[Number, about("the same at the last step that was followed")] = None
-    detected: Annotated[dict[str, Number], about("by detector: steps from the fault to the detection, or `null`")] = (
-        msgspec.field(default_factory=dict)
-    )
+    detected: Annotated[
+        dict[str, Number], about("for each detector the steps from the fault to the detection, or `null`")
+    ] = msgspec.field(default_factory=dict)
     visible_after: Annotated[Number, about("steps until the loss changed visibly; `null` if it never did")] = None

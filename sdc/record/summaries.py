@@ -28,7 +28,7 @@ class Ending(Stamp, kw_only=True):
         str | None,
         about("`clean`, `corrupt`, `inconclusive`; `null` where nothing was compared, checked or shadowed"),
     ] = None
-    reason: Annotated[str | None, about("why, in words")] = None
+    reason: Annotated[str | None, about("the reason of the verdict, in words")] = None
     simulated: Annotated[bool | None, about("whether faults were injected")] = None
 
 
@@ -43,7 +43,7 @@ class SiteTotals(SiteCounts, kw_only=True):
 class RunSummary(Ending, kw_only=True):
     """`summary.json` of a twin, a training run or a trace."""
 
-    steps: Annotated[int | None, about("steps on record")] = None
+    steps: Annotated[int | None, about("number of steps in the record")] = None
     sync: Annotated[str | None, about("as in the manifest")] = None
     submodules: Annotated[
         dict[str, SiteTotals],
@@ -58,21 +58,23 @@ class RunSummary(Ending, kw_only=True):
     )
     layers: Annotated[
         dict[str, dict[str, list[Number]]],
-        about("by site, lists with one entry per layer: `frequency`, `severity`, `mismatched`, `injected`"),
+        about("for each site, lists with one entry per layer: `frequency`, `severity`, `mismatched`, `injected`"),
     ] = msgspec.field(default_factory=dict)
-    state: Annotated[Counts | None, about("`checked`, `mismatched`, summed over steps")] = None
-    gradient: Annotated[Counts | None, about("the same of the gradient")] = None
+    state: Annotated[Counts | None, about("`checked` and `mismatched` elements of the state, summed over steps")] = None
+    gradient: Annotated[Counts | None, about("the same for the gradient")] = None
     worst_noise_to_signal: Annotated[Number, about("equation (5)")] = None
-    parameter_difference: Annotated[Number, about("largest over twins, at the last step")] = None
+    parameter_difference: Annotated[Number, about("at the last step, the largest of all twins")] = None
     final_loss: Annotated[list[Number], about("loss of each twin at the last step")] = msgspec.field(
         default_factory=list
     )
     published: Annotated[dict[str, Any] | None, about("as in the manifest")] = None
     expected: Annotated[dict[str, Number] | None, about("as in the manifest")] = None
-    seconds_per_step: Annotated[Number, about("median")] = None
-    first_mismatch_step: Annotated[Number, about("`null` if there is none")] = None
+    seconds_per_step: Annotated[Number, about("median wall time of a step")] = None
+    first_mismatch_step: Annotated[
+        Number, about("number of the first step with a mismatch; `null` if there is none")
+    ] = None
     abft: Annotated[
-        dict[str, Any] | None, about("of a run with checked products: the counts of the steps, added up")
+        dict[str, Any] | None, about("counts of the checked products, summed over steps, if the run checked any")
     ] = None
     state_digest: Annotated[
         list[str] | None,
@@ -84,27 +86,27 @@ class CampaignSummary(Ending, kw_only=True):
     """`summary.json` of a campaign."""
 
     planned: Annotated[int | None, about("planned injections")] = None
-    done: Annotated[int | None, about("injections on record")] = None
+    done: Annotated[int | None, about("injections in the record")] = None
     complete: Annotated[bool | None, about("whether all are done")] = None
-    reached: Annotated[int | None, about("injections whose step came to the struck value")] = None
-    outcomes: Annotated[dict[str, Share], about("by class: `count`, `of`, `share`, `low`, `high`")] = msgspec.field(
-        default_factory=dict
-    )
-    vulnerability: Annotated[Share | None, about("injections that changed training")] = None
-    harm: Annotated[Share | None, about("injections that harmed it")] = None
+    reached: Annotated[int | None, about("injections whose step executed the struck operation")] = None
+    outcomes: Annotated[
+        dict[str, Share], about("for each outcome: `count`, `of`, `share`, and the 95 % interval from `low` to `high`")
+    ] = msgspec.field(default_factory=dict)
+    vulnerability: Annotated[Share | None, about("share of the injections that changed training")] = None
+    harm: Annotated[Share | None, about("share of the injections that harmed training")] = None
     groups: Annotated[
         dict[str, dict[str, Any]],
-        about("the same by `operation`, `layer`, `phase`, `scope`, `bit`, `field`, `fault`, `site`"),
+        about("the same, grouped by `operation`, `layer`, `phase`, `scope`, `bit`, `field`, `fault`, `site`"),
     ] = msgspec.field(default_factory=dict)
     bits: Annotated[dict[str, dict[str, Any]], about("outcomes by dtype and bit")] = msgspec.field(default_factory=dict)
-    detectors: Annotated[dict[str, Any], about("by detector: what it found, and how long that took")] = msgspec.field(
-        default_factory=dict
+    detectors: Annotated[dict[str, Any], about("for each detector what it found, and after how many steps")] = (
+        msgspec.field(default_factory=dict)
     )
     harmful_missed: Annotated[
         int | None, about("harmful injections that no detector found without a recorded trace")
     ] = None
-    visible: Annotated[Share | None, about("injections whose loss changed visibly")] = None
-    steps_to_visible: Annotated[Number, about("median of the steps until then")] = None
+    visible: Annotated[Share | None, about("share of the injections whose loss changed visibly")] = None
+    steps_to_visible: Annotated[Number, about("median number of steps until the loss changed visibly")] = None
 
 
 class StudySummary(Ending, kw_only=True):
