@@ -9,7 +9,7 @@ import tyro
 
 @dataclasses.dataclass(frozen=True)
 class StudyOptions:
-    """Reproduces the tables and figures of a method of robust aggregation, scaled down, beside the published ones.
+    """Repeats the experiments of a paper on robust aggregation, scaled down, and shows them beside the published ones.
 
     Example: sdc study paft --run runs/paft
 
@@ -20,7 +20,7 @@ class StudyOptions:
     """
 
     study: Annotated[Literal["paft", "dropcompute", "lossy", "shadow"], tyro.conf.Positional]
-    """Which."""
+    """Which study to run."""
     workload: Literal["both", "convnet", "transformer"] = "both"
     """Train a small convolutional network on images, a small transformer on text, or both."""
     steps: int | None = None
@@ -39,7 +39,7 @@ class StudyOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsStudyOptions:
-    """What each scheme of checking finds and what it flags by mistake, on the products of real training.
+    """Measures what each checking scheme finds and what it flags by mistake, on the matrix products of real training.
 
     Example: sdc abft study --steps 20 --run runs/study
 
@@ -57,13 +57,13 @@ class ProductsStudyOptions:
     steps: int = 20
     """Optimizer steps; the products of the first and of the last one get errors."""
     where: str = "products"
-    """Which matrix products, a selector such as 'scope("*/ffn/*")'."""
+    """Which matrix products to study, a selector such as 'scope("*/ffn/*")'."""
     corpus: tuple[str, ...] = ("python",)
     """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
     tokenizer: str = "bytes"
     """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
     profile: Path | None = None
-    """What sdc abft calibrate measured on this kind of device; by default what is assumed of the platform."""
+    """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
     run: Path | None = None
     """Run folder, a new one; by default one below runs/."""
     json: bool = False
@@ -76,7 +76,7 @@ class CalibrateOptions:
 
     Example: sdc abft calibrate --out h200.json, then sdc train --abft --abft-profile h200.json
 
-    Measured are kappa (how fast errors of long sums grow), what is done to float32 inputs, which products of the
+    It measures kappa (how fast errors of long sums grow), how float32 inputs are rounded, which products of the
     configuration's step should begin with the second tier, and whether the fused kernel is faster than XLA (GPU). A
     device that computes wrong numbers cannot be calibrated: check the largest margins that are printed. Exit codes: 0
     done, 2 bad usage, 3 inconclusive (products of sound size are flagged, by any threshold).

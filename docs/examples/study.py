@@ -1,4 +1,4 @@
-"""What `sdc study` does, by functions: what lost packets do to a training, on a model that learns within seconds.
+"""What `sdc study` does, by functions: what lost packets do to training, on a model that learns within seconds.
 
 Usage: python study.py RUN, where RUN is a new folder.
 """

@@ -1,4 +1,4 @@
-"""What `sdc train --abft` does, by functions: a training that checks its own products, and mends the wrong ones.
+"""What `sdc train --abft` does, by functions: training that checks its own products, and corrects the wrong ones.
 
 Usage: python train_abft.py RUN, where RUN is a new folder.
 """

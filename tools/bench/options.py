@@ -12,11 +12,11 @@ class BenchOptions:
 
     Example: sdc bench transform --json
 
-    Programs are compiled first and then take turns, so that what else the machine does hits all alike. Medians.
-    lockstep: twins in lock-step against twins without. transform: fingerprint, inject, digest and rewriting against the
-    plain step. campaign: injections through one program against a run of its own for each. abft: checked products and
-    steps against plain ones, false alarms and what is detected. aggregation: PAFT, lossy ZeRO-2, a shadow replica and
-    DropCompute against plain data parallelism, on simulated CPU devices.
+    Programs are compiled first and then take turns, so that other load of the machine affects all alike. The figures
+    are medians. lockstep: twins in lock-step against twins without. transform: fingerprint, inject, digest and
+    rewriting against the plain step. campaign: injections through one program against a run of its own for each. abft:
+    checked products and steps against plain ones, false alarms and what is detected. aggregation: PAFT, lossy ZeRO-2, a
+    shadow replica and DropCompute against plain data parallelism, on simulated CPU devices.
     """
 
     benchmark: Annotated[Literal["lockstep", "transform", "campaign", "abft", "aggregation"], tyro.conf.Positional]
@@ -24,8 +24,8 @@ class BenchOptions:
     config: str | None = None
     """Configuration; by default bench, and tiny for campaign."""
     steps: int = 15
-    """Measured steps of each program, after two that are not; of a campaign a tenth of the injections."""
+    """Measured steps of each program, after two that are not measured; a campaign makes ten injections for each."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Types to measure; campaign and aggregation measure float32."""
     json: bool = False
-    """Print JSON."""
+    """Print the figures as JSON."""
