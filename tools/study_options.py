@@ -28,7 +28,7 @@ class StudyOptions:
     seed: int = 0
     """Seed of parameters, data and everything simulated."""
     images: str = "auto"
-    """Images: fashion-mnist, digits, auto (fashion-mnist where at hand, else digits), or a folder of idx files."""
+    """Images: fashion-mnist, digits, auto (fashion-mnist if installed, else digits), or a folder of idx files."""
     corpus: tuple[str, ...] = ("python",)
     """Text: python (the standard library's source), or files and folders of text or JSONL."""
     run: Path | None = None
@@ -72,7 +72,7 @@ class ProductsStudyOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
-    """Measures how the devices at hand round, on synthetic and on real products, and writes a profile.
+    """Measures how the devices of this machine round, on synthetic and on real products, and writes a profile.
 
     Example: sdc abft calibrate --out h200.json, then sdc train --abft --abft-profile h200.json
 
