@@ -81,8 +81,8 @@ class TwinOptions(CheckedOptions):
     Example: sdc twin --model 2 --suspect node11 --steps 20
 
     By default simulated faults strike the last twin. Without --suspect and --fault nothing is simulated: this is the
-    test of real hosts, with one twin on each (`--coordinator`, `--processes`, `--process`, or a cluster that JAX detects).
-    Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    test of real hosts, with one twin on each (`--coordinator`, `--processes`, `--process`, or a cluster that JAX
+    detects). Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
     """
 
     sync: Literal["compute", "params", "none"] = "compute"
