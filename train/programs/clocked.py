@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,13 +23,12 @@ from ..parallel import DATA, MODEL
 from ..placement import Placement
 from ..processes import fetch
 from ..replicas import Given, Replicas
-from ..step import BATCH_SPEC
-from .device import DeviceStep, described, described_batch, described_state, initial_state, scalar_row, state_digest
+from .device import Placed, described, scalar_row
 from .protocol import Rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ClockedProgram:
+class ClockedProgram(Placed):
     """Trains one copy on several processes, each of which stops at the threshold by its own clock.
 
     Attributes:
@@ -40,8 +38,6 @@ class ClockedProgram:
         donate: whether a step takes the memory of the state that it is given.
     """
 
-    work: DeviceStep
-    placement: Placement
     replicas: Replicas
     donate: bool = True
 
@@ -55,11 +51,7 @@ class ClockedProgram:
             tokens, mine = shared
             return fn(state, tokens, jax.tree.map(lambda leaf: leaf[0], mine))
 
-        specs = self.work.state_specs
-        mapped = self.placement.map(
-            join, stacked=specs, shared=(BATCH_SPEC, given), out=(specs, self.work.metrics_specs)
-        )
-        return jax.jit(mapped, donate_argnums=0 if self.donate else ())
+        return self.jitted(join, given, donate=self.donate)
 
     @property
     def _params(self) -> Any:
@@ -71,12 +63,6 @@ class ClockedProgram:
         assert settings is not None
         return _Clock(self.replicas, self.placement, settings)
 
-    def init(self, seed: int) -> Any:
-        return initial_state(self.work, self.placement, seed)
-
-    def abstract(self) -> Any:
-        return described_state(self.work, self.placement)
-
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         del number
         started = time.perf_counter()
@@ -84,9 +70,6 @@ class ClockedProgram:
         state, metrics = self.compiled(state, (batch, given))
         metrics = fetch(metrics)
         return state, (metrics, self._clock.tell(stopped, time.perf_counter() - started - stopped.seconds))
-
-    def observe(self, state: Any, out: Any) -> tuple[Any, None]:
-        return state, None
 
     def rows(self, number: int, out: Any, seen: Any) -> Rows:
         metrics, told = out
@@ -98,17 +81,7 @@ class ClockedProgram:
         one = jax.eval_shape(lambda params: Given(gradient_sum(params), jnp.int32(0)), self._params)
         stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((data, *x.shape), x.dtype), one)
         given = described(stacked, jax.tree.map(lambda _: NamedSharding(mesh, P(DATA)), stacked))
-        batch = described_batch(self.work.config, self.placement)
-        return {"join": program_fingerprint(self.compiled.lower(self.abstract(), (batch, given)))}
-
-    def digest(self, state: Any) -> list[str]:
-        return state_digest(state, self.placement)
-
-    def files(self) -> Mapping[str, Any]:
-        return {}
-
-    def conclude(self, state: Any) -> Mapping[str, Any]:
-        return self.work.conclude(state)
+        return {"join": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, given)))}
 
 
 class _Clock:

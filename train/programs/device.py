@@ -110,12 +110,6 @@ def initial_state(work: DeviceStep, placement: Placement, seed: int) -> Any:
     return init(jax.random.key(seed))
 
 
-def described_state(work: DeviceStep, placement: Placement) -> Any:
-    """Shapes, types and shardings of the state of all twins."""
-    stacked = jax.eval_shape(placement.stack, work.abstract())
-    return described(stacked, placement.sharding(placement.spec(work.state_specs)))
-
-
 def described(tree: Any, shardings: Any) -> Any:
     """Shapes and types with shardings."""
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
@@ -127,11 +121,52 @@ def described_batch(config: TrainConfig, placement: Placement) -> jax.ShapeDtype
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(placement.mesh, BATCH_SPEC))
 
 
-def state_digest(state: Any, placement: Placement) -> list[str]:
-    """See `Program.digest`."""
-    digest = tree_digest if placement.twins is None else jax.vmap(tree_digest)
-    rows = np.atleast_2d(fetch(jax.jit(digest)(state)))
-    return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
+@dataclasses.dataclass(frozen=True, eq=False)
+class Placed:
+    """What all programs of a `DeviceStep` do alike; see `Program`."""
+
+    work: DeviceStep
+    placement: Placement
+
+    @functools.cached_property
+    def batch(self) -> jax.ShapeDtypeStruct:
+        """Shape, type and sharding of a batch."""
+        return described_batch(self.work.config, self.placement)
+
+    def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any, donate: bool) -> jax.stages.Wrapped:
+        """A per-device function of `(state, (tokens, shared))`, placed; it returns the state, the metrics and reports.
+
+        Args:
+            fn: the function.
+            shared: partition of what it takes beside the tokens.
+            reports: partitions of what it returns beside the state and the metrics.
+            donate: whether it takes the memory of the state that it is given.
+        """
+        specs = self.work.state_specs
+        out = (specs, self.work.metrics_specs, *reports)
+        mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, shared), out=out)
+        return jax.jit(mapped, donate_argnums=0 if donate else ())
+
+    def init(self, seed: int) -> Any:
+        return initial_state(self.work, self.placement, seed)
+
+    def abstract(self) -> Any:
+        stacked = jax.eval_shape(self.placement.stack, self.work.abstract())
+        return described(stacked, self.placement.sharding(self.placement.spec(self.work.state_specs)))
+
+    def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
+        return state, None
+
+    def digest(self, state: Any) -> list[str]:
+        digest = tree_digest if self.placement.twins is None else jax.vmap(tree_digest)
+        rows = np.atleast_2d(fetch(jax.jit(digest)(state)))
+        return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
+
+    def files(self) -> Mapping[str, Any]:
+        return {}
+
+    def conclude(self, state: Any) -> Mapping[str, Any]:
+        return self.work.conclude(state)
 
 
 def scalar_row(metrics: Any, *, rate: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,26 +11,15 @@ import sdc
 from sdc.record.determinism import program_fingerprint
 
 from ..flags import tally_flags
-from ..placement import RANKS, Placement
+from ..placement import RANKS
 from ..processes import fetch
-from ..step import BATCH_SPEC
 from ..tally import tally
-from .device import (
-    NONE,
-    DeviceStep,
-    Transform,
-    described_batch,
-    described_state,
-    initial_state,
-    instrument,
-    scalar_row,
-    state_digest,
-)
+from .device import NONE, Placed, Transform, instrument, scalar_row
 from .protocol import Rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SingleProgram:
+class SingleProgram(Placed):
     """Trains one copy.
 
     Attributes:
@@ -43,8 +31,6 @@ class SingleProgram:
         donate: whether a step takes the memory of the state that it is given.
     """
 
-    work: DeviceStep
-    placement: Placement
     faults: tuple[sdc.Fault, ...] = ()
     checks: Transform | None = None
     seed: int = 0
@@ -60,28 +46,12 @@ class SingleProgram:
             out, events, flags = instrumented(sdc.Moment(key, state.step), state, tokens)
             return *out, (events, flags)
 
-        specs = self.work.state_specs
-        out = (specs, self.work.metrics_specs, RANKS)
-        mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, P()), out=out)
-        return jax.jit(mapped, donate_argnums=0 if self.donate else ())
-
-    @functools.cached_property
-    def _key(self) -> Any:
-        return jax.random.key(self.seed + 1)
-
-    def init(self, seed: int) -> Any:
-        return initial_state(self.work, self.placement, seed)
-
-    def abstract(self) -> Any:
-        return described_state(self.work, self.placement)
+        return self.jitted(fn, P(), RANKS, donate=self.donate)
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         del number
-        state, metrics, reports = self.compiled(state, (batch, self._key))
+        state, metrics, reports = self.compiled(state, (batch, jax.random.key(self.seed + 1)))
         return state, (metrics._replace(gradient=None), reports)
-
-    def observe(self, state: Any, out: Any) -> tuple[Any, None]:
-        return state, None
 
     def rows(self, number: int, out: Any, seen: Any) -> Rows:
         metrics, (events, flags) = fetch(out)
@@ -92,15 +62,5 @@ class SingleProgram:
         return Rows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=False)}), rows)
 
     def fingerprint(self) -> dict[str, str]:
-        batch = described_batch(self.work.config, self.placement)
-        lowered = self.compiled.lower(self.abstract(), (batch, jax.eval_shape(jax.random.key, 0)))
+        lowered = self.compiled.lower(self.abstract(), (self.batch, jax.eval_shape(jax.random.key, 0)))
         return {"step": program_fingerprint(lowered)}
-
-    def digest(self, state: Any) -> list[str]:
-        return state_digest(state, self.placement)
-
-    def files(self) -> Mapping[str, Any]:
-        return {}
-
-    def conclude(self, state: Any) -> Mapping[str, Any]:
-        return self.work.conclude(state)

@@ -12,15 +12,14 @@ from sdc.program.selectors import Selector
 from sdc.record.determinism import program_fingerprint
 from sdc.twins.traces import SITES, encode, sites_table
 
-from ..placement import Placement
 from ..processes import fetch
 from ..simulation import Simulation
-from .device import DeviceStep, described_batch, described_state, initial_state, plain, scalar_row, state_digest
+from .device import Placed, plain, scalar_row
 from .protocol import Rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TraceProgram:
+class TraceProgram(Placed):
     """Trains one copy and takes the digests of selected values at every step.
 
     Attributes:
@@ -31,8 +30,6 @@ class TraceProgram:
         donate: whether a step takes the memory of the state that it is given.
     """
 
-    work: DeviceStep
-    placement: Placement
     where: Selector
     simulation: Simulation | None = None
     donate: bool = True
@@ -44,7 +41,7 @@ class TraceProgram:
     @functools.cached_property
     def sites(self) -> list[sdc.Site]:
         """The sites of the trace, in program order."""
-        return sdc.sites(self._plain, self.abstract(), self._batch, where=self.where)
+        return sdc.sites(self._plain, self.abstract(), self.batch, where=self.where)
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
@@ -62,38 +59,22 @@ class TraceProgram:
 
         return jax.jit(fn, donate_argnums=0 if self.donate else ())
 
-    @property
-    def _batch(self) -> jax.ShapeDtypeStruct:
-        return described_batch(self.work.config, self.placement)
-
     def _strike(self, number: int) -> Any:
         return None if self.simulation is None else self.simulation.strike(self.sites, number)
-
-    def init(self, seed: int) -> Any:
-        return initial_state(self.work, self.placement, seed)
-
-    def abstract(self) -> Any:
-        return described_state(self.work, self.placement)
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         state, metrics, digests = self.compiled(state, (batch, self._strike(number)))
         return state, (metrics._replace(gradient=None), digests)
-
-    def observe(self, state: Any, out: Any) -> tuple[Any, None]:
-        return state, None
 
     def rows(self, number: int, out: Any, seen: Any) -> Rows:
         metrics, digests = fetch(out)
         return Rows(scalar_row(metrics, rate=float(metrics.learning_rate)), [encode(number, digests)])
 
     def fingerprint(self) -> dict[str, str]:
-        return {"step": program_fingerprint(self.compiled.lower(self.abstract(), (self._batch, self._strike(0))))}
-
-    def digest(self, state: Any) -> list[str]:
-        return state_digest(state, self.placement)
+        return {"step": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, self._strike(0))))}
 
     def files(self) -> Mapping[str, Any]:
-        digests = jax.eval_shape(self.compiled, self.abstract(), (self._batch, self._strike(0)))[2]
+        digests = jax.eval_shape(self.compiled, self.abstract(), (self.batch, self._strike(0)))[2]
         return {SITES: sites_table(digests)}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:

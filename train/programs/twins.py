@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,27 +17,15 @@ from sdc.twins._lockstep import Compare
 
 from ..flags import tally_flags
 from ..parallel import DATA, MODEL
-from ..placement import RANKS, TWIN, Placement
+from ..placement import RANKS, TWIN
 from ..processes import fetch
-from ..step import BATCH_SPEC
 from ..tally import tally, total
-from .device import (
-    NONE,
-    DeviceStep,
-    Transform,
-    described,
-    described_batch,
-    described_state,
-    initial_state,
-    instrument,
-    scalar_row,
-    state_digest,
-)
+from .device import NONE, Placed, Transform, described, instrument, scalar_row
 from .protocol import Rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TwinProgram:
+class TwinProgram(Placed):
     """Trains twins side by side and compares them.
 
     Attributes:
@@ -53,8 +40,6 @@ class TwinProgram:
         donate: whether a step takes the memory of the state that it is given.
     """
 
-    work: DeviceStep
-    placement: Placement
     sync: str = "compute"
     compare: Compare = "gated"
     faults: tuple[sdc.Fault, ...] = ()
@@ -77,10 +62,7 @@ class TwinProgram:
                 (out, events, flags), mismatches = instrumented(moment, state, tokens), NONE
             return *out, (mismatches, events, flags)
 
-        specs = self.work.state_specs
-        out = (specs, self.work.metrics_specs, RANKS)
-        mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, P()), out=out)
-        return jax.jit(mapped, donate_argnums=0 if self.donate else ())
+        return self.jitted(fn, P(), RANKS, donate=self.donate)
 
     @functools.cached_property
     def compiled_observation(self) -> jax.stages.Wrapped:
@@ -119,19 +101,9 @@ class TwinProgram:
         # What the step returned belongs to nobody else.
         return jax.jit(lambda state, gradient: mapped((state, gradient), None), donate_argnums=0)
 
-    @functools.cached_property
-    def _key(self) -> Any:
-        return jax.random.key(self.seed + 1)
-
-    def init(self, seed: int) -> Any:
-        return initial_state(self.work, self.placement, seed)
-
-    def abstract(self) -> Any:
-        return described_state(self.work, self.placement)
-
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         del number
-        state, metrics, reports = self.compiled(state, (batch, self._key))
+        state, metrics, reports = self.compiled(state, (batch, jax.random.key(self.seed + 1)))
         return state, (metrics, reports)
 
     def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
@@ -158,8 +130,7 @@ class TwinProgram:
         return Rows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=True)}), rows)
 
     def fingerprint(self) -> dict[str, str]:
-        state, batch = self.abstract(), described_batch(self.work.config, self.placement)
-        shared = batch, jax.eval_shape(jax.random.key, 0)
+        state, shared = self.abstract(), (self.batch, jax.eval_shape(jax.random.key, 0))
         metrics = jax.eval_shape(self.compiled, state, shared)[1]
         shardings = self.placement.sharding(self.placement.spec(self.work.metrics_specs.gradient))
         gradient = described(metrics.gradient, shardings)
@@ -167,12 +138,3 @@ class TwinProgram:
             "step": program_fingerprint(self.compiled.lower(state, shared)),
             "observe": program_fingerprint(self.compiled_observation.lower(state, gradient)),
         }
-
-    def digest(self, state: Any) -> list[str]:
-        return state_digest(state, self.placement)
-
-    def files(self) -> Mapping[str, Any]:
-        return {}
-
-    def conclude(self, state: Any) -> Mapping[str, Any]:
-        return self.work.conclude(state)
