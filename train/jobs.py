@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .judging import Judge
     from .placement import Placement
+    from .programs.device import Transform
     from .programs.protocol import Program
 
 
@@ -101,13 +102,46 @@ class Job(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Training(Job):
-    """Trains one copy: the plain reference run, or one that checks its own products, or aggregates in another way.
+class CheckedJob(Job):
+    """A run that may simulate faults, and may check its matrix products.
 
     Attributes:
         suspect: see `Simulated`.
         faults: see `Simulated`.
         checks: how products are checked; None not to check them.
+    """
+
+    suspect: str | None = None
+    faults: Sequence["Fault | str"] = ()
+    checks: Checks | None = None
+
+    @property
+    def simulated(self) -> Simulated:
+        """The faults of the run: those of the last twin, where there are twins."""
+        twin = None if self.number is None else self.number - 1
+        return Simulated(suspect=self.suspect, faults=self.faults, twin=twin, products=self.checks is not None)
+
+    def check(self) -> None:
+        super().check()
+        self.simulated.check()
+        if self.checks is not None:
+            self.checks.check()
+
+    def tools(self, config: TrainConfig) -> tuple[tuple["Fault", ...], "Transform | None"]:
+        """The faults, and the transformation that checks products; JAX's devices have started."""
+        checks = None if self.checks is None else self.checks.transform()
+        return self.simulated.make(layers=config.model.layers), checks
+
+    def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
+        told = self.simulated.describe(layers=config.model.layers, steps=self.steps)
+        return {**told, "abft": None if self.checks is None else self.checks.describe()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training(CheckedJob):
+    """Trains one copy: the plain reference run, or one that checks its own products, or aggregates in another way.
+
+    Attributes:
         aggregate: way of aggregation, see `parse_aggregation`; None for ZeRO-1.
 
     Example:
@@ -117,15 +151,7 @@ class Training(Job):
 
     kind: ClassVar[str] = "train"
 
-    suspect: str | None = None
-    faults: Sequence["Fault | str"] = ()
-    checks: Checks | None = None
     aggregate: str | None = None
-
-    @property
-    def simulated(self) -> Simulated:
-        """The faults of the run."""
-        return Simulated(suspect=self.suspect, faults=self.faults, products=self.checks is not None)
 
     @property
     def aggregation(self) -> Aggregation | None:
@@ -134,17 +160,12 @@ class Training(Job):
 
     def check(self) -> None:
         super().check()
-        self.simulated.check()
-        if self.checks is not None:
-            self.checks.check()
         _ = self.aggregation
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import ClockedProgram, SingleProgram, make_replicas, replicated, sharded
 
-        faults = self.simulated.make(layers=config.model.layers)
-        checks = None if self.checks is None else self.checks.transform()
-        aggregation, seed = self.aggregation, self.workload.seed
+        (faults, checks), aggregation, seed = self.tools(config), self.aggregation, self.workload.seed
         if aggregation is None:
             return SingleProgram(sharded(config), placement, faults, checks, seed, donate)
         replicas = make_replicas(config, aggregation, placement, seed=seed, steps=self.steps)
@@ -158,15 +179,14 @@ class Training(Job):
         return SingleProgram(work, placement, faults, checks, seed, donate)
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
-        told = self.simulated.describe(layers=config.model.layers, steps=self.steps)
-        told["abft"] = None if self.checks is None else self.checks.describe()
+        told = super().manifest(config)
         if (aggregation := self.aggregation) is None:
             return told
         return as_aggregated(told, aggregation.text, aggregation.simulated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Twins(Job):
+class Twins(CheckedJob):
     """Trains twins side by side and compares them bit for bit. Simulated faults are those of the last twin.
 
     Attributes:
@@ -175,9 +195,6 @@ class Twins(Job):
             (`none`).
         compare: move tensors only where digests differ (`gated`), or compare all of them every time (`always`).
         placement: one device per twin and rank (`mesh`), or all twins of a rank on one device (`vmap`).
-        suspect: see `Simulated`.
-        faults: see `Simulated`.
-        checks: how products are checked; None not to check them.
 
     Example:
         >>> from sdc.train.jobs import Twins
@@ -190,9 +207,6 @@ class Twins(Job):
     sync: Literal["compute", "params", "none"] = "compute"
     compare: Literal["gated", "always"] = "gated"
     placement: Literal["mesh", "vmap"] = "mesh"
-    suspect: str | None = None
-    faults: Sequence["Fault | str"] = ()
-    checks: Checks | None = None
 
     @property
     def number(self) -> int | None:
@@ -202,32 +216,16 @@ class Twins(Job):
     def layout(self) -> Literal["mesh", "vmap"]:
         return self.placement
 
-    @property
-    def simulated(self) -> Simulated:
-        """The faults of the last twin."""
-        products = self.checks is not None
-        return Simulated(suspect=self.suspect, faults=self.faults, twin=self.twins - 1, products=products)
-
     def check(self) -> None:
         if self.twins < 2:
             raise SettingError("twins", self.twins, "expected two or more")
         super().check()
-        self.simulated.check()
-        if self.checks is not None:
-            self.checks.check()
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import TwinProgram, sharded
 
-        faults = self.simulated.make(layers=config.model.layers)
-        checks = None if self.checks is None else self.checks.transform()
-        return TwinProgram(
-            sharded(config), placement, self.sync, self.compare, faults, checks, self.workload.seed, donate
-        )
-
-    def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
-        told = self.simulated.describe(layers=config.model.layers, steps=self.steps)
-        return {**told, "abft": None if self.checks is None else self.checks.describe()}
+        tools = self.tools(config)
+        return TwinProgram(sharded(config), placement, self.sync, self.compare, *tools, self.workload.seed, donate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
