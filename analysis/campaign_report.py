@@ -1,16 +1,15 @@
 """The report of a campaign: what `report.html` and `report.md` say of it."""
 
-import dataclasses
-import shlex
 from typing import Any
 
 from sdc.campaigns.outcomes import LEAST_FACTOR, LEAST_RISE, OUTCOMES
 from sdc.record.reading import Contents
 
-from . import campaign_figures as figures, tables
+from . import campaign_figures as figures
 from .campaigns import GROUPS, summary_of
-from .canvas import LeftOut, Picture
+from .canvas import LeftOut
 from .definitions import Definition
+from .page import Report, make_report, sentence
 from .series import Row, mapping, sequence
 from .tables import NOT_MEASURED, Table, show
 
@@ -21,8 +20,8 @@ LONGEST = 25
 SOURCE = "L and state: of the clean run at the same step; primes: of the struck run."
 
 
-def parts(campaign: Contents) -> dict[str, Any]:
-    """The parts of the report that are a campaign's own, by their name in `Report`."""
+def build(campaign: Contents) -> Report:
+    """Collects the text, tables and figures of a campaign's report."""
     manifest = campaign.manifest
     summary = summary_of(campaign)
     drawn = [
@@ -34,33 +33,28 @@ def parts(campaign: Contents) -> dict[str, Any]:
     ]
     groups = [_group(summary, name) for name in GROUPS if name != "site"] + [_sites(summary)]
     left_out = [LeftOut(f"By {name}", "no injection belongs to one") for name in GROUPS if not summary["groups"][name]]
-    settings = (
-        tables.flat("Environment", manifest.get("environment")),
-        tables.flat("Data and thresholds", {key: manifest.get(key) for key in ("data", "seed", "thresholds")}),
-        tables.flat("Configuration", manifest.get("config")),
-    )
     faults = "; ".join(map(str, sequence(manifest.get("faults"))))
-    return {
-        "title": campaign.path.resolve().name,
-        "verdict": "training",
-        "label": "CAMPAIGN" + ("" if summary["complete"] else ", NOT ENDED"),
-        "reason": f"{summary['reason'][:1].upper()}{summary['reason'][1:]}.",
-        "simulated": f"every injection is a simulated fault on sound hardware: {faults}",
-        "notes": tuple(_notes(summary)),
-        "facts": tuple(_facts(manifest, summary)),
-        "measured": tuple(table for table in [_outcomes(summary), _detectors(summary), *groups] if table.rows),
-        "pictures": tuple(
-            dataclasses.replace(picture, caption=f"[{SIMULATED}] {picture.caption}")
-            for picture in drawn
-            if isinstance(picture, Picture)
-        ),
-        "left_out": (*left_out, *(picture for picture in drawn if isinstance(picture, LeftOut))),
-        "settings": tuple(table for table in settings if table),
-        "command": shlex.join(map(str, sequence(manifest.get("command")))),
-        "definitions": definitions(mapping(manifest.get("thresholds"))),
-        "definitions_source": SOURCE,
-        "bursts": "Intervals take injections to be independent; they are spread more evenly than that.",
-    }
+    return make_report(
+        manifest,
+        mark=SIMULATED,
+        title=campaign.path.resolve().name,
+        verdict="training",
+        label="CAMPAIGN" + ("" if summary["complete"] else ", NOT ENDED"),
+        reason=sentence(summary["reason"]),
+        simulated=f"every injection is a simulated fault on sound hardware: {faults}",
+        notes=_notes(summary),
+        facts=_facts(manifest, summary),
+        measured=[_outcomes(summary), _detectors(summary), *groups],
+        drawn=drawn,
+        left_out=left_out,
+        settings={
+            "Data and thresholds": {key: manifest.get(key) for key in ("data", "seed", "thresholds")},
+            "Configuration": manifest.get("config"),
+        },
+        definitions=definitions(mapping(manifest.get("thresholds"))),
+        definitions_source=SOURCE,
+        bursts="Intervals take injections to be independent; they are spread more evenly than that.",
+    )
 
 
 def definitions(thresholds: Row) -> tuple[Definition, ...]:
@@ -68,69 +62,59 @@ def definitions(thresholds: Row) -> tuple[Definition, ...]:
     spike, visible, rise, factor = (show(thresholds.get(name)) for name in ("spike", "visible", "rise", "factor"))
     return (
         Definition(
-            "Outcome: masked", "", "state' = state, bit for bit", "The state after the struck step is the clean run's."
+            "Outcome: masked", "state' = state, bit for bit", "The state after the struck step is the clean run's."
         ),
         Definition(
             "Outcome: benign drift",
-            "",
             f"(L' - L) / L ≤ {spike} at every followed step",
             "The state differs, but no loss exceeds the clean one by more than that while followed. What goes wrong "
             "more slowly counts as benign.",
         ),
         Definition(
             "Outcome: loss spike",
-            "",
             f"some (L' - L) / L > {spike}, the last one not",
             "The loss exceeded the clean one by more than that, but came back under it by the last followed step.",
         ),
         Definition(
-            "Outcome: divergence", "", f"the last (L' - L) / L > {spike}", "Still above it at the last followed step."
+            "Outcome: divergence", f"the last (L' - L) / L > {spike}", "Still above it at the last followed step."
         ),
         Definition(
-            "Outcome: NaN or infinity", "", "not finite", "A loss, a gradient norm or the state became NaN or infinite."
+            "Outcome: NaN or infinity", "not finite", "A loss, a gradient norm or the state became NaN or infinite."
         ),
         Definition(
             "Outcome: not reached",
-            "",
             "not executed",
             "The struck operation lies in a branch that was not taken. All other shares are conditional on injections "
             "that reached their site.",
         ),
-        Definition("Vulnerability", "", "1 - masked / reached", "Exact (Clopper-Pearson) intervals, 95 %."),
-        Definition("Harm", "", "(spike + divergence + NaN or infinity) / reached", "Intervals as above."),
+        Definition("Vulnerability", "1 - masked / reached", "Exact (Clopper-Pearson) intervals, 95 %."),
+        Definition("Harm", "(spike + divergence + NaN or infinity) / reached", "Intervals as above."),
         Definition(
-            "Visible loss change", "", f"|L' - L| / L > {visible}", "Latencies are steps since the struck one, from 0."
+            "Visible loss change", f"|L' - L| / L > {visible}", "Latencies are steps since the struck one, from 0."
         ),
         Definition(
             "Phase",
-            "",
             "fwd | bwd | remat | jvp | update | memory",
             "Forward; backward; forward done again for the backward pass; tangents of forward-mode derivatives; what "
             "is outside of derivatives, such as the optimizer; an array that the step takes or returns.",
         ),
-        Definition("Detector: fingerprint", "", "digest' ≠ digest", "Needs a recorded trace of the same program."),
+        Definition("Detector: fingerprint", "digest' ≠ digest", "Needs a recorded trace of the same program."),
         Definition(
-            "Detector: ABFT",
-            "",
-            "|r| / bound > 1",
-            "In a row of a matrix product of the struck step; with --abft only.",
+            "Detector: ABFT", "|r| / bound > 1", "In a row of a matrix product of the struck step; with --abft only."
         ),
-        Definition("Detector: non-finite", "", "NaN or infinity", "In a loss, a gradient norm or the state."),
+        Definition("Detector: non-finite", "NaN or infinity", "In a loss, a gradient norm or the state."),
         Definition(
             "Detector: loss spike",
-            "",
             f"L'_t - L'_(t-1) > {rise}",
             f"Twice the largest rise of the clean run, at least {LEAST_RISE:g} of its mean loss: no false alarm on it.",
         ),
         Definition(
             "Detector: gradient-norm spike",
-            "",
             f"‖g'_t‖ / ‖g'_(t-1)‖ > {factor}",
             f"Twice the largest factor of the clean run, at least {LEAST_FACTOR:g}: no false alarm on it.",
         ),
         Definition(
             "Detector: history bound",
-            "",
             "|m| ≤ c (1 - β₁ᵗ), v ≤ c² (1 - β₂ᵗ)",
             "Fires where it is broken: no sound step with gradients clipped to norm c can exceed it (after He et al., "
             "ISCA 2023).",
@@ -144,8 +128,8 @@ def _notes(summary: Row) -> list[str]:
     return [f"This campaign has not ended: {summary['done']:,} of {summary['planned']:,} injections are on record."]
 
 
-def _facts(manifest: Row, summary: Row) -> list[tuple[str, str]]:
-    facts = [
+def _facts(manifest: Row, summary: Row) -> list[tuple[str, Any]]:
+    return [
         ("injections", f"{summary['done']:,} of {summary['planned']:,}"),
         ("sites", manifest.get("sites")),
         ("selector", manifest.get("where")),
@@ -155,7 +139,6 @@ def _facts(manifest: Row, summary: Row) -> list[tuple[str, str]]:
         ("started", manifest.get("created")),
         ("median steps to a visible loss change", _visible(summary)),
     ]
-    return [(name, str(value)) for name, value in facts if value is not None]
 
 
 def _visible(summary: Row) -> str:
@@ -170,7 +153,7 @@ def _outcomes(summary: Row) -> Table:
         f"Shares of the {summary['reached']:,} injections that reached their site; not reached: of all. In this and "
         "all tables intervals are exact (Clopper-Pearson)."
     )
-    return _simulated(Table("Outcomes", ("outcome", "injections", "share", "95 % interval"), tuple(rows), note))
+    return Table("Outcomes", ("outcome", "injections", "share", "95 % interval"), tuple(rows), note)
 
 
 def _detectors(summary: Row) -> Table:
@@ -187,13 +170,12 @@ def _detectors(summary: Row) -> Table:
         )
     header = ("detector", "found", "share", "harmful found", "share of harmful", "median latency", "largest latency")
     note = "Of the injections that were not masked; latencies in steps since the struck one, while followed."
-    return _simulated(Table("Detectors", header, tuple(rows), note))
+    return Table("Detectors", header, tuple(rows), note)
 
 
 def _group(summary: Row, name: str) -> Table:
-    group = summary["groups"][name]
-    rows = [_row(key, entry) for key, entry in group.items()]
-    return _simulated(Table(f"By {name}", (name, *COLUMNS), tuple(rows)))
+    rows = (_row(key, entry) for key, entry in summary["groups"][name].items())
+    return Table(f"By {name}", (name, *COLUMNS), tuple(rows))
 
 
 COLUMNS = ("injections", "vulnerability", "95 % interval", "harm", "95 % interval")
@@ -208,7 +190,7 @@ def _sites(summary: Row) -> Table:
     worst = sorted(group.items(), key=lambda item: (-item[1]["harm"]["count"], -item[1]["harm"]["share"], item[0]))
     rows = tuple(_row(key, entry) for key, entry in worst[:LONGEST])
     note = f"{len(rows):,} of {len(group):,} sites, the most harmed first; all are in summary.json."
-    return _simulated(Table("By site", ("site", *COLUMNS), rows, note))
+    return Table("By site", ("site", *COLUMNS), rows, note)
 
 
 def _share(entry: Any) -> tuple[str, str, str]:
@@ -216,7 +198,3 @@ def _share(entry: Any) -> tuple[str, str, str]:
     if entry["share"] is None:
         return show(entry["count"]), NOT_MEASURED, NOT_MEASURED
     return show(entry["count"]), show(entry["share"]), f"{show(entry['low'])} to {show(entry['high'])}"
-
-
-def _simulated(table: Table) -> Table:
-    return Table(f"[{SIMULATED}] {table.caption}", table.header, table.rows, table.note)

@@ -7,12 +7,12 @@ from .statistics import burn_in_steps, needed_mismatches
 
 
 class Definition(NamedTuple):
-    """A quantity, its equation number in the study (or an empty string), its formula and what to know about it."""
+    """A quantity, its formula, what to know about it, and the number of its equation in the study."""
 
     name: str
-    equation: str
     formula: str
     text: str
+    equation: str = ""
 
 
 SOURCE = (
@@ -33,40 +33,40 @@ BURSTS = (
 DEFINITIONS = (
     Definition(
         "Mismatch frequency of a submodule at a microstep",
-        "(1)",
         "freq = Σ_t #(f'(x_t) ≠ f(x_t)) / (TP · MBS · L · H)",
         "Share of elements that differ in any bit, over all tensor-parallel ranks t: NaN equals the same NaN, and -0 "
         "differs from +0.",
+        equation="(1)",
     ),
     Definition(
         "Mismatch frequency",
-        "(2)",
         "freq = mean over decoder layers of (1)",
         "Here also the mean over microsteps, which is mismatched / checked elements.",
+        equation="(2)",
     ),
     Definition(
         "Mismatch severity of a submodule at a microstep",
-        "(3)",
         "sev = max_t mean |f' - f| / |f|",
         "The mean is over mismatched elements with a finite, non-zero reference and a finite value. The paper "
         "leaves the others open; here they stay out of the mean and are counted as zero reference and non-finite.",
+        equation="(3)",
     ),
-    Definition("Mismatch severity", "(4)", "sev = max over decoder layers of (3)", "Here also the maximum over steps."),
+    Definition(
+        "Mismatch severity", "sev = max over decoder layers of (3)", "Here also the maximum over steps.", equation="(4)"
+    ),
     Definition(
         "Worst-case noise-to-signal",
-        "(5)",
         "max over steps of ‖g' - g‖₂ / ‖g‖₂",
         "g: gradient of an optimizer step before clipping, reference and suspect.",
+        equation="(5)",
     ),
     Definition(
         "Upper bound and interval of a frequency",
-        "",
         f"x = 0: {-math.log(0.05):.3g} / n;  x > 0: χ²₀.₉₅(2x + 2) / (2n)",
         "One-sided 95 % bound for x mismatches in n checked elements; intervals are two-sided, exact (Garwood), 95 %.",
     ),
     Definition(
         "Verdict",
-        "",
         "corrupt | clean | inconclusive",
         "Corrupt: any bit differed anywhere. Clean: something was checked and nothing differed. Inconclusive: too "
         "little was checked to say. What was not checked is not clean.",

@@ -1,14 +1,13 @@
 """Tables, figures and claims as data, and the report of a study of robust aggregation that is made of them."""
 
 import dataclasses
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from . import tables
 from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas
+from .page import Report, make_report
 from .series import Row, mapping, sequence
 from .tables import Table, show
 
@@ -106,8 +105,8 @@ def summarize_findings(study: str, findings: Findings) -> dict[str, Any]:
     return {"study": study, **dataclasses.asdict(findings)}
 
 
-def parts(title: str, manifest: Row, summary: Row) -> dict[str, Any]:
-    """The parts of the report that are a study's own, by their name in `Report`."""
+def build(title: str, manifest: Row, summary: Row) -> Report:
+    """Collects the text, tables and figures of a study's report."""
     study = str(summary.get("study"))
     checks = [mapping(check) for check in sequence(summary.get("checks"))]
     held = sum(bool(check.get("holds")) for check in checks)
@@ -127,33 +126,22 @@ def parts(title: str, manifest: Row, summary: Row) -> dict[str, Any]:
         draw(f"{study}-{n}", _chart(mapping(chart)), SIMULATED)
         for n, chart in enumerate(sequence(summary.get("charts")))
     ]
-    settings = (
-        tables.flat("Environment", manifest.get("environment")),
-        tables.flat("Study", {key: manifest.get(key) for key in ("workers", "steps", "seed", "workloads")}),
+    seen = f"{held} of {len(checks)} of the paper's statements were seen at this scale."
+    return make_report(
+        manifest,
+        title=title,
+        verdict="training",
+        label=f"STUDY: {study.upper()} ({SIMULATED})",
+        reason=seen if summary else "The study has not ended.",
+        simulated="gradients, delays, losses or faults were simulated on sound hardware",
+        facts=[(name, manifest.get(name)) for name in ("workers", "steps", "seed", "created", "seconds")],
+        measured=measured,
+        drawn=drawn,
+        settings={"Study": {key: manifest.get(key) for key in ("workers", "steps", "seed", "workloads")}},
+        definitions=(),
+        definitions_source=SOURCES.get(study, ""),
+        bursts="",
     )
-    return {
-        "title": title,
-        "verdict": "training",
-        "label": f"STUDY: {study.upper()} ({SIMULATED})",
-        "reason": f"{held} of {len(checks)} of the paper's statements were seen at this scale."
-        if summary
-        else "The study has not ended.",
-        "simulated": "gradients, delays, losses or faults were simulated on sound hardware",
-        "notes": (),
-        "facts": tuple(
-            (name, str(manifest[name]))
-            for name in ("workers", "steps", "seed", "created", "seconds")
-            if name in manifest
-        ),
-        "measured": tuple(measured),
-        "pictures": tuple(picture for picture in drawn if isinstance(picture, Picture)),
-        "left_out": tuple(picture for picture in drawn if isinstance(picture, LeftOut)),
-        "settings": tuple(table for table in settings if table),
-        "command": shlex.join(map(str, sequence(manifest.get("command")))),
-        "definitions": (),
-        "definitions_source": SOURCES.get(study, ""),
-        "bursts": "",
-    }
 
 
 def _cell(value: Any) -> str:

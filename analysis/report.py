@@ -1,9 +1,7 @@
 """The report of a run: `report.html`, one page that needs no network, and `report.md` with the same tables."""
 
-import dataclasses
 import importlib.resources
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,15 @@ from sdc.record.reading import Contents, read_record
 
 from . import campaign_report, figures, findings, product_tables, replicas, tables
 from .campaign_report import SIMULATED
-from .canvas import LeftOut, Picture
-from .definitions import BURSTS, DEFINITIONS, SOURCE, Definition
+from .canvas import LeftOut
+from .page import Report, make_report, sentence
 from .series import mapping, sequence
 from .statistics import excluded_interval
 from .studies import products
 from .summary import summary_of
 from .tables import Table, escape, show
 
-STUDIES = {products.STUDY: products.parts, findings.STUDY: findings.parts}
+STUDIES = {products.STUDY: products.build, findings.STUDY: findings.build}
 HTML, MARKDOWN = "report.html", "report.md"
 LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE", "training": "TRAINING RUN"}
 SYNC = {
@@ -31,42 +29,6 @@ SYNC = {
     "params": "params: parameters and optimizer state are overwritten after every step",
     "none": "none: twins run free",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """All text of a report, before it becomes HTML or Markdown.
-
-    Attributes:
-        title: name of the run.
-        verdict: `corrupt`, `clean`, `inconclusive`, or `training` for a run that compares nothing.
-        label: the verdict for reading.
-        reason: why.
-        simulated: what the simulated faults are; empty where the run injected none.
-        notes: what to know before reading on.
-        facts: the run in a few lines.
-        measured: tables of what was measured.
-        pictures: figures.
-        left_out: what the record cannot show, and why.
-        settings: tables of configuration and environment.
-        command: the command line that made the run.
-    """
-
-    title: str
-    verdict: str
-    label: str
-    reason: str
-    simulated: str
-    notes: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-    measured: tuple[Table, ...]
-    pictures: tuple[Picture, ...]
-    left_out: tuple[LeftOut, ...]
-    settings: tuple[Table, ...]
-    command: str
-    definitions: tuple[Definition, ...] = DEFINITIONS
-    definitions_source: str = SOURCE
-    bursts: str = BURSTS
 
 
 def write_report(path: Path) -> Path:
@@ -86,9 +48,9 @@ def write_report(path: Path) -> Path:
     record = read_record(path)
     kind = record.kind.name
     if kind == "campaign":
-        report = Report(**campaign_report.parts(record))
+        report = campaign_report.build(record)
     elif kind in STUDIES:
-        report = Report(**STUDIES[kind](path.resolve().name, record.manifest, record.summary or {}))
+        report = STUDIES[kind](path.resolve().name, record.manifest, record.summary or {})
     else:
         report = build(record)
     html, markdown = to_html(report), to_markdown(report)
@@ -148,31 +110,23 @@ def build(run: Contents) -> Report:
         measured += [(table, table.caption, "") for table in replicas.summarize_aggregation(run.lines, summary)]
     measured.append((tables.training(summary), "Training", "no step was done"))
     left_out = [LeftOut(title, why) for table, title, why in measured if table is None or not table.rows]
-    prefix = f"[{SIMULATED}] " if simulated else ""
-    settings = (
-        tables.flat("Environment", manifest.get("environment")),
-        tables.flat("Program and data", {key: manifest.get(key) for key in ("program", "data", "seed")}),
-        tables.flat("Configuration", manifest.get("config")),
-    )
-    return Report(
+    return make_report(
+        manifest,
+        mark=mark,
         title=run.path.resolve().name,
         verdict=verdict,
         label=label,
-        reason=f"{summary['reason'][:1].upper()}{summary['reason'][1:]}.",
+        reason=sentence(summary["reason"]),
         simulated=simulated,
-        notes=tuple(_notes(run, summary)),
-        facts=tuple(_facts(manifest, summary, suspect)),
-        measured=tuple(
-            dataclasses.replace(table, caption=prefix + table.caption) for table, *_ in measured if table and table.rows
-        ),
-        pictures=tuple(
-            dataclasses.replace(picture, caption=prefix + picture.caption)
-            for picture in drawn
-            if isinstance(picture, Picture)
-        ),
-        left_out=(*left_out, *(picture for picture in drawn if isinstance(picture, LeftOut))),
-        settings=tuple(table for table in settings if table),
-        command=shlex.join(map(str, sequence(manifest.get("command")))),
+        notes=_notes(run, summary),
+        facts=_facts(manifest, summary, suspect),
+        measured=[table for table, *_ in measured],
+        drawn=drawn,
+        left_out=left_out,
+        settings={
+            "Program and data": {key: manifest.get(key) for key in ("program", "data", "seed")},
+            "Configuration": manifest.get("config"),
+        },
     )
 
 
@@ -244,7 +198,7 @@ def _notes(run: Contents, summary: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[str, str]]:
+def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[str, Any]]:
     mesh = " × ".join(f"{axis} {size}" for axis, size in mapping(manifest.get("mesh")).items())
     steps = f"{summary['steps']} of {show(manifest.get('steps'))} planned"
     facts = [("steps", steps), ("started", manifest.get("created"))]
@@ -267,5 +221,4 @@ def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[s
             facts += [("suspect", suspect.get("name") or "not named"), ("faults", faults)]
     if manifest.get("aggregate"):
         facts.append(("aggregation", manifest["aggregate"]))
-    facts += [("mesh", mesh or None), ("placement", manifest.get("placement"))]
-    return [(name, str(value)) for name, value in facts if value is not None]
+    return [*facts, ("mesh", mesh or None), ("placement", manifest.get("placement"))]

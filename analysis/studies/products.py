@@ -1,14 +1,13 @@
 """What the study of checked products found: shares of its counts, and its report."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import tables
 from ..canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas
 from ..definitions import Definition
+from ..page import Report, make_report
 from ..series import Row, mapping, sequence
 from ..statistics import frequency_upper_bound
 from ..tables import Table, show
@@ -17,6 +16,7 @@ STUDY = "abft study"
 SIMULATED = "simulated errors"
 MANTISSA = {32: 23, 16: 7}
 """Bits of the mantissa of float32 and bfloat16."""
+FOUND = ("half found", "99 % found", "flips", "sign, exponent")
 SOURCE = "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the others are of this project."
 
 
@@ -71,88 +71,59 @@ def _shares(found: Mapping[str, Any], magnitudes: Sequence[float]) -> dict[str, 
     }
 
 
-def parts(title: str, manifest: Row, summary: Row) -> dict[str, Any]:
-    """The parts of the report that are a study's own, by their name in `Report`."""
+def build(title: str, manifest: Row, summary: Row) -> Report:
+    """Collects the text, tables and figures of the study's report."""
     variants = mapping(summary.get("variants"))
     pictures = [
         picture
         for variant, schemes in variants.items()
         for picture in (_by_magnitude(variant, schemes, sequence(summary.get("magnitudes"))), _by_bit(variant, schemes))
     ]
-    alarms = sum(mapping(found).get("flagged", 0) for found in _default(variants))
-    rows = sum(mapping(found).get("checked", 0) for found in _default(variants))
-    settings = (
-        tables.flat("Environment", manifest.get("environment")),
-        tables.flat("Configuration", manifest.get("config")),
-    )
-    notes = []
-    if departs := sequence(manifest.get("departs")):
-        notes.append(f"The profile was measured elsewhere: {'; '.join(map(str, departs))}.")
-    return {
-        "title": title,
-        "verdict": "training",
-        "label": "STUDY OF CHECKSUMMED PRODUCTS",
-        "reason": f"The default scheme flagged {alarms:,} of {rows:,} rows of healthy products.",
-        "simulated": "errors and flips were put into products on sound hardware, to see which are found",
-        "notes": tuple(notes),
-        "facts": (
-            ("steps", str(manifest.get("steps"))),
-            ("products", str(manifest.get("where", "products"))),
+    defaults = [mapping(mapping(schemes).get("two-tier")) for schemes in variants.values()]
+    alarms, rows = (sum(found.get(key, 0) for found in defaults) for key in ("flagged", "checked"))
+    departs = sequence(manifest.get("departs"))
+    kappa = show(mapping(manifest.get("arithmetic")).get("kappa"))
+    return make_report(
+        manifest,
+        title=title,
+        verdict="training",
+        label="STUDY OF CHECKSUMMED PRODUCTS",
+        reason=f"The default scheme flagged {alarms:,} of {rows:,} rows of healthy products.",
+        simulated="errors and flips were put into products on sound hardware, to see which are found",
+        notes=[f"The profile was measured elsewhere: {'; '.join(map(str, departs))}."] if departs else [],
+        facts=[
+            ("steps", manifest.get("steps")),
+            ("products", manifest.get("where", "products")),
             ("errors in the products of steps", ", ".join(map(str, sequence(manifest.get("marked_steps"))))),
-            ("started", str(manifest.get("created"))),
-            (
-                "thresholds",
-                f"{manifest.get('profile')} (kappa {show(mapping(manifest.get('arithmetic')).get('kappa'))})",
-            ),
-        ),
-        "measured": tuple(_table(variant, schemes) for variant, schemes in variants.items()),
-        "pictures": tuple(picture for picture in pictures if isinstance(picture, Picture)),
-        "left_out": tuple(picture for picture in pictures if isinstance(picture, LeftOut)),
-        "settings": tuple(table for table in settings if table),
-        "command": shlex.join(map(str, sequence(manifest.get("command")))),
-        "definitions": DEFINITIONS,
-        "definitions_source": SOURCE,
-        "bursts": "Errors are one to a row, in random columns; rows are judged one by one.",
-    }
+            ("started", manifest.get("created")),
+            ("thresholds", f"{manifest.get('profile')} (kappa {kappa})"),
+        ],
+        measured=[_table(variant, schemes) for variant, schemes in variants.items()],
+        drawn=pictures,
+        settings={"Configuration": manifest.get("config")},
+        definitions=DEFINITIONS,
+        definitions_source=SOURCE,
+        bursts="Errors are one to a row, in random columns; rows are judged one by one.",
+    )
 
 
 DEFINITIONS = (
-    Definition("False alarm", "", "flagged / checked", "Rows of products as the machine computed them in training."),
-    Definition("Magnitude", "", "|error| / rms(row)", "The error of one element over the root mean square of its row."),
-    Definition("Half, almost all found", "", "50 %, 99 %", "The smallest magnitude from which on so many are found."),
-    Definition("Flips found", "", "found / made", "Over all bits of the type, each as often; zero rows are left out."),
-    Definition("Sums, rounded", "", "float32, bfloat16", "Checked before or after the rounding to the output's type."),
+    Definition("False alarm", "flagged / checked", "Rows of products as the machine computed them in training."),
+    Definition("Magnitude", "|error| / rms(row)", "The error of one element over the root mean square of its row."),
+    Definition("Half, almost all found", "50 %, 99 %", "The smallest magnitude from which on so many are found."),
+    Definition("Flips found", "found / made", "Over all bits of the type, each as often; zero rows are left out."),
+    Definition("Sums, rounded", "float32, bfloat16", "Checked before or after the rounding to the output's type."),
 )
-
-
-def _default(variants: Row) -> list[Any]:
-    return [mapping(schemes).get("two-tier") for schemes in variants.values()]
 
 
 def _table(variant: str, schemes: Row) -> Table:
     rows = []
     for scheme, found in schemes.items():
         values = (found.get(key) for key in ("half", "almost_all", "flips", "sign_exponent"))
+        counts = show(found["checked"]), show(found["flagged"])
         bound = show(found.get("false_alarms_upper_95"), digits=2)
-        rows.append(
-            (
-                scheme,
-                show(found["checked"]),
-                show(found["flagged"]),
-                bound,
-                *("never" if v is None else show(v) for v in values),
-            )
-        )
-    header = (
-        "scheme",
-        "rows",
-        "false alarms",
-        "per row below (95 %)",
-        "half found",
-        "99 % found",
-        "flips",
-        "sign, exponent",
-    )
+        rows.append((scheme, *counts, bound, *("never" if v is None else show(v) for v in values)))
+    header = ("scheme", "rows", "false alarms", "per row below (95 %)", *FOUND)
     return Table(f"[{SIMULATED}] Schemes on {variant}", header, tuple(rows))
 
 
