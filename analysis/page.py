@@ -77,9 +77,8 @@ def make_report(
         return dataclasses.replace(part, caption=f"[{mark}] {part.caption}") if mark else part
 
     pictures = list(drawn)
-    tables = [
-        flat(caption, value) for caption, value in {"Environment": manifest.get("environment"), **settings}.items()
-    ]
+    shown = {"Environment": manifest.get("environment"), **settings}
+    tables = [flat(caption, value) for caption, value in shown.items()]
     return Report(
         notes=tuple(notes),
         facts=tuple((name, str(value)) for name, value in facts if value is not None),

@@ -2,15 +2,13 @@
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from sdc.record.determinism import differences, environment
-from sdc.record.files import to_json
+from sdc.record.determinism import environment
 from sdc.record.lifecycle import Record, check_free
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
@@ -24,7 +22,7 @@ from .judging import Answer, Judge, Judged
 from .loop import run_steps
 from .multihost import everyone
 from .placement import place
-from .processes import Incomparable, check_comparable
+from .processes import Incomparable, as_read, changes, check_comparable
 from .programs.protocol import Program
 from .workload import Loaded
 
@@ -95,12 +93,9 @@ def run(
         "processes": jax.process_count(),
         "environment": environment(),
         "program": None,  # found below, since it takes longest
-        "data": {
-            "source": dataset.source, "documents": dataset.documents, "tokens": dataset.tokens,
-            "digest": dataset.digest, "tokenizer": job.workload.tokenizer,
-        },
+        "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
         **job.manifest(config),
-    }  # fmt: skip
+    }
     if job.resume:
         _check_settings(folder, manifest)
     elif jax.process_index() == 0:
@@ -109,7 +104,7 @@ def run(
     check_comparable(manifest)
     for each in judges:
         if isinstance(each, Golden):
-            each.check(json.loads(json.dumps(to_json(manifest), default=str)))
+            each.check(as_read(manifest))
     return _execute(job, folder, manifest, program, source, judges, on_step)
 
 
@@ -185,27 +180,20 @@ def _all_of(judges: Sequence[Judge]) -> Judge:
     return judge
 
 
-def _written(manifest: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Entries of a manifest as JSON has them, in which infinity is a text."""
-    found: dict[str, Any] = json.loads(json.dumps(to_json({key: manifest.get(key) for key in keys})))
-    return found
-
-
 def _check_settings(folder: Path, manifest: Mapping[str, Any]) -> None:
-    then, now = (_written(each, SETTINGS) for each in (read_manifest(folder, manifest["kind"]), manifest))
-    if found := differences([then, now]):
-        changed = "; ".join(each.describe(("the run has", "asked is")) for each in found)
+    then = read_manifest(folder, manifest["kind"])
+    if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
         raise RecordError(
-            f"{folder} is a run of another configuration ({changed}); resume it with its own settings, or name another "
-            "folder"
+            f"{folder} is a run of another configuration ({'; '.join(changed)}); "
+            "resume it with its own settings, or name another folder"
         )
 
 
 def _check_program(folder: Path, manifest: Mapping[str, Any]) -> None:
-    if found := differences([_written(each, ("program", "environment")) for each in (read_manifest(folder), manifest)]):
-        changed = "; ".join(each.describe(("the run had", "now")) for each in found)
+    then = read_manifest(folder)
+    if changed := changes(then, manifest, ("program", "environment"), ("the run had", "now")):
         raise Incomparable(
-            f"{folder} was run by another program, so that its steps could not be compared ({changed}); "
+            f"{folder} was run by another program, so that its steps could not be compared ({'; '.join(changed)}); "
             "restore that environment, or start a new run"
         )
 

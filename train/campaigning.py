@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import jax
 from sdc.campaigns.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
 from sdc.campaigns.runner import Campaign
 from sdc.program.selectors import parse_selector
-from sdc.record.determinism import differences, environment
-from sdc.record.files import to_json
+from sdc.record.determinism import environment
 from sdc.record.lifecycle import Record
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
@@ -24,7 +22,7 @@ from .data import batches
 from .loop import place_batch
 from .optimizer import history_ratio
 from .placement import Placement, place
-from .processes import Incomparable
+from .processes import Incomparable, changes
 from .programs.device import initial_state, plain, sharded
 from .workload import Loaded
 
@@ -135,10 +133,7 @@ def _manifest(
         "mesh": dict(placement.mesh.shape),
         "sites": len(runner.sites),
         "environment": environment(),
-        "data": {
-            "source": dataset.source, "documents": dataset.documents, "tokens": dataset.tokens,
-            "digest": dataset.digest, "tokenizer": job.workload.tokenizer,
-        },
+        "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
         "thresholds": {"spike": SPIKE, "visible": VISIBLE, **runner.limits._asdict()},
         "detectors": [*DETECTORS, *([ABFT] if job.abft else [])],
         "clean": {
@@ -147,20 +142,17 @@ def _manifest(
             "digest": [f"{step.digest[0]:08x}{step.digest[1]:08x}" for step in runner.clean],
         },
         "suspect": {"name": "campaign", "simulated": True, "faults": list(job.faults)},
-    }  # fmt: skip
+    }
 
 
 def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
-
-    old = read_manifest(folder, "campaign")
-    then, now = (json.loads(json.dumps(to_json({key: m.get(key) for key in SETTINGS}))) for m in (old, manifest))
-    if found := differences([then, now]):
-        changed = "; ".join(each.describe(("the campaign had", "now")) for each in found[:5])
+    old, words = read_manifest(folder, "campaign"), ("the campaign had", "now")
+    if changed := changes(old, manifest, SETTINGS, words):
         raise RecordError(
-            f"{folder} is another campaign ({changed}); resume it with its own settings and on its own machine, or "
-            "name another folder"
+            f"{folder} is another campaign ({'; '.join(changed[:5])}); "
+            "resume it with its own settings and on its own machine, or name another folder"
         )
-    if differences([json.loads(json.dumps(to_json({"clean": m["clean"]}))) for m in (old, manifest)]):
+    if changes(old, manifest, ["clean"], words):
         raise Incomparable(
             f"the clean run of {folder} gives other numbers here, so that injections before and after could not be "
             "compared; resume it on the machine and with the versions that it was started with"

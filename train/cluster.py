@@ -15,6 +15,7 @@ import jax
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
+from .multihost import first_line
 from .peers import Peers
 from .processes import Incomparable
 
@@ -75,7 +76,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost) -> Iterator
     except jax.errors.JaxRuntimeError as error:
         # A collective failed, most likely since a peer was lost; the watch would say so a little later.
         watch.stop(FAILED)
-        raise Unreachable(f"the run failed, or a peer was lost ({_first_line(error)}); nothing can be said") from error
+        raise Unreachable(f"the run failed, or a peer was lost ({first_line(error)}); nothing can be said") from error
     except BaseException:
         watch.stop(FAILED)
         watch.wait_for_the_others(GRACE + 2 * BEAT)
@@ -166,7 +167,7 @@ def _initialize(peers: Peers, patience: int) -> int:
     except Exception as error:
         if isinstance(error, ValueError) and peers.coordinator is None:
             return 1  # no cluster was named or detected
-        raise Unreachable(f"cannot join the other processes ({_first_line(error)})") from error
+        raise Unreachable(f"cannot join the other processes ({first_line(error)})") from error
     return int(distributed.global_state.num_processes or 1)
 
 
@@ -175,8 +176,4 @@ def _devices() -> list[jax.Device]:
     try:
         return list(jax.devices())
     except Exception as error:
-        raise Unreachable(f"cannot start the devices ({_first_line(error)})") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise Unreachable(f"cannot start the devices ({first_line(error)})") from error

@@ -89,6 +89,10 @@ class TrainConfig:
     batch_size: int
     microsteps: int = 1
 
+    def of_type(self, dtype: DType) -> "TrainConfig":
+        """The same with activations and compute parameters of a type."""
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, dtype=dtype))
+
 
 def tiny() -> TrainConfig:
     """Shows everything within a minute on two CPU cores; the default. 0.2 M parameters, byte vocabulary.

@@ -7,7 +7,7 @@ number of the step.
 
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -45,6 +45,12 @@ class Dataset:
     tokens: int
     documents: int
     source: str
+
+    def describe(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {
+            "source": self.source, "documents": self.documents, "tokens": self.tokens, "digest": self.digest,
+        }  # fmt: skip
 
     @property
     def sequence_length(self) -> int:

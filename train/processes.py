@@ -1,13 +1,14 @@
 """Several processes of one run: what each has to say, and whether they may be compared."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 from sdc.record.determinism import differences
+from sdc.record.files import to_json
 
 from .multihost import everyone
 
@@ -21,6 +22,18 @@ def fetch(tree: Any) -> Any:
     if jax.process_count() == 1:
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def as_read(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest as it is read from its file, in which infinity is a text."""
+    found: dict[str, Any] = json.loads(json.dumps(to_json(manifest), default=str))
+    return found
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], words: tuple[str, str]) -> list[str]:
+    """The entries in which two manifests differ, in words."""
+    found = differences([as_read({key: manifest.get(key) for key in keys}) for manifest in (then, now)])
+    return [each.describe(words) for each in found]
 
 
 def check_comparable(manifest: Mapping[str, Any]) -> None:

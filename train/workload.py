@@ -63,7 +63,7 @@ class Workload:
             raise SettingError("seed", self.seed, f"expected a number from 0 to {LARGEST_SEED}")
         config = get_config(self.config) if isinstance(self.config, str) else self.config
         if self.dtype is not None:
-            config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=self.dtype))
+            config = config.of_type(self.dtype)
         return config
 
     def load(self) -> Loaded:

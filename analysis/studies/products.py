@@ -16,7 +16,6 @@ STUDY = "abft study"
 SIMULATED = "simulated errors"
 MANTISSA = {32: 23, 16: 7}
 """Bits of the mantissa of float32 and bfloat16."""
-FOUND = ("half found", "99 % found", "flips", "sign, exponent")
 SOURCE = "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the others are of this project."
 
 
@@ -123,7 +122,8 @@ def _table(variant: str, schemes: Row) -> Table:
         counts = show(found["checked"]), show(found["flagged"])
         bound = show(found.get("false_alarms_upper_95"), digits=2)
         rows.append((scheme, *counts, bound, *("never" if v is None else show(v) for v in values)))
-    header = ("scheme", "rows", "false alarms", "per row below (95 %)", *FOUND)
+    shares = ("half found", "99 % found", "flips", "sign, exponent")
+    header = ("scheme", "rows", "false alarms", "per row below (95 %)", *shares)
     return Table(f"[{SIMULATED}] Schemes on {variant}", header, tuple(rows))
 
 

@@ -1,7 +1,5 @@
 """The reference workload on one device, step by step, for measurements of its products."""
 
-import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +9,7 @@ from ..config import DType, TrainConfig, check
 from ..data import Dataset, batches
 from ..loop import place_batch
 from ..placement import place
-from ..step import BATCH_SPEC, device_step, init_state, metrics_specs, state_specs
+from ..programs.device import initial_state, plain, sharded
 
 Step = Callable[..., Any]
 
@@ -41,18 +39,15 @@ def reference_steps(
     Raises:
         ValueError: the configuration does not fit, or the data set is shorter than a batch.
     """
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+    config = config.of_type(dtype)
     check(config, 1, 1)
     placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
     source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
-    specs = state_specs(config)
-    step = functools.partial(device_step, config=config)
-    plain = placement.map(step, stacked=specs, shared=BATCH_SPEC, out=(specs, metrics_specs(config)))
-    run = jax.jit(transform(plain))
-    shardings = placement.sharding(placement.spec(specs))
-    start = jax.jit(lambda key: placement.stack(init_state(config, key)), out_shardings=shardings)
-    state = start(jax.random.key(seed))
+    work = sharded(config)
+    step = plain(work, placement)
+    run = jax.jit(transform(step))
+    state = initial_state(work, placement, seed)
     for _ in range(steps):
         arguments = state, place_batch(next(source), placement)
         (state, _), reports = run(*arguments)
-        yield reports, plain, arguments
+        yield reports, step, arguments
