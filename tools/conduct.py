@@ -10,8 +10,9 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sdc.settings import SettingError
 from sdc.train.campaign_job import CampaignJob
@@ -23,6 +24,8 @@ from sdc.train.workload import Workload
 from .errors import VERDICTS, run_errors, usage_errors
 from .options import CheckedOptions, RunOptions, WorkloadOptions
 from .runtime import end_aborts_well, give_up, keep_standard_output
+
+Found = TypeVar("Found")
 
 
 def settings_of(options: WorkloadOptions) -> dict[str, Any]:
@@ -81,7 +84,6 @@ def conduct(options: RunOptions, job: Job) -> int:
         loaded = job.load()
     # Devices and peers from here on.
     from sdc.analysis import conclude
-    from sdc.record.determinism import prepare
     from sdc.train import run
     from sdc.train.cluster import joined
     from sdc.train.multihost import everyone
@@ -93,12 +95,7 @@ def conduct(options: RunOptions, job: Job) -> int:
         if processes > 1:
             keep_standard_output()
         with usage_errors():
-            prepare(
-                cpu_devices=check_devices(options.devices, job, processes),
-                # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
-                cpu_threads=max(os.cpu_count() or 1, 4 * job.data * job.model, options.devices or 0),
-                only_cpu=options.devices is not None,
-            )
+            prepare_devices(options, check_devices(options.devices, job, processes))
 
     warnings.showwarning = _warn
     end_aborts_well()
@@ -119,6 +116,35 @@ def conduct(options: RunOptions, job: Job) -> int:
     return int(VERDICTS[verdict])
 
 
+def prepare_devices(options: WorkloadOptions, count: int) -> None:
+    """Prepares so many devices for this process.
+
+    Raises:
+        ValueError: see `prepare`.
+    """
+    from sdc.record.determinism import prepare
+
+    prepare(
+        cpu_devices=count,
+        # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
+        cpu_threads=max(os.cpu_count() or 1, 4 * options.data * options.model, options.devices or 0),
+        only_cpu=options.devices is not None,
+    )
+
+
+def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Found:
+    """Runs an experiment of so many parts on one device, and shows how far it is."""
+    from sdc.record.determinism import prepare
+    from sdc.train.studies import finish
+
+    from .progress import CountProgress
+
+    with usage_errors():
+        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+    with CountProgress(name, count) as progress:
+        return finish(parts, progress.advance)
+
+
 def new_folder(kind: str, named: Path | None = None) -> Path:
     """The folder that the flags name, or one below `runs/` of which there is none yet.
 
@@ -134,13 +160,15 @@ def check_folder(folder: Path, resume: bool, kind: str) -> None:
     """Looks at the run folder that the flags name.
 
     Raises:
-        ValueError: it holds a run that is not to be resumed, or none that could be.
+        ValueError: it is no folder, or holds a run that is not to be resumed, or none that could be.
     """
     if resume:
         from sdc.record.reading import read_manifest
 
         read_manifest(folder, kind)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and not folder.is_dir():
+        raise SettingError("run", folder, "is no folder; name a new one")
+    elif folder.exists() and any(folder.iterdir()):
         raise SettingError(
             "run", folder, "exists already; name another folder, or continue what is in it with --resume"
         )

@@ -52,6 +52,9 @@ def parse(arguments: Sequence[str]) -> Any:
     Raises:
         CommandError: the words cannot be understood.
     """
+    if "" in arguments:
+        before = arguments[arguments.index("") - 1] if arguments[0] else "sdc"
+        raise CommandError(f"'' after {before}: expected a value; give one, or leave the flag out")
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):

@@ -1,13 +1,14 @@
 """`sdc abft`: the study and the calibration of checksummed products."""
 
-import os
 import sys
 
 from sdc.checksums.profile import Profile
+from sdc.program.selectors import parse_selector
 from sdc.settings import SettingError
-from sdc.train.workload import Workload
+from sdc.train.studies.settings import check_measurement
+from sdc.train.workload import Loaded, Workload
 
-from ..conduct import new_folder
+from ..conduct import experiment, new_folder
 from ..errors import CommandError, Exit, run_errors, usage_errors
 from ..study_options import AbftOptions, CalibrateOptions, ProductsStudyOptions
 
@@ -17,30 +18,26 @@ def run(options: AbftOptions) -> int:
     return _study(options.command) if isinstance(options.command, ProductsStudyOptions) else _calibrate(options.command)
 
 
-def _workload(options: ProductsStudyOptions | CalibrateOptions) -> Workload:
+def _load(options: ProductsStudyOptions | CalibrateOptions) -> Loaded:
     """What is trained; its type is chosen later."""
-    return Workload(config=options.config, seed=options.seed, corpus=options.corpus, tokenizer=options.tokenizer)
+    check_measurement(options.steps, options.dtypes)
+    return Workload(config=options.config, seed=options.seed, corpus=options.corpus, tokenizer=options.tokenizer).load()
 
 
 def _study(options: ProductsStudyOptions) -> int:
-    from sdc.analysis.studies import write_products_study
-    from sdc.record.determinism import prepare
-    from sdc.train.studies import ProductsStudy, finish
-
-    from ..output import show
-    from ..progress import CountProgress
-
     with usage_errors():
-        workload = _workload(options)
-        workload.resolve()
-        chosen = ProductsStudy(dtypes=options.dtypes, steps=options.steps, where=options.where, seed=options.seed)
+        parse_selector(options.where)
         profile = Profile.read(options.profile) if options.profile else None
         folder = new_folder("study", options.run)
-        config, dataset = workload.load()
-        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+        loaded = _load(options)
+    from sdc.analysis.studies import write_products_study
+    from sdc.train.studies import ProductsStudy
+
+    from ..output import show
+
+    study = ProductsStudy(dtypes=options.dtypes, steps=options.steps, where=options.where, seed=options.seed)
     with run_errors(folder):
-        with CountProgress("study", chosen.count()) as progress:
-            measured = finish(chosen.run(config, dataset, profile), progress.advance)
+        measured = experiment("study", study.count(), study.run(*loaded, profile))
         name = str(options.profile) if options.profile else "assumed of the platform"
         summary = write_products_study(folder, measured, {"command": ["sdc", *sys.argv[1:]], "profile": name})
     show("abft study", summary, as_json=options.json)
@@ -49,26 +46,20 @@ def _study(options: ProductsStudyOptions) -> int:
 
 def _calibrate(options: CalibrateOptions) -> int:
     """Measures how the devices at hand round, and writes a profile."""
-    from sdc.record.determinism import prepare
-    from sdc.train.studies import Calibration, CalibrationError, finish
-
-    from ..output import show_profile
-    from ..progress import CountProgress
-
     with usage_errors():
-        workload = _workload(options)
-        workload.resolve()
-        chosen = Calibration(dtypes=options.dtypes, steps=options.steps, seed=options.seed)
         if options.out.exists():
             raise SettingError("out", options.out, "exists already; name another file, or remove it")
         if not options.out.parent.is_dir():
             raise SettingError("out", options.out, f"there is no folder {options.out.parent}; make it first")
-        config, dataset = workload.load()
-        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+        loaded = _load(options)
+    from sdc.train.studies import Calibration, CalibrationError
+
+    from ..output import show_profile
+
+    calibration = Calibration(dtypes=options.dtypes, steps=options.steps, seed=options.seed)
     with run_errors(options.out):
         try:
-            with CountProgress("calibrate", chosen.count()) as progress:
-                profile = finish(chosen.run(config, dataset), progress.advance)
+            profile = experiment("calibrate", calibration.count(), calibration.run(*loaded))
         except CalibrationError as error:
             raise CommandError(str(error), Exit.INCONCLUSIVE) from error
         profile.save(options.out)

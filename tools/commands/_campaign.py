@@ -1,11 +1,10 @@
 """`sdc campaign`: thousands of single simulated faults in the reference workload."""
 
-import os
 import sys
 
 from sdc.train.campaign_job import CampaignJob
 
-from ..conduct import check_devices, check_folder, new_folder, settings_of
+from ..conduct import check_devices, check_folder, new_folder, prepare_devices, settings_of
 from ..errors import Exit, run_errors, usage_errors
 from ..options import CampaignOptions
 
@@ -23,7 +22,6 @@ def run(options: CampaignOptions) -> int:
         check_folder(folder, options.resume, "campaign")
         loaded = job.load()
     from sdc.analysis import conclude
-    from sdc.record.determinism import prepare
     from sdc.train.campaigning import rows_done, run_campaign
 
     from ..output import show
@@ -31,11 +29,7 @@ def run(options: CampaignOptions) -> int:
 
     with usage_errors():
         done = rows_done(job, folder)
-        prepare(
-            cpu_devices=devices,
-            cpu_threads=max(os.cpu_count() or 1, 4 * options.data * options.model, options.devices or 0),
-            only_cpu=options.devices is not None,
-        )
+        prepare_devices(options, devices)
     with run_errors(folder), InjectionProgress(options.injections, first=done) as progress:
         run_campaign(job, loaded=loaded, on_row=progress.update, command=["sdc", *sys.argv[1:]])
         summary = conclude(folder)

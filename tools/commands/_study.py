@@ -7,30 +7,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..conduct import new_folder
+from sdc.train.studies.settings import LEAST, check_training
+
+from ..conduct import experiment, new_folder
 from ..errors import CommandError, Exit, run_errors, usage_errors
 from ..study_options import StudyOptions
 
 
 def run(options: StudyOptions) -> int:
     """Runs the study and returns the exit code."""
+    with usage_errors():
+        check_training(LEAST if options.steps is None else options.steps, options.seed)
+        folder = new_folder(options.study, options.run)
     from sdc.analysis.studies import write_study
-    from sdc.record.determinism import prepare
-    from sdc.train.studies import STUDIES, finish
+    from sdc.train.studies import STUDIES
 
     from ..output import show
-    from ..progress import CountProgress
 
     with usage_errors():
         steps = {} if options.steps is None else {"steps": options.steps}
-        chosen = STUDIES[options.study](seed=options.seed, **steps)
-        folder = new_folder(options.study, options.run)
-        tasks = _tasks(options)
-        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+        chosen, tasks = STUDIES[options.study](seed=options.seed, **steps), _tasks(options)
     started = time.perf_counter()
     try:
-        with CountProgress(options.study, chosen.count(tasks)) as progress:
-            measured = finish(chosen.run(tasks), progress.advance)
+        measured = experiment(options.study, chosen.count(tasks), chosen.run(tasks))
     except KeyboardInterrupt as error:
         raise CommandError("interrupted; nothing was written: run the study again", Exit.INCONCLUSIVE) from error
     manifest = {

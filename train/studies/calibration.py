@@ -1,6 +1,7 @@
 """Calibration: how the devices at hand round, on synthetic products and on those of real training."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Generator
 
@@ -14,8 +15,8 @@ from sdc.checksums.profile import Profile, hardware
 
 from ..config import DType, TrainConfig
 from ..data import Dataset
-from .products import check_settings
 from .reference import reference_steps
+from .settings import check_measurement
 
 
 class CalibrationError(RuntimeError):
@@ -40,7 +41,7 @@ class Calibration:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_settings(self.steps, self.dtypes)
+        check_measurement(self.steps, self.dtypes)
 
     def count(self) -> int:
         """How many parts `run` yields."""
@@ -76,19 +77,11 @@ class Calibration:
                 "wrong numbers. No profile was made; compare with another device"
             ) from error
         profile = Profile(rounding, measured_on=hardware())
-        checked: Counter[str] = Counter()
-        examined: Counter[str] = Counter()
-        flagged: Counter[str] = Counter()
+        checked, examined, flagged = Counter[str](), Counter[str](), Counter[str]()
         margin = 0.0
         for dtype in self.dtypes:
-            trained = reference_steps(
-                config,
-                dataset,
-                dtype,
-                lambda step: sdc.abft(step, profile=profile),
-                steps=self.steps,
-                seed=self.seed,
-            )
+            checked_step = functools.partial(sdc.abft, profile=profile)
+            trained = reference_steps(config, dataset, dtype, checked_step, steps=self.steps, seed=self.seed)
             for flags, _, _ in trained:
                 for name, flag in jax.device_get(flags).items():
                     checked[name] += int(np.sum(flag.checked))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeAlias, get_args
 
 import jax
@@ -26,6 +26,7 @@ from sdc.settings import SettingError
 from ..config import DType, TrainConfig
 from ..data import Dataset
 from .reference import reference_steps
+from .settings import check_measurement
 
 DOTS = primitive("dot_general")
 EVERY: tuple[SchemeName, ...] = get_args(SchemeName)
@@ -84,7 +85,7 @@ class ProductsStudy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_settings(self.steps, self.dtypes)
+        check_measurement(self.steps, self.dtypes)
         parse_selector(self.where)
 
     @property
@@ -174,14 +175,6 @@ class ProductsStudy:
                         )
                     ],
                 )
-
-
-def check_settings(steps: int, dtypes: Sequence[str]) -> None:
-    """Raises SettingError unless there is a step, and a type."""
-    if steps < 1:
-        raise SettingError("steps", steps, "expected at least 1")
-    if not dtypes:
-        raise SettingError("dtypes", None, "expected float32, bfloat16 or both")
 
 
 def _choose(factors: Reports, products: Mapping[str, Dot], step: int) -> Iterator[tuple[int, Dot, Any, Any]]:

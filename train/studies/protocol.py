@@ -5,12 +5,8 @@ import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from sdc.settings import SettingError
-
+from .settings import check_training
 from .workloads import Task
-
-LEAST = 10
-"""Steps of a training of which the last tell the result."""
 
 Found = TypeVar("Found", covariant=True)
 
@@ -25,7 +21,7 @@ class Study(abc.ABC, Generic[Found]):
         seed: of parameters, data and everything simulated.
 
     Raises:
-        SettingError: there are fewer than ten steps, or the seed is no number from 0 to 2^31 - 2.
+        SettingError: see `check_training`.
     """
 
     name: ClassVar[str]
@@ -34,10 +30,7 @@ class Study(abc.ABC, Generic[Found]):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < LEAST:
-            raise SettingError("steps", self.steps, f"expected at least {LEAST}, of which the last tell the result")
-        if not 0 <= self.seed < 2**31 - 1:
-            raise SettingError("seed", self.seed, f"expected a number from 0 to {2**31 - 2}")
+        check_training(self.steps, self.seed)
 
     @abc.abstractmethod
     def count(self, workloads: Sequence[Task]) -> int:
