@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 from sdc.settings import SettingError
 from sdc.train.campaign_job import CampaignJob
 from sdc.train.checks import Checks
+from sdc.train.config import DType
 from sdc.train.jobs import Job
 from sdc.train.peers import Peers
 from sdc.train.workload import Workload
 
 from .errors import VERDICTS, run_errors, usage_errors
-from .options import CheckedOptions, RunOptions, WorkloadOptions
+from .options import CheckedOptions, RunOptions, TextOptions, WorkloadOptions
 from .runtime import end_aborts_well, give_up, keep_standard_output
 
 Found = TypeVar("Found")
@@ -35,19 +36,22 @@ def settings_of(options: WorkloadOptions) -> dict[str, Any]:
             raise SettingError("devices", options.devices, "expected a number of at least 1")
         if options.resume and options.run is None:
             raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
-    workload = Workload(
-        config=options.config, dtype=options.dtype, seed=options.seed, corpus=options.corpus,
-        tokenizer=options.tokenizer,
-    )  # fmt: skip
     found: dict[str, Any] = {
-        "workload": workload, "data": options.data, "model": options.model, "folder": options.run,
-        "resume": options.resume,
+        "workload": workload_of(options, options.dtype), "data": options.data, "model": options.model,
+        "folder": options.run, "resume": options.resume,
     }  # fmt: skip
     if isinstance(options, RunOptions):
         found |= {"steps": options.steps, "checkpoint_every": options.checkpoint_every}
     if isinstance(options, CheckedOptions):
         found |= {"suspect": options.suspect, "faults": options.fault, "checks": _checks(options)}
     return found
+
+
+def workload_of(options: TextOptions, dtype: DType | None = None) -> Workload:
+    """What is trained."""
+    return Workload(
+        config=options.config, dtype=dtype, seed=options.seed, corpus=options.corpus, tokenizer=options.tokenizer
+    )
 
 
 def _checks(options: CheckedOptions) -> Checks | None:

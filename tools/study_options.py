@@ -6,10 +6,12 @@ from typing import Annotated, Literal, TypeAlias
 
 import tyro
 
+from .options import TextOptions
+
 
 @dataclasses.dataclass(frozen=True)
 class StudyOptions:
-    """Repeats the experiments of a paper on robust aggregation, scaled down, and shows them beside the published ones.
+    """Reproduces the tables and figures of a method of robust aggregation, scaled down, beside the published ones.
 
     Example: sdc study paft --run runs/paft
 
@@ -20,7 +22,7 @@ class StudyOptions:
     """
 
     study: Annotated[Literal["paft", "dropcompute", "lossy", "shadow"], tyro.conf.Positional]
-    """Which study to run."""
+    """Which."""
     workload: Literal["both", "convnet", "transformer"] = "both"
     """Train a small convolutional network on images, a small transformer on text, or both."""
     steps: int | None = None
@@ -28,7 +30,7 @@ class StudyOptions:
     seed: int = 0
     """Seed of parameters, data and everything simulated."""
     images: str = "auto"
-    """Images: fashion-mnist, digits, auto (fashion-mnist if installed, else digits), or a folder of idx files."""
+    """Images: fashion-mnist, digits, auto (fashion-mnist where at hand, else digits), or a folder of idx files."""
     corpus: tuple[str, ...] = ("python",)
     """Text: python (the standard library's source), or files and folders of text or JSONL."""
     run: Path | None = None
@@ -38,8 +40,8 @@ class StudyOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProductsStudyOptions:
-    """Measures what each checking scheme finds and what it flags by mistake, on the matrix products of real training.
+class ProductsStudyOptions(TextOptions):
+    """What each scheme of checking finds and what it flags by mistake, on the products of real training.
 
     Example: sdc abft study --steps 20 --run runs/study
 
@@ -48,35 +50,25 @@ class ProductsStudyOptions:
     Exit codes: 0 done, 2 bad usage.
     """
 
-    config: str = "tiny"
-    """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
-    seed: int = 0
-    """Seed of the parameters, the order of the data and the errors."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Types of activations and compute parameters to study."""
     steps: int = 20
     """Optimizer steps; the products of the first and of the last one get errors."""
     where: str = "products"
-    """Which matrix products to study, a selector such as 'scope("*/ffn/*")'."""
-    corpus: tuple[str, ...] = ("python",)
-    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
-    tokenizer: str = "bytes"
-    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
+    """Which matrix products, a selector such as 'scope("*/ffn/*")'."""
     profile: Path | None = None
-    """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
+    """What sdc abft calibrate measured on this kind of device; by default what is assumed of the platform."""
     run: Path | None = None
     """Run folder, a new one; by default one below runs/."""
-    json: bool = False
-    """Print the summary as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CalibrateOptions:
-    """Measures how the devices of this machine round, on synthetic and on real products, and writes a profile.
+class CalibrateOptions(TextOptions):
+    """Measures how the devices at hand round, on synthetic and on real products, and writes a profile.
 
     Example: sdc abft calibrate --out h200.json, then sdc train --abft --abft-profile h200.json
 
-    It measures kappa (how fast errors of long sums grow), how float32 inputs are rounded, which products of the
+    Measured are kappa (how fast errors of long sums grow), what is done to float32 inputs, which products of the
     configuration's step should begin with the second tier, and whether the fused kernel is faster than XLA (GPU). A
     device that computes wrong numbers cannot be calibrated: check the largest margins that are printed. Exit codes: 0
     done, 2 bad usage, 3 inconclusive (products of sound size are flagged, by any threshold).
@@ -84,20 +76,10 @@ class CalibrateOptions:
 
     out: Path
     """The profile to write; a file that exists is not overwritten."""
-    config: str = "tiny"
-    """Configuration whose step is measured."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Types to measure."""
     steps: int = 5
     """Optimizer steps of the configuration, for each type."""
-    seed: int = 0
-    """Seed of the parameters, the data and the synthetic factors."""
-    corpus: tuple[str, ...] = ("python",)
-    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
-    tokenizer: str = "bytes"
-    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
-    json: bool = False
-    """Print the profile as JSON, and nothing else, on standard output."""
 
 
 AbftCommand: TypeAlias = (

@@ -6,9 +6,8 @@ from sdc.checksums.profile import Profile
 from sdc.program.selectors import parse_selector
 from sdc.settings import SettingError
 from sdc.train.studies.settings import check_measurement
-from sdc.train.workload import Loaded, Workload
 
-from ..conduct import experiment, new_folder
+from ..conduct import experiment, new_folder, workload_of
 from ..errors import CommandError, Exit, run_errors, usage_errors
 from ..study_options import AbftOptions, CalibrateOptions, ProductsStudyOptions
 
@@ -18,18 +17,13 @@ def run(options: AbftOptions) -> int:
     return _study(options.command) if isinstance(options.command, ProductsStudyOptions) else _calibrate(options.command)
 
 
-def _load(options: ProductsStudyOptions | CalibrateOptions) -> Loaded:
-    """What is trained; its type is chosen later."""
-    check_measurement(options.steps, options.dtypes)
-    return Workload(config=options.config, seed=options.seed, corpus=options.corpus, tokenizer=options.tokenizer).load()
-
-
 def _study(options: ProductsStudyOptions) -> int:
     with usage_errors():
         parse_selector(options.where)
         profile = Profile.read(options.profile) if options.profile else None
         folder = new_folder("study", options.run)
-        loaded = _load(options)
+        check_measurement(options.steps, options.dtypes)
+        loaded = workload_of(options).load()
     from sdc.analysis.studies import write_products_study
     from sdc.train.studies import ProductsStudy
 
@@ -38,8 +32,8 @@ def _study(options: ProductsStudyOptions) -> int:
     study = ProductsStudy(dtypes=options.dtypes, steps=options.steps, where=options.where, seed=options.seed)
     with run_errors(folder):
         measured = experiment("study", study.count(), study.run(*loaded, profile))
-        name = str(options.profile) if options.profile else "assumed of the platform"
-        summary = write_products_study(folder, measured, {"command": ["sdc", *sys.argv[1:]], "profile": name})
+        about = {"command": ["sdc", *sys.argv[1:]], "profile": str(options.profile or "assumed of the platform")}
+        summary = write_products_study(folder, measured, about)
     show("abft study", summary, as_json=options.json)
     return int(Exit.CLEAN)
 
@@ -51,7 +45,8 @@ def _calibrate(options: CalibrateOptions) -> int:
             raise SettingError("out", options.out, "exists already; name another file, or remove it")
         if not options.out.parent.is_dir():
             raise SettingError("out", options.out, f"there is no folder {options.out.parent}; make it first")
-        loaded = _load(options)
+        check_measurement(options.steps, options.dtypes)
+        loaded = workload_of(options).load()
     from sdc.train.studies import Calibration, CalibrationError
 
     from ..output import show_profile
