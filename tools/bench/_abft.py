@@ -1,10 +1,9 @@
 """`sdc bench abft`: what checked products cost, which errors they find, and whether healthy rows are flagged."""
 
-import dataclasses
 import functools
+import itertools
 import math
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,11 +20,9 @@ from sdc.checksums.schemes import Expected
 from sdc.checksums.settings import SchemeName, Settings
 from sdc.program.selectors import products, scope
 from sdc.train.config import TrainConfig, get_config
-from sdc.train.placement import place
-from sdc.train.programs.device import described_batch, initial_state, plain, sharded
 
 from .options import BenchOptions
-from .timing import ratio, take_turns
+from .timing import compiled, ratio, reference_step, take_turns
 
 SHAPES = ((4096, 1024, 1024), (4096, 2048, 2048))
 """Rows, terms and columns of the products that are timed on a CPU."""
@@ -53,8 +50,8 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     config = get_config(options.config or "bench")
     result: dict[str, Any] = {}
     for dtype in options.dtypes:
-        typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
-        result[dtype] = {**_products(dtype, options.steps), **_steps(typed, options.steps), **_alarms(dtype)}
+        steps = _steps(config.of_type(dtype), options.steps)
+        result[dtype] = {**_products(dtype, options.steps), **steps, **_alarms(dtype)}
         if dtype == "float32":
             result[dtype] |= _power()
     if jax.default_backend() == "gpu":
@@ -74,8 +71,7 @@ def _products(dtype: str, steps: int) -> dict[str, float]:
             "checked": sdc.abft(lambda a, b: a @ b),
             "as_is": sdc.abft(lambda a, b: a @ b, output="as is"),
         }
-        runs = {name: functools.partial(jax.jit(fn).lower(a, b).compile(), a, b) for name, fn in variants.items()}
-        seconds = take_turns(runs, 2 * steps)
+        seconds = take_turns(compiled(variants, a, b), 2 * steps)
         name = f"product_{m}x{k}x{n}"
         found[f"{name}_seconds"] = statistics.median(seconds["plain"])
         found[name] = ratio(seconds["plain"], seconds["checked"])
@@ -87,20 +83,14 @@ def _products(dtype: str, steps: int) -> dict[str, float]:
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
     """A training step with its linear layers checked, and with every product, against the plain step."""
-    work, placement = sharded(config), place(twins=None, data=1, model=1, devices=jax.devices()[:1])
-    step, batch = plain(work, placement), described_batch(config, placement)
-    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape).astype(np.int32)
-    arguments = initial_state(work, placement, 0), jax.device_put(tokens, batch.sharding)
+    step, arguments = reference_step(config)
     variants = {
         "plain": step,
         "sums": sdc.checksums.accumulators(step),
         "linear": sdc.abft(step, LINEAR),
         "every": sdc.abft(step),
     }
-    runs = {
-        name: functools.partial(jax.jit(fn).lower(*arguments).compile(), *arguments) for name, fn in variants.items()
-    }
-    seconds = take_turns(runs, steps)
+    seconds = take_turns(compiled(variants, *arguments), steps)
     found = {
         "step_seconds": statistics.median(seconds["plain"]),
         "step_linear": ratio(seconds["plain"], seconds["linear"]),
@@ -125,16 +115,12 @@ def _alarms(dtype: str) -> dict[str, float]:
         return flags.flagged, flags.margin
 
     rows, alarms, largest = 0, 0, 0.0
-    for number, (name, (m, k, n)) in enumerate(_cases()):
+    for number, (name, (m, k, n)) in enumerate(itertools.product(DISTRIBUTIONS, ALARM_SHAPES)):
         for draw in range(ROUNDS):
             key = jax.random.fold_in(jax.random.key(draw), number)
             wrong, margin = look(key, name, m, k, n)
             rows, alarms, largest = rows + m, alarms + int(wrong), max(largest, float(margin))
     return {"synthetic_rows": rows, "false_alarms": alarms, "largest_margin": largest}
-
-
-def _cases() -> Iterator[tuple[str, tuple[int, int, int]]]:
-    return ((name, shape) for name in DISTRIBUTIONS for shape in ALARM_SHAPES)
 
 
 def _power() -> dict[str, Any]:

@@ -34,7 +34,7 @@ from .options import BenchOptions
 from .timing import ratio, take_turns
 from .zero2 import plain_zero2
 
-WORKERS = 8
+WORKERS = DEVICES = 8
 PERIOD = 10
 SIGMA = 1e-7
 """Of the noise in the mean gradient of the embedding. Replicas drift apart by it; PAFT takes its period from that."""

@@ -1,21 +1,21 @@
 """`sdc bench lockstep`: what lock-step costs when nothing is wrong."""
 
-import dataclasses
 import statistics
 import time
 from typing import Any
 
 import jax
-import numpy as np
 
 from sdc.train.config import get_config
 from sdc.train.placement import place
 from sdc.train.programs import TwinProgram, sharded
-from sdc.train.programs.device import described_batch
 
 from .collectives import collectives
 from .options import BenchOptions
+from .timing import made_up_tokens, ratio
 
+DEVICES = 2
+"""Simulated CPU devices."""
 SYNCS = ("none", "compute")
 BARS = {"step_ratio": 1.10, "peak_memory_ratio": 1.10, "bytes_per_probe": 64.0}
 
@@ -25,7 +25,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     result: dict[str, Any] = {}
     config = get_config(options.config or "bench")
     for dtype in options.dtypes:
-        typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+        typed = config.of_type(dtype)
         # One device per twin; a single accelerator runs both under vmap.
         devices = jax.devices()[:2]
         placement = place(twins=2, data=1, model=1, kind="mesh" if len(devices) == 2 else "vmap", devices=devices)
@@ -35,13 +35,10 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 
 def _measure(programs: dict[str, TwinProgram], steps: int) -> dict[str, Any]:
     key = jax.random.key(1)
-    config, placement = programs["none"].work.config, programs["none"].placement
-    batch, vocabulary = described_batch(config, placement), config.model.vocab_size
-    tokens = jax.device_put(
-        np.random.default_rng(0).integers(0, vocabulary, batch.shape).astype(np.int32), batch.sharding
-    )
+    placement = programs["none"].placement
+    tokens = made_up_tokens(programs["none"].work.config, placement)
     compiled = {
-        sync: program.compiled.lower(program.abstract(), (batch, jax.eval_shape(jax.random.key, 0))).compile()
+        sync: program.compiled.lower(program.abstract(), (program.batch, jax.eval_shape(jax.random.key, 0))).compile()
         for sync, program in programs.items()
     }
     step: dict[str, list[float]] = {sync: [] for sync in programs}
@@ -66,9 +63,9 @@ def _measure(programs: dict[str, TwinProgram], steps: int) -> dict[str, Any]:
     memory = {sync: _peak(program) for sync, program in compiled.items()}
     return {
         "step_seconds": {sync: statistics.median(values) for sync, values in step.items()},
-        "step_ratio": _ratio(step),
+        "step_ratio": ratio(step["none"], step["compute"]),
         "whole_step_seconds": {sync: statistics.median(values) for sync, values in whole.items()},
-        "whole_step_ratio": _ratio(whole),
+        "whole_step_ratio": ratio(whole["none"], whole["compute"]),
         "peak_bytes": memory,
         "peak_memory_ratio": memory["compute"] / memory["none"],
         "bytes_per_probe": sum(size for c in crossing for size in c.sizes) / len(reports[0]),
@@ -82,11 +79,6 @@ def _check_that_it_worked(mismatches: Any, observed: Any) -> None:
     assert checked > 0
     if wrong:
         raise RuntimeError(f"{wrong} elements differ between the twins of this benchmark: this machine corrupts data")
-
-
-def _ratio(seconds: dict[str, list[float]]) -> float:
-    """Median of the ratios of neighbours in time, which share what else the machine does."""
-    return statistics.median(b / a for a, b in zip(seconds["none"], seconds["compute"], strict=True))
 
 
 def _peak(compiled: Any) -> int:

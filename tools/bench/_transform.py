@@ -1,7 +1,5 @@
 """`sdc bench transform`: what fingerprints, injection and rewriting cost, against the plain step."""
 
-import dataclasses
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -9,18 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import sdc
 from sdc.faults.kinds import BitFlip
 from sdc.program.selectors import direction, named, primitive, probes
 from sdc.train.config import TrainConfig, get_config
-from sdc.train.placement import place
-from sdc.train.programs.device import described_batch, initial_state, plain, sharded
 from sdc.twins.digests import digest
 
 from .options import BenchOptions
-from .timing import ratio, take_turns
+from .timing import compiled, ratio, reference_step, take_turns
 
 BARS = {
     "fingerprint_products": 1.10,
@@ -41,17 +36,14 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     config = get_config(options.config or "bench")
     result: dict[str, Any] = {}
     for dtype in options.dtypes:
-        typed = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
-        result[dtype] = {**_steps(typed, options.steps), f"digest_{dtype}": _digest(dtype, options.steps)}
+        steps = _steps(config.of_type(dtype), options.steps)
+        result[dtype] = {**steps, f"digest_{dtype}": _digest(dtype, options.steps)}
     return result
 
 
 def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
     """Ratios of step times, and the time that rewriting adds to lowering and compiling."""
-    work, placement = sharded(config), place(twins=None, data=1, model=1, devices=jax.devices()[:1])
-    step, batch = plain(work, placement), described_batch(config, placement)
-    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, batch.shape).astype(np.int32)
-    arguments = initial_state(work, placement, 0), jax.device_put(tokens, batch.sharding)
+    step, arguments = reference_step(config)
     moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
     # One backward matrix product; the rate is such that a few of its elements are hit.
     site = sdc.sites(step, *arguments, where=primitive("dot_general") & direction("bwd"))[0]
@@ -66,13 +58,12 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
     }
     traced = {name: _tracing(fn, arguments) for name, fn in variants.items()}
     started = time.perf_counter()
-    compiled = {"plain": jax.jit(step).lower(*arguments).compile()}
+    runs = compiled({"plain": variants.pop("plain")}, *arguments)
     whole = time.perf_counter() - started
-    compiled |= {name: jax.jit(fn).lower(*arguments).compile() for name, fn in variants.items() if name != "plain"}
-    seconds = take_turns({name: functools.partial(run, *arguments) for name, run in compiled.items()}, steps)
+    seconds = take_turns(runs | compiled(variants, *arguments), steps)
     return {
         "plain_seconds": statistics.median(seconds["plain"]),
-        **{name: ratio(seconds["plain"], seconds[name]) for name in variants if name != "plain"},
+        **{name: ratio(seconds["plain"], seconds[name]) for name in variants},
         **{
             f"rewriting_share_{name}": (traced[name] - traced["plain"]) / whole
             for name in ("fingerprint_products", "fingerprint_probes", "inject_one_fault")
@@ -84,9 +75,8 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
 def _digest(dtype: str, steps: int) -> float:
     """Time of a digest as a multiple of that of a float sum of the same array."""
     x = jax.random.normal(jax.random.key(0), (ELEMENTS // 1024, 1024)).astype(dtype)
-    total = jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32)).lower(x).compile()
-    digested = jax.jit(digest).lower(x).compile()
-    seconds = take_turns({"plain": lambda: total(x), "digest": lambda: digested(x)}, 3 * steps)
+    runs = compiled({"plain": lambda x: jnp.sum(x, dtype=jnp.float32), "digest": digest}, x)
+    seconds = take_turns(runs, 3 * steps)
     return ratio(seconds["plain"], seconds["digest"])
 
 

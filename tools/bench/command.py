@@ -1,6 +1,7 @@
 """`sdc bench`: runs a benchmark and prints its figures."""
 
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -14,35 +15,20 @@ from sdc.settings import SettingError
 from sdc.train.config import get_config
 
 from ..errors import usage_errors
-from . import _abft, _aggregation, _campaign, _lockstep, _transform
 from .options import BenchOptions
-
-BENCHMARKS = {
-    "lockstep": _lockstep,
-    "transform": _transform,
-    "campaign": _campaign,
-    "abft": _abft,
-    "aggregation": _aggregation,
-}
-
-DEVICES = {"lockstep": 2, "aggregation": _aggregation.WORKERS}
-"""Simulated CPU devices; one for the others."""
 
 
 def run(options: BenchOptions) -> int:
     """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
-    benchmark = BENCHMARKS[options.benchmark]
     config = options.config or ("tiny" if options.benchmark == "campaign" else "bench")
     options = dataclasses.replace(options, config=config)
     with usage_errors():
         if options.steps < 1:
             raise SettingError("steps", options.steps, "expected at least 1")
         get_config(config)
-        prepare(
-            cpu_devices=DEVICES.get(options.benchmark, 1),
-            cpu_threads=os.cpu_count(),
-            only_cpu=options.benchmark == "aggregation",
-        )
+        benchmark = importlib.import_module(f"._{options.benchmark}", __package__)
+        devices = getattr(benchmark, "DEVICES", 1)  # simulated ones of a CPU
+        prepare(cpu_devices=devices, cpu_threads=os.cpu_count(), only_cpu=options.benchmark == "aggregation")
     measured: dict[str, Any] = benchmark.measure(options)
     about = environment()
     if options.json:
