@@ -31,44 +31,36 @@ def pictures(steps: Sequence[Row], *, mark: str) -> list[Picture | LeftOut]:
     rows = [mapping(row.get("aggregation")) for row in steps]
     x = [float(step) for step in step_numbers(steps)]
     charts: list[Chart] = []
+
+    def add(title: str, caption: str, quantity: str, *lines: Line) -> None:
+        charts.append(Chart(title, caption, "step", quantity, lines))
+
     if _has(rows, "divergence"):
-        worst = _each(rows, "divergence", max)
-        expected = _each(rows, "expected_divergence", max)
-        lines = [Line("measured at the last synchronization", x, worst), Line("expected now", x, expected, dashed=True)]
-        charts.append(
-            Chart("Divergence of replicas", "The largest over the data ranks.", "step", "‖mean θ - θ_m‖", tuple(lines))
-        )
+        add(
+            "Divergence of replicas", "The largest over the data ranks.", "‖mean θ - θ_m‖",
+            Line("measured at the last synchronization", x, _each(rows, "divergence", max)),
+            Line("expected now", x, _each(rows, "expected_divergence", max), dashed=True),
+        )  # fmt: skip
     if _has(rows, "period"):
         line = Line("H", x, _each(rows, "period", _one))
-        charts.append(
-            Chart("Period of synchronization", "Chosen by the signal-to-noise ratio.", "step", "steps", (line,))
-        )
+        add("Period of synchronization", "Chosen by the signal-to-noise ratio.", "steps", line)
     if _has(rows, "completed"):
-        means = [Line(name, x, _each(rows, "completed", of)) for name, of in (("least", min), ("most", max))]
-        charts.append(
-            Chart(
-                "Completed micro-batches", "By the slowest and the fastest rank.", "step", "micro-batches", tuple(means)
-            )
-        )
+        means = (Line(name, x, _each(rows, "completed", of)) for name, of in (("least", min), ("most", max)))
+        add("Completed micro-batches", "By the slowest and the fastest rank.", "micro-batches", *means)
     if _has(rows, "pair_drift"):
         drift, move = (np.asarray(_each(rows, name, _one)) for name in ("pair_drift", "move"))
         with np.errstate(divide="ignore", invalid="ignore"):
-            measured = (drift / move).tolist()
+            lines = [Line("measured", x, (drift / move).tolist())]
         rate = float(np.nanmean(_each(rows, "parameter_loss", _one)))
-        lines = [Line("measured", x, measured)]
         if 0 <= rate < 1:
             lines.append(Line("random walk", x, [pair_drift(rate)] * len(x), dashed=True))
-        charts.append(
-            Chart(
-                "Drift between copies", "In squares of an owner's mean move; theory at the mean loss rate.", "step",
-                "drift / move²", tuple(lines),
-            )
-        )  # fmt: skip
+        caption = "In squares of an owner's mean move; theory at the mean loss rate."
+        add("Drift between copies", caption, "drift / move²", *lines)
     if _has(rows, "differed"):
         found = np.cumsum([bool(row.get("differed")) for row in rows]).astype(float).tolist()
-        charts.append(
-            Chart("Differences found by the shadow", "Comparisons that differed, added up.", "step", "differences",
-                  (Line("found", x, found),))
+        add(
+            "Differences found by the shadow", "Comparisons that differed, added up.", "differences",
+            Line("found", x, found),
         )  # fmt: skip
     return [draw(f"aggregation-{place}", chart, mark) for place, chart in enumerate(charts)]
 

@@ -1,5 +1,6 @@
 """What the comparison of two traces says: verdict, place, and how to narrow it down."""
 
+import math
 from typing import Any
 
 from sdc.program.selectors import parse_selector
@@ -16,7 +17,7 @@ def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str,
     step, first = found.step, found.first
     steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
     shorter = "" if len(a.lines) == len(b.lines) else f"; one has {len(a.lines):,} steps, the other {len(b.lines):,}"
-    digests = sum(_digests(shape) for shape in a.shapes)
+    digests = sum(math.prod(shape[:-1]) for shape in a.shapes)
     result: dict[str, Any] = {
         "verdict": "clean" if first is None else "corrupt",
         "reason": f"all {digests * len(found.steps):,} digests of {steps} agree{shorter}",
@@ -31,7 +32,12 @@ def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str,
         return result
     return result | {
         "reason": f"the traces part at step {step}: {first}",
-        "first": {"step": step, **_place(first.site, first.iteration), **_extent(first)},
+        "first": {
+            "step": step,
+            **_place(first.site, first.iteration),
+            "devices": list(first.devices),
+            "outputs": list(first.outputs),
+        },
         "agreeing": digests * (len(found.steps) - 1) + first.agreeing,
         "before": [_place(site, iteration) for site, iteration in first.before],
         "narrow": narrow(first, str(a.manifest.get("where"))),
@@ -47,19 +53,8 @@ def narrow(first: FirstDifference, where: str) -> str | None:
     return None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything"
 
 
-def _digests(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape[:-1]:
-        count *= length
-    return count
-
-
 def _place(site: Site, iteration: tuple[int, ...]) -> dict[str, Any]:
     return {
         "site": site.name, "operation": site.primitive, "direction": site.direction, "scope": site.scope,
         "source": site.source, "iteration": list(iteration), "layer": iteration[-1] if iteration else None,
     }  # fmt: skip
-
-
-def _extent(first: FirstDifference) -> dict[str, Any]:
-    return {"devices": list(first.devices), "outputs": list(first.outputs)}

@@ -6,6 +6,8 @@ import numpy as np
 
 from sdc.program.reports import Reports
 
+from .tally import join_loops
+
 COUNTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
 AXES = ("twin", "data", "model", "microstep", "layer")
 
@@ -58,7 +60,4 @@ def _largest(margins: np.ndarray) -> float:
 def _by_rank(values: Any, twins: bool, *, trailing: int = 0) -> np.ndarray:
     """Values with the axes twin, data, model, microstep and layer, and what trails."""
     x = np.asarray(values)
-    x = x if twins else x[None]
-    loops = x.shape[3 : x.ndim - trailing]
-    layers = loops[-1] if loops else 1
-    return x.reshape(*x.shape[:3], -1, layers, *x.shape[x.ndim - trailing :])
+    return join_loops(x if twins else x[None], trailing=trailing, leading=3)

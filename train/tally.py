@@ -61,10 +61,10 @@ def _by_layer(name: str, mismatch: Mismatch | None, event: Events | None) -> lis
     difference = undecided = None
     if mismatch is not None:  # [data, model, microstep, layer, twin]
         difference = {
-            key: _loops(np.asarray(value[0]), trailing=1) for key, value in mismatch.difference._asdict().items()
+            key: join_loops(np.asarray(value[0]), trailing=1) for key, value in mismatch.difference._asdict().items()
         }
-        undecided = _loops(np.asarray(mismatch.undecided[0]), trailing=0)
-    changed = None if event is None else _loops(np.asarray(event.changed), trailing=0, leading=3)
+        undecided = join_loops(np.asarray(mismatch.undecided[0]), trailing=0)
+    changed = None if event is None else join_loops(np.asarray(event.changed), trailing=0, leading=3)
     shape = difference["checked"].shape[2:4] if difference is not None else changed.shape[3:5]  # type: ignore[union-attr] # one of both is there
     rows = []
     for microstep, layer in np.ndindex(*shape):
@@ -106,8 +106,8 @@ def _figures(part: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _loops(x: np.ndarray, *, trailing: int, leading: int = 2) -> np.ndarray:
-    """Joins the axes of loops into two: microstep and layer."""
+def join_loops(x: np.ndarray, *, trailing: int, leading: int = 2) -> np.ndarray:
+    """Joins the axes of loops, between the leading and the trailing ones, into two: microstep and layer."""
     loops = x.shape[leading : x.ndim - trailing]
     layers = loops[-1] if loops else 1
     return x.reshape(*x.shape[:leading], -1, layers, *x.shape[x.ndim - trailing :])

@@ -70,7 +70,8 @@ class PaftStudy(Study[PaftMeasured]):
     def run(self, workloads: Sequence[Task]) -> Generator[str, None, PaftMeasured]:
         trainings = []
         for workload in workloads:
-            trainers = {name: self._trainer(workload, wrap) for name, wrap in self.methods.items()}
+            optimizers = {name: wrap(workload.optimizer(self.steps)) for name, wrap in self.methods.items()}
+            trainers = {name: self._trainer(workload, around, self._noise) for name, around in optimizers.items()}
             scores, synchronizations = yield from self._by_noise(workload, trainers)
             bursts = yield from self._with_bursts(workload, trainers)
             trainings.append(NoisyTraining(workload.name, workload.metric, scores, synchronizations, bursts))
@@ -92,13 +93,19 @@ class PaftStudy(Study[PaftMeasured]):
             drifts=tuple(drifts),
         )
 
-    def _trainer(self, workload: Task, wrap: Wrap) -> Trainer:
-        """Training behind a mean with noise; the setting is sigma, and sigma of bursts."""
-        optimizer = wrap(workload.optimizer(self.steps))
+    def _noise(self, setting: tuple[Any, Any]) -> optax.GradientTransformation:
+        """The setting is sigma, and sigma of bursts."""
+        sigma, burst = setting
+        return gradient_noise(DATA, sigma, seed=self.seed, burst_period=self.burst_every, burst_sigma=burst)
 
-        def noise(setting: Any) -> optax.GradientTransformation:
-            sigma, burst = setting
-            return gradient_noise(DATA, sigma, seed=self.seed, burst_period=self.burst_every, burst_sigma=burst)
+    def _trainer(
+        self,
+        workload: Task,
+        optimizer: optax.GradientTransformation,
+        noise: Callable[[Any], optax.GradientTransformation],
+        report: Callable[[Any, Any], Mapping[str, Any]] = lambda params, gradient: {},
+    ) -> Trainer:
+        """Training behind a mean to which the noise of a setting is added for each worker."""
 
         def init(params: Any, setting: Any) -> Any:
             return optimizer.init(params), noise(setting).init(params)
@@ -109,7 +116,7 @@ class PaftStudy(Study[PaftMeasured]):
             gradient = lax.pmean(jax.grad(workload.loss)(params, batch), DATA)
             gradient, noisy = noise(setting).update(gradient, noisy)
             updates, inner = optimizer.update(gradient, inner, params)
-            return optax.apply_updates(params, updates), (inner, noisy), {}
+            return optax.apply_updates(params, updates), (inner, noisy), report(params, gradient)
 
         return Trainer(workload, Method(init, step), workers=self.workers)
 
@@ -142,24 +149,16 @@ class PaftStudy(Study[PaftMeasured]):
     def _drift(self, workload: Task, period: int | None) -> np.ndarray:
         """Squared divergence under plain SGD, for which lemma 3.1 holds whatever the loss: one mean gradient, and noise
         of each worker's own."""
-        noise = gradient_noise(DATA, self.sigma, seed=self.seed)
         around = optax.sgd(self.rate) if period is None else paft_sync(optax.sgd(self.rate), DATA, period)
 
-        def init(params: Any, setting: Any) -> Any:
-            return around.init(params), noise.init(params)
-
-        def step(params: Any, state: Any, batch: Any, number: Any, setting: Any) -> Any:
-            inner, noisy = state
-            gradient = lax.pmean(jax.grad(workload.loss)(params, batch), DATA)
-            gradient, noisy = noise.update(gradient, noisy)
+        def report(params: Any, gradient: Any) -> Mapping[str, Any]:
             free = jax.tree.map(lambda p, g: p - self.rate * g, params, gradient)
             squares = [jnp.sum(jnp.square(lax.pmean(leaf, DATA) - leaf)) for leaf in jax.tree.leaves(free)]
-            updates, inner = around.update(gradient, inner, params)
-            return optax.apply_updates(params, updates), (inner, noisy), {"square": lax.pmean(sum(squares), DATA)}
+            return {"square": lax.pmean(sum(squares), DATA)}
 
+        trainer = self._trainer(workload, around, lambda _: gradient_noise(DATA, self.sigma, seed=self.seed), report)
         steps = min(self.steps, self.drifting_steps)
-        found = Trainer(workload, Method(init, step), workers=self.workers)(steps=steps, seed=self.seed, looks=1)
-        return found.reports["square"][:, 0]
+        return trainer(steps=steps, seed=self.seed, looks=1).reports["square"][:, 0]
 
 
 def _degree(variance: float, burst: float | None = None) -> tuple[Any, Any]:
