@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sdc.settings import SettingError
-from sdc.train.campaign_job import CampaignJob
 from sdc.train.checks import Checks
 from sdc.train.config import DType
-from sdc.train.jobs import Job
+from sdc.train.jobs import Job, Planned
 from sdc.train.peers import Peers
 from sdc.train.workload import Workload
 
@@ -178,13 +177,7 @@ def check_folder(folder: Path, resume: bool, kind: str) -> None:
         )
 
 
-def needed(job: Job | CampaignJob) -> dict[str, int]:
-    """Numbers whose product is that of the devices of a run."""
-    twins = {"twin": job.number} if isinstance(job, Job) and job.number is not None and job.layout == "mesh" else {}
-    return {**twins, "data": job.data, "model": job.model}
-
-
-def check_devices(given: int | None, job: Job | CampaignJob, processes: int) -> int:
+def check_devices(given: int | None, job: Planned, processes: int) -> int:
     """Simulated devices of one process, which are known beforehand.
 
     Args:
@@ -195,10 +188,9 @@ def check_devices(given: int | None, job: Job | CampaignJob, processes: int) -> 
     Raises:
         SettingError: they are not as many as needed, or not as many for each process.
     """
-    axes = needed(job)
-    count = math.prod(axes.values())
+    count = math.prod(job.axes.values())
     if given not in (None, count):
-        product = " × ".join(f"{number} {axis}" for axis, number in axes.items())
+        product = " × ".join(f"{number} {axis}" for axis, number in job.axes.items())
         raise SettingError("devices", given, f"{product} needs {count} devices; change one of them")
     if count % processes:
         raise SettingError("processes", processes, f"{count} devices are not divisible by that; change one of them")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -166,8 +167,7 @@ def _devices(job: Job, devices: Sequence[jax.Device] | None) -> Sequence[jax.Dev
         return devices
     if jax.process_count() > 1:
         return jax.devices()
-    needed = job.data * job.model * (job.number or 1 if job.layout == "mesh" else 1)
-    return jax.devices()[:needed]
+    return jax.devices()[: math.prod(job.axes.values())]
 
 
 def _all_of(judges: Sequence[Judge]) -> Judge:

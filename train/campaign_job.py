@@ -2,22 +2,20 @@
 
 import dataclasses
 from collections.abc import Sequence
-from os import PathLike
+from typing import ClassVar
 
 from sdc.faults.language import parse_kind
 from sdc.program.selectors import parse_selector
 from sdc.settings import SettingError
 
-from .config import check
-from .workload import Loaded, Workload
+from .jobs import Planned
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CampaignJob:
+class CampaignJob(Planned):
     """A campaign of single simulated faults in the reference training.
 
     Attributes:
-        workload: what is trained.
         injections: how many faults.
         steps: of the clean run; faults strike all but the last `follow` of them.
         follow: steps that are followed after the struck one.
@@ -25,17 +23,14 @@ class CampaignJob:
         faults: kinds of faults, see `sdc.faults.parse_kind`.
         abft: check the products of the struck step by checksums, as one more detector.
         batch: injections at the same time; None for 1 on a CPU and 8 on accelerators.
-        data: data-parallel ranks.
-        model: tensor-parallel ranks.
-        folder: of the record, a new one unless the campaign is resumed.
-        resume: continue what is in the folder, after its last injection.
 
     Example:
         >>> from sdc.train.campaign_job import CampaignJob
         >>> CampaignJob(injections=40, faults=["bitflip", "nan"]).check()
     """
 
-    workload: Workload = dataclasses.field(default_factory=Workload)
+    kind: ClassVar[str] = "campaign"
+
     injections: int = 1000
     steps: int = 16
     follow: int = 5
@@ -43,19 +38,10 @@ class CampaignJob:
     faults: Sequence[str] = ("bitflip",)
     abft: bool = False
     batch: int | None = None
-    data: int = 1
-    model: int = 1
-    folder: str | PathLike[str] | None = None
-    resume: bool = False
 
     def check(self) -> None:
-        """Checks everything that needs no device and no data.
-
-        Raises:
-            ValueError: a setting makes no sense.
-        """
-        for name in ("injections", "steps", "data", "model", "batch"):
-            value = getattr(self, name)
+        super().check()
+        for name, value in (("injections", self.injections), ("batch", self.batch)):
             if value is not None and value < 1:
                 raise SettingError(name, value, "expected a number of at least 1")
         if not 0 <= self.follow < self.steps:
@@ -64,20 +50,6 @@ class CampaignJob:
             )
         if not self.faults:
             raise SettingError("faults", None, "expected at least one kind, such as bitflip and nan")
-        if self.resume and self.folder is None:
-            raise SettingError("resume", None, "continues the campaign in a folder, but none is named; name it")
         for text in self.faults:
             parse_kind(text)
         parse_selector(self.where)
-        check(self.workload.resolve(), self.data, self.model)
-
-    def load(self) -> Loaded:
-        """Checks the job and reads its data.
-
-        Raises:
-            ValueError: see `check`; or the data cannot be read.
-        """
-        self.check()
-        config, dataset = self.workload.load()
-        check(config, self.data, self.model)
-        return Loaded(config, dataset)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def run_campaign(
         raise SettingError("folder", None, "a campaign needs a folder for its record; name a new one")
     folder = Path(job.folder).absolute()
     done = rows_done(job, folder)
-    devices = jax.devices()[: job.data * job.model] if devices is None else devices
+    devices = jax.devices()[: math.prod(job.axes.values())] if devices is None else devices
     placement = place(twins=None, data=job.data, model=job.model, devices=devices)
     runner = make_campaign(job, loaded, placement)
     manifest = _manifest(job, loaded, placement, runner, command)

@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job(abc.ABC):
-    """What all runs have.
+class Planned:
+    """What runs and campaigns have.
 
     Attributes:
         workload: what is trained.
         steps: optimizer steps.
         data: data-parallel ranks, of each twin where there are twins.
         model: tensor-parallel ranks, likewise.
-        folder: of the record, a new one unless the run is resumed.
-        resume: continue what is in the folder, from its newest checkpoint.
-        checkpoint_every: steps from one checkpoint to the next; the last step is always saved.
+        folder: of the record, a new one unless it is resumed.
+        resume: continue what is in the folder.
     """
 
     kind: ClassVar[str]
+    counts: ClassVar[tuple[str, ...]] = ("steps", "data", "model")
+    """Settings that are numbers of at least 1."""
 
     workload: Workload = dataclasses.field(default_factory=Workload)
     steps: int = 20
@@ -50,17 +51,11 @@ class Job(abc.ABC):
     model: int = 1
     folder: str | PathLike[str] | None = None
     resume: bool = False
-    checkpoint_every: int = 10
 
     @property
-    def number(self) -> int | None:
-        """Number of twins; None for one copy."""
-        return None
-
-    @property
-    def layout(self) -> Literal["mesh", "vmap"]:
-        """Whether twins have devices of their own."""
-        return "mesh"
+    def axes(self) -> dict[str, int]:
+        """Axes of the mesh and their lengths, whose product is the number of devices."""
+        return {"data": self.data, "model": self.model}
 
     def check(self) -> None:
         """Checks everything that needs no device, no peer and no data.
@@ -68,12 +63,12 @@ class Job(abc.ABC):
         Raises:
             ValueError: a setting makes no sense.
         """
-        for name in ("steps", "data", "model", "checkpoint_every"):
+        for name in self.counts:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise SettingError(name, value, "expected a whole number of at least 1")
         if self.resume and self.folder is None:
-            raise SettingError("resume", None, "continues the run in a folder, but none is named; name it")
+            raise SettingError("resume", None, "continues what is in a folder, but none is named; name it")
         check(self.workload.resolve(), self.data, self.model)
 
     def load(self) -> Loaded:
@@ -87,6 +82,30 @@ class Job(abc.ABC):
         check(config, self.data, self.model)
         dataset.require(batch_size=config.batch_size, microsteps=config.microsteps)
         return Loaded(config, dataset)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job(Planned, abc.ABC):
+    """What all runs have.
+
+    Attributes:
+        checkpoint_every: steps from one checkpoint to the next, of which the newest is resumed; the last step is always
+            saved.
+    """
+
+    counts: ClassVar[tuple[str, ...]] = (*Planned.counts, "checkpoint_every")
+
+    checkpoint_every: int = 10
+
+    @property
+    def number(self) -> int | None:
+        """Number of twins; None for one copy."""
+        return None
+
+    @property
+    def layout(self) -> Literal["mesh", "vmap"]:
+        """Whether twins have devices of their own."""
+        return "mesh"
 
     @abc.abstractmethod
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
@@ -215,6 +234,10 @@ class Twins(CheckedJob):
     @property
     def layout(self) -> Literal["mesh", "vmap"]:
         return self.placement
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return {**({"twin": self.twins} if self.placement == "mesh" else {}), **super().axes}
 
     def check(self) -> None:
         if self.twins < 2:
