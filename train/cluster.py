@@ -131,14 +131,13 @@ class _Watch(threading.Thread):
                 if key not in seen or seen[key][0] != value:
                     seen[key] = (value, now)
             for key, (value, since) in seen.items():
-                if value == FAILED and now - since > GRACE and not self._ended.is_set():
+                process, silent = key.rpartition("/")[2], now - since
+                if value == FAILED and silent > GRACE and not self._ended.is_set():
+                    self._lost(f"process {process} ended early; nothing can be said. Its output says why")
+                if value not in (DONE, FAILED) and silent > self.patience and not self._ended.is_set():
                     self._lost(
-                        f"process {key.rpartition('/')[2]} ended early; nothing can be said. Its output says why"
-                    )
-                if value not in (DONE, FAILED) and now - since > self.patience and not self._ended.is_set():
-                    self._lost(
-                        f"process {key.rpartition('/')[2]} was lost (no sign of life for {self.patience:g} s); "
-                        "nothing can be said. Start all processes again, to resume"
+                        f"process {process} was lost (no sign of life for {self.patience:g} s); nothing can be said. "
+                        "Start all processes again, to resume"
                     )
 
     def stop(self, word: str) -> None:

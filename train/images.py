@@ -277,7 +277,8 @@ def _from_files(contents: dict[str, bytes], source: str) -> Images:
             f"images of {train_images.shape[1:]} to train on but of {test_images.shape[1:]} to test on; "
             "give files that belong together",
         )
-    return _images(_pixels(train_images), _labels(train_labels), _pixels(test_images), _labels(test_labels), source)
+    train, test = (pixels[..., None] / np.float32(255) for pixels in (train_images, test_images))
+    return _images(train, train_labels.astype(np.int32), test, test_labels.astype(np.int32), source)
 
 
 def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
@@ -298,14 +299,6 @@ def _idx(data: bytes, rank: int, place: str) -> UInt8[np.ndarray, "..."]:
             f"has {len(data)} bytes, expected {expected} for {shape} and at least one value; write it again",
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
-
-
-def _pixels(values: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "N h w 1"]:
-    return values[..., None] / np.float32(255)
-
-
-def _labels(values: UInt8[np.ndarray, "N"]) -> Int32[np.ndarray, "N"]:
-    return values.astype(np.int32)
 
 
 def _images(
