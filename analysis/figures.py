@@ -81,7 +81,7 @@ def gradients(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
     if not _drawable(lines, positive=True):
         return LeftOut(title, "no gradient norm is finite and above zero")
     with canvas("gradients", mark) as drawing:
-        _curves(drawing, steps, lines, "L2 norm", positive=True)
+        draw_curves(drawing, steps, lines, "L2 norm", positive=True)
     caption = "L2 norms of the gradient of each optimizer step."
     if difference is None:
         return drawing.picture("Gradient norm", caption + _not_finite({"gradient norm": norm}))
@@ -104,7 +104,7 @@ def parameter_difference(steps: Sequence[Row], *, mark: str) -> Picture | LeftOu
     lines = {"norm, twin 0 (reference)": norm[0]} if norm is not None else {}
     lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
     with canvas("parameters", mark) as drawing:
-        _curves(drawing, steps, lines, "L2 norm", positive=True)
+        draw_curves(drawing, steps, lines, "L2 norm", positive=True)
     caption = "L2 norm over all parameters after each step, before any synchronization of them."
     return drawing.picture(title, caption + _not_finite({"parameter difference": difference}))
 
@@ -119,7 +119,7 @@ def losses(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
     if not _drawable(lines, positive=False):
         return LeftOut("Loss", "no loss on record is finite")
     with canvas("losses", mark) as drawing:
-        _curves(drawing, steps, lines, "loss", positive=False)
+        draw_curves(drawing, steps, lines, "loss", positive=False)
     caption = "Training loss of each step." + (" Lines that cover each other are equal." if len(loss) > 1 else "")
     return drawing.picture("Losses of the twins" if len(loss) > 1 else "Loss", caption + _not_finite({"loss": loss}))
 
@@ -132,7 +132,7 @@ def _drawable(lines: dict[str, Line], *, positive: bool) -> bool:
     return any(_shown(values, positive).any() for values in lines.values())
 
 
-def _curves(drawing: Drawing, steps: Sequence[Row], lines: dict[str, Line], label: str, *, positive: bool) -> None:
+def draw_curves(drawing: Drawing, steps: Sequence[Row], lines: dict[str, Line], label: str, *, positive: bool) -> None:
     """Draws lines that differ in colour and dash; on a logarithmic scale where they are `positive`."""
     axes = drawing.figure.subplots()
     for place, (name, values) in enumerate(lines.items()):

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .canvas import COLOURS, MARKERS, LeftOut, Picture, canvas
+from .canvas import LeftOut, Picture, canvas
+from .figures import draw_curves
 from .products import COUNTS, PLACE
-from .series import Row, count, mapping, number, step_numbers, thin
+from .series import Row, count, mapping, number
 from .tables import Table, show
 
 SHOWN = 20
@@ -53,19 +54,9 @@ def flags_over_time(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
         return LeftOut(title, "no matrix product was checked (that needs --abft)")
     if not any(count(line.get("flagged")) for line in lines):
         return LeftOut(title, "no row of a matrix product was flagged at any step")
+    shares = {way: np.asarray([_share(line, way) for line in lines]) for way in ("fwd", "remat", "bwd")}
     with canvas("flags", mark) as drawing:
-        axes = drawing.figure.subplots()
-        for place, way in enumerate(("fwd", "remat", "bwd")):
-            shares = np.asarray([_share(line, way) for line in lines])
-            if not (shares > 0).any():
-                continue
-            x, y = thin(step_numbers(steps), np.where(shares > 0, shares, np.nan))
-            size = 3.5 if len(x) < 200 else 2.0
-            axes.plot(x, y, label=way, color=COLOURS[place], linewidth=1, marker=MARKERS[place], markersize=size)
-        axes.set_yscale("log")
-        axes.set_xlabel("step")
-        axes.set_ylabel("flagged / checked rows")
-        axes.legend()
+        draw_curves(drawing, steps, shares, "flagged / checked rows", positive=True)
     return drawing.picture(
         title, "Forward, recomputed and backward products, over all ranks. A step without a flag has no point."
     )

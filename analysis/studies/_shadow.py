@@ -11,10 +11,7 @@ from ..findings import Chart, Check, Findings, Grid, Line
 
 def findings(measured: ShadowMeasured) -> Findings:
     """Tables, figures and claims."""
-    found = Findings()
-    for training in measured.trainings:
-        found += _training(measured, training)
-    return found
+    return sum((_training(measured, training) for training in measured.trainings), Findings())
 
 
 def _training(measured: ShadowMeasured, training: WatchedTraining) -> Findings:

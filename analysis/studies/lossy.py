@@ -31,9 +31,7 @@ def printed_pair_drift(p: float) -> float:
 
 def findings(measured: LossyMeasured) -> Findings:
     """Tables, figures and claims."""
-    found = Findings()
-    for training in measured.trainings:
-        found += _by_rate(measured, training)
+    found = sum((_by_rate(measured, training) for training in measured.trainings), Findings())
     return found + _walks(measured) if measured.walks else found
 
 
