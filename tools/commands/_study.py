@@ -1,11 +1,8 @@
 """`sdc study`: runs a study and writes its report."""
 
 import dataclasses
-import os
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 from sdc.train.studies.settings import LEAST, check_training
 
@@ -21,12 +18,14 @@ def run(options: StudyOptions) -> int:
         folder = new_folder(options.study, options.run)
     from sdc.analysis.studies import write_study
     from sdc.train.studies import STUDIES
+    from sdc.train.studies.workloads import chosen_tasks
 
     from ..output import show
 
     with usage_errors():
         steps = {} if options.steps is None else {"steps": options.steps}
-        chosen, tasks = STUDIES[options.study](seed=options.seed, **steps), _tasks(options)
+        chosen = STUDIES[options.study](seed=options.seed, **steps)
+        tasks = chosen_tasks(options.workload, images=options.images, corpus=options.corpus)
     started = time.perf_counter()
     try:
         measured = experiment(options.study, chosen.count(tasks), chosen.run(tasks))
@@ -41,16 +40,3 @@ def run(options: StudyOptions) -> int:
         summary = write_study(folder, measured, manifest)
     show("aggregation study", summary, as_json=options.json)
     return int(Exit.CLEAN)
-
-
-def _tasks(options: StudyOptions) -> list[Any]:
-    from sdc.train.images import read_images
-    from sdc.train.studies import convnet, transformer
-
-    found = []
-    if options.workload != "transformer":
-        images = options.images
-        found.append(convnet(read_images(Path(images) if os.sep in images else images)))
-    if options.workload != "convnet":
-        found.append(transformer(options.corpus))
-    return found

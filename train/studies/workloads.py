@@ -5,7 +5,9 @@ seed, so that the methods of a study see the same batches. To make a workload to
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +19,7 @@ from jaxtyping import Array, Float32
 from ..config import ModelConfig
 from ..corpus import read_corpus
 from ..data import batches, make_dataset
-from ..images import Images, image_batches
+from ..images import Images, image_batches, read_images
 from ..model import init_params, logits
 from ..network import convnet_logits, image_loss, init_convnet
 from ..parallel import MODEL, cross_entropy
@@ -197,3 +199,23 @@ def transformer(corpus: tuple[str, ...]) -> Task:
         rows=16,
         data=data,
     )
+
+
+def chosen_tasks(which: str, *, images: str, corpus: tuple[str, ...]) -> list[Task]:
+    """What a study trains: `convnet` on images, `transformer` on text, or both.
+
+    Args:
+        which: of the two, or `both`.
+        images: see `sdc.train.images.read_images`; what holds a path separator is a folder.
+        corpus: see `sdc.train.corpus.read_corpus`.
+
+    Raises:
+        ImagesError: the images are missing or damaged.
+        CorpusError: a part of the corpus is missing or unreadable.
+    """
+    tasks = []
+    if which != "transformer":
+        tasks.append(convnet(read_images(Path(images) if os.sep in images else images)))
+    if which != "convnet":
+        tasks.append(transformer(corpus))
+    return tasks
