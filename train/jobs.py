@@ -38,7 +38,7 @@ class Planned:
         data: data-parallel ranks, of each twin where there are twins.
         model: tensor-parallel ranks, likewise.
         folder: of the record, a new one unless it is resumed.
-        resume: continue what is in the folder.
+        resume: continue what is in the folder, from its newest checkpoint, or after its last injection.
     """
 
     kind: ClassVar[str]
@@ -89,8 +89,7 @@ class Job(Planned, abc.ABC):
     """What all runs have.
 
     Attributes:
-        checkpoint_every: steps from one checkpoint to the next, of which the newest is resumed; the last step is always
-            saved.
+        checkpoint_every: steps from one checkpoint to the next; the last step is always saved.
     """
 
     counts: ClassVar[tuple[str, ...]] = (*Planned.counts, "checkpoint_every")
