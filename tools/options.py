@@ -30,23 +30,23 @@ class WorkloadOptions(TextOptions):
     dtype: Literal["float32", "bfloat16"] | None = None
     """Type of activations and compute parameters; by default the configuration's."""
     data: int = 1
-    """Data-parallel ranks, of each twin where there are twins."""
+    """Number of data-parallel ranks; of each twin where there are twins."""
     model: int = 1
-    """Tensor-parallel ranks, of each twin where there are twins."""
+    """Number of tensor-parallel ranks; of each twin where there are twins."""
     devices: int | None = None
-    """Simulate this many CPU devices, over all processes; on a machine with nothing but a CPU, as many as needed."""
+    """Simulate this many CPU devices, over all processes; by default as many as needed if there is only a CPU."""
     run: Path | None = None
     """Run folder; by default a new one below runs/."""
     resume: bool = False
-    """Continue what is in the folder that --run names, from its newest checkpoint, or from its last injection."""
+    """Continue the run in the folder that --run names, from its newest checkpoint or its last injection."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(WorkloadOptions):
-    """How to run it."""
+    """How long to run, and with which other processes."""
 
     steps: int = 20
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     checkpoint_every: int = 10
     """Steps from one checkpoint to the next; the last step is always saved."""
     coordinator: str | None = None
@@ -54,7 +54,7 @@ class RunOptions(WorkloadOptions):
     processes: int | None = None
     """Number of processes."""
     process: int | None = None
-    """Number of this process."""
+    """Number of this process, from 0."""
     timeout: float = 300.0
     """Seconds to wait for the other processes at the start."""
 
@@ -66,17 +66,18 @@ class CheckedOptions(RunOptions):
     suspect: str | None = None
     """Simulated suspect: node1 ... node15 of the published study, or healthy."""
     fault: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Simulated fault, as in bitflip,rate=1e-5,site=fwd/attn or scale,rate=1e-6,where=products; may be repeated."""
+    """Simulated fault, as in bitflip,rate=1e-5,site=fwd/attn or scale,rate=1e-6,where=products; may be repeated.
+    Grammar: docs/faults.md."""
     abft: bool = False
     """Check matrix products by checksums, forward and backward; a simulated suspect is then corrupted in them."""
     abft_mode: Literal["detect", "locate", "correct"] = "detect"
     """Flag wrong rows (detect), name wrong elements too (locate), or replace wrong rows as well (correct)."""
     abft_scheme: Literal["two-tier", "blocks", "deterministic", "paper"] = "two-tier"
-    """When a row counts as wrong."""
+    """How large a disagreement makes a row count as wrong; docs/abft.md compares the schemes."""
     abft_where: str = "products"
     """Selector of the products to check."""
     abft_profile: Path | None = None
-    """What sdc abft calibrate measured on this kind of device; by default what is assumed of the platform."""
+    """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,8 @@ class TwinOptions(CheckedOptions):
 
     Example: sdc twin --model 2 --suspect node11 --steps 20
 
-    Simulated faults are those of the last twin. Without --suspect and --fault the hardware is taken as it is: this is
-    the test of real hosts, one twin on each (`--coordinator`, `--processes`, `--process`, or a cluster that JAX
+    By default simulated faults strike the last twin. Without --suspect and --fault nothing is simulated: this is the
+    test of real hosts, with one twin on each (`--coordinator`, `--processes`, `--process`, or a cluster that JAX
     detects). Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
     """
 
@@ -102,17 +103,17 @@ class TwinOptions(CheckedOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions(CheckedOptions):
-    """Trains one copy: the plain reference run, or one that checks its own products, or aggregates in another way.
+    """Trains one copy: plainly, or so that it checks its own matrix products, or combines gradients by another method.
 
     Example: sdc train --steps 20 --abft --run runs/checked
     Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
 
     Exit codes: 0 trained, and clean where something is checked (--abft, --aggregate shadow), 1 corruption found, 2 bad
-    usage, 3 inconclusive (flags that repeat themselves when computed again, which another device has to judge).
+    usage, 3 inconclusive (a flagged row came out the same when computed again, which another device has to judge).
     """
 
     aggregate: str | None = None
-    """Aggregation of gradients, methods joined by +: noise,sigma=S; paft_sync,period=N; paft,max_period=N;
+    """How gradients are aggregated, methods joined by +: noise,sigma=S; paft_sync,period=N; paft,max_period=N;
     dropcompute,threshold=SECONDS|auto,latency=KIND,...; lossy,p=P,packet=N; shadow. Settings: docs/aggregation.md."""
 
 
@@ -123,8 +124,8 @@ class TraceOptions(RunOptions):
     Example: sdc trace runs/golden --steps 20 --where 'primitive("dot_general")'
 
     Trace the same run on two machines, or on two days, and compare with `sdc diff`; or give the healthy machine's trace
-    with --against and compare at once. Exit codes: 0 traced (with --against: equal), 1 the traces part, 2 bad usage,
-    3 inconclusive.
+    with --against and compare at once. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad
+    usage, 3 inconclusive.
     """
 
     run: Annotated[Path, tyro.conf.Positional] = dataclasses.field()
@@ -132,7 +133,7 @@ class TraceOptions(RunOptions):
     where: str = "everything"
     """Selector of the values: everything, probes, primitive("dot_general") & direction("bwd"), boundary(1), ..."""
     against: Path | None = None
-    """A recorded trace; compare with it at every step, and stop at the first difference."""
+    """Recorded trace; compare with it at every step, and stop at the first difference."""
     simulate: str | None = None
     """Simulated fault, as in bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1; none for a golden
     trace of the same program."""
@@ -140,11 +141,11 @@ class TraceOptions(RunOptions):
 
 @dataclasses.dataclass(frozen=True)
 class DiffOptions:
-    """Compares two traces: the first step and operation at which they part, and what agrees before it.
+    """Compares two traces: names the first step and operation that differ, and says how much agrees before.
 
     Example: sdc diff runs/golden runs/suspect
 
-    Exit codes: 0 equal, 1 they part, 2 bad usage or a damaged trace, 3 not comparable.
+    Exit codes: 0 equal, 1 they differ, 2 bad usage or a damaged trace, 3 not comparable.
     """
 
     run_a: Annotated[Path, tyro.conf.Positional]
@@ -168,18 +169,18 @@ class CampaignOptions(WorkloadOptions):
     injections: int = 1000
     """Number of injections."""
     steps: int = 16
-    """Steps of the clean run; faults strike all but the last --follow of them."""
+    """Number of steps of the clean run; faults strike all but the last --follow of them."""
     follow: int = 5
-    """Steps that are followed after the struck one, unless the outcome is certain before."""
+    """Number of steps to follow after the struck one, unless the outcome is certain before."""
     where: str = "arithmetic"
     """Selector of what is struck: arithmetic, primitive("dot_general"), argument("0/params/*"), collectives, ..."""
     faults: tuple[str, ...] = ("bitflip",)
     """Kinds of faults: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
     swap, ..., with a pattern such as run=8, tile=4x4 or row."""
     abft: bool = False
-    """Check the products of the struck step by checksums, as one more detector; faults in products hit their sums."""
+    """Also detect faults by checksums of the matrix products of the struck step; faults in products hit their sums."""
     batch: int | None = None
-    """Injections at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""
+    """How many injections run at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,4 +195,4 @@ class ReportOptions:
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
     json: bool = False
-    """Print the summary as JSON."""
+    """Print the summary as JSON, and nothing else, on standard output."""

@@ -11,7 +11,7 @@ from .options import TextOptions
 
 @dataclasses.dataclass(frozen=True)
 class StudyOptions:
-    """Reproduces the tables and figures of a method of robust aggregation, scaled down, beside the published ones.
+    """Repeats the experiments of a paper on robust aggregation, scaled down, and shows them beside the published ones.
 
     Example: sdc study paft --run runs/paft
 
@@ -22,7 +22,7 @@ class StudyOptions:
     """
 
     study: Annotated[Literal["paft", "dropcompute", "lossy", "shadow"], tyro.conf.Positional]
-    """Which."""
+    """Which study to run."""
     workload: Literal["both", "convnet", "transformer"] = "both"
     """Train a small convolutional network on images, a small transformer on text, or both."""
     steps: int | None = None
@@ -30,7 +30,7 @@ class StudyOptions:
     seed: int = 0
     """Seed of parameters, data and everything simulated."""
     images: str = "auto"
-    """Images: fashion-mnist, digits, auto (fashion-mnist where at hand, else digits), or a folder of idx files."""
+    """Images: fashion-mnist, digits, auto (fashion-mnist if installed, else digits), or a folder of idx files."""
     corpus: tuple[str, ...] = ("python",)
     """Text: python (the standard library's source), or files and folders of text or JSONL."""
     run: Path | None = None
@@ -41,7 +41,7 @@ class StudyOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProductsStudyOptions(TextOptions):
-    """What each scheme of checking finds and what it flags by mistake, on the products of real training.
+    """Measures what each checking scheme finds and what it flags by mistake, on the matrix products of real training.
 
     Example: sdc abft study --steps 20 --run runs/study
 
@@ -55,20 +55,20 @@ class ProductsStudyOptions(TextOptions):
     steps: int = 20
     """Optimizer steps; the products of the first and of the last one get errors."""
     where: str = "products"
-    """Which matrix products, a selector such as 'scope("*/ffn/*")'."""
+    """Which matrix products to study, a selector such as 'scope("*/ffn/*")'."""
     profile: Path | None = None
-    """What sdc abft calibrate measured on this kind of device; by default what is assumed of the platform."""
+    """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
     run: Path | None = None
     """Run folder, a new one; by default one below runs/."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(TextOptions):
-    """Measures how the devices at hand round, on synthetic and on real products, and writes a profile.
+    """Measures how the devices of this machine round, on synthetic and on real products, and writes a profile.
 
     Example: sdc abft calibrate --out h200.json, then sdc train --abft --abft-profile h200.json
 
-    Measured are kappa (how fast errors of long sums grow), what is done to float32 inputs, which products of the
+    It measures kappa (how fast errors of long sums grow), how float32 inputs are rounded, which products of the
     configuration's step should begin with the second tier, and whether the fused kernel is faster than XLA (GPU). A
     device that computes wrong numbers cannot be calibrated: check the largest margins that are printed. Exit codes: 0
     done, 2 bad usage, 3 inconclusive (products of sound size are flagged, by any threshold).

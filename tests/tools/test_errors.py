@@ -58,7 +58,10 @@ CASES: dict[str, tuple[str, str]] = {
     "bench steps": ("bench lockstep --steps 0", "--steps 0: expected at least 1"),
 }
 WITH_DEVICES: dict[str, tuple[str, str]] = {
-    "site": ("twin --config mini --steps 1 --fault bitflip,rate=1e-3,site=fwd/mlp", "site 'fwd/mlp' matches no probe of the step"),
+    "site": (
+        "twin --config mini --steps 1 --fault bitflip,rate=1e-3,site=fwd/mlp",
+        "site 'fwd/mlp' matches no probe of the step",
+    ),
     "resume other": ("train --steps 3 --resume --run {taken}", "a record of kind 'twin'; give the folder of a train"),
 }
 """What can be told only of a program."""

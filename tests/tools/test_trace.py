@@ -44,7 +44,20 @@ def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
-    flags = ("--config", "mini", "--injections", 6, "--steps", 3, "--follow", 1, "--where", "probes", "--run", tmp_path / "run")
+    flags = (
+        "--config",
+        "mini",
+        "--injections",
+        6,
+        "--steps",
+        3,
+        "--follow",
+        1,
+        "--where",
+        "probes",
+        "--run",
+        tmp_path / "run",
+    )
     code, out, err = sdc("campaign", *flags)
     assert code == 0, err
     assert "Outcomes (simulated faults)" in out
