@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from sdc.train.config import PRESETS, check, get_config, tiny
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "mini"])  # which tests added
 def test_presets_are_named_documented_and_run_on_one_device(name: str) -> None:
     config = get_config(name)
     assert config.name == name

@@ -70,7 +70,7 @@ def test_a_run_that_is_stopped_can_be_resumed(plain: tuple[Path, dict[str, Any]]
 
 def test_twins_are_run_again_too(tmp_path: Path) -> None:
     job = Twins(workload=WORKLOAD, steps=2, suspect="node11", folder=tmp_path / "once")
-    once = execute(job)
+    once = execute(job, judge=lambda judged: Answer.CONTINUE)  # the same program, which keeps the state it is given
     again = execute(
         dataclasses.replace(job, folder=tmp_path / "again"),
         judge=lambda judged: Answer.CONTINUE if judged.attempt else Answer.RERUN,
