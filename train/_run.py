@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from sdc.record.determinism import environment
+from sdc.record.determinism import check_deterministic, environment
 from sdc.record.lifecycle import Record, check_free
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
@@ -59,7 +59,8 @@ def run(
         The record, in process 0; `sdc.analysis.conclude` says what follows from it. None in other processes.
 
     Raises:
-        ValueError: a setting makes no sense, the data cannot be read, or the record or a checkpoint is damaged.
+        ValueError: a setting makes no sense, the data cannot be read, the record or a checkpoint is damaged, or a GPU
+            was started without what makes it repeat itself (`sdc.record.prepare`).
         Incomparable: processes, or a run and its resumption, differ in what decides what they compute.
 
     Example:
@@ -101,6 +102,7 @@ def run(
         _check_settings(folder, manifest)
     elif jax.process_index() == 0:
         check_free(folder)
+    check_deterministic(manifest["environment"])
     manifest["program"] = program.fingerprint()
     check_comparable(manifest)
     for each in judges:

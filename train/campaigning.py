@@ -12,7 +12,7 @@ import jax
 from sdc.campaigns.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
 from sdc.campaigns.runner import Campaign
 from sdc.program.selectors import parse_selector
-from sdc.record.determinism import environment
+from sdc.record.determinism import check_deterministic, environment
 from sdc.record.lifecycle import Record
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
@@ -63,6 +63,7 @@ def run_campaign(
     done = rows_done(job, folder)
     devices = jax.devices()[: math.prod(job.axes.values())] if devices is None else devices
     placement = place(twins=None, data=job.data, model=job.model, devices=devices)
+    check_deterministic(environment())
     runner = make_campaign(job, loaded, placement)
     manifest = _manifest(job, loaded, placement, runner, command)
     if job.resume:

@@ -53,13 +53,7 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
     import jax
 
     flags = os.environ.get("XLA_FLAGS", "").split()
-    for flag in GPU_FLAGS:
-        name, _, value = flag.partition("=")
-        given = [other for other in flags if other.partition("=")[0] == name]
-        if any(other.partition("=")[2] not in ("", value) for other in given):
-            raise ValueError(f"XLA_FLAGS holds {given[0]}, but twins need {flag}; remove it from XLA_FLAGS")
-        if not given:
-            flags.append(flag)
+    flags += _missing(flags)
     os.environ["XLA_FLAGS"] = " ".join(flags)
     os.environ[THREADS] = str(max(cpu_threads or 0, cpu_devices))
     if only_cpu:
@@ -68,6 +62,35 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
         jax.config.update("jax_num_cpu_devices", cpu_devices)
     except RuntimeError as error:
         raise ValueError("JAX has started its devices already; start the command in a new process") from error
+
+
+def _missing(flags: Sequence[str]) -> list[str]:
+    """Flags that GPUs need and that are not among those given."""
+    missing = []
+    for flag in GPU_FLAGS:
+        name, _, value = flag.partition("=")
+        given = [other for other in flags if other.partition("=")[0] == name]
+        if any(other.partition("=")[2] not in ("", value) for other in given):
+            raise ValueError(f"XLA_FLAGS holds {given[0]}, but twins need {flag}; remove it from XLA_FLAGS")
+        if not given:
+            missing.append(flag)
+    return missing
+
+
+def check_deterministic(environment: Mapping[str, Any]) -> None:
+    """Refuses GPUs whose kernels may add in any order: healthy twins would differ there.
+
+    Args:
+        environment: what `environment` returned.
+
+    Raises:
+        ValueError: XLA was started for a GPU without the flags that `prepare` sets.
+    """
+    if environment["platform"] == "gpu" and (missing := _missing(environment["xla_flags"].split())):
+        raise ValueError(
+            f"XLA_FLAGS lacks {missing[0]}, without which a healthy GPU does not repeat itself; "
+            "call sdc.record.prepare(cpu_devices=1) before JAX starts its devices"
+        )
 
 
 def environment() -> dict[str, Any]:

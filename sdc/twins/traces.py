@@ -181,7 +181,8 @@ def read_trace(path: AnyPath) -> Trace:
             f"{run.path} holds {len(run.lines)} steps, but ended with {run.summary.get('steps')}; trace that run anew"
         )
     if SITES not in names(run.path):
-        raise RecordError(f"{run.path} holds no step yet; let the trace run on, or make it anew")
+        what = f"lacks {SITES}; trace that run anew" if run.lines else "holds no step yet; let the trace run on"
+        raise RecordError(f"{run.path} {what}")
     known = {row["step"] for row in run.lines}  # a crash can leave digests of a step that has no line
     lines = {line["step"]: line for line in run.details if line["step"] in known}
     if missing := sorted(known - lines.keys()):

@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sdc.record.determinism import GPU_FLAGS, differences, environment, prepare, program_fingerprint
+from sdc.record.determinism import (
+    GPU_FLAGS,
+    check_deterministic,
+    differences,
+    environment,
+    prepare,
+    program_fingerprint,
+)
 
 
 def test_equal_environments_do_not_differ() -> None:
@@ -64,3 +71,13 @@ def test_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.devices()
     with pytest.raises(ValueError, match="start the command in a new process"):
         prepare(cpu_devices=1)
+
+
+def test_a_gpu_that_was_started_without_the_flags_is_refused() -> None:
+    for platform in ("cpu", "tpu"):
+        check_deterministic({"platform": platform, "xla_flags": ""})
+    check_deterministic({"platform": "gpu", "xla_flags": " ".join(["--xla_dump_to=x", *GPU_FLAGS])})
+    for flag in GPU_FLAGS:
+        flags = " ".join(other for other in GPU_FLAGS if other != flag)
+        with pytest.raises(ValueError, match=rf"XLA_FLAGS lacks {flag}, .* call sdc\.record\.prepare"):
+            check_deterministic({"platform": "gpu", "xla_flags": flags})

@@ -212,7 +212,7 @@ def cut_consistently(path: Path) -> None:
         (cut_off, "trace.jsonl is cut off after line 2"),
         (drop_line, "lacks step 1"),
         (other_schema, "has schema 9, this version of jax-sdc .* reads schemas 1 and 2"),
-        (no_sites, "holds no step yet"),
+        (no_sites, "lacks sites.json; trace that run anew"),
         (other_source, r"sites.json is damaged \(its check sum is wrong\)"),
         (cut_consistently, "holds 1 steps, but ended with 3"),
         (broken_sites, "sites.json is damaged"),
