@@ -8,7 +8,7 @@ import pytest
 
 from sdc.record.lifecycle import Record
 from sdc.tools import cli, parse
-from sdc.tools.errors import CommandError, Exit, run_errors, usage_errors
+from sdc.tools.errors import FLAGS, CommandError, Exit, run_errors, usage_errors
 from tests.tools.command import sdc
 
 
@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, str]] = {
     "corpus binary": ("train --corpus {binary.txt}", "binary.txt"),
     "tokenizer": ("train --tokenizer {not.json}", "not.json: is no tokenizer.json"),
     "tokenizer missing": ("train --tokenizer {folder}/none.json", "none.json"),
+    "run is a file": ("train --run {not.json}", "not.json: is no folder; name a new one"),
     "run exists": ("train --steps 1 --run {taken}", "exists already; name another"),
     "resume nothing": ("train --resume --run {folder}/new", "is no run folder"),
     "resume unnamed": ("train --resume", "give --run DIR"),
@@ -111,6 +112,23 @@ def test_unknown_flags_and_commands(arguments: list[str], capsys: pytest.Capture
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sdc: error: ")
     assert all(argument in line for argument in arguments[1:2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["train", "--run", ""], "'' after --run"), (["report", ""], "'' after report"), ([""], "")]
+)
+def test_an_empty_word_is_no_value(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments) == Exit.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{said}: expected a value" in line or not said
+
+
+def test_flags_of_another_name_than_the_setting_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.run(["train", "--help"])
+    options = capsys.readouterr().out
+    for setting, flag in FLAGS.items():
+        assert f"--{flag} " in options, setting
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

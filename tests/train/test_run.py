@@ -163,6 +163,29 @@ def test_a_run_that_crashed_resumes_to_the_same_bits(corrupt: tuple[Path, dict[s
         run(again, loaded=loaded(WORKLOAD))
 
 
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("seed", {"workload": dataclasses.replace(WORKLOAD, seed=1)}),
+        ("config", {"workload": dataclasses.replace(WORKLOAD, dtype="bfloat16")}),
+        ("mesh", {"data": 2}),
+        ("sync", {"sync": "params"}),
+        ("compare", {"compare": "always"}),
+        ("placement", {"placement": "vmap"}),
+        ("twins", {"twins": 3, "model": 1}),
+        ("suspect", {"suspect": "node1"}),
+        ("abft", {"checks": Checks()}),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_settings(
+    key: str, other: dict[str, Any], corrupt: tuple[Path, dict[str, Any]]
+) -> None:
+    """Told before anything is compiled."""
+    job = dataclasses.replace(CORRUPT, folder=corrupt[0], resume=True, **other)
+    with pytest.raises(RecordError, match=rf"another configuration \((.*; )?{key}\b.*: the run has"):
+        run(job, loaded=loaded(job.workload))
+
+
 def test_a_folder_is_never_overwritten(corrupt: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(RecordError, match="exists already"):
         run(dataclasses.replace(CORRUPT, folder=corrupt[0]), loaded=loaded(WORKLOAD))

@@ -9,6 +9,7 @@ import pytest
 
 from sdc.analysis import conclude
 from sdc.train import Tracing, run
+from sdc.train.golden import Golden
 from sdc.twins.traces import NotComparable, diff, read_trace
 
 from .runs import WORKLOAD, execute, lines, loaded
@@ -46,6 +47,11 @@ def test_a_healthy_run_agrees_with_the_golden_trace(golden: Path) -> None:
     (golden.parent / "healthy" / "summary.json").unlink()
     cut_off = conclude(golden.parent / "healthy")
     assert (cut_off["verdict"], cut_off["reason"]) == ("inconclusive", "the run has not ended")
+
+
+def test_a_golden_trace_without_the_steps_of_a_run_judges_nothing(golden: Path) -> None:
+    empty = Golden(dataclasses.replace(read_trace(golden), lines={}))
+    assert empty.conclude() == {"verdict": "inconclusive", "reason": f"{golden} has none of its steps"}
 
 
 def test_traces_of_different_programs_are_not_compared(golden: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,25 @@ def test_a_damaged_line_in_the_middle_is_an_error(folder: Path, line: str) -> No
 def test_a_damaged_or_foreign_file(folder: Path, content: str, name: str) -> None:
     (folder / name).write_text(content)
     with pytest.raises(RecordError, match=rf"{name} (is damaged|has schema 99)"):
+        read_record(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (kinds.MANIFEST, '{"schema": 2, "kind": "twin", "twins": "two"}', "is damaged (field twins: "),
+        (kinds.SUMMARY, '{"schema": 2, "steps": []}', "is damaged (field steps: "),
+        (kinds.STEPS, None, "cannot be read (Is a directory); mend that and try again"),
+    ],
+)
+def test_the_file_at_fault_is_named(folder: Path, name: str, content: str | None, message: str) -> None:
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content)
+    with pytest.raises(RecordError, match=re.escape(f"{path} {message}")):
         read_record(folder)
 
 

@@ -99,6 +99,19 @@ def test_one_writer_at_a_time(store: Any) -> None:
         Lock(folder)
 
 
+def test_a_store_without_conditional_writes(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only TensorFlow reaches a store, a file is looked up before it is written."""
+
+    def missing(path: Any) -> Any:
+        raise ImportError(path)
+
+    monkeypatch.setattr(storage, "_filesystem", missing)
+    path = "s3://bucket/runs/e/lock.json"
+    assert storage.create_bytes(path, b"mine")
+    assert not storage.create_bytes(path, b"theirs")
+    assert storage.read_bytes(path) == b"mine"
+
+
 def test_what_is_not_there_is_said(store: Any) -> None:
     with pytest.raises(RecordError, match="s3://bucket/runs/none is no run folder"):
         read_record("s3://bucket/runs/none")

@@ -71,6 +71,14 @@ def test_a_field_that_does_not_fit_is_named(value: Any, problem: str | None) -> 
     assert found is None if problem is None else found is not None and found.startswith(problem)
 
 
+@pytest.mark.parametrize("type", TABLES, ids=lambda type: type.__name__)
+def test_what_a_record_does_not_say_is_null_or_empty(type: Any) -> None:
+    for field in msgspec.structs.fields(type):
+        # Summaries of 0.1 have no schema, and are of schema 1.
+        assert field.default in (None, msgspec.NODEFAULT) or (field.name, field.default) == ("schema", 1), field.name
+        assert field.default_factory in (dict, list, msgspec.NODEFAULT), field.name
+
+
 def test_types_can_be_filled_in() -> None:
     row = msgspec.convert({"injection": 3, "outcome": "masked"}, InjectionRow)
     assert msgspec.to_builtins(row)["outcome"] == "masked"
