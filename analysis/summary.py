@@ -73,14 +73,21 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) ->
 def summary_of(run: Contents) -> dict[str, Any]:
     """The summary of a run as read from its folder, finished or not.
 
-    What the run wrote itself wins over what its lines say: it may know of a peer that vanished. A verdict is never
-    `clean` before its time: a run that has not ended is `corrupt` already, or `inconclusive`.
+    What the run wrote itself wins over what its lines say: it may know of a peer that vanished. But of two verdicts the
+    graver one stands, and what a step showed counts although it was run again. A verdict is never `clean` before its
+    time: a run that has not ended is `corrupt` already, or `inconclusive`.
     """
     # A trace has digests in the place of mismatches.
     details = [] if run.kind.name == "trace" else run.details
     summary = summarize(run.manifest, run.lines, details)
+    again = summarize(run.manifest, run.discarded, [])
+    if again["verdict"] == "corrupt" and summary["verdict"] != "corrupt":
+        reason = f"{summary['reason']}; but in {len(run.discarded)} steps that were run again, {again['reason']}"
+        summary |= {"verdict": "corrupt", "reason": reason}
     if run.summary is not None:
-        return summary | run.summary
+        own = {key: summary[key] for key in ("verdict", "reason")}
+        graver = _grave(own["verdict"]) < _grave(run.summary.get("verdict"))
+        return summary | run.summary | (own if graver else {})
     if run.kind.name == "trace" and run.manifest.get("against"):  # it writes at its end what it found
         summary |= {"verdict": "inconclusive", "reason": "the run has not ended"}
     elif summary["verdict"] == "clean":
@@ -165,8 +172,12 @@ def _verdict(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[s
     if products is None or products[0] == "clean":
         return verdict, reason
     # Of two findings the graver one is the verdict; twins that agree do not clear a product that is flagged.
-    order = ("corrupt", "inconclusive", "clean")
-    return min(verdict, products[0], key=order.index), f"{reason}; {products[1]}"
+    return min(verdict, products[0], key=_grave), f"{reason}; {products[1]}"
+
+
+def _grave(verdict: str | None) -> int:
+    """The place of a verdict, the gravest first."""
+    return ("corrupt", "inconclusive", "clean", None).index(verdict)
 
 
 def _twin_verdict(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from .workload import Loaded
 # A run is resumed only with the settings that it was started with.
 SETTINGS = (
     "kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data", "where", "abft",
-    "aggregate",
+    "aggregate", "against",
 )  # fmt: skip
 
 
@@ -76,7 +76,9 @@ def run(
     folder = Path(everyone(str(Path(job.folder).absolute()))[0])
     placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=_devices(job, devices))
     judges = [each for each in (job.judge(), judge) if each is not None]
-    program = job.program(config, placement, donate=judge is None)
+    program = described = job.program(config, placement, donate=True)
+    if judge is not None:  # the same program, which keeps the state that it is given
+        program = job.program(config, placement, donate=False)
     source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
     manifest = {
         "kind": job.kind,
@@ -103,7 +105,7 @@ def run(
     elif jax.process_index() == 0:
         check_free(folder)
     check_deterministic(manifest["environment"])
-    manifest["program"] = program.fingerprint()
+    manifest["program"] = described.fingerprint()
     check_comparable(manifest)
     for each in judges:
         if isinstance(each, Golden):
@@ -128,6 +130,9 @@ def _execute(
     if start > job.steps:
         raise SettingError("steps", job.steps, f"{folder} holds {start} steps already; give {start} or more")
     if start:
+        for each in judges:
+            if isinstance(each, Golden):
+                each.recall(folder, before=start)
         state, position = checkpoints.restore(program.abstract())
         source.set_state(position)
     else:

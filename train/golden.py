@@ -35,7 +35,20 @@ class Golden:
         """
         check_comparable(self.trace.manifest, manifest)
 
+    def recall(self, folder: Path, *, before: int) -> None:
+        """Judges the steps that a resumed run has on record already.
+
+        Args:
+            folder: of the run.
+            before: number of the step at which the run goes on.
+        """
+        for step, line in read_trace(folder).lines.items():
+            if step < before:
+                self(Judged(step, 0, {}, [line]))
+
     def __call__(self, judged: Judged) -> Answer:
+        if self.found is not None:
+            return Answer.STOP
         golden = self.trace.lines.get(judged.step)
         if golden is None:
             return Answer.CONTINUE

@@ -18,9 +18,10 @@ class Answer(enum.Enum):
     CONTINUE = "continue"
     """Record the step, and do the next one."""
     RERUN = "rerun"
-    """Run the same step again, from the same state and on the same batch; what it gave this time is not recorded."""
+    """Run the same step again, from the same state and on the same batch. Its line of this time goes to
+    `discarded.jsonl`."""
     ROLL_BACK = "roll back"
-    """Go back to the newest checkpoint; the lines of the steps since then leave the record."""
+    """Go back to the newest checkpoint; the lines of the steps since then go to `discarded.jsonl`."""
     STOP = "stop"
     """Record the step, save a checkpoint, and end the run."""
 

@@ -22,13 +22,16 @@ from .changes import by_layer
 from .draws import DENSE, Draw
 from .events import Events, Hits, Moment, _words, corruptible
 from .fault import Fault
+from .language import parse_fault
 from .patterns import Whole
 
 # Elements are counted by 32-bit integers.
 LARGEST = 2**31 - 1
 
 
-def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0) -> Callable[..., tuple[Any, Reports]]:
+def inject(
+    step: Callable[..., Any], faults: Sequence[Fault | str], *, record: int = 0
+) -> Callable[..., tuple[Any, Reports]]:
     """Transforms a step: its values are corrupted as the faults say. A simulation; real hardware needs none.
 
     At low rates the cost follows the number of faults, not the size of the tensors: the distances between hits are
@@ -36,8 +39,9 @@ def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0
 
     Args:
         step: any function that JAX can trace.
-        faults: applied in order where several meet. A fault hits what its selector chooses (operations, collectives,
-            the step's own arguments, probes), as far as that holds real numbers; or probes by their names.
+        faults: faults, or texts of them (`parse_fault`), applied in order where several meet. A fault hits what its
+            selector chooses (operations, collectives, the step's own arguments, probes), as far as that holds real
+            numbers; or probes by their names.
         record: how many changed elements of each site to return one by one.
 
     Returns:
@@ -59,18 +63,30 @@ def inject(step: Callable[..., Any], faults: Sequence[Fault], *, record: int = 0
         ([3.0, 3.0, 3.0], 3)
     """
 
-    for fault in faults:
-        if fault.rate is None:
-            raise SettingError("rate", None, f"missing in {fault}; give the probability of a hit, as in rate=1e-4")
+    known = _read(faults)
 
     def injected(moment: Moment, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
-        rule = _Inject(tuple(faults), moment, record)
+        if not isinstance(moment, Moment):
+            raise TypeError(f"the first argument is {type(moment).__name__}; expected a sdc.Moment(key, step)")
+        rule = _Inject(known, moment, record)
         out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)
-        for number in sorted(set(range(len(faults))) - rule.placed):
-            _refuse(faults[number], sites(step, *args, **kwargs))
+        for number in sorted(set(range(len(known))) - rule.placed):
+            _refuse(known[number], sites(step, *args, **kwargs))
         return out, events
 
     return injected
+
+
+def _read(faults: Sequence[Fault | str]) -> tuple[Fault, ...]:
+    if isinstance(faults, (Fault, str)):
+        raise SettingError("faults", faults, "expected several faults, such as a list of one")
+    known = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
+    for fault in known:
+        if not isinstance(fault, Fault):
+            raise SettingError("faults", fault, "is no fault; give sdc.Fault(kind, rate, site), or a text of one")
+        if fault.rate is None:
+            raise SettingError("rate", None, f"missing in {fault}; give the probability of a hit, as in rate=1e-4")
+    return known
 
 
 def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:

@@ -10,6 +10,7 @@ from .summaries import CampaignSummary, Ending, RunSummary, StudySummary
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
 STEPS, MISMATCHES, TRACE, INJECTIONS = "steps.jsonl", "mismatches.jsonl", "trace.jsonl", "injections.jsonl"
+DISCARDED = "discarded.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Kind:
         summary: type of `summary.json`.
         lines: one line for each number, or None for a record without lines.
         details: lines that a number can have beside its own, or None.
+        discarded: lines of what was run again, or None where that proves nothing.
         number: the field that numbers the lines.
     """
 
@@ -38,6 +40,7 @@ class Kind:
     summary: type[Ending]
     lines: LineFile | None = None
     details: LineFile | None = None
+    discarded: LineFile | None = None
     number: str = "step"
 
     @property
@@ -46,14 +49,14 @@ class Kind:
         return tuple(file for file in (self.details, self.lines) if file is not None)
 
 
-_STEPS = LineFile(STEPS, StepRow)
+_STEPS, _DISCARDED = LineFile(STEPS, StepRow), LineFile(DISCARDED, StepRow)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("twin", RunManifest, RunSummary, _STEPS, LineFile(MISMATCHES, MismatchRow)),
-        Kind("train", RunManifest, RunSummary, _STEPS, LineFile(MISMATCHES, MismatchRow)),
-        Kind("trace", TraceManifest, RunSummary, _STEPS, LineFile(TRACE, TraceRow)),
+        Kind("twin", RunManifest, RunSummary, _STEPS, LineFile(MISMATCHES, MismatchRow), _DISCARDED),
+        Kind("train", RunManifest, RunSummary, _STEPS, LineFile(MISMATCHES, MismatchRow), _DISCARDED),
+        Kind("trace", TraceManifest, RunSummary, _STEPS, LineFile(TRACE, TraceRow), _DISCARDED),
         Kind("campaign", CampaignManifest, CampaignSummary, LineFile(INJECTIONS, InjectionRow), number="injection"),
         Kind("abft study", StudyManifest, StudySummary),
         Kind("aggregation study", StudyManifest, StudySummary),

@@ -13,7 +13,7 @@ from etils import epath
 
 from .files import encode, read_lines, write_json
 from .identity import stamp
-from .kinds import MANIFEST, SUMMARY, Kind, kind_of
+from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, kind_of
 from .lines import Lines, Pace, open_lines
 from .lock import LOCK, Lock
 from .reading import read_manifest
@@ -159,15 +159,35 @@ class Record:
         self._pace.run(self.flush)
 
     def rewind(self, at: int) -> None:
-        """Drops the lines numbered `at` and higher, and their details: the run was rolled back.
+        """Takes out the lines numbered `at` and higher, and their details: the run was rolled back.
+
+        Lines of steps are kept in `discarded.jsonl`, for what they found was found.
 
         Raises:
             RecordError: the record has ended or is closed.
         """
         self._check_open()
+        if self.kind.discarded is not None and self.kind.lines is not None:
+            self.flush()
+            lines = read_lines(self.path / self.kind.lines.name, whole=False, key=self.kind.number)
+            self.discard(line for line in lines if line[self.kind.number] >= at)
         # Lines without details would say that nothing was found; details without a line are passed over.
         for file in reversed(self.kind.files):
             self._files[file.name].rewind(at)
+
+    def discard(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Keeps lines that are not, or no longer, among those of the record, since their steps are run again.
+
+        Raises:
+            RecordError: the record has ended or is closed, or its kind keeps no such lines.
+        """
+        self._check_open()
+        if self.kind.discarded is None:
+            raise RecordError(f"a record of kind {self.kind.name!r} keeps nothing that was run again")
+        if lines := [encode(row) for row in rows]:
+            file = open_lines(self.path / self.kind.discarded.name, self.kind.number)
+            file.append(lines)
+            file.close()
 
     def file(self, name: str, value: Any) -> epath.Path:
         """Writes a JSON file of one's own beside the others, whole or not at all.
@@ -182,7 +202,7 @@ class Record:
         Raises:
             RecordError: the name is one of the record's own files.
         """
-        own = {MANIFEST, SUMMARY, LOCK, *(file.name for file in self.kind.files)}
+        own = {MANIFEST, SUMMARY, LOCK, DISCARDED, *(file.name for file in self.kind.files)}
         if name in own or not name or name != os.path.basename(name):
             raise RecordError(
                 f"{name!r} cannot be the name of a further file; take a plain name other than the record's"

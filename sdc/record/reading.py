@@ -10,7 +10,7 @@ from etils import epath
 from .fields import READABLE
 from .files import read_json, read_lines
 from .identity import package_version
-from .kinds import MANIFEST, SUMMARY, Kind, LineFile, kind_of
+from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .storage import AnyPath, RecordError, names, reason
 
 
@@ -25,6 +25,7 @@ class Contents:
         lines: one for each step or injection.
         details: the lines of the file beside it.
         summary: contents of `summary.json`, or None for a record that has not ended.
+        discarded: lines that left the record because their steps were run again.
     """
 
     path: epath.Path
@@ -33,6 +34,7 @@ class Contents:
     lines: list[dict[str, Any]]
     details: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    discarded: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -65,7 +67,9 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
             return []
         return read_lines(folder / file.name, whole=summary is not None, key=kind.number, type=file.row)
 
-    return Contents(folder, kind, manifest, rows(kind.lines), rows(kind.details) if details else [], summary)
+    beside = rows(kind.details) if details else []
+    discarded = [] if kind.discarded is None else read_lines(folder / DISCARDED, whole=False, type=kind.discarded.row)
+    return Contents(folder, kind, manifest, rows(kind.lines), beside, summary, discarded)
 
 
 def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:

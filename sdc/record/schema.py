@@ -40,7 +40,7 @@ def json_schema() -> dict[str, Any]:
     files = {
         kind.name: {
             MANIFEST: kind.manifest,
-            **{file.name: file.row for file in reversed(kind.files)},
+            **{file.name: file.row for file in (*reversed(kind.files), kind.discarded) if file is not None},
             SUMMARY: kind.summary,
             LOCK: Holder,
         }

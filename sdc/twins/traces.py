@@ -235,9 +235,11 @@ def diff(a: Trace, b: Trace) -> TraceDifference:
     """Compares two traces step by step, up to the first difference.
 
     Raises:
-        NotComparable: programs, environments, data or seeds differ, or no step is in both.
+        NotComparable: programs, environments, data or seeds differ, no step is in both, or both are one trace.
         RecordError: a line is damaged.
     """
+    if a.path.resolve() == b.path.resolve():
+        raise NotComparable(f"{a.path} would be compared with itself, which proves nothing; give two traces")
     check_comparable(a.manifest, b.manifest)
     steps = [step for step in a.lines if step in b.lines]
     if not steps:

@@ -179,4 +179,8 @@ def test_a_verdict_is_not_clean_before_its_time() -> None:
     assert early["verdict"] == "inconclusive"
     assert ended["reason"] in early["reason"]
     rows[1]["state"]["mismatched"] = 1
-    assert summary_of(contents(about, rows, mismatches, None))["verdict"] == "corrupt"
+    found = summary_of(contents(about, rows, mismatches, None))
+    assert found["verdict"] == "corrupt"
+    for verdict in ("clean", "inconclusive", None):  # what it says of itself does not unsay its lines
+        said = summary_of(contents(about, rows, mismatches, {"verdict": verdict, "reason": "none"}))
+        assert (said["verdict"], said["reason"]) == ("corrupt", found["reason"])

@@ -1,6 +1,7 @@
 """`sdc trace`, `sdc diff` and `sdc campaign` as people run them, and what they say to wrong input."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,10 @@ def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert "CORRUPT  (simulated fault)  the traces part at step 1" in shown
     assert "model.py" in shown
-    assert cli.run(["diff", str(golden), str(golden)]) == Exit.CLEAN
+    assert cli.run(["diff", str(golden), str(golden)]) == Exit.INCONCLUSIVE
+    assert "would be compared with itself" in capsys.readouterr().err
+    shutil.copytree(golden, tmp_path / "copy")
+    assert cli.run(["diff", str(golden), str(tmp_path / "copy")]) == Exit.CLEAN
     manifest = json.loads((struck / "manifest.json").read_text())
     (struck / "manifest.json").write_text(json.dumps({**manifest, "program": {"step": "another"}}))
     assert cli.run(["diff", str(golden), str(struck)]) == Exit.INCONCLUSIVE

@@ -1,11 +1,13 @@
 """Judges: a step is run again from the same state and batch, a run goes back, stops, and is the same run after all."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sdc.analysis import conclude
 from sdc.train import Answer, Judged, JudgeError, Training, Twins, run
 
 from .runs import WORKLOAD, execute, lines, loaded
@@ -62,8 +64,7 @@ def test_a_run_that_is_stopped_can_be_resumed(plain: tuple[Path, dict[str, Any]]
     job = dataclasses.replace(JOB, folder=tmp_path / "run")
     execute(job, judge=lambda judged: Answer.STOP if judged.step == 0 else Answer.CONTINUE)
     assert len(lines(tmp_path / "run")) == 1
-    # A program that keeps its state is another one, in the eyes of a record, than one that gives it away.
-    resumed = execute(dataclasses.replace(job, resume=True), judge=lambda judged: Answer.CONTINUE)
+    resumed = execute(dataclasses.replace(job, resume=True))  # by the program that gives its state away
     assert resumed["state_digest"] == plain[1]["state_digest"]
     assert lines(tmp_path / "run") == lines(plain[0])
 
@@ -77,6 +78,29 @@ def test_twins_are_run_again_too(tmp_path: Path) -> None:
     )
     assert again["state_digest"] == once["state_digest"]
     assert without_attempts(lines(tmp_path / "again")) == lines(tmp_path / "once")
+    assert lines(tmp_path / "again", "discarded.jsonl") == lines(tmp_path / "once")
+
+
+def test_what_a_judge_discards_is_not_forgotten(tmp_path: Path) -> None:
+    """A fault that struck a discarded attempt only: the steps on record are clean, and the verdict is not."""
+    job = Twins(workload=WORKLOAD, steps=2, suspect="healthy", checkpoint_every=1, folder=tmp_path / "run")
+    found = execute(job, judge=lambda judged: Answer.CONTINUE)
+    assert found["verdict"] == "clean"
+    rows = lines(job.folder)
+    rows[1]["sites"]["fwd/ffn"]["mismatched"] = 3
+    (Path(str(job.folder)) / "discarded.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    again = conclude(str(job.folder))
+    assert again["verdict"] == "corrupt"
+    assert "but in 1 steps that were run again, the twins differ in 3 of " in again["reason"]
+    assert again["submodules"]["fwd/ffn"]["mismatched"] == 0
+
+
+def test_lines_of_a_run_that_goes_back_are_kept(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    answers = iter([Answer.CONTINUE, Answer.CONTINUE, Answer.CONTINUE, Answer.ROLL_BACK])
+    execute(dataclasses.replace(JOB, folder=tmp_path / "run"), judge=lambda judged: next(answers, Answer.CONTINUE))
+    discarded = lines(tmp_path / "run", "discarded.jsonl")
+    assert sorted(row["step"] for row in discarded) == [2, 3]
+    assert sorted(discarded, key=lambda row: row["step"]) == lines(plain[0])[2:]
 
 
 @pytest.mark.parametrize(

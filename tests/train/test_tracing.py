@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdc.analysis import conclude
+from sdc.record import RecordError
 from sdc.train import Tracing, run
 from sdc.train.golden import Golden
 from sdc.twins.traces import NotComparable, diff, read_trace
@@ -38,6 +39,19 @@ def test_a_struck_run_parts_from_the_golden_trace(golden: Path) -> None:
     assert "SIMULATED" in (folder / "report.html").read_text()
     first = diff(read_trace(golden), read_trace(folder))
     assert (first.step, first.first.site.name) == (1, target.name)  # type: ignore[union-attr] # they part
+
+
+def test_what_was_found_before_a_run_was_resumed_stays_found(golden: Path) -> None:
+    folder = golden.parent / "struck and resumed"
+    target = next(s for s in read_trace(golden).sites if s.direction == "bwd" and "ffn" in s.scope and s.loops == 2)
+    fault = f"bitflip,bits=30,step=1,site={target.name},iteration=1+1,element=7,model=1"
+    job = dataclasses.replace(JOB, simulate=fault, against=golden, checkpoint_every=1, folder=folder)
+    found = execute(job)
+    assert found["verdict"] == "corrupt"
+    resumed = execute(dataclasses.replace(job, resume=True))
+    assert (resumed["verdict"], resumed["reason"]) == ("corrupt", found["reason"])
+    with pytest.raises(RecordError, match=r"another configuration .*against"):
+        run(dataclasses.replace(job, resume=True, against=None), loaded=loaded(WORKLOAD))
 
 
 def test_a_healthy_run_agrees_with_the_golden_trace(golden: Path) -> None:

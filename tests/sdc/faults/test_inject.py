@@ -225,6 +225,36 @@ def test_faults_that_cannot_be_placed(fault: sdc.Fault, message: str) -> None:
         sdc.inject(identity, [fault])(moment(), jnp.asarray(X))
 
 
+def test_texts_of_faults_are_faults() -> None:
+    text = "bitflip,bits=20,rate=0.3,site=fwd/p"
+    moment, x = sdc.Moment(jax.random.key(0), jnp.int32(0)), jnp.arange(64.0)
+    (one, _), (other, _) = (
+        sdc.inject(lambda x: sdc.probe(x, "p"), [fault])(moment, x) for fault in (text, parse_fault(text))
+    )
+    np.testing.assert_array_equal(one, other)
+    assert (np.asarray(one) != np.asarray(x)).any()
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ("bitflip,rate=1", "expected several faults"),
+        (sdc.Fault(BitFlip(), 0.1), "expected several faults"),
+        ([BitFlip()], "is no fault; give sdc.Fault"),
+        ([3], "is no fault"),
+    ],
+)
+def test_what_is_no_list_of_faults(faults: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sdc.inject(lambda x: x, faults)
+
+
+def test_a_step_without_its_moment() -> None:
+    step = sdc.inject(lambda x: sdc.probe(x, "p"), [sdc.Fault(BitFlip(), 0.1, "fwd/p")])
+    with pytest.raises(TypeError, match=r"expected a sdc\.Moment"):
+        step(jnp.ones(3))
+
+
 def test_a_device_beyond_the_axis() -> None:
     step = sdc.inject(identity, [sdc.Fault(BitFlip(), 0.1, at={"twin": 2})])
     with pytest.raises(ValueError, match="axis 'twin' has size 2"):

@@ -51,7 +51,7 @@ def test_a_record_lives_in_a_bucket_as_on_a_disk(store: Any, tmp_path: Path) -> 
         assert ([row["step"] for row in contents.lines], contents.ended) == ([0, 1, 2], True)
     bucket, disk = found.values()
     assert bucket == disk
-    assert len(disk) == 5  # and no lock
+    assert len(disk) == 6  # and no lock
 
 
 def test_lines_are_in_the_bucket_after_a_flush(store: Any) -> None:

@@ -36,7 +36,7 @@ def test_the_schema_names_every_field_that_is_written(kind: str) -> None:
     schema = json_schema()
     assert set(schema["files"]) == set(KINDS)
     for name, node in schema["files"][kind].items():
-        if name == "lock.json":
+        if name in ("lock.json", "discarded.jsonl"):
             continue
         text = (OLD / kind / name).read_text()
         rows = [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
