@@ -1,5 +1,12 @@
 """Settings that cannot be: an error that names the setting, so that a command can name its flag."""
 
+import dataclasses
+import typing
+from collections.abc import Sequence
+from numbers import Integral
+from types import NoneType, UnionType
+from typing import Any, Literal
+
 
 class SettingError(ValueError):
     """A setting that makes no sense; one line says what was given, what was expected and how to mend it.
@@ -21,3 +28,75 @@ class SettingError(ValueError):
     def __init__(self, setting: str, given: object, problem: str) -> None:
         self.setting, self.given, self.problem = setting, given, problem
         super().__init__(f"{setting}={given}: {problem}" if given is not None else f"{setting}: {problem}")
+
+
+SEVERAL = {"corpus": "texts"}
+"""What a setting has several of, where its name is no plural."""
+WORDS = {str: "a text", int: "a whole number", bool: "True or False", NoneType: "None"}
+
+
+def check_types(settings: Any) -> None:
+    """Checks that every field of a dataclass holds what its type says, for people who pass what a type checker refuses.
+
+    Types may be classes, `Literal`, unions of types, and sequences of one type. A bool is no number, and a text is no
+    sequence of texts.
+
+    Raises:
+        SettingError: a field holds something else.
+
+    Example:
+        >>> import dataclasses
+        >>> from sdc.settings import check_types
+        >>> @dataclasses.dataclass
+        ... class Job:
+        ...     steps: int = 20
+        >>> check_types(Job())
+        >>> check_types(Job("20"))
+        Traceback (most recent call last):
+        sdc.settings.SettingError: steps='20': expected a whole number
+    """
+    hints = typing.get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        name, value, hint = field.name, getattr(settings, field.name), hints[field.name]
+        if _fits(value, hint):
+            continue
+        if typing.get_origin(hint) is Sequence:
+            check_several(name, value)
+            item = _words(typing.get_args(hint)[0])
+            raise SettingError(name, value, f"expected each of them to be {item}")
+        shown = repr(value) if value is None or isinstance(value, str) else value
+        raise SettingError(name, shown, f"expected {_words(hint)}")
+
+
+def check_several(setting: str, value: object) -> None:
+    """Refuses a single value, a text above all, where there may be several.
+
+    Raises:
+        SettingError: the value is no list, tuple or other sequence.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        noun = SEVERAL.get(setting, setting)
+        raise SettingError(setting, value, f"expected several {noun}, such as a list of one text")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is Sequence:
+        several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return several and all(_fits(item, arguments[0]) for item in typing.cast("Sequence[object]", value))
+    if hint is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def _words(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return " or ".join(map(_words, arguments))
+    if origin is Literal:
+        return f"one of {', '.join(arguments)}"
+    return WORDS.get(hint) or (origin or hint).__name__

@@ -155,12 +155,18 @@ def new_folder(kind: str, named: Path | None = None) -> Path:
         SettingError: there is something in it already.
     """
     folder = named or Path("runs") / f"{kind}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    check_folder(folder, False, kind)
+    check_folder(folder, False, kind, resumable=False)
     return folder.absolute()
 
 
-def check_folder(folder: Path, resume: bool, kind: str) -> None:
+def check_folder(folder: Path, resume: bool, kind: str, *, resumable: bool = True) -> None:
     """Looks at the run folder that the flags name.
+
+    Args:
+        folder: the folder.
+        resume: whether to continue what is in it.
+        kind: of the record.
+        resumable: whether the command has the flag `--resume`.
 
     Raises:
         ValueError: it is no folder, or holds a run that is not to be resumed, or none that could be.
@@ -169,12 +175,15 @@ def check_folder(folder: Path, resume: bool, kind: str) -> None:
         from sdc.record.reading import read_manifest
 
         read_manifest(folder, kind)
-    elif folder.exists() and not folder.is_dir():
-        raise SettingError("run", folder, "is no folder; name a new one")
-    elif folder.exists() and any(folder.iterdir()):
-        raise SettingError(
-            "run", folder, "exists already; name another folder, or continue what is in it with --resume"
-        )
+        return
+    name = "RUN" if kind == "trace" else "run"
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        problem = "is no folder" if there == folder.absolute() else f"{there} is no folder"
+        raise SettingError(name, folder, f"{problem}; name a new one")
+    if there == folder.absolute() and any(folder.iterdir()):
+        mend = ", or continue what is in it with --resume" if resumable else ""
+        raise SettingError(name, folder, f"exists already; name another folder{mend}")
 
 
 def check_devices(given: int | None, job: Planned, processes: int) -> int:

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 from sdc.settings import SettingError
 
@@ -35,8 +36,10 @@ class CommandError(Exception):
 
 
 def flag(error: SettingError) -> str:
-    """What is wrong with a setting, under the name of its flag."""
-    name = "--" + FLAGS.get(error.setting, error.setting).replace("_", "-")
+    """What is wrong with a setting, under the name of its flag. An argument that has no flag is in capitals (RUN)."""
+    name = error.setting
+    if not name.isupper():
+        name = "--" + FLAGS.get(name, name).replace("_", "-")
     return f"{name} {error.given}: {error.problem}" if error.given is not None else f"{name}: {error.problem}"
 
 
@@ -52,10 +55,14 @@ def usage_errors() -> Iterator[None]:
 
 
 @contextmanager
-def run_errors(folder: object) -> Iterator[None]:
+def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     """What ends a run: input that is wrong, a full or broken disk (2), or what leaves nothing to say (3).
 
     What was written stays readable.
+
+    Args:
+        folder: where the command writes, for the message; None for a new folder below `runs/`.
+        resumable: whether the command has the flag `--resume`.
     """
     from sdc.campaigns.runner import NotDeterministic
     from sdc.train.checkpoints import NotWritten
@@ -74,8 +81,17 @@ def run_errors(folder: object) -> Iterator[None]:
     except ValueError as error:
         raise CommandError(str(error)) from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES):
+        no_place = error.errno in (errno.ENOTDIR, errno.ENOENT) and _leads_to(error.filename, folder)
+        if not no_place and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES):
             raise
-        raise CommandError(
-            f"cannot write to {folder} ({error.strerror}); make room there, then continue with --resume"
-        ) from error
+        then = "continue with --resume" if resumable else "give the command again"
+        remedy = "name another place" if no_place else f"make room there, then {then}"
+        raise CommandError(f"cannot write to {folder or 'the run folder'} ({error.strerror}); {remedy}") from error
+
+
+def _leads_to(path: object, folder: object) -> bool:
+    """Whether a path is the folder or above it: what is missing inside of a folder is a failure of ours."""
+    if path is None or folder is None:
+        return False
+    place = Path(str(folder)).absolute()
+    return Path(str(path)).absolute() in (place, *place.parents)

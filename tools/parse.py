@@ -70,3 +70,7 @@ def parse(arguments: Sequence[str]) -> Any:
             words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines() if line[:1] != "╭")
             raise CommandError(" ".join(words.split()) or "wrong options; see sdc --help") from None
         raise
+    except (AssertionError, OSError) as error:  # of a shell that tyro does not know, or a file that cannot be written
+        if not arguments[0].startswith("--tyro"):
+            raise
+        raise CommandError(f"{arguments[0]}: {error}") from error

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sdc.faults.language import parse_kind
-from sdc.program.selectors import parse_selector
+from sdc.program.selectors import Selector, as_selector
 from sdc.settings import SettingError
 
 from .jobs import Planned
@@ -19,7 +19,7 @@ class CampaignJob(Planned):
         injections: how many faults.
         steps: of the clean run; faults strike all but the last `follow` of them.
         follow: steps that are followed after the struck one.
-        where: selector of what is struck.
+        where: selector of what is struck, or its text.
         faults: kinds of faults, see `sdc.faults.parse_kind`.
         abft: check the products of the struck step by checksums, as one more detector.
         batch: injections at the same time; None for 1 on a CPU and 8 on accelerators.
@@ -34,7 +34,7 @@ class CampaignJob(Planned):
     injections: int = 1000
     steps: int = 16
     follow: int = 5
-    where: str = "arithmetic"
+    where: Selector | str = "arithmetic"
     faults: Sequence[str] = ("bitflip",)
     abft: bool = False
     batch: int | None = None
@@ -52,4 +52,4 @@ class CampaignJob(Planned):
             raise SettingError("faults", None, "expected at least one kind, such as bitflip and nan")
         for text in self.faults:
             parse_kind(text)
-        parse_selector(self.where)
+        as_selector(self.where)

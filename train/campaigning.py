@@ -11,7 +11,6 @@ import jax
 
 from sdc.campaigns.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
 from sdc.campaigns.runner import Campaign
-from sdc.program.selectors import parse_selector
 from sdc.record.determinism import check_deterministic, environment
 from sdc.record.lifecycle import Record
 from sdc.record.reading import Contents, read_manifest, read_record
@@ -107,7 +106,7 @@ def make_campaign(job: CampaignJob, loaded: Loaded, placement: Placement) -> Cam
         initial_state(work, placement, job.workload.seed),
         [place_batch(next(source), placement) for _ in range(job.steps)],
         observe=observe,
-        where=parse_selector(job.where),
+        where=job.where,
         faults=job.faults,
         follow=job.follow,
         seed=job.workload.seed,

@@ -12,8 +12,8 @@ from sdc.checksums.settings import Mode, SchemeName, Settings
 from sdc.faults.fault import Fault, describe
 from sdc.faults.language import parse_fault
 from sdc.faults.nodes import HEALTHY, expected_frequency, node_faults, published
-from sdc.program.selectors import parse_selector
-from sdc.settings import SettingError
+from sdc.program.selectors import Selector, as_selector
+from sdc.settings import SettingError, check_types
 
 from .submodules import submodule_products
 
@@ -28,13 +28,13 @@ class Checks:
     Attributes:
         mode: `detect`, `locate` or `correct`.
         scheme: when a row counts as wrong.
-        where: selector of the products.
+        where: selector of the products, or its text.
         profile: file that `sdc abft calibrate` wrote on this kind of device; None for what is assumed of the platform.
     """
 
     mode: Mode = "detect"
     scheme: SchemeName = "two-tier"
-    where: str = "products"
+    where: Selector | str = "products"
     profile: str | PathLike[str] | None = None
 
     def check(self) -> None:
@@ -44,16 +44,20 @@ class Checks:
             ValueError: one of them makes no sense.
         """
         Settings(self.mode, self.scheme)
-        parse_selector(self.where)
+        check_types(self)
+        as_selector(self.where)
         if self.profile is not None:
-            Profile.read(self.profile)  # type: ignore[arg-type] # str or path
+            try:
+                Profile.read(self.profile)  # type: ignore[arg-type] # str or path
+            except ValueError as error:
+                raise SettingError("profile", str(self.profile), str(error)) from error
 
     def transform(self) -> "Transform":
         """The transformation of a step; JAX's devices have started."""
         import sdc
 
         return functools.partial(
-            sdc.abft, where=parse_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
+            sdc.abft, where=as_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
         )
 
     def read_profile(self) -> Profile:
@@ -72,7 +76,7 @@ class Checks:
         return {
             "mode": self.mode,
             "scheme": self.scheme,
-            "where": self.where,
+            "where": self.where if isinstance(self.where, str) else self.where.text,
             "profile": "assumed of the platform" if self.profile is None else str(self.profile),
             "kappa": read.rounding.kappa,
             "inputs": read.rounding.inputs,
@@ -107,11 +111,15 @@ class Simulated:
         Raises:
             ValueError: one of them makes no sense.
         """
-        if isinstance(self.faults, str):
-            raise SettingError("faults", self.faults, "expected several faults, such as a list of one text")
+        check_types(self)
         if self.suspect is not None and self.faults:
             raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
-        self.make(layers=1)
+        try:
+            self.make(layers=1)
+        except ValueError as error:
+            if self.suspect is None:
+                raise
+            raise SettingError("suspect", self.suspect, str(error)) from error
 
     def make(self, *, layers: int) -> tuple[Fault, ...]:
         """The faults, for a model of so many layers."""

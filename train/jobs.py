@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from sdc.program.selectors import parse_selector
-from sdc.settings import SettingError
+from sdc.faults.fault import Fault
+from sdc.program.selectors import Selector, as_selector
+from sdc.settings import SettingError, check_types
 
 from .checks import Checks, Simulated, as_aggregated
 from .config import TrainConfig, check
@@ -20,8 +21,6 @@ from .simulation import Simulation, parse_simulation
 from .workload import Loaded, Workload
 
 if TYPE_CHECKING:
-    from sdc.faults.fault import Fault
-
     from .judging import Judge
     from .placement import Placement
     from .programs.device import Transform
@@ -63,6 +62,7 @@ class Planned:
         Raises:
             ValueError: a setting makes no sense.
         """
+        check_types(self)
         for name in self.counts:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -130,7 +130,7 @@ class CheckedJob(Job):
     """
 
     suspect: str | None = None
-    faults: Sequence["Fault | str"] = ()
+    faults: Sequence[Fault | str] = ()
     checks: Checks | None = None
 
     @property
@@ -145,7 +145,7 @@ class CheckedJob(Job):
         if self.checks is not None:
             self.checks.check()
 
-    def tools(self, config: TrainConfig) -> tuple[tuple["Fault", ...], "Transform | None"]:
+    def tools(self, config: TrainConfig) -> tuple[tuple[Fault, ...], "Transform | None"]:
         """The faults, and the transformation that checks products; JAX's devices have started."""
         checks = None if self.checks is None else self.checks.transform()
         return self.simulated.make(layers=config.model.layers), checks
@@ -178,7 +178,15 @@ class Training(CheckedJob):
 
     def check(self) -> None:
         super().check()
-        _ = self.aggregation
+        if (aggregation := self.aggregation) is not None:
+            aggregation.check(self.workload.resolve(), self.data, self.model)
+            self._check_clock(aggregation)
+
+    def _check_clock(self, aggregation: Aggregation) -> None:
+        if aggregation.clocked and (self.checks is not None or self.simulated.make(layers=1)):
+            raise SettingError(
+                "aggregate", self.aggregate, "a real clock takes no simulated faults and no checks of products"
+            )
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import ClockedProgram, SingleProgram, make_replicas, replicated, sharded
@@ -188,11 +196,8 @@ class Training(CheckedJob):
             return SingleProgram(sharded(config), placement, faults, checks, seed, donate)
         replicas = make_replicas(config, aggregation, placement, seed=seed, steps=self.steps)
         work = replicated(replicas, placement)
-        if aggregation.dropcompute is not None and aggregation.dropcompute.real:
-            if faults or checks is not None:
-                raise SettingError(
-                    "aggregate", self.aggregate, "a real clock takes no simulated faults and no checks of products"
-                )
+        if aggregation.clocked:
+            self._check_clock(aggregation)
             return ClockedProgram(work, placement, replicas, donate)
         return SingleProgram(work, placement, faults, checks, seed, donate)
 
@@ -239,6 +244,7 @@ class Twins(CheckedJob):
         return {**({"twin": self.twins} if self.placement == "mesh" else {}), **super().axes}
 
     def check(self) -> None:
+        check_types(self)
         if self.twins < 2:
             raise SettingError("twins", self.twins, "expected two or more")
         super().check()
@@ -255,7 +261,7 @@ class Tracing(Job):
     """Records a digest of every selected value at every step.
 
     Attributes:
-        where: selector of the values.
+        where: selector of the values, or its text.
         against: folder of a recorded trace; the run is compared with it at every step, and stops where they part.
         simulate: one simulated fault, see `parse_simulation`; `none` for a golden trace of the same program.
 
@@ -266,7 +272,7 @@ class Tracing(Job):
 
     kind: ClassVar[str] = "trace"
 
-    where: str = "everything"
+    where: Selector | str = "everything"
     against: str | PathLike[str] | None = None
     simulate: str | None = None
 
@@ -276,7 +282,8 @@ class Tracing(Job):
         return None if self.simulate is None else parse_simulation(self.simulate)
 
     def check(self) -> None:
-        parse_selector(self.where)
+        check_types(self)
+        as_selector(self.where)
         simulation = self.simulation
         if simulation is not None and simulation.fault and not 0 <= simulation.step < self.steps:
             raise SettingError("simulate", self.simulate, f"the run has the steps 0 to {self.steps - 1}")
@@ -293,13 +300,13 @@ class Tracing(Job):
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import TraceProgram, sharded
 
-        return TraceProgram(sharded(config), placement, parse_selector(self.where), self.simulation, donate)
+        return TraceProgram(sharded(config), placement, as_selector(self.where), self.simulation, donate)
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         simulation = self.simulation
         faults = [simulation.text] if simulation is not None and simulation.fault else []
         return {
-            "where": parse_selector(self.where).text,
+            "where": as_selector(self.where).text,
             "against": None if self.against is None else str(self.against),
             "suspect": {"name": "custom" if faults else None, "simulated": bool(faults), "faults": faults},
         }

@@ -12,7 +12,10 @@ from typing import Any, Literal
 from sdc.aggregation.channels import BadLink, Channel, GilbertElliott, Independent
 from sdc.aggregation.delays import Latency, parse_latency
 from sdc.aggregation.workers import check_probability
+from sdc.settings import SettingError
 from sdc.text import Form, Rest, form, read_term, split
+
+from .config import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,11 @@ class Noise:
     workers: tuple[int, ...] | None = None
     burst_period: int | None = None
     burst_sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, sigma in (("sigma", self.sigma), ("burst_sigma", self.burst_sigma)):
+            if not 0 <= sigma < math.inf:
+                raise ValueError(f"{name}={sigma}: expected a standard deviation of at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +178,60 @@ class Aggregation:
     noise: Noise | None = None
     dropcompute: DropCompute | None = None
     method: PaftSync | Paft | Lossy | Shadow | None = None
+
+    @property
+    def clocked(self) -> bool:
+        """Whether processes watch their clocks."""
+        return self.dropcompute is not None and self.dropcompute.real
+
+    def micro_batches(self, config: TrainConfig) -> int:
+        """Into how many a worker cuts its share of a batch."""
+        settings = self.dropcompute
+        return config.microsteps if settings is None or settings.micro_batches is None else settings.micro_batches
+
+    def check(self, config: TrainConfig, data: int, model: int) -> None:
+        """Checks that the methods fit a configuration and numbers of data ranks and of model ranks.
+
+        Raises:
+            SettingError: they do not.
+        """
+
+        def wrong(problem: str) -> SettingError:
+            return SettingError("aggregate", self.text, problem)
+
+        method, settings, noise = self.method, self.dropcompute, self.noise
+        least = method.spares + 2 if isinstance(method, Shadow) else 2
+        if data < least:
+            raise wrong(f"expected {least} data ranks or more, not {data}")
+        if model > 1 and isinstance(method, Lossy) and (method.reliable or method.tighten or method.replay):
+            raise wrong(
+                "reliable, tighten and replay look at what one model rank holds, and would part what all of them hold "
+                "in common; give one model rank"
+            )
+        share, cut = config.batch_size // data * config.microsteps, self.micro_batches(config)
+        if cut < 1 or share % cut:
+            raise wrong(
+                f"the {share} sequences of a data rank do not fall into micro_batches={cut}; choose a divisor of "
+                f"{share}"
+            )
+        if settings is not None and settings.correction == "rate" and settings.latency is None:
+            raise wrong(
+                "correction=rate needs the mean drop rate beforehand, which only simulated latencies have; give "
+                "correction=count"
+            )
+        if noise is not None and noise.workers and not set(noise.workers) <= set(range(data)):
+            raise wrong(f"workers={noise.workers}: expected numbers from 0 to {data - 1}")
+        if self.clocked and model > 1:
+            raise self.no_clock(data)
+
+    def no_clock(self, data: int) -> SettingError:
+        """What is said where processes and ranks do not fit a real clock."""
+        return SettingError(
+            "aggregate",
+            self.text,
+            f"a real clock needs one process of one device for each of the {data} data ranks; "
+            "simulate with latency=..., as in latency=lognormal,mean=0.1,std=0.05",
+        )
 
     @property
     def simulated(self) -> list[str]:

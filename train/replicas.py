@@ -170,39 +170,15 @@ class Replicas:
     @property
     def micro_batches(self) -> int:
         """Into which a worker cuts its share of a batch."""
-        settings = self.aggregation.dropcompute
-        return self.config.microsteps if settings is None or settings.micro_batches is None else settings.micro_batches
+        return self.aggregation.micro_batches(self.config)
 
     def check(self, data: int, model: int) -> None:
         """Checks that the methods fit a number of data ranks and of model ranks.
 
         Raises:
-            ValueError: they do not.
+            SettingError: they do not.
         """
-        method = self.aggregation.method
-        least = method.spares + 2 if isinstance(method, Shadow) else 2
-        if data < least:
-            raise ValueError(f"expected {least} data ranks or more, not {data}")
-        if model > 1 and isinstance(method, Lossy) and (method.reliable or method.tighten or method.replay):
-            raise ValueError(
-                "reliable, tighten and replay look at what one model rank holds, and would part what all of them hold "
-                "in common; give one model rank"
-            )
-        share = self.config.batch_size // data * self.config.microsteps
-        if self.micro_batches < 1 or share % self.micro_batches:
-            raise ValueError(
-                f"the {share} sequences of a data rank do not fall into micro_batches={self.micro_batches}; choose a "
-                f"divisor of {share}"
-            )
-        settings = self.aggregation.dropcompute
-        if settings is not None and settings.correction == "rate" and settings.latency is None:
-            raise ValueError(
-                "correction=rate needs the mean drop rate beforehand, which only simulated latencies have; give "
-                "correction=count"
-            )
-        noise = self.aggregation.noise
-        if noise is not None and noise.workers and not set(noise.workers) <= set(range(data)):
-            raise ValueError(f"workers={noise.workers}: expected numbers from 0 to {data - 1}")
+        self.aggregation.check(self.config, data, model)
 
     @functools.cached_property
     def work(self) -> Work:

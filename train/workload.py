@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from sdc.settings import SettingError
+from sdc.settings import SettingError, check_types
 
 from .config import DType, TrainConfig, get_config
 
@@ -57,8 +57,11 @@ class Workload:
         """The configuration, before the tokenizer has a say.
 
         Raises:
-            SettingError: there is no such preset, or the seed is none.
+            SettingError: there is no such preset, the seed is none, or a setting is of another type.
         """
+        check_types(self)
+        if not self.corpus:
+            raise SettingError("corpus", None, "expected python, or a file or folder or more")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise SettingError("seed", self.seed, f"expected a number from 0 to {LARGEST_SEED}")
         config = get_config(self.config) if isinstance(self.config, str) else self.config

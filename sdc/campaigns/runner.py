@@ -30,7 +30,7 @@ from sdc.faults.language import as_fault
 from sdc.program.interpreter import sites
 from sdc.program.selectors import arithmetic, as_selector
 from sdc.program.site import Site, Where
-from sdc.settings import SettingError
+from sdc.settings import SettingError, check_several
 from sdc.twins.digests import tree_digest
 
 from .outcomes import ABFT, Observed, classify, decided, thresholds
@@ -94,6 +94,7 @@ class Campaign:
             raise ValueError(
                 f"{len(batches)} steps leave none to strike when {follow} are followed; give more than {follow} steps"
             )
+        check_several("faults", faults)
         if not faults:
             raise SettingError("faults", None, "no kind of fault is given; give one, as in 'bitflip'")
         self.faults = [_single(fault) for fault in faults]

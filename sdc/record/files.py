@@ -126,9 +126,10 @@ def misfit(value: Any, type: type) -> str | None:
         msgspec.convert(value, type)
     except msgspec.ValidationError as error:
         message, _, field = str(error).partition(" - at `$")
-        message = re.sub(r"^Invalid enum value (.*)$", r"expected a number, got \1", message).replace("`", "")
-        message = message[:1].lower() + message[1:]
         place = field.rstrip("`").removeprefix(".")
+        expected = "clean, corrupt, inconclusive or null" if place == "verdict" else "a number"
+        message = re.sub(r"^Invalid enum value (.*)$", rf"expected {expected}, got \1", message).replace("`", "")
+        message = message[:1].lower() + message[1:]
         return f"field {place}: {message}" if place else message
     return None
 

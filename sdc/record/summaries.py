@@ -1,6 +1,6 @@
 """Summaries as types: what is known when a run has ended."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -25,7 +25,7 @@ class Ending(Stamp, kw_only=True):
     # A summary of schema 1 carries no schema of its own: that of its manifest holds.
     schema: Annotated[int, about("version of the layout, 2; see [Versions](#versions)")] = 1
     verdict: Annotated[
-        str | None,
+        Literal["clean", "corrupt", "inconclusive"] | None,
         about("`clean`, `corrupt`, `inconclusive`; `null` where nothing was compared, checked or shadowed"),
     ] = None
     reason: Annotated[str | None, about("the reason of the verdict, in words")] = None

@@ -56,6 +56,26 @@ CASES: dict[str, tuple[str, str]] = {
     "address": ("twin --coordinator localhost --processes 2 --process 0", "expected HOST:PORT"),
     "process": ("twin --coordinator a:1 --processes 2 --process 2", "expected a number from 0 to 1"),
     "mode": ("train --abft-mode correct", "--abft-mode correct: says how to check products"),
+    "suspect by its flag": ("twin --suspect node99", "error: --suspect node99: unknown suspect"),
+    "profile by its flag": ("train --abft --abft-profile {folder}/none.json", "error: --abft-profile "),
+    "too few data ranks": (
+        "train --aggregate noise,sigma=0.1 --model 2 --coordinator 127.0.0.1:1 --processes 2 --process 1",
+        "--aggregate noise,sigma=0.1: expected 2 data ranks or more, not 1",
+    ),
+    "real clock and model ranks": (
+        "train --aggregate dropcompute,threshold=1 --data 2 --model 2",
+        "a real clock needs one process of one device for each of the 2 data ranks",
+    ),
+    "real clock and faults": (
+        "train --aggregate dropcompute,threshold=1 --data 2 --suspect node1",
+        "a real clock takes no simulated faults",
+    ),
+    "noise": ("train --data 2 --aggregate noise,sigma=nan", "sigma=nan: expected a standard deviation of at least 0"),
+    "run below a file": ("train --run {not.json}/x/y", "not.json is no folder; name a new one"),
+    "trace below a file": ("trace {not.json}/x", "error: RUN "),
+    "trace exists": ("trace {taken}", "taken: exists already; name another folder, or continue what is in it with"),
+    "calibrate nowhere": ("abft calibrate --out {folder}/none/x", "make it first"),
+    "calibrate unwritable": ("abft calibrate --out /proc/x", "--out /proc/x: cannot be written (No such file"),
     "bench steps": ("bench lockstep --steps 0", "--steps 0: expected at least 1"),
 }
 WITH_DEVICES: dict[str, tuple[str, str]] = {
@@ -73,7 +93,7 @@ def words(template: str, folder: Path) -> list[str]:
     for name, path in names.items():
         template = template.replace("{" + name + "}", path)
     found = template.split()
-    if not {"--run", "--resume", "report", "bench"} & set(found):
+    if not {"--run", "--resume", "report", "bench", "trace", "abft", "study"} & set(found):
         found += ["--run", str(folder / "unwanted")]
     return found
 
@@ -106,7 +126,17 @@ def test_one_clear_line_of_a_program(case: tuple[str, str], tmp_path: Path) -> N
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("arguments", [["twin", "--suspct", "node1"], ["twin", "--sync", "all"], ["dance"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["twin", "--suspct", "node1"],
+        ["twin", "--sync", "all"],
+        ["dance"],
+        [],
+        ["--tyro-print-completion", "foo"],
+        ["--tyro-write-completion", "bash", "/proc/x"],
+    ],
+)
 def test_unknown_flags_and_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(arguments) == Exit.USAGE
     (line,) = capsys.readouterr().err.splitlines()
@@ -150,6 +180,35 @@ def test_a_failure_of_the_tool_is_no_verdict(
     monkeypatch.setattr(parse, "command_of", lambda options: broken)
     assert cli.run(["train"]) == Exit.INCONCLUSIVE
     assert "please report it" in capsys.readouterr().err
+
+
+def test_a_study_does_not_offer_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(words("study paft --run {taken}", tmp_path)) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "exists already; name another folder" in said
+    assert "--resume" not in said
+    with pytest.raises(CommandError, match="give the command again"), run_errors("x", resumable=False):
+        raise OSError(28, os.strerror(28))
+
+
+def test_a_place_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) -> None:
+    folder = tmp_path / "file" / "run"
+    folder.parent.write_text("")
+    with (
+        pytest.raises(CommandError, match=r"cannot write to .* \(Not a directory\); name another place"),
+        run_errors(folder),
+    ):
+        folder.mkdir()
+    with pytest.raises(FileNotFoundError), run_errors(tmp_path):  # a file that is missing inside is our failure
+        (tmp_path / "none").read_text()
+
+
+def test_a_verdict_that_is_none_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = words("report {taken}", tmp_path)
+    summary = Path(command[1]) / "summary.json"
+    summary.write_text(summary.read_text().replace('"clean"', '"bogus"'))
+    assert cli.run(command) == Exit.USAGE
+    assert "(field verdict: expected clean, corrupt, inconclusive or null, got 'bogus')" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("guard", [usage_errors, lambda: run_errors("runs/x")])

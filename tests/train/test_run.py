@@ -12,9 +12,11 @@ import pytest
 import sdc
 from sdc.analysis import conclude
 from sdc.faults.nodes import SUBMODULES, expected_frequency
+from sdc.program.selectors import direction, probes
 from sdc.record import FolderTaken, RecordError
 from sdc.settings import SettingError
-from sdc.train import Checks, Incomparable, Training, Twins, run
+from sdc.train import Checks, Incomparable, Tracing, Training, Twins, Workload, run
+from sdc.train.campaign_job import CampaignJob
 
 from .runs import MINI, WORKLOAD, execute, lines, loaded
 
@@ -215,8 +217,42 @@ def test_a_checked_run_resumes_and_its_folder_is_taken(tmp_path: Path) -> None:
         (Twins(suspect="node1", faults=("nan,rate=1",)), "faults are given too"),
         (Twins(suspect="node99"), "unknown suspect 'node99'"),
         (Training(aggregate="foo"), "unknown method 'foo'"),
+        (Twins(sync="Compute"), "sync='Compute': expected one of compute, params, none"),  # type: ignore[arg-type]
+        (Twins(placement="foo"), "placement='foo': expected one of mesh, vmap"),  # type: ignore[arg-type]
+        (Twins(compare="foo"), "compare='foo': expected one of gated, always"),  # type: ignore[arg-type]
+        (Twins(twins="2"), "twins='2': expected a whole number"),  # type: ignore[arg-type]
+        (Twins(twins=2.5), "twins=2.5: expected a whole number"),  # type: ignore[arg-type]
+        (Training(steps=True), "steps=True: expected a whole number"),
+        (Training(faults=3), "faults=3: expected several faults"),  # type: ignore[arg-type]
+        (Training(faults=[3]), r"faults=\[3\]: expected each of them to be Fault or a text"),  # type: ignore[list-item]
+        (Training(workload=Workload(seed="a")), "seed='a': expected a whole number"),  # type: ignore[arg-type]
+        (Training(workload=Workload(dtype="float33")), "dtype='float33': expected one of float32, bfloat16 or None"),  # type: ignore[arg-type]
+        (Training(workload=Workload(corpus="python")), "corpus=python: expected several texts"),
+        (Training(workload=Workload(corpus=())), "corpus: expected python"),
+        (Training(workload="tiny"), "workload='tiny': expected Workload"),  # type: ignore[arg-type]
+        (Training(checks="correct"), "checks='correct': expected Checks or None"),  # type: ignore[arg-type]
+        (Training(aggregate=3), "aggregate=3: expected a text or None"),  # type: ignore[arg-type]
+        (Training(aggregate="noise,sigma=0.1"), "expected 2 data ranks or more, not 1"),
+        (Training(folder=3), "folder=3: expected a text or PathLike or None"),  # type: ignore[arg-type]
+        (Tracing(simulate=3), "simulate=3: expected a text or None"),  # type: ignore[arg-type]
+        (Tracing(where=3), "where=3: expected Selector or a text"),  # type: ignore[arg-type]
+        (Training(checks=Checks(where=3)), "where=3: expected Selector or a text"),  # type: ignore[arg-type]
+        (CampaignJob(where=3), "where=3: expected Selector or a text"),  # type: ignore[arg-type]
+        (CampaignJob(faults="bitflip"), "faults=bitflip: expected several faults"),
     ],
 )
 def test_settings_are_checked_before_anything_starts(job: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         job.check()
+
+
+def test_a_selector_will_do_where_its_text_does() -> None:
+    selector = probes & direction("bwd")
+    for where in (selector, selector.text):
+        tracing = Tracing(steps=1, where=where)
+        tracing.check()
+        assert tracing.manifest(MINI)["where"] == 'probes & direction("bwd")'
+        checks = Checks(where=where)
+        checks.check()
+        assert checks.describe()["where"] == 'probes & direction("bwd")'
+        CampaignJob(where=where).check()

@@ -1,6 +1,7 @@
 """`sdc abft`: the study and the calibration of checksummed products."""
 
 import sys
+from pathlib import Path
 
 from sdc.checksums.profile import Profile
 from sdc.program.selectors import parse_selector
@@ -30,7 +31,7 @@ def _study(options: ProductsStudyOptions) -> int:
     from ..output import show
 
     study = ProductsStudy(dtypes=options.dtypes, steps=options.steps, where=options.where, seed=options.seed)
-    with run_errors(folder):
+    with run_errors(folder, resumable=False):
         measured = experiment("study", study.count(), study.run(*loaded, profile))
         about = {"command": ["sdc", *sys.argv[1:]], "profile": str(options.profile or "assumed of the platform")}
         summary = write_products_study(folder, measured, about)
@@ -46,13 +47,14 @@ def _calibrate(options: CalibrateOptions) -> int:
         if not options.out.parent.is_dir():
             raise SettingError("out", options.out, f"there is no folder {options.out.parent}; make it first")
         check_measurement(options.steps, options.dtypes)
+        _check_writable(options.out)
         loaded = workload_of(options).load()
     from sdc.train.studies import Calibration, CalibrationError
 
     from ..output import show_profile
 
     calibration = Calibration(dtypes=options.dtypes, steps=options.steps, seed=options.seed)
-    with run_errors(options.out):
+    with run_errors(options.out, resumable=False):
         try:
             profile = experiment("calibrate", calibration.count(), calibration.run(*loaded))
         except CalibrationError as error:
@@ -60,3 +62,12 @@ def _calibrate(options: CalibrateOptions) -> int:
         profile.save(options.out)
     show_profile(profile, options.out, as_json=options.json)
     return int(Exit.CLEAN)
+
+
+def _check_writable(file: Path) -> None:
+    """Makes the file and removes it again: to measure takes minutes, and permissions do not tell of every system."""
+    try:
+        file.touch(exist_ok=False)
+        file.unlink()
+    except OSError as error:
+        raise SettingError("out", file, f"cannot be written ({error.strerror}); name another file") from error

@@ -12,7 +12,7 @@ def run(options: DiffOptions) -> int:
     """Compares two traces and returns the exit code."""
     with usage_errors():
         a, b = read_trace(options.run_a), read_trace(options.run_b)
-    with run_errors(options.run_a):
+    with run_errors(options.run_a, resumable=False):
         result = describe_difference(a, b, diff(a, b))
     show("diff", result, as_json=options.json)
     return int(VERDICTS[result["verdict"]])

@@ -36,7 +36,7 @@ def run(options: StudyOptions) -> int:
         "seconds": round(time.perf_counter() - started),
         "options": {key: str(value) for key, value in dataclasses.asdict(options).items()},
     }
-    with run_errors(folder):
+    with run_errors(folder, resumable=False):
         summary = write_study(folder, measured, manifest)
     show("aggregation study", summary, as_json=options.json)
     return int(Exit.CLEAN)

@@ -53,14 +53,8 @@ def make_replicas(
         raise
     except ValueError as error:
         raise SettingError("aggregate", aggregation.text, str(error)) from error
-    settings = aggregation.dropcompute
-    if settings is not None and settings.real and (model > 1 or jax.process_count() != data):
-        raise SettingError(
-            "aggregate",
-            aggregation.text,
-            f"a real clock needs one process of one device for each of the {data} data ranks; "
-            "simulate with latency=..., as in latency=lognormal,mean=0.1,std=0.05",
-        )
+    if aggregation.clocked and jax.process_count() != data:
+        raise aggregation.no_clock(data)
     return replicas
 
 
