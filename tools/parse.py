@@ -73,4 +73,4 @@ def parse(arguments: Sequence[str]) -> Any:
     except (AssertionError, OSError) as error:  # of a shell that tyro does not know, or a file that cannot be written
         if not arguments[0].startswith("--tyro"):
             raise
-        raise CommandError(f"{arguments[0]}: {error}") from error
+        raise CommandError(f"{' '.join(arguments[:2])}: {error}") from error
