@@ -96,6 +96,8 @@ def test_flags_are_checked_without_jax() -> None:
         "twin --suspect node99",
         "twin --fault meteor",
         "train --aggregate foo",
+        "train --aggregate noise,sigma=0.1",
+        "train --data 2 --aggregate noise,sigma=nan",
         "train --steps 0",
         "train --data 3",
         "trace x --where dot_general",
