@@ -92,7 +92,7 @@ class Simulated:
     Attributes:
         suspect: `node1` to `node15`, or `healthy`; None for none of them.
         faults: faults, or lines of text as `sdc.faults.parse_fault` reads them.
-        twin: the twin that has them, where there are twins.
+        twin: the twin that has them, where there are twins and the fault does not say another.
         products: whether they strike matrix products rather than the outputs of submodules.
     """
 
@@ -126,7 +126,8 @@ class Simulated:
         if self.suspect is not None:
             where = submodule_products if self.products else str
             return tuple(node_faults(self.suspect, layers=layers, at=self._at, where=where))
-        return tuple(parse_fault(fault, at=self._at) if isinstance(fault, str) else fault for fault in self.faults)
+        read = (parse_fault(fault) if isinstance(fault, str) else fault for fault in self.faults)
+        return tuple(dataclasses.replace(fault, at={**self._at, **fault.at}) for fault in read)
 
     def describe(self, *, layers: int, steps: int) -> dict[str, Any]:
         """What the manifest says of the suspect."""
