@@ -108,6 +108,8 @@ def test_flags_are_checked_without_jax() -> None:
         "train --abft --abft-mode locate --abft-scheme paper",
         "twin --coordinator a:1 --processes 2 --process 2",
         "report nowhere",
+        "diff nowhere nowhere",
+        "trace x --against nowhere",
     ]
     code = (
         "import sys\nfrom sdc.tools.cli import run\n"

@@ -70,6 +70,8 @@ def run(
         >>> [row["step"] for row in record.lines]
         [0, 1]
     """
+    if judge is not None and not callable(judge):
+        raise SettingError("judge", judge, "expected a function that is given a Judged and returns an Answer")
     config, dataset = loaded or job.load()
     if job.folder is None:
         raise SettingError("folder", None, "a run needs a folder for its record; name a new one")

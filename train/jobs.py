@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sdc.faults.fault import Fault
 from sdc.program.selectors import Selector, as_selector
+from sdc.record.reading import read_manifest
 from sdc.settings import SettingError, check_types
 
 from .checks import Checks, Simulated, as_aggregated
@@ -293,6 +294,7 @@ class Tracing(Job):
     def judge(self) -> "Judge | None":
         if self.against is None:
             return None
+        read_manifest(self.against, "trace")  # what is no trace is told before JAX is imported
         from .golden import Golden
 
         return Golden(self.against)

@@ -24,6 +24,7 @@ from sdc.program.interpreter import required
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import Selector, as_selector
 from sdc.program.site import Site, Where
+from sdc.settings import SettingError
 
 from .changes import Change, apply, neutral
 from .events import Events, Hits, corruptible, strikable, words
@@ -105,6 +106,7 @@ def strike_on(
         axes: further mesh axes, see `no_strike`.
 
     Raises:
+        SettingError: `site` is something else, such as the name of one.
         ValueError: the fault is of another site; the site has no such output, element or loop, or its numbers cannot be
             changed so.
 
@@ -120,6 +122,8 @@ def strike_on(
         ([1.0, 3.0, 1.0], 1)
     """
     fault = as_fault(fault)
+    if not isinstance(site, Site):
+        raise SettingError("site", site, "is no site; give one of those that sdc.sites(step, ...) lists")
     if fault.site != "*" and not fault.selector(site):
         raise ValueError(f"fault {fault} is not of {site.name}; strike a site that it selects")
     device = fault.at if device is None else device

@@ -137,6 +137,8 @@ class Fault:
         rates = np.atleast_1d(np.asarray(0.0 if self.rate is None else self.rate, np.float64))
         if not rates.size or not ((rates >= 0) & (rates <= 1)).all():
             raise ValueError(f"rate={self.rate}: expected a probability per element, between 0 and 1")
+        if not isinstance(self.at, Mapping):
+            raise SettingError("at", self.at, "expected an index for each mesh axis, as in {'data': 1}")
         if self.layer is not None and self.layer < 0:
             raise ValueError(f"layer={self.layer}: expected a number from 0")
         if self.rate is not None:  # a fault that hits once may be given elements that are no pattern

@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -44,6 +44,8 @@ def _check_bits(bits: tuple[int, ...], field: Field | None) -> None:
         raise ValueError(f"field={field!r}: expected {', '.join(FIELDS)}")
     if bits and field is not None:
         raise ValueError(f"bits={bits} and field={field!r} both choose bits; give one of them")
+    if not isinstance(bits, Sequence):
+        raise ValueError(f"bits={bits}: expected numbers of bits, as in (30,)")
     if any(bit < 0 for bit in bits) or len(set(bits)) < len(bits):
         raise ValueError(f"bits={bits}: expected different bits from 0 on")
 

@@ -81,6 +81,11 @@ def test_twins_are_run_again_too(tmp_path: Path) -> None:
     assert lines(tmp_path / "again", "discarded.jsonl") == lines(tmp_path / "once")
 
 
+def test_what_is_no_judge_is_told_before_anything_is_read() -> None:
+    with pytest.raises(ValueError, match="judge=3: expected a function"):
+        run(JOB, judge=3)  # type: ignore[arg-type]
+
+
 def test_what_a_judge_discards_is_not_forgotten(tmp_path: Path) -> None:
     """A fault that struck a discarded attempt only: the steps on record are clean, and the verdict is not."""
     job = Twins(workload=WORKLOAD, steps=2, suspect="healthy", checkpoint_every=1, folder=tmp_path / "run")

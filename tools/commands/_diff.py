@@ -1,7 +1,6 @@
 """`sdc diff`: the first step and operation at which two traces part."""
 
-from sdc.analysis.traces import describe_difference
-from sdc.twins.traces import diff, read_trace
+from sdc.record.reading import read_manifest
 
 from ..errors import VERDICTS, run_errors, usage_errors
 from ..options import DiffOptions
@@ -10,6 +9,12 @@ from ..output import show
 
 def run(options: DiffOptions) -> int:
     """Compares two traces and returns the exit code."""
+    with usage_errors():
+        for folder in (options.run_a, options.run_b):  # what is no trace is told before JAX is imported
+            read_manifest(folder, "trace")
+    from sdc.analysis.traces import describe_difference
+    from sdc.twins.traces import diff, read_trace
+
     with usage_errors():
         a, b = read_trace(options.run_a), read_trace(options.run_b)
     with run_errors(options.run_a, resumable=False):

@@ -327,6 +327,12 @@ def test_a_fault_is_struck_as_it_is_injected() -> None:
         sdc.strike_on(site, sdc.Fault(flip, layer=99), 3)
     with pytest.raises(ValueError, match="what=3: expected a kind of fault"):
         sdc.strike_on(site, 3, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="site=fwd/h: is no site"):
+        sdc.strike_on("fwd/h", flip, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at=model: expected an index for each mesh axis"):
+        sdc.Fault(flip, at="model")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bits=30: expected numbers of bits"):
+        BitFlip(bits=30)  # type: ignore[arg-type]
 
 
 def test_a_layer_is_struck_in_every_iteration_of_the_loops_around_it() -> None:
