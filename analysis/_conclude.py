@@ -19,7 +19,7 @@ def conclude(folder: str | PathLike[str]) -> dict[str, Any]:
     The summary of what has not ended is computed, but not written.
 
     Args:
-        folder: of a run, a trace, a campaign or a study.
+        folder: folder of a run, a trace, a campaign or a study.
 
     Returns:
         Contents of `summary.json`, and the paths of the folder (`run`) and of the page (`report`).

@@ -26,9 +26,9 @@ class Line:
     """One line of a figure.
 
     Attributes:
-        label: for the legend.
-        x, y: of one length; what is not finite is left out.
-        dashed: for theory, beside what was measured.
+        label: label for the legend.
+        x, y: coordinates, of one length; what is not finite is left out.
+        dashed: whether the line is dashed, for theory beside what was measured.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Chart:
     Attributes:
         title, caption: text.
         x, y: what the axes show, with units.
-        lines: at most two dozen.
+        lines: the lines, at most two dozen.
         log: which axes are logarithmic.
     """
 
@@ -157,7 +157,7 @@ def draw(name: str, chart: Chart, mark: str) -> Picture | LeftOut:
     """Draws a figure.
 
     Args:
-        name: for ids within the page.
+        name: name for ids within the page.
         chart: what to draw.
         mark: text drawn into the figure, such as that faults are simulated; may be empty.
     """

@@ -62,13 +62,13 @@ def make_report(
     """Puts a report together.
 
     Args:
-        manifest: of the record.
+        manifest: manifest of the record.
         mark: put before the caption of every table and figure, such as that faults are simulated; may be empty.
         facts: those without a value are left out.
         measured: tables; those that are empty are left out.
         drawn: figures, or why they cannot be drawn.
         left_out: tables that the record cannot give, and why.
-        settings: by caption, besides the environment.
+        settings: settings by caption, besides the environment.
         notes: what to know before reading on.
         said: further parts by their name in `Report`.
     """

@@ -78,7 +78,7 @@ def proportion_interval(successes: int, trials: int, *, confidence: float = CONF
     """Two-sided exact interval of a proportion (Clopper and Pearson, Biometrika 26, 1934).
 
     Args:
-        successes: of the trials.
+        successes: successes among the trials.
         trials: independent ones.
         confidence: probability with which the interval holds the proportion, at the least.
 
@@ -109,7 +109,7 @@ def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE
     and P(0) = (1 + mean/shape)^-shape.
 
     Args:
-        shape: of the gamma distribution; infinite means independent elements, smaller means burstier.
+        shape: shape of the gamma distribution; infinite means independent elements, smaller means burstier.
         confidence: probability with which such a run would have shown a mismatch.
 
     Returns:

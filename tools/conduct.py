@@ -165,7 +165,7 @@ def check_folder(folder: Path, resume: bool, kind: str, *, resumable: bool = Tru
     Args:
         folder: the folder.
         resume: whether to continue what is in it.
-        kind: of the record.
+        kind: kind of the record.
         resumable: whether the command has the flag `--resume`.
 
     Raises:

@@ -52,7 +52,7 @@ def run(
         loaded: what `job.load()` returned, where it was called before.
         judge: asked after each step how to go on.
         on_step: told of each line of `steps.jsonl`.
-        devices: to use, all of them; by default as many as are needed of one process, and all of several.
+        devices: the devices to use, all of them; by default as many as are needed of one process, and all of several.
         command: the command line that asks for the run, for the record.
 
     Returns:

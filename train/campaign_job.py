@@ -17,7 +17,7 @@ class CampaignJob(Planned):
 
     Attributes:
         injections: how many faults.
-        steps: of the clean run; faults strike all but the last `follow` of them.
+        steps: steps of the clean run; faults strike all but the last `follow` of them.
         follow: steps that are followed after the struck one.
         where: selector of what is struck, or its text.
         faults: kinds of faults, see `sdc.faults.parse_kind`.

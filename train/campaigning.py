@@ -44,7 +44,7 @@ def run_campaign(
         job: what to run.
         loaded: what `job.load()` returned, where it was called before.
         on_row: told of each line of `injections.jsonl`.
-        devices: to use, all of them; by default as many as are needed.
+        devices: the devices to use, all of them; by default as many as are needed.
         command: the command line that asks for the campaign, for the record.
 
     Returns:

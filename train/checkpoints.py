@@ -118,7 +118,7 @@ class Checkpoints:
             step: steps done.
             state: pytree of JAX arrays of any sharding and dtype, PRNG keys included. Where devices hold replicas, the
                 first one's is saved.
-            position: of the data iterator, in JSON's types.
+            position: position of the data iterator, in JSON's types.
             force: save although none is due (the last step).
 
         Returns:
@@ -189,7 +189,7 @@ class Checkpoints:
         Args:
             abstract: shapes and types (`jax.ShapeDtypeStruct`) with the shardings to restore into; they may
                 differ from the saved ones.
-            step: of the checkpoint; the newest complete one by default.
+            step: step of the checkpoint; the newest complete one by default.
             only: read only this part of the state. All else comes back as it stands in `abstract`, and is not compared
                 with the checkpoint. The checksums of files, which hold more than this part, are left out.
 

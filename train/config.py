@@ -20,7 +20,7 @@ class ModelConfig:
     Attributes:
         vocab_size: rows of the embedding; at least the tokenizer's vocabulary, padded so that it divides over the mesh.
         layers: decoder layers.
-        width: of the residual stream (d in the paper).
+        width: width of the residual stream (d in the paper).
         heads: query heads.
         kv_heads: key and value heads; each serves `heads / kv_heads` query heads.
         head_dim: width of one head.
@@ -28,7 +28,7 @@ class ModelConfig:
         rope_theta: base of the rotary embedding's wavelengths.
         norm_epsilon: added to the mean square in RMSNorm.
         tied: whether the output head is the transposed embedding.
-        dtype: of activations and of the parameters used to compute them; master parameters are always float32.
+        dtype: type of activations and of the parameters used to compute them; master parameters are always float32.
     """
 
     vocab_size: int
@@ -49,7 +49,7 @@ class OptimizerConfig:
     """AdamW with global-norm clipping, linear warm-up and a cosine.
 
     Attributes:
-        learning_rate: at the end of the warm-up.
+        learning_rate: learning rate at the end of the warm-up.
         warmup_steps: steps of linear rise; the first step already uses `learning_rate / warmup_steps`.
         total_steps: step at which the cosine reaches zero, warm-up included.
         beta1: decay of the gradient's mean.
@@ -74,7 +74,7 @@ class TrainConfig:
     """Everything that decides what a training step computes.
 
     Attributes:
-        name: of the preset.
+        name: name of the preset.
         model: the decoder.
         optimizer: the optimizer.
         sequence_length: tokens of a sequence that are predicted.

@@ -81,7 +81,7 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
         corpus: the documents.
         tokenizer: turns them into tokens; its end of text follows each document.
         sequence_length: tokens of a chunk that are predicted; a chunk holds one more.
-        seed: of the shuffle.
+        seed: seed of the shuffle.
 
     Returns:
         The data set; without a chunk if the corpus is shorter than one (`batches` reports it).

@@ -16,7 +16,7 @@ class Golden:
     """Stops a traced run where it parts from a recorded trace.
 
     Args:
-        folder: of the recorded trace.
+        folder: folder of the recorded trace.
 
     Raises:
         RecordError: the folder holds no trace, or a damaged one.
@@ -39,7 +39,7 @@ class Golden:
         """Judges the steps that a resumed run has on record already.
 
         Args:
-            folder: of the run.
+            folder: folder of the run.
             before: number of the step at which the run goes on.
         """
         for step, line in read_trace(folder).lines.items():

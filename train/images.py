@@ -72,8 +72,8 @@ class Images:
     Attributes:
         train_images: float32 in [0, 1], one channel.
         train_labels: classes of `train_images`, from 0.
-        test_images: as `train_images`.
-        test_labels: as `train_labels`.
+        test_images: images to test on, like `train_images`.
+        test_labels: classes of `test_images`, from 0.
         classes: number of classes.
         source: where they come from, for the run record.
         digest: SHA-256 (hexadecimal) over the four arrays, shapes included.
@@ -142,7 +142,7 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
     Args:
         images: the data set.
         batch_size: images in a batch, over all workers.
-        seed: of the order; the same seed gives the same batches on every host.
+        seed: seed of the order; the same seed gives the same batches on every host.
 
     Returns:
         A grain iterator of pairs: images float32 [B, h, w, 1] and labels int32 [B]. `get_state()` is a dictionary that

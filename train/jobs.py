@@ -36,8 +36,8 @@ class Planned:
         workload: what is trained.
         steps: optimizer steps.
         data: data-parallel ranks, of each twin where there are twins.
-        model: tensor-parallel ranks, likewise.
-        folder: of the record, a new one unless it is resumed.
+        model: tensor-parallel ranks, of each twin where there are twins.
+        folder: folder of the record, a new one unless it is resumed.
         resume: continue what is in the folder, from its newest checkpoint, or after its last injection.
     """
 

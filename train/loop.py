@@ -64,10 +64,10 @@ def run_steps(
 
     Args:
         program: what is run; it must not donate the state if the judge may have a step run again.
-        state: before the first of the steps.
+        state: state before the first of the steps.
         steps: numbers of the steps.
-        batches: at the position of the first step.
-        record: of the run; None in processes that do not write it.
+        batches: iterator of batches, at the position of the first step.
+        record: record of the run; None in processes that do not write it.
         checkpoints: saved when due, and after the last step.
         judge: asked after each step.
         on_step: told of each row that is recorded, for the progress display.

@@ -77,7 +77,7 @@ class DropCompute:
             `measure` steps on a real clock.
         latency: simulated latencies of micro-batches, such as `latency=lognormal,mean=0.1,std=0.05` (the last setting
             of the method, or in brackets); without it and without `replay` every process watches its own clock.
-        micro_batches: into which a worker cuts its share of the batch; by default the configuration's microsteps.
+        micro_batches: parts into which a worker cuts its share of the batch; by default the configuration's microsteps.
         correction: `none`, `rate` or `count`.
         serial: seconds of the rest of a step, for `auto` with simulated latencies.
         measure: steps without a threshold, for `auto` on a real clock.

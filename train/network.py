@@ -92,7 +92,7 @@ def convnet_logits(params: Params, images_BHWC: Float[Array, "B H W C"]) -> Floa
     """Logits of the classes.
 
     Args:
-        params: from `init_convnet` for the shape of these images.
+        params: parameters from `init_convnet` for the shape of these images.
         images_BHWC: the images.
 
     Example:

@@ -50,7 +50,7 @@ def history_ratio(config: OptimizerConfig, state: optax.OptState) -> Float[Array
 
     Args:
         config: the optimizer.
-        state: of `adamw`, after the step.
+        state: state of `adamw`, after the step.
     """
     adam = optax.tree_utils.tree_get(state, "mu"), optax.tree_utils.tree_get(state, "nu")
     count = optax.tree_utils.tree_get(state, "count").astype(jnp.float32)

@@ -123,7 +123,7 @@ def place(
         data: data-parallel ranks of a twin.
         model: model-parallel ranks of a twin.
         kind: `"mesh"` gives every twin devices of its own, `"vmap"` puts all twins on the same ones.
-        devices: to use, all of them; by default all there are.
+        devices: the devices to use, all of them; by default all there are.
 
     Raises:
         ValueError: the devices at hand are not as many as needed.

@@ -53,7 +53,7 @@ class ReplicaState(NamedTuple):
         params: master parameters of this rank, in full width, float32.
         optimizer: state of the optimizer and of what is around it.
         noise: state of the simulated noise.
-        roles: of a shadow replica.
+        roles: roles and counts of a shadow replica.
     """
 
     step: Int[Array, ""]
@@ -69,9 +69,9 @@ class ReplicaMetrics(NamedTuple):
     Attributes:
         loss: mean over the sequences that were computed, in nats a token, float32.
         gradient_norm: Euclidean norm of the aggregated gradient before clipping, mean over the data ranks.
-        learning_rate: of this step.
+        learning_rate: learning rate of this step.
         gradient: None: ranks may hold different ones.
-        reports: of the methods, on this device; see `report`.
+        reports: reports of the methods, on this device; see `report`.
     """
 
     loss: Float[Array, ""]
@@ -95,8 +95,8 @@ class Replicas:
     Attributes:
         config: the configuration.
         aggregation: the methods.
-        seed: of simulated noise, latencies and losses.
-        threshold: of DropCompute, where it is simulated.
+        seed: seed of simulated noise, latencies and losses.
+        threshold: threshold of DropCompute, where it is simulated.
         completed: micro-batches by step and data rank, where a run of DropCompute is replayed.
         losses: channels of gradients and parameters, where a run with lost packets is replayed.
     """
@@ -216,7 +216,7 @@ class Replicas:
         """One optimizer step on one device.
 
         Args:
-            state: of this device.
+            state: state of this device.
             tokens: this data rank's share of the batch.
             given: what the worker has accumulated already, on a real clock.
         """

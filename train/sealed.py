@@ -122,8 +122,8 @@ def check_files(path: epath.Path, contents: Mapping[str, Any], *, bytes_too: boo
     """Compares the files with what their writers noted. All processes call it, and share the work.
 
     Args:
-        path: of the checkpoint.
-        contents: of the checkpoint.
+        path: path of the checkpoint.
+        contents: contents of the checkpoint.
         bytes_too: compare the checksums as well as names and sizes.
 
     Returns:

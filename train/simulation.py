@@ -25,7 +25,7 @@ class Simulation:
     Attributes:
         text: the line it was read from.
         fault: what becomes of which elements, on which device; None for no fault.
-        step: of the run.
+        step: the struck step of the run.
         site: pattern of site names.
         iteration: index in the enclosing loops.
         element: flat index of the first element.

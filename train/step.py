@@ -48,7 +48,7 @@ class Metrics(NamedTuple):
     Attributes:
         loss: mean cross entropy over the global batch in nats a token, float32.
         gradient_norm: global Euclidean norm of the gradient before clipping, float32.
-        learning_rate: of this step, float32.
+        learning_rate: learning rate of this step, float32.
         gradient: mean gradient before clipping, float32, sharded like the master parameters.
     """
 

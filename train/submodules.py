@@ -8,7 +8,7 @@ def submodule_products(name: str) -> Selector:
     """The matrix products of a submodule, in the layers: what is recomputed belongs to the backward pass.
 
     Args:
-        name: of the study's submodule, one of `sdc.faults.SUBMODULES`.
+        name: name of the study's submodule, one of `sdc.faults.SUBMODULES`.
 
     Example:
         >>> from sdc.train.submodules import submodule_products

@@ -21,7 +21,7 @@ class Loaded(NamedTuple):
     """A workload whose data are in memory.
 
     Attributes:
-        config: with an embedding as large as the tokenizer asks for.
+        config: the configuration, with an embedding as large as the tokenizer asks for.
         dataset: chunks of tokens in training order.
     """
 
@@ -36,7 +36,7 @@ class Workload:
     Attributes:
         config: a configuration, or the name of a preset.
         dtype: type of activations and compute parameters; None for the configuration's own.
-        seed: of the parameters, the order of the data and simulated faults.
+        seed: seed of the parameters, the order of the data and simulated faults.
         corpus: `python` for the standard library's source, or files and folders of text or JSON lines.
         tokenizer: `bytes`, or the path of a Hugging Face `tokenizer.json`.
 

@@ -25,9 +25,9 @@ def summarize_products(
     """Shares from the counts of a study.
 
     Args:
-        counts: by variant and scheme: rows `checked` and `flagged` in healthy training; errors `made` and `found` by
-            magnitude; flips `bits_made` and `bits_found` by bit.
-        magnitudes: of the errors, in root mean squares of the row.
+        counts: counts by variant and scheme: rows `checked` and `flagged` in healthy training; errors `made` and
+            `found` by magnitude; flips `bits_made` and `bits_found` by bit.
+        magnitudes: magnitudes of the errors, in root mean squares of the row.
 
     Returns:
         By variant and scheme the counts, and: `false_alarms_upper_95` per row; the smallest magnitude of which `half`

@@ -20,7 +20,7 @@ class ShadowVerdict(NamedTuple):
         comparisons: how many pairs of ranks were compared.
         differences: comparisons that found a difference.
         repeated: re-checks of a difference that differed again.
-        shares: for each rank, the share of its comparisons that differed; NaN where it had none.
+        shares: share of each rank's comparisons that differed; NaN where it had none.
         reason: one sentence.
     """
 

@@ -37,7 +37,7 @@ class Divergence(NamedTuple):
     with the root of the steps since then, which costs no communication: `expected`.
 
     Attributes:
-        measured: at the last synchronization, just before it; 0 before the first.
+        measured: divergence at the last synchronization, just before it; 0 before the first.
         gap: steps from the synchronization before to that one.
         age: steps since.
     """
@@ -74,7 +74,7 @@ class PaftState(NamedTuple):
         inner, step, divergence: see `PaftSyncState`.
         next: number of the step (from 0) after which the parameters are averaged next.
         period: H, steps between the last synchronization and the next.
-        synchronizations: so far.
+        synchronizations: number of synchronizations so far.
     """
 
     inner: optax.OptState

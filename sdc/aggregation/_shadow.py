@@ -49,7 +49,7 @@ class ShadowState(NamedTuple):
         checked: comparisons by (watched rank, spare), or by pair of spares.
         differed: those that found a difference.
         undecided: differences by pair of which it is open who was wrong, each with its follow-up counted once.
-        blamed: for each rank, how often a follow-up or a majority decided that it was wrong.
+        blamed: how often a follow-up or a majority decided that a rank was wrong, for each rank.
         repeated: re-checks of a difference that differed again.
     """
 

@@ -139,7 +139,7 @@ class Exponential(_Written):
     """Density exp(-t/mean)/mean.
 
     Attributes:
-        mean: above 0.
+        mean: mean of the distribution, above 0.
     """
 
     mean: float
@@ -157,8 +157,8 @@ class Gamma(_Written):
     """Gamma distribution of scale mean/shape.
 
     Attributes:
-        mean: above 0.
-        shape: above 0; 1 is the exponential distribution, larger is more even.
+        mean: mean of the distribution, above 0.
+        shape: shape of the distribution, above 0; 1 is the exponential distribution, larger is more even.
     """
 
     mean: float

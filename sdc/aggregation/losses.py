@@ -21,7 +21,7 @@ class LossyLog(NamedTuple):
 
     Attributes:
         gradient: packets of the reduce-scatter, uint8 [receivers, packets / 8].
-        parameter: packets of the all-gather, likewise.
+        parameter: packets of the all-gather, of the same shape and type.
     """
 
     gradient: UInt8[Array, "workers bytes"]

@@ -61,8 +61,8 @@ def gradient_noise(
             program serves every degree of noise; what is traced is not checked.
         seed: decides all draws.
         workers: numbers of the workers with errors; all by default.
-        burst_period: at every so many steps (the first burst is at step `burst_period - 1`, counted from 0) the noise
-            has `burst_sigma` instead; None for no bursts.
+        burst_period: steps from one burst, in which the noise has `burst_sigma` instead, to the next (the first is at
+            step `burst_period - 1`, counted from 0); None for no bursts.
         burst_sigma: standard deviation of a burst.
         faults: corrupted bits and faulty links, in the language of `sdc.faults`. Gradients are probes by the name
             `gradient/...`. A fault that names no worker (`at`) hits each of `workers`; a link that corrupts one lane

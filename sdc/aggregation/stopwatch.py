@@ -28,7 +28,7 @@ class Stopped(NamedTuple):
     """What a worker got done.
 
     Attributes:
-        carry: after the last completed micro-batch.
+        carry: the carry after the last completed micro-batch.
         completed: how many micro-batches are in it.
         latencies: seconds of each of them, from the end of the one before.
         seconds: time from the start to the end of the last one.

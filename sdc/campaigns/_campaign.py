@@ -28,10 +28,10 @@ def campaign(
 
     Args:
         step: `(state, batch) -> (state, metrics)`, any function that JAX can trace.
-        state: before the first step.
-        batches: one for each step of the clean run.
+        state: state before the first step.
+        batches: batches of data, one for each step of the clean run.
         loss: `(state, metrics) -> loss`, of what the step returns.
-        injections: how many.
+        injections: number of faults to inject.
         where: selects the sites; by default everything that computes floating-point numbers.
         faults: which, each a `Fault`, just its kind, or its text (see `parse_kind`). Where and when they hit is the
             campaign's affair.

@@ -32,7 +32,7 @@ class When:
         onset: the first step with the fault.
         spike: probability that a step is hit at all; a step that is hit has the rate divided by `spike`, so that the
             mean over time stays. 1 for a steady rate.
-        burst: at the onset the rate is higher by this multiple; the excess decays as exp(-(step - onset) / decay).
+        burst: excess of the rate at the onset, as a multiple of the rate; it decays as exp(-(step - onset) / decay).
         decay: time constant of that decay, in steps.
         end: the first step without the fault; None if it stays.
         gamma: shape of a gamma distribution of mean 1 from which a factor on the rate is drawn at each step, the same

@@ -103,8 +103,8 @@ class Tile(One):
     """A rectangle of the last two axes, ending at their edges. A vector is taken as one row.
 
     Attributes:
-        rows: along the last axis but one.
-        columns: along the last axis.
+        rows: number of rows, along the last axis but one.
+        columns: number of columns, along the last axis.
     """
 
     rows: int

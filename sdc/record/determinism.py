@@ -123,7 +123,7 @@ def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
     """SHA-256 of a lowered program's StableHLO text, 64 hexadecimal digits: equal for equal programs.
 
     Args:
-        lowered: as `jax.jit(step).lower(...)` returns it.
+        lowered: the lowered program, as `jax.jit(step).lower(...)` returns it.
     """
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 

@@ -114,7 +114,7 @@ def squared_distance(
     Args:
         leaves: the local shards.
         axis_name: the twin axis.
-        replicas: for each array, how many devices of a twin hold the same shard.
+        replicas: how many devices of a twin hold the same shard, for each array.
         reference: index of the reference.
     """
     others = tuple(axis for axis in bound_axes() if axis != axis_name)

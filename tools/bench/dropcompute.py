@@ -42,7 +42,7 @@ class Measured(NamedTuple):
     """Iterations of all processes.
 
     Attributes:
-        latencies: of each micro-batch that was completed, [iterations][processes][completed].
+        latencies: latency of each micro-batch that was completed, [iterations][processes][completed].
         compute: seconds until the all-reduce, [iterations, processes].
         whole: seconds with the all-reduce, [iterations, processes].
     """

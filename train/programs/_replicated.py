@@ -35,9 +35,9 @@ def make_replicas(
     Args:
         config: what is trained.
         aggregation: the methods.
-        placement: where.
-        seed: of what they simulate.
-        steps: of the run, for which a log that is replayed must be long enough.
+        placement: where the step runs.
+        seed: seed of what they simulate.
+        steps: steps of the run, for which a log that is replayed must be long enough.
 
     Raises:
         SettingError: the methods do not fit the mesh, or a log that is to be replayed does not fit the run.
@@ -82,7 +82,7 @@ def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
 
     Args:
         replicas: see `make_replicas`.
-        placement: where.
+        placement: where the step runs.
     """
     data, model = (placement.mesh.shape[axis] for axis in (DATA, MODEL))
     params = jax.eval_shape(lambda: init_params(replicas.config.model, jax.random.key(0)))

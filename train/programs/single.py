@@ -24,10 +24,10 @@ class SingleProgram(Placed):
 
     Attributes:
         work: the step.
-        placement: where, without twins.
-        faults: simulated.
+        placement: where the program runs, without twins.
+        faults: the simulated faults.
         checks: how products are checked; None not to check them.
-        seed: of the run; the faults draw from the next one.
+        seed: seed of the run; the faults draw from the next one.
         donate: whether a step takes the memory of the state that it is given.
     """
 

@@ -24,7 +24,7 @@ class TraceProgram(Placed):
 
     Attributes:
         work: the step.
-        placement: where, without twins.
+        placement: where the program runs, without twins.
         where: the values whose digests each step returns.
         simulation: the simulated fault, or None for a program that can have none.
         donate: whether a step takes the memory of the state that it is given.

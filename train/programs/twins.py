@@ -30,13 +30,13 @@ class TwinProgram(Placed):
 
     Attributes:
         work: the step of one twin, which returns the gradient in its metrics.
-        placement: where, with twins.
+        placement: where the program runs, with twins.
         sync: `compute` compares and repairs at every probe and after the step, `params` after the step, `none` only
             compares.
         compare: see `sdc.lockstep`.
-        faults: simulated.
+        faults: the simulated faults.
         checks: how products are checked; None not to check them.
-        seed: of the run; the faults draw from the next one.
+        seed: seed of the run; the faults draw from the next one.
         donate: whether a step takes the memory of the state that it is given.
     """
 

@@ -29,7 +29,7 @@ class PaftStudy(Study[PaftMeasured]):
 
     Attributes:
         variances: sigma^2 of the noise, as the paper gives its degree.
-        periods: of `paft_sync`.
+        periods: periods of `paft_sync`.
         burst_every: steps from one burst to the next; the paper has one in 500 steps of a longer training.
         bursts: sigma^2 of accidental large noise on top of the smallest of the variances.
         rate: learning rate of the plain SGD whose divergence is measured.

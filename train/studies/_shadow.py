@@ -29,7 +29,7 @@ class Hardware:
     """A kind of hardware.
 
     Attributes:
-        name: for the record.
+        name: name for the record.
         faulty: the rank with faults, or None.
         spike: probability that a step is hit at all.
         once: whether only one step is hit.
@@ -62,7 +62,7 @@ class ShadowStudy(Study[ShadowMeasured]):
 
     Attributes:
         workers: ranks, one of them to spare; with two spares there is one rank more.
-        kinds: of hardware.
+        kinds: kinds of hardware.
         rate: share of the elements of a gradient that a fault hits, in a step that is hit: so many that it hits one.
 
     Example:

@@ -30,7 +30,7 @@ class Calibration:
     Attributes:
         dtypes: types to measure.
         steps: optimizer steps for each type, whose products are checked by what was measured.
-        seed: of the parameters and the synthetic factors.
+        seed: seed of the parameters and the synthetic factors.
 
     Raises:
         SettingError: there is no step or no type.

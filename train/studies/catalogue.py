@@ -45,7 +45,7 @@ def study(
         which: `paft`, `dropcompute`, `lossy` or `shadow`; or a study with settings of its own.
         workloads: what is trained, such as `convnet(read_images())`, `transformer(("python",))` or `linear()`.
         progress: told of each part that is done; `Study.count` says how many there are.
-        settings: for a study given by its name, fields of its class, such as `steps` and `seed`.
+        settings: settings for a study given by its name, fields of its class, such as `steps` and `seed`.
 
     Returns:
         What was measured: `PaftMeasured`, `DropComputeMeasured`, `LossyMeasured` or `ShadowMeasured`.

@@ -41,13 +41,13 @@ class DropComputeStudy(Study[DropComputeMeasured]):
     """Speedup against drop rate and workers, predicted and on a real clock; loss against steps and time.
 
     Attributes:
-        micro_batches: of a step of a worker, as in the paper's environment of simulated delays.
-        latency: of a micro-batch, in seconds.
+        micro_batches: micro-batches of a step of a worker, as in the paper's environment of simulated delays.
+        latency: latency of a micro-batch, in seconds.
         serial: seconds of the rest of a step.
         fleets: workers for which the speedup is predicted.
         threads: workers whose speedup is measured, threads with a clock each.
         unit: base of their delays, in seconds.
-        iterations: of a measurement.
+        iterations: iterations of a measurement.
         drops: drop rates of the trainings.
         mended: the drop rate that is made up for by extra steps, and by corrections.
 

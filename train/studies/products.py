@@ -37,9 +37,9 @@ class Variant:
     """What is checked.
 
     Attributes:
-        name: for the record.
+        name: name for the record.
         output: type of the result that is checked, that of the sums or a narrower one.
-        scheme: by which it is judged.
+        scheme: scheme by which it is judged.
     """
 
     name: str
@@ -73,7 +73,7 @@ class ProductsStudy:
         dtypes: types of activations to study.
         steps: optimizer steps; every product of every step is judged by every scheme.
         where: which matrix products, a selector.
-        seed: of the parameters and the errors.
+        seed: seed of the parameters and the errors.
 
     Raises:
         SettingError: there is no step or no type, or `where` is no selector.
@@ -105,7 +105,7 @@ class ProductsStudy:
         Args:
             config: what is trained; its type is replaced by each of `dtypes`.
             dataset: its text.
-            profile: of the device, for thresholds; by default what is assumed of the platform.
+            profile: profile of the device, for thresholds; by default what is assumed of the platform.
 
         Yields:
             What has just been done.

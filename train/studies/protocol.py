@@ -16,9 +16,9 @@ class Study(abc.ABC, Generic[Found]):
     """A study of a method of robust aggregation.
 
     Attributes:
-        workers: of its trainings, all on one device.
+        workers: workers of its trainings, all on one device.
         steps: optimizer steps of a training.
-        seed: of parameters, data and everything simulated.
+        seed: seed of parameters, data and everything simulated.
 
     Raises:
         SettingError: see `check_training`.

@@ -26,12 +26,12 @@ def reference_steps(
     """Trains, and hands over what a transformation of the step reports.
 
     Args:
-        config: of the model and its training.
-        dataset: of its text.
-        dtype: of activations and of the parameters used to compute them, in place of the configuration's.
-        transform: of a step, which returns `(out, reports)` then.
+        config: configuration of the model and its training.
+        dataset: the tokenized text.
+        dtype: type of activations and of the parameters used to compute them, in place of the configuration's.
+        transform: transformation of a step, which returns `(out, reports)` then.
         steps: optimizer steps.
-        seed: of the parameters.
+        seed: seed of the parameters.
 
     Yields:
         The reports of a step, the step itself as it is without the transformation, and its arguments.

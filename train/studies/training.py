@@ -35,10 +35,10 @@ class Trained:
     """What became of a run.
 
     Attributes:
-        steps: after which it was scored.
+        steps: numbers of steps after which it was scored.
         scores: mean over the replicas at these steps; NaN counts as it comes.
         reports: arrays [steps, workers, ...] of what each step reported.
-        state: of the method at the end, all workers.
+        state: state of the method at the end, all workers.
     """
 
     steps: np.ndarray
@@ -58,8 +58,8 @@ class Trainer:
     Args:
         workload: what is trained.
         method: how.
-        workers: under `vmap`, whose axis is `sdc.train.parallel.DATA`.
-        rows: of a global batch; by default the workload's.
+        workers: number of workers, under `vmap`, whose axis is `sdc.train.parallel.DATA`.
+        rows: rows of a global batch; by default the workload's.
         cut: what a worker's share of a batch becomes, for instance micro-batches.
 
     Example:
@@ -110,9 +110,9 @@ class Trainer:
         """Trains anew, and looks at the score now and then.
 
         Args:
-            setting: for the method.
+            setting: setting for the method.
             steps: optimizer steps.
-            seed: of the parameters and the order of the data.
+            seed: seed of the parameters and the order of the data.
             looks: times that the score is taken.
 
         Returns:

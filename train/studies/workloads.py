@@ -40,13 +40,13 @@ class Task:
     """A model, its data and its optimizer.
 
     Attributes:
-        name: for the record.
-        source: of the data.
+        name: name for the record.
+        source: source of the data.
         init: initial parameters from a key.
         loss: `(params, batch) -> mean loss`.
         score: `params -> accuracy or perplexity` on data that are not trained on.
-        metric: which of the two.
-        optimizer: for a full batch, from the number of steps.
+        metric: which of the two the score is.
+        optimizer: makes the optimizer for a full batch from the number of steps.
         rows: rows of a global batch.
         data: `(rows, seed) -> iterator of batches` with that many rows, endless.
     """
@@ -115,8 +115,8 @@ def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
     """A linear classifier on made-up points around one centre for each class, with SGD: a study in seconds.
 
     Args:
-        features: of a point.
-        classes: at most as many as features.
+        features: features of a point.
+        classes: number of classes, at most as many as features.
         noise: standard deviation of a feature about its centre, which is 1 or 0.
 
     Example:
@@ -205,7 +205,7 @@ def chosen_tasks(which: str, *, images: str, corpus: tuple[str, ...]) -> list[Ta
     """What a study trains: `convnet` on images, `transformer` on text, or both.
 
     Args:
-        which: of the two, or `both`.
+        which: one of the two, or `both`.
         images: see `sdc.train.images.read_images`; what holds a path separator is a folder.
         corpus: see `sdc.train.corpus.read_corpus`.
 
