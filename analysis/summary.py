@@ -81,9 +81,9 @@ def summary_of(run: Contents) -> dict[str, Any]:
     details = [] if run.kind.name == "trace" else run.details
     summary = summarize(run.manifest, run.lines, details)
     again = summarize(run.manifest, run.discarded, [])
-    if again["verdict"] == "corrupt" and summary["verdict"] != "corrupt":
+    if run.discarded and _grave(again["verdict"]) < _grave(summary["verdict"]):
         reason = f"{summary['reason']}; but in {len(run.discarded)} steps that were run again, {again['reason']}"
-        summary |= {"verdict": "corrupt", "reason": reason}
+        summary |= {"verdict": again["verdict"], "reason": reason}
     if run.summary is not None:
         own = {key: summary[key] for key in ("verdict", "reason")}
         graver = _grave(own["verdict"]) < _grave(run.summary.get("verdict"))

@@ -98,6 +98,10 @@ def test_what_a_judge_discards_is_not_forgotten(tmp_path: Path) -> None:
     assert again["verdict"] == "corrupt"
     assert "but in 1 steps that were run again, the twins differ in 3 of " in again["reason"]
     assert again["submodules"]["fwd/ffn"]["mismatched"] == 0
+    rows[1]["sites"]["fwd/ffn"] |= {"mismatched": 0, "injected": 3}  # a fault that no check saw
+    (Path(str(job.folder)) / "discarded.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    (Path(str(job.folder)) / "summary.json").write_text(json.dumps(found))
+    assert conclude(str(job.folder))["verdict"] == "inconclusive"
 
 
 def test_lines_of_a_run_that_goes_back_are_kept(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
