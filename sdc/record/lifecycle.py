@@ -5,6 +5,7 @@ Runs, traces, campaigns and studies all live this way. `kinds.KINDS` says which 
 
 import datetime
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -186,6 +187,7 @@ class Record:
             raise RecordError(f"a record of kind {self.kind.name!r} keeps nothing that was run again")
         if lines := [encode(row) for row in rows]:
             file = open_lines(self.path / self.kind.discarded.name, self.kind.number)
+            file.rewind(sys.maxsize)  # drops nothing but a last line that a crash cut off
             file.append(lines)
             file.close()
 

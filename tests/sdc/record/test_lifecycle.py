@@ -193,3 +193,18 @@ def test_records_are_read_and_written_without_jax(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert read_record(tmp_path / "run").ended
+
+
+def test_discarded_lines_outlive_a_crash(tmp_path: Path) -> None:
+    """A line that a crash cut off is dropped, and those written later are not joined to it."""
+    with Record.create(tmp_path / "run", {}, kind="twin") as record:
+        record.discard([{"step": 4, "loss": 1.0}])
+        with (tmp_path / "run" / "discarded.jsonl").open("a") as file:
+            file.write('{"step": 5, "lo')
+        record.discard([{"step": 6, "loss": 2.0}])
+    assert [row["step"] for row in read_record(tmp_path / "run").discarded] == [4, 6]
+    with (
+        Record.create(tmp_path / "campaign", {}, kind="campaign") as record,
+        pytest.raises(RecordError, match="keeps nothing"),
+    ):
+        record.discard([{"injection": 0}])
