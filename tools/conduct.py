@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sdc.settings import SettingError
 from sdc.train.checks import Checks
 from sdc.train.config import DType
-from sdc.train.jobs import Job, Planned
+from sdc.train.jobs import Job, Planned, Training
 from sdc.train.peers import Peers
 from sdc.train.workload import Workload
 
@@ -82,6 +82,7 @@ def conduct(options: RunOptions, job: Job) -> int:
         peers.check()
         job.check()
         check_devices(options.devices, job, options.processes or 1)
+        check_clock(job, options.processes)
         if options.run is not None and not options.process:  # the first process makes the folder for the others
             check_folder(options.run, options.resume, job.kind)
         loaded = job.load()
@@ -184,6 +185,8 @@ def check_folder(folder: Path, resume: bool, kind: str, *, resumable: bool = Tru
     if there == folder.absolute() and any(folder.iterdir()):
         mend = ", or continue what is in it with --resume" if resumable else ""
         raise SettingError(name, folder, f"exists already; name another folder{mend}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SettingError(name, folder, f"cannot be made: {there} is not writable; name another folder")
 
 
 def check_devices(given: int | None, job: Planned, processes: int) -> int:
@@ -204,6 +207,17 @@ def check_devices(given: int | None, job: Planned, processes: int) -> int:
     if count % processes:
         raise SettingError("processes", processes, f"{count} devices are not divisible by that; change one of them")
     return count // processes
+
+
+def check_clock(job: Job, processes: int | None) -> None:
+    """Looks whether the processes that flags name fit a real clock; what a cluster tells of them is looked at later.
+
+    Raises:
+        SettingError: they do not.
+    """
+    aggregation = job.aggregation if isinstance(job, Training) else None
+    if aggregation is not None and aggregation.clocked and processes not in (None, job.data):
+        raise aggregation.no_clock(job.data)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

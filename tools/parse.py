@@ -1,8 +1,10 @@
 """From words to flags: which commands there are, and the module of each."""
 
 import contextlib
+import difflib
 import importlib
 import io
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -68,9 +70,20 @@ def parse(arguments: Sequence[str]) -> Any:
     except SystemExit as ended:
         if ended.code:
             words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines() if line[:1] != "╭")
-            raise CommandError(" ".join(words.split()) or "wrong options; see sdc --help") from None
+            raise CommandError(_brief(" ".join(words.split()), *arguments[:1])) from None
         raise
     except (AssertionError, OSError) as error:  # of a shell that tyro does not know, or a file that cannot be written
         if not arguments[0].startswith("--tyro"):
             raise
         raise CommandError(f"{' '.join(arguments[:2])}: {error}") from error
+
+
+def _brief(message: str, command: str = "") -> str:
+    """Says which flags are unknown and which may have been meant, without their help, which tyro adds."""
+    unknown, hint = (*re.split(r"[ -]+(?:Perhaps you meant|Arguments similar to)", message, maxsplit=1), "")[:2]
+    if not hint:
+        return message or "wrong options; see sdc --help"
+    known = set(re.findall(r"--[a-z][a-z-]*", hint))
+    mistyped = re.findall(r"--[a-z][a-z-]*", unknown)
+    near = [match for flag in mistyped for match in difflib.get_close_matches(flag, known - set(mistyped), 1)]
+    return f"{unknown}; did you mean {', '.join(near)}? See sdc {command} --help"

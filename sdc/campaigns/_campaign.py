@@ -57,6 +57,8 @@ def campaign(
     """
     if injections < 1:
         raise SettingError("injections", injections, "expected at least 1")
+    if not callable(loss):
+        raise SettingError("loss", repr(loss), "expected a function of (state, metrics)")
     runner = Campaign(
         step, state, batches, observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where, faults=faults,
         follow=follow, seed=seed,

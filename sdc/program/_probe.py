@@ -31,7 +31,7 @@ def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = (
         `x`, bit for bit.
 
     Raises:
-        ValueError: the name is empty or holds one of `#*?[]`, or a direction is unknown.
+        ValueError: the name is no text, is empty or holds one of `#*?[]`, or a direction is unknown.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -41,8 +41,8 @@ def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = (
         >>> [site.name for site in sdc.sites(jax.grad(loss), jnp.ones((2, 2)), jnp.ones((1, 2)), where=probes)]
         ['fwd/ffn', 'bwd/ffn']
     """
-    if not name or set(name) & set("#*?[]"):
-        raise ValueError(f"probe name {name!r} is empty or holds one of '#*?[]'; choose a plain name such as 'attn'")
+    if not isinstance(name, str) or not name or set(name) & set("#*?[]"):
+        raise ValueError(f"probe name {name!r}: expected a text that is not empty and holds none of '#*?[]', as 'attn'")
     if not directions or not set(directions) <= {"fwd", "bwd"}:
         raise ValueError(f"directions {tuple(directions)!r} of probe {name!r}: expected 'fwd', 'bwd' or both")
 

@@ -1,6 +1,7 @@
 """Records as they are read: whole or under way, of this version or of an older one."""
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -55,7 +56,7 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
 
     Raises:
         RecordError: there is no record, or one of another kind or of a schema that this version does not read; a line
-            or a field is damaged; or a last line is cut off although the run has ended.
+            or a field is damaged, or a line is repeated; or a last line is cut off although the run has ended.
     """
     manifest = read_manifest(path, *kinds)
     kind = kind_of(manifest["kind"])
@@ -67,9 +68,12 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
             return []
         return read_lines(folder / file.name, whole=summary is not None, key=kind.number, type=file.row)
 
+    lines = rows(kind.lines)
+    if kind.lines is not None:
+        _check_order(folder / kind.lines.name, [row[kind.number] for row in lines], kind.number)
     beside = rows(kind.details) if details else []
     discarded = [] if kind.discarded is None else read_lines(folder / DISCARDED, whole=False, type=kind.discarded.row)
-    return Contents(folder, kind, manifest, rows(kind.lines), beside, summary, discarded)
+    return Contents(folder, kind, manifest, lines, beside, summary, discarded)
 
 
 def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
@@ -93,6 +97,16 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
     return read_json(file, kind.manifest)
 
 
+def _check_order(file: epath.Path, numbers: list[int], key: str) -> None:
+    """What is on record twice would be counted twice."""
+    for line, (before, number) in enumerate(itertools.pairwise(numbers), start=2):
+        if number <= before:
+            raise RecordError(
+                f"{os.fspath(file)} line {line} is of {key} {number}, after {key} {before}; remove what is repeated or "
+                "restore the file"
+            )
+
+
 def _read_summary(file: epath.Path, type: type) -> dict[str, Any]:
     """A summary; those of 0.1 name no schema."""
     if "schema" in (found := read_json(file)):
@@ -109,8 +123,9 @@ def _check_schema(file: epath.Path, manifest: Mapping[str, Any]) -> None:
     packages = environment.get("packages") if isinstance(environment, Mapping) else None
     known = packages.get("jax-sdc") if isinstance(packages, Mapping) else None
     writer = manifest.get("version", known)
+    mine = package_version("jax-sdc")
+    writer = f"jax-sdc {writer}, which" if writer not in (None, mine) else "the version of jax-sdc that"
     raise RecordError(
-        f"{os.fspath(file)} has schema {found!r}, this version of jax-sdc ({package_version('jax-sdc')}) reads schemas "
-        f"{' and '.join(map(str, READABLE))}; read it with "
-        + (f"jax-sdc {writer}, which wrote it" if writer else "the version of jax-sdc that wrote it")
+        f"{os.fspath(file)} has schema {found!r}, this version of jax-sdc ({mine}) reads schemas "
+        f"{' and '.join(map(str, READABLE))}; read it with {writer} wrote it"
     )

@@ -70,6 +70,13 @@ CASES: dict[str, tuple[str, str]] = {
         "train --aggregate dropcompute,threshold=1 --data 2 --suspect node1",
         "a real clock takes no simulated faults",
     ),
+    "real clock and processes": (
+        "train --aggregate dropcompute,threshold=1 --data 4 --coordinator 127.0.0.1:1 --processes 2 --process 1",
+        "a real clock needs one process of one device for each of the 4 data ranks",
+    ),
+    "products": ("twin --abft-where dot_general", "--abft-where dot_general: says how to check products"),
+    "misspelt": ("twin --stesp 3", "Unrecognized options: --stesp, 3; did you mean --steps? See sdc twin --help"),
+    "misspelt twice": ("train --step 3 --placment vmap", "--placment, vmap; did you mean --steps, --placement? See"),
     "noise": ("train --data 2 --aggregate noise,sigma=nan", "sigma=nan: expected a standard deviation of at least 0"),
     "run below a file": ("train --run {not.json}/x/y", "not.json is no folder; name a new one"),
     "trace below a file": ("trace {not.json}/x", "error: RUN "),
@@ -151,6 +158,17 @@ def test_an_empty_word_is_no_value(arguments: list[str], said: str, capsys: pyte
     assert cli.run(arguments) == Exit.USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{said}: expected a value" in line or not said
+
+
+def test_a_run_folder_that_cannot_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for arguments, name in ((["twin", "--run", f"{tmp_path}/a/b"], "--run"), (["trace", f"{tmp_path}/a/b"], "RUN")):
+        code = cli.run(arguments)
+        captured = capsys.readouterr()
+        check(code, captured.out, captured.err, f"{name} {tmp_path}/a/b: cannot be made: {tmp_path} is not writable")
+    assert not list(tmp_path.iterdir())
 
 
 def test_flags_of_another_name_than_the_setting_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,6 +206,11 @@ def test_campaigns_that_cannot_be(arguments: dict[str, Any], message: str) -> No
         make(**arguments)
 
 
+def test_a_campaign_needs_a_loss() -> None:
+    with pytest.raises(ValueError, match=r"loss=None: expected a function of \(state, metrics\)"):
+        sdc.campaign(lambda w, x: (w, x), W, BATCHES, loss=None)  # type: ignore[arg-type]
+
+
 def test_checked_products_are_one_more_detector() -> None:
     """It finds what strikes a product at once, unless the change is too small, and nothing that strikes elsewhere."""
     inside = list(make(where=products, faults=("scale,factor=-3",), abft=True).run(range(12)))

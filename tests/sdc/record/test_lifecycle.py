@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sdc.record import KINDS, FolderTaken, Record, RecordError, json_schema, read_manifest, read_record
+from sdc.record.identity import package_version
 from sdc.record.lines import Pace
 
 OLD = Path(__file__).parent / "records_0_1"
@@ -151,6 +152,7 @@ def test_records_of_version_0_1_are_read_and_continued(tmp_path: Path, kind: str
     [
         ({"schema": 3, "version": "9.1"}, "jax-sdc 9.1, which wrote it"),
         ({"schema": 3, "environment": {"packages": {"jax-sdc": "9.2"}}}, "jax-sdc 9.2, which wrote it"),
+        ({"schema": 3, "version": package_version("jax-sdc")}, "the version of jax-sdc that wrote it"),
         ({"schema": 3}, "the version of jax-sdc that wrote it"),
         ({"schema": True}, "the version of jax-sdc that wrote it"),
         ({"schema": "2"}, "the version of jax-sdc that wrote it"),
@@ -161,6 +163,14 @@ def test_another_schema_is_refused_with_its_writer(tmp_path: Path, changes: dict
     for act in (lambda: read_record(tmp_path), lambda: Record.resume(tmp_path, {}, at=0)):
         with pytest.raises(RecordError, match=rf"has schema .* reads schemas 1 and 2; read it with {writer}$"):
             act()
+
+
+def test_a_line_on_record_twice_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "run", "twin", range(3))
+    file = tmp_path / "run" / "steps.jsonl"
+    file.write_text(file.read_text() + file.read_text().splitlines(keepends=True)[1])
+    with pytest.raises(RecordError, match=r"steps.jsonl line 4 is of step 1, after step 2; remove what is repeated"):
+        read_record(tmp_path / "run")
 
 
 def test_objects_are_written_seldom_and_more_seldom_where_it_takes_long() -> None:
