@@ -85,14 +85,18 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
         def bind(*inputs: Any, **changed: Any) -> Any:
             return primitive.bind(*inputs, **{**params, **changed})
 
-        dtype = jax.eval_shape(bind, *inputs).dtype
+        dtype = params["preferred_element_type"]
+        if dtype is None:
+            dtype = inputs[0].dtype if inputs[0].dtype == inputs[1].dtype else jax.eval_shape(bind, *inputs).dtype
         if not all(map(known, (dtype, *(x.dtype for x in inputs)))):
             return None
         work = work_type(dtype, *(x.dtype for x in inputs))
         if unit(dtype) <= unit(work):
             return None
         # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
-        full = bind(*lax.optimization_barrier(inputs), preferred_element_type=jnp.dtype(work))
+        with jax.named_scope(HIDDEN):
+            inputs = lax.optimization_barrier(inputs)
+        full = bind(*inputs, preferred_element_type=jnp.dtype(work))
         with jax.named_scope(HIDDEN):
             return [lax.convert_element_type(full, dtype)]
 

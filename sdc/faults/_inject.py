@@ -2,17 +2,22 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits, from_bits
+from sdc.program.arguments import taking
 from sdc.program.axes import bound_axes
 from sdc.program.interpreter import rewrite, sites
+from sdc.program.marks import HIDDEN
+from sdc.program.once import traced_once
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import Selector, check_hits, probes
 from sdc.program.site import Site
@@ -65,10 +70,12 @@ def inject(
 
     known = _read(faults)
 
-    def injected(moment: Moment, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+    @taking(step, "moment")
+    def injected(moment: Moment, /, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         if not isinstance(moment, Moment):
             raise TypeError(f"the first argument is {type(moment).__name__}; expected a sdc.Moment(key, step)")
-        rule = _Inject(known, moment, record)
+        with jax.named_scope(HIDDEN):
+            rule = _Inject(known, moment, record)
         out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)
         for number in sorted(set(range(len(known))) - rule.placed):
             _refuse(known[number], sites(step, *args, **kwargs))
@@ -114,6 +121,20 @@ def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
     )
 
 
+class Here(NamedTuple):
+    """Where and when a site is evaluated.
+
+    Attributes:
+        number: the CRC-32 of its name.
+        iteration: see `Place`.
+        now: for each fault that can hit it, whether it does so in this iteration.
+    """
+
+    number: UInt32[ArrayLike, ""]
+    iteration: tuple[Int[Array, ""], ...]
+    now: Sequence[Bool[ArrayLike, ""]]
+
+
 class _Inject:
     def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
         self.faults, self.record = faults, record
@@ -123,6 +144,7 @@ class _Inject:
         self.factors = [
             fault.when.factor(jax.random.fold_in(self.key, number), moment.step) for number, fault in enumerate(faults)
         ]
+        self._corrupted = traced_once(self._corrupt_all, static_argnums=4)
         self.placed: set[int] = set()
         """Numbers of the faults that can hit a site of the step."""
 
@@ -137,13 +159,45 @@ class _Inject:
         return True
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
-        outs, events = [], []
-        for number, x in enumerate(bind(*inputs)):
+        before = bind(*inputs)
+        for x in before:
+            if corruptible(x) and x.size >= LARGEST:
+                raise ValueError(
+                    f"site {place.site.name!r} has {x.size:,} elements on one device; faults can hit tensors of fewer "
+                    f"than {LARGEST:,}, shard it or choose another site"
+                )
+        numbers = tuple(number for number, fault in enumerate(self.faults) if _may_hit(fault, place.site))
+        chosen = [self.faults[number] for number in numbers]
+        now = [fault.by_name or fault.selector.now(place.site, place.iteration) for fault in chosen]
+        site = Here(np.uint32(zlib.crc32(place.site.name.encode())), place.iteration, now)
+        after, events = self._corrupted(before, self.key, self.factors, site, numbers)
+        for old, new in zip(before, after, strict=True):
+            _check_varies(place, old, new)
+        return after, events
+
+    def _corrupt_all(
+        self,
+        before: Values,
+        key: PRNGKeyArray,
+        factors: Sequence[Float32[Array, ""]],
+        here: Here,
+        numbers: tuple[int, ...],
+    ) -> tuple[Values, Events]:
+        """Corrupts the outputs of one site; `numbers` says which faults can hit it."""
+        after, events = [], []
+        key = _key(key, here)
+        layer = here.iteration[-1] if here.iteration else jnp.int32(0)
+        rates = {
+            number: self._rate(self.faults[number], factors[number], now, layer)
+            for number, now in zip(numbers, here.now, strict=True)
+        }
+        for output, x in enumerate(before):
             if corruptible(x):
-                x, event = self._corrupt(place, number, x)
+                own = key if output == 0 else jax.random.fold_in(key, output)
+                x, event = self._corrupt(rates, own, output, layer, x)
                 events.append(event)
-            outs.append(x)
-        return outs, functools.reduce(self.merge, events)
+            after.append(x)
+        return after, functools.reduce(self.merge, events)
 
     def merge(self, total: Events, new: Events) -> Events:
         hits = None
@@ -154,27 +208,25 @@ class _Inject:
         return Events(total.drawn + new.drawn, total.changed + new.changed, hits)
 
     def _corrupt(
-        self, place: Place, output: int, before: Shaped[Array, "*shape"]
+        self,
+        rates: Mapping[int, Float32[Array, ""]],
+        key: PRNGKeyArray,
+        output: int,
+        layer: Int[Array, ""],
+        before: Shaped[Array, "*shape"],
     ) -> tuple[Shaped[Array, "*shape"], Events]:
-        if before.size >= LARGEST:
-            raise ValueError(
-                f"site {place.site.name!r} has {before.size:,} elements on one device; faults can hit tensors of fewer "
-                f"than {LARGEST:,}, shard it or choose another site"
-            )
-        key = _key(self.key, place)
-        key = key if output == 0 else jax.random.fold_in(key, output)
-        layer = place.iteration[-1] if place.iteration else jnp.int32(0)
         # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
         old = as_bits(before).reshape(-1)
         new = old
         drawn = jnp.uint32(0)
         touched: list[Int32[Array, _]] = []
         masked: list[Bool[Array, "#size"]] = []
-        for number, fault in enumerate(self.faults):
-            if not _may_hit(fault, place.site) or not old.size:
+        for number, rate in rates.items():
+            if not old.size:
                 continue
+            fault = self.faults[number]
             keys = jax.random.split(jax.random.fold_in(key, number))
-            draw = Draw(fault, keys, self._rate(number, fault, place, layer), new, before, layer)
+            draw = Draw(fault, keys, rate, new, before, layer)
             if isinstance(fault.pattern, Whole):
                 new, hit = draw.whole()
                 drawn += jnp.where(hit, jnp.uint32(old.size), jnp.uint32(0))
@@ -187,18 +239,15 @@ class _Inject:
                 new, at = draw.sparsely()
                 drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
                 touched.append(at)
-        after = from_bits(new.reshape(before.shape), before)
-        _check_varies(place, before, after)
         changed, hits = self._compare(output, old, new, touched, masked)
-        return after, Events(drawn, changed, hits)
+        return from_bits(new.reshape(before.shape), before), Events(drawn, changed, hits)
 
-    def _rate(self, number: int, fault: Fault, place: Place, layer: Int[Array, ""]) -> Float32[Array, ""]:
+    def _rate(
+        self, fault: Fault, factor: Float32[Array, ""], now: Bool[ArrayLike, ""], layer: Int[Array, ""]
+    ) -> Float32[Array, ""]:
         """Probability that a hit starts at an element, here and now."""
         assert fault.rate is not None
-        rate = by_layer(fault.rate, layer)
-        here = jnp.bool_(True)
-        if not fault.by_name:
-            here &= fault.selector.now(place.site, place.iteration)
+        rate, here = by_layer(fault.rate, layer), now
         if fault.layer is not None:
             here &= layer == fault.layer
         axes = bound_axes()
@@ -211,7 +260,7 @@ class _Inject:
             if not 0 <= index < axes[axis]:
                 raise ValueError(f"a fault sits at {axis}={index}, but axis {axis!r} has size {axes[axis]}")
             here &= lax.axis_index(axis) == index
-        return jnp.where(here, jnp.minimum(rate * self.factors[number], 1.0), 0.0)
+        return jnp.where(here, jnp.minimum(rate * factor, 1.0), 0.0)
 
     def _compare(
         self,
@@ -268,13 +317,13 @@ def _check_varies(place: Place, before: Shaped[Array, "*shape"], after: Shaped[A
         )
 
 
-def _key(key: PRNGKeyArray, place: Place) -> PRNGKeyArray:
+def _key(key: PRNGKeyArray, here: Here) -> PRNGKeyArray:
     """A key of its own for every site, iteration and device, from that of the step.
 
     Axes of size one count for nothing, so that draws do not depend on which of them are mapped.
     """
-    key = jax.random.fold_in(key, zlib.crc32(place.site.name.encode()))
-    for index in place.iteration:
+    key = jax.random.fold_in(key, here.number)
+    for index in here.iteration:
         key = jax.random.fold_in(key, index)
     for axis, size in sorted(bound_axes().items()):
         if size > 1:

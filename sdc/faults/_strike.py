@@ -19,8 +19,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
 
 from sdc.bits import as_bits, select
+from sdc.program.arguments import taking
+from sdc.program.aside import aside
 from sdc.program.axes import bound_axes, varying
 from sdc.program.interpreter import required
+from sdc.program.once import traced_once
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import Selector, as_selector
 from sdc.program.site import Site, Where
@@ -39,6 +42,7 @@ LOOPS = 4
 NUMBERS = Selector("real numbers", lambda site: any(map(strikable, site.outputs)))
 
 
+@aside
 class Strike(NamedTuple):
     """One fault as data; make it with `strike_on` and `no_strike`.
 
@@ -197,7 +201,8 @@ def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, R
     Example: see `strike_on`.
     """
 
-    def struck(strike: Strike, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+    @taking(step, "strike")
+    def struck(strike: Strike, /, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         rule = _Strike(strike)
         out, events = required(step, as_selector(where) & NUMBERS, rule)(*args, **kwargs)
         if unknown := sorted(set(strike.device) - rule.mapped):
@@ -216,18 +221,27 @@ class _Strike:
         self.mapped: set[str] = set()
         """Mesh axes along which some site has devices."""
         self._names: dict[int, str] = {}
+        self._struck = traced_once(self._strike_here)
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
-        outs = bind(*inputs)
-        here = self._here(place)
-        (room,) = jnp.shape(self.strike.elements)
+        number = site_number(place.site.name)
+        if self._names.setdefault(number, place.site.name) != place.site.name:
+            raise ValueError(f"{place.site.name!r} and {self._names[number]!r} have the same number; rename a scope")
+        self.mapped |= set(bound_axes())
+        return self._struck(bind(*inputs), self.strike, np.uint32(number), place.iteration)
+
+    def _strike_here(
+        self, outs: Values, strike: Strike, number: UInt32[Array, ""], iteration: tuple[Int32[Array, ""], ...]
+    ) -> tuple[Values, Events]:
+        outs, here = [*outs], _is_here(strike, number, iteration)
+        (room,) = jnp.shape(strike.elements)
         none, pairs = jnp.zeros(room, jnp.uint32), jnp.zeros((room, 2), jnp.uint32)
         nothing = varying(Events(jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs)))
         total = nothing
-        for number, x in enumerate(outs):
+        for output, x in enumerate(outs):
             if strikable(x):
-                hit = here & (self.strike.output == number)
-                outs[number], events = lax.cond(hit, functools.partial(self._hit, number), lambda x: (x, nothing), x)
+                hit = here & (strike.output == output)
+                outs[output], events = lax.cond(hit, functools.partial(_hit, strike, output), lambda x: (x, nothing), x)
                 total = self.merge(total, events)
         return outs, total
 
@@ -237,35 +251,33 @@ class _Strike:
         hits = jax.tree.map(lambda a, b: jnp.where(first, b, a), total.hits, new.hits)
         return Events(total.drawn + new.drawn, total.changed + new.changed, hits)
 
-    def _here(self, place: Place) -> Bool[Array, ""]:
-        """Whether the strike is at this site, in this iteration, on this device."""
-        number = site_number(place.site.name)
-        if self._names.setdefault(number, place.site.name) != place.site.name:
-            raise ValueError(f"{place.site.name!r} and {self._names[number]!r} have the same number; rename a scope")
-        here = jnp.asarray(self.strike.site) == np.uint32(number)
-        for index, iteration in zip(place.iteration, jnp.asarray(self.strike.iteration), strict=False):
-            here &= (iteration < 0) | (iteration == index)
-        axes = bound_axes()
-        for axis, device in self.strike.device.items():
-            wanted = jnp.asarray(device)
-            here &= (wanted < 0) | ((lax.axis_index(axis) == wanted) if axis in axes else False)
-        self.mapped |= set(axes)
-        return here
 
-    def _hit(self, number: int, x: Shaped[Array, "*shape"]) -> tuple[Shaped[Array, "*shape"], Events]:
-        flat = x.reshape(-1)
-        elements = jnp.asarray(self.strike.elements)
-        known = (elements >= 0) & (elements < flat.size)
-        at = jnp.where(known, elements, flat.size)
-        old = flat.at[at].get(mode="clip")
-        count = jnp.sum(known, dtype=jnp.uint32)
-        new = apply(old, self.strike.change, count=count)
-        new = select(known, new, old)
-        differs = known & (as_bits(new) != as_bits(old))
+def _is_here(strike: Strike, number: UInt32[Array, ""], iteration: tuple[Int32[Array, ""], ...]) -> Bool[Array, ""]:
+    """Whether the strike is at this site, in this iteration, on this device."""
+    here = jnp.asarray(strike.site) == number
+    for wanted, index in zip(jnp.asarray(strike.iteration), iteration, strict=False):
+        here &= (wanted < 0) | (wanted == index)
+    axes = bound_axes()
+    for axis, device in strike.device.items():
+        chosen = jnp.asarray(device)
+        here &= (chosen < 0) | ((lax.axis_index(axis) == chosen) if axis in axes else False)
+    return here
 
-        def shown(values: Any) -> UInt32[Array, "room *rest"]:
-            return jnp.where(differs.reshape(-1, *[1] * (values.ndim - 1)), values, 0).astype(jnp.uint32)
 
-        hits = Hits(shown(jnp.full(at.shape, number)), shown(at), shown(words(old)), shown(words(new)))
-        events = Events(count, jnp.sum(differs, dtype=jnp.uint32), hits)
-        return flat.at[at].set(new, mode="drop").reshape(x.shape), varying(events)
+def _hit(strike: Strike, output: int, x: Shaped[Array, "*shape"]) -> tuple[Shaped[Array, "*shape"], Events]:
+    flat = x.reshape(-1)
+    elements = jnp.asarray(strike.elements)
+    known = (elements >= 0) & (elements < flat.size)
+    at = jnp.where(known, elements, flat.size)
+    old = flat.at[at].get(mode="clip")
+    count = jnp.sum(known, dtype=jnp.uint32)
+    new = apply(old, strike.change, count=count)
+    new = select(known, new, old)
+    differs = known & (as_bits(new) != as_bits(old))
+
+    def shown(values: Any) -> UInt32[Array, "room *rest"]:
+        return jnp.where(differs.reshape(-1, *[1] * (values.ndim - 1)), values, 0).astype(jnp.uint32)
+
+    hits = Hits(shown(jnp.full(at.shape, output)), shown(at), shown(words(old)), shown(words(new)))
+    events = Events(count, jnp.sum(differs, dtype=jnp.uint32), hits)
+    return flat.at[at].set(new, mode="drop").reshape(x.shape), varying(events)

@@ -9,8 +9,10 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits
+from sdc.program.aside import aside
 
 
+@aside
 class Moment(NamedTuple):
     """When an injected step runs, and the randomness of its faults.
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax._src import core, source_info_util
 from jax._src.interpreters import partial_eval
+from jax._src.lax.control_flow.conditionals import _switch_internal
 from jax._src.named_sharding import UNSPECIFIED
 from jax._src.shard_map import shard_map_p
 from jax.extend.core import primitives
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from .axes import varying
 from .marks import HIDDEN, mark, mark_p, port_p
-from .plan import ENTERED, Plan, bodies, manual_axes, open_jaxpr
+from .plan import ENTERED, Plan, bodies, manual_axes, open_jaxpr, source_line
 from .reports import Place, Report, Rule, Values
 from .selectors import Selector
 
@@ -32,6 +33,10 @@ class Applied:
         if primitive is mark_p:
             outputs, primitive, params = params["outputs"], params["of"], dict(params["params"])
             known, operands = operands[:outputs], operands[outputs:]
+        elif not all(isinstance(jax.typeof(x), core.ShapedArray) for x in operands):
+            # An array that is changed in place is changed once, here, and no business of the rule.
+            known = bind_equation(eqn, operands)
+            operands = [x for x in operands if isinstance(jax.typeof(x), core.ShapedArray)]
 
         def bind(*inputs: Any) -> Values:
             return bind_equation(eqn, inputs) if known is None else list(known)
@@ -58,9 +63,13 @@ class Applied:
 
 
 def evaluate(
-    plan: Plan, closed: Any, iteration: tuple[Any, ...], rule: Applied, args: Sequence[Any]
+    plan: Plan, closed: Any, iteration: tuple[Any, ...], rule: Applied, args: Sequence[Any], caller: Any = None
 ) -> tuple[Values, dict[str, Report]]:
-    """Evaluates a jaxpr with the rule in place of the selected equations."""
+    """Evaluates a jaxpr with the rule in place of the selected equations.
+
+    `caller` is the traceback of the equation in whose place its body is evaluated; it stands for equations of the body
+    that have no line of the user's, such as those of `jax.nn.relu`.
+    """
     jaxpr, consts = open_jaxpr(closed)
     environment: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     reports: dict[str, Report] = {}
@@ -70,7 +79,8 @@ def evaluate(
         inputs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in eqn.invars]
         # The equation keeps its source line and scope, so that a further transformation finds the same sites.
         names = source_info_util.current_name_stack() + eqn.source_info.name_stack
-        with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        traceback = eqn.source_info.traceback if caller is None or source_line(eqn) else caller
+        with source_info_util.user_context(traceback, name_stack=names), eqn.ctx.manager:
             if site := plan.selected.get(index):
                 outs, reports[site.name] = rule(eqn, Place(site, iteration), inputs)
             elif index in plan.inner:
@@ -133,7 +143,8 @@ def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
 
 
 def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
-    return evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs)
+    caller = source_info_util.current().traceback
+    return evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs, caller)
 
 
 def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
@@ -149,7 +160,8 @@ def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inpu
         outs, reports = evaluate(plans[0], params["jaxpr"], (*iteration, index), rule, [*consts, *carry, *x])
         return outs[:num_carry], (outs[num_carry:], reports)
 
-    indices = jnp.arange(params["length"], dtype=jnp.int32)
+    with jax.named_scope(HIDDEN):
+        indices = jnp.arange(params["length"], dtype=jnp.int32)
     carry, (ys, reports) = lax.scan(
         body, carry, (indices, xs), params["length"], reverse=params["reverse"], unroll=params["unroll"]
     )
@@ -173,13 +185,16 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
         """The condition reports too, so it moves into the body: one iteration more, whose work is left out."""
         go_on, checked = check(index, carry)
         idle = _zeros(jax.eval_shape(work, index, carry)[1])
-        carry, worked = lax.cond(go_on, work, lambda _, carry: (carry, idle), index, carry)
+        with jax.named_scope(HIDDEN):
+            chosen = go_on.astype(jnp.int32)
+        carry, worked = _switch(chosen, [lambda _, carry: (carry, idle), work], [index, carry])
         return go_on, carry, {**checked, **worked}
 
     def body(loop: tuple[Any, Any, Values, dict[str, Report]]) -> tuple[Any, Any, Values, dict[str, Report]]:
         index, _, carry, reports = loop
         go_on, carry, new = checked_work(index, carry) if cond_plan.sites else (jnp.bool_(True), *work(index, carry))
-        return index + 1, go_on, carry, {name: varying(rule.merge(reports[name], new[name])) for name in reports}
+        with jax.named_scope(HIDDEN):
+            return index + 1, go_on, carry, {name: varying(rule.merge(reports[name], new[name])) for name in reports}
 
     def go_on(loop: tuple[Any, Any, Values, dict[str, Report]]) -> Any:
         return loop[1] if cond_plan.sites else check(loop[0], loop[2])[0]
@@ -205,7 +220,7 @@ def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inpu
 
         return filled
 
-    return lax.switch(index, [fill(branch) for branch in branches], *operands)
+    return _switch(index, [fill(branch) for branch in branches], operands, eqn.params.get("branches_platforms"))
 
 
 def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
@@ -214,7 +229,8 @@ def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied,
 
     def body(iteration: tuple[Any, ...], args: Values) -> tuple[tuple[Any, ...], dict[str, Report]]:
         outs, reports = evaluate(plans[0], params["jaxpr"], iteration, rule, args)
-        rows = jax.tree.map(lambda x: lax.expand_dims(x, range(len(axes))), reports)
+        with jax.named_scope(HIDDEN):
+            rows = jax.tree.map(lambda x: lax.expand_dims(x, range(len(axes))), reports)
         return tuple(outs), rows
 
     outs, reports = jax.shard_map(
@@ -228,6 +244,12 @@ def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied,
     return list(outs), reports
 
 
+def _switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Values, platforms: Any = None) -> Any:
+    """As `lax.switch`, which would limit the index first: a number of a branch needs no limits, and they are sites."""
+    return _switch_internal(index, branches, operands, branches_platforms=platforms)
+
+
+@jax.named_scope(HIDDEN)
 def _zeros(shapes: Any) -> Any:
     return varying(jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes))
 

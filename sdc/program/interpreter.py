@@ -24,10 +24,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax._src import core
 
+from .arguments import taking, traced
 from .evaluate import Applied, bind_equation, evaluate
-from .marks import mark_p, port_p
+from .marks import HIDDEN, mark_p
+from .once import moved
 from .plan import live_program, plan_sites
 from .reports import Place, Reports, Rule, Values
 from .selectors import as_selector, check_hits, everything
@@ -38,7 +39,7 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
     """Transforms a step: `rule` stands in for every equation that `where` selects.
 
     Args:
-        step: any function of pytrees of arrays that JAX can trace.
+        step: any function that JAX can trace; for its arguments see `arguments.py`.
         where: selects sites.
         rule: see `Rule`.
 
@@ -47,24 +48,24 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
         anew at each call.
 
     Raises:
-        ValueError: a selected probe lies inside a primitive that cannot be entered (it would go unchecked), or a rule
-            with a `custom_vmap` stands in a branch that an outer `vmap` chooses for each row.
+        ValueError: a selected probe lies inside a primitive that cannot be entered (it would go unchecked).
     """
 
     selector = as_selector(where)
 
+    @taking(step)
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
-        closed, shape = _trace(step, args, kwargs)
-        live = live_program(closed)
-        plan = plan_sites(live, selector)
-        program = live if plan.sites else closed
-        try:
-            outs, reports = evaluate(plan, program, (), Applied(selector, rule), jax.tree.leaves((args, kwargs)))
-        except AssertionError as error:
-            _check_mapped_branch(error)
-            raise
-        out = jax.tree.unflatten(jax.tree.structure(shape), outs)
-        return out, Reports(plan.sites, [reports[site.name] for site in plan.sites])
+        with traced(step, args, kwargs) as program:
+            live = live_program(program.closed)
+            plan = plan_sites(live, selector)
+            jaxpr = live if plan.sites else program.closed
+            outs, reports = evaluate(plan, jaxpr, (), Applied(selector, rule), program.inputs)
+            values = [reports[site.name] for site in plan.sites]
+            here = jax.sharding.get_abstract_mesh()
+            if not here.empty:  # a step may have parts in which other axes are explicit
+                with jax.named_scope(HIDDEN):
+                    values = moved(values, here)
+            return program.finish(outs), Reports(plan.sites, values)
 
     return rewritten
 
@@ -75,7 +76,7 @@ def substitute(
     """Transforms a step: other operations stand where `where` selects some, and are sites themselves.
 
     Args:
-        step: any function of pytrees of arrays that JAX can trace.
+        step: any function that JAX can trace.
         where: selects sites.
         replace: told an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to
             leave it. What another transformation has been at work on is left.
@@ -86,12 +87,13 @@ def substitute(
 
     selector = as_selector(where)
 
+    @taking(step)
     def substituted(*args: Any, **kwargs: Any) -> Any:
-        closed, shape = _trace(step, args, kwargs)
-        plan = plan_sites(live_program(closed), selector)
-        rule: Any = _Substituted(replace)
-        outs, _ = evaluate(plan, live_program(closed), (), rule, jax.tree.leaves((args, kwargs)))
-        return jax.tree.unflatten(jax.tree.structure(shape), outs)
+        with traced(step, args, kwargs) as program:
+            live = live_program(program.closed)
+            rule: Any = _Substituted(replace)
+            outs, _ = evaluate(plan_sites(live, selector), live, (), rule, program.inputs)
+            return program.finish(outs)
 
     return substituted
 
@@ -131,7 +133,8 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
         ((2, 4), 128)
     """
     selector = as_selector(where)
-    live = live_program(_trace(step, args, kwargs)[0])
+    with traced(step, args, kwargs) as program:
+        live = live_program(program.closed)
     found = plan_sites(live, selector).sites
     if not found:
         check_hits(selector, plan_sites(live, everything).sites, found)
@@ -147,6 +150,7 @@ def required(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...
     selector = as_selector(where)
     rewritten = rewrite(step, selector, rule)
 
+    @taking(step)
     def some(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         out, reports = rewritten(*args, **kwargs)
         if not reports:
@@ -154,48 +158,3 @@ def required(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...
         return out, reports
 
     return some
-
-
-def _trace(step: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The program of a step, with a site at every array that goes into it and comes out of it; shapes of its outputs.
-
-    Raises:
-        ValueError: JAX cannot trace the step.
-    """
-
-    def port(direction: str, tree: Any) -> Any:
-        def bind(path: Any, leaf: Any) -> Any:
-            if not isinstance(jax.typeof(leaf), core.ShapedArray):
-                return leaf
-            return port_p.bind(leaf, direction=direction, path=jax.tree_util.keystr(path, simple=True, separator="/"))
-
-        return jax.tree_util.tree_map_with_path(bind, tree)
-
-    def ported(*args: Any, **kwargs: Any) -> Any:
-        return port("out", step(*port("arg", args), **port("arg", kwargs)))
-
-    for leaf in jax.tree.leaves((args, kwargs)):
-        if isinstance(leaf, str | bytes):
-            raise ValueError(
-                f"the step is given {leaf!r}, which is no array; bind what is static with functools.partial"
-            )
-    try:
-        return jax.make_jaxpr(ported, return_shape=True)(*args, **kwargs)
-    except jax.errors.JAXTypeError as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"the step cannot be traced, and so not transformed ({reason}); it must run under jax.jit: bind what is "
-            "static with functools.partial, and branch with jax.lax.cond"
-        ) from error
-
-
-def _check_mapped_branch(error: AssertionError) -> None:
-    """Of a branch that is chosen row by row JAX maps the constants too, which a `custom_vmap` in it does not take."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    if trace and trace.tb_frame.f_globals.get("__name__") == "jax._src.custom_batching":
-        raise ValueError(
-            "a vmap around the transformed step chooses a branch for each row, and the rule cannot stand in it; put "
-            "the vmap inside: transform jax.vmap(step)"
-        ) from error

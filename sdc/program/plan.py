@@ -4,6 +4,7 @@ This file, `marks.py`, `interpreter.py` and `evaluate.py` are the only ones that
 """
 
 import dataclasses
+import functools
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -93,7 +94,7 @@ def _plan(jaxpr: Any, where: Predicate, inside: Inside, seen: Counter[str]) -> P
             order=(*inside.order, index),
             leaves=leaves[index],
             # Functions of JAX itself, such as `jax.nn.silu`, have no line of the user's inside.
-            source=_source(eqn) or inside.source,
+            source=source_line(eqn) or inside.source,
         )
         if any(HIDDEN in name for name in here.names) or index in doubled:
             continue
@@ -121,7 +122,12 @@ def _plan(jaxpr: Any, where: Predicate, inside: Inside, seen: Counter[str]) -> P
 
 
 def _components(eqn: Any) -> tuple[str, ...]:
-    return tuple(name for name in str(eqn.source_info.name_stack).split("/") if name)
+    return _names(eqn.source_info.name_stack)
+
+
+@functools.lru_cache(4096)  # a scope has many equations
+def _names(stack: Any) -> tuple[str, ...]:
+    return tuple(name for name in str(stack).split("/") if name)
 
 
 def _doubled_ports(jaxpr: Any) -> set[int]:
@@ -175,7 +181,7 @@ def _refuse_hidden_probes(eqn: Any, where: Predicate, inside: Inside) -> None:
         if hidden.sites:
             raise ValueError(
                 f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
-                f"({_source(eqn)}), which cannot be entered; move the probe outside it"
+                f"({source_line(eqn)}), which cannot be entered; move the probe outside it"
             )
 
 
@@ -226,7 +232,7 @@ def _has_values(aval: Any) -> bool:
     return isinstance(aval, core.ShapedArray) and aval.dtype != jax.dtypes.float0
 
 
-def _source(eqn: Any) -> str:
+def source_line(eqn: Any) -> str:
     """The line of the user's code that an equation comes from; for a probe, the line that calls `probe`."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
         if os.path.dirname(frame.file_name) != LIBRARY and not frame.file_name.startswith(OWN):

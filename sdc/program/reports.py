@@ -55,16 +55,13 @@ class Reports(Mapping[str, Any]):
 
     def __init__(self, sites: Sequence[Site], values: Sequence[Any]) -> None:
         self.sites = tuple(sites)
-        self._values = tuple(values)
+        self._values = dict(zip((site.name for site in self.sites), values, strict=True))
 
     def __getitem__(self, name: str) -> Any:
-        for site, value in zip(self.sites, self._values, strict=True):
-            if site.name == name:
-                return value
-        raise KeyError(name)
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (site.name for site in self.sites)
+        return iter(self._values)
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -73,9 +70,23 @@ class Reports(Mapping[str, Any]):
         return f"Reports({dict(self)!r})"
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Site, ...]]:
-        keys = (jax.tree_util.DictKey(site.name) for site in self.sites)
-        return list(zip(keys, self._values, strict=True)), self.sites
+        return [(jax.tree_util.DictKey(name), value) for name, value in self._values.items()], self.sites
 
     @classmethod
     def tree_unflatten(cls, sites: tuple[Site, ...], values: Sequence[Any]) -> "Reports":
         return cls(sites, values)
+
+
+def apart(out: Any) -> tuple[Any, tuple[Reports, ...]]:
+    """A step's own output, and the reports of the transformations inside, the outermost one's first."""
+    reports = []
+    while isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], Reports):
+        out, report = out
+        reports.append(report)
+    return out, tuple(reports)
+
+
+def together(out: Any, reports: Sequence[Reports]) -> Any:
+    for report in reversed(reports):
+        out = (out, report)
+    return out

@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, UInt32
 
 from sdc.program.interpreter import required
+from sdc.program.once import traced_once
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import probes
 from sdc.program.site import Where
@@ -38,10 +39,15 @@ def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[...
 
 class _Digest:
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Any]:
-        # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is digested is
-        # what is consumed.
-        outs = lax.optimization_barrier(bind(*inputs))
-        return outs, jnp.stack([digest(out) for out in outs])
+        return _digested(bind(*inputs))
 
     def merge(self, total: UInt32[Array, "n 2"], new: UInt32[Array, "n 2"]) -> UInt32[Array, "n 2"]:
         return fmix32(total) + new
+
+
+@traced_once
+def _digested(outs: Values) -> tuple[Values, UInt32[Array, "n 2"]]:
+    # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is digested is what is
+    # consumed.
+    outs = lax.optimization_barrier(outs)
+    return outs, jnp.stack([digest(out) for out in outs])

@@ -6,6 +6,7 @@ for bit. What a suspect computes wrong is therefore counted where it arises and 
 synchronization in the words of Ma et al. 2025 (arXiv:2502.12340, section 3.2).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, UInt32
 
+from sdc.program.arguments import taking
 from sdc.program.axes import axis_size, typed_as, varying
 from sdc.program.interpreter import required
+from sdc.program.once import traced_once
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import probes
 from sdc.program.site import Where
@@ -72,6 +75,7 @@ def lockstep(
     _check_compare(compare)
     twins = required(step, where, _Lockstep(axis_name, compare))
 
+    @taking(step)
     def stepped(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         axis_size(axis_name, "twin")
         return twins(*args, **kwargs)
@@ -115,13 +119,18 @@ class _Lockstep:
         self.axis_name, self.compare = axis_name, compare
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Mismatch]:
-        # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is compared is
-        # what is consumed.
-        outs = lax.optimization_barrier(bind(*inputs))
-        return _synchronize(outs, agreement(outs, self.axis_name), self.axis_name, self.compare)
+        return _synchronized(bind(*inputs), self.axis_name, self.compare)
 
     def merge(self, total: Mismatch, new: Mismatch) -> Mismatch:
         return Mismatch(merge_differences(total.difference, new.difference), total.undecided + new.undecided)
+
+
+@functools.partial(traced_once, static_argnums=(1, 2))
+def _synchronized(outs: Values, axis_name: str, compare: Compare) -> tuple[Values, Mismatch]:
+    # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is compared is what is
+    # consumed.
+    outs = lax.optimization_barrier(outs)
+    return _synchronize(outs, agreement(outs, axis_name), axis_name, compare)
 
 
 def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Compare) -> tuple[Values, Mismatch]:

@@ -130,7 +130,9 @@ def test_sites_know_shapes_operations_and_lines() -> None:
 
 
 def test_keyword_arguments_are_sites() -> None:
-    names = [site.name for site in sdc.sites(lambda x, *, rate: {"y": x * rate}, X, rate=2.0, where=~operations)]
+    names = [
+        site.name for site in sdc.sites(lambda x, *, rate: {"y": x * rate}, X, rate=jnp.float32(2.0), where=~operations)
+    ]
     assert names == ["arg/0", "arg/rate", "out/y"]
 
 

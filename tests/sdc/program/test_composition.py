@@ -1,0 +1,112 @@
+"""An outer transformation sees exactly the sites of the plain step, whatever the inner ones compute."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import sparse
+
+import sdc
+from sdc.checksums.transform import accumulators
+from sdc.faults.kinds import BitFlip
+from sdc.program.selectors import arithmetic, everything, iteration, operations, primitive, products
+from sdc.program.site import Site
+
+from .test_any_step import FOREIGN
+from .test_interpreter import STEPS, X
+
+MOMENT = sdc.Moment(jax.random.key(0), jnp.int32(0))
+Step = Callable[..., Any]
+
+
+def injected(step: Step, where: Any) -> Step:
+    faulty = sdc.inject(step, [sdc.Fault(BitFlip(), 0.5, where), sdc.Fault(BitFlip(), 1e-3, where)], record=2)
+    return lambda *args: faulty(MOMENT, *args)
+
+
+TOOLS: dict[str, Callable[[Step, Any], Step]] = {
+    "fingerprint": sdc.fingerprint,
+    "inject": injected,
+    "strike": lambda step, where: lambda *args: sdc.strike(step, where)(sdc.no_strike(), *args),
+    "abft": lambda step, where: sdc.abft(step, output="as is"),
+}
+ORDERS = [*itertools.product(("fingerprint", "inject", "strike"), repeat=2), ("abft", "inject"), ("inject", "abft")]
+STEPS_HERE: dict[str, tuple[Step, tuple[Any, ...]]] = {
+    **{name: (step, (X,)) for name, (step, _) in STEPS.items() if name != "nothing"},
+    **{name: make() for name, make in FOREIGN.items()},
+}
+
+TYPED = ("shard_map, checked", "partly manual", "nested shard_map")
+"""`shard_map` takes values for equal on all devices there, and faults would make them differ."""
+
+
+def seen(step: Step, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """What an outer transformation is told of a step, but for how deep the inner ones have wrapped it."""
+
+    def facts(site: Site) -> tuple[Any, ...]:
+        return site.name, site.outputs, site.dims, site.trips, site.mesh, site.flops, site.source
+
+    found = sdc.sites(step, *args, where=everything)
+    # The step's own arrays have no order: what the inner transformation looked at comes first.
+    ports = sorted((site for site in found if site.path is not None), key=lambda site: site.name)
+    return [facts(site) for site in (*ports, *(site for site in found if site.path is None))]
+
+
+@pytest.mark.parametrize("name", STEPS_HERE)
+def test_sites_seen_through_two_transformations(name: str) -> None:
+    step, args = STEPS_HERE[name]
+    expected = seen(step, args)
+    number = list(STEPS_HERE).index(name)
+    where = [operations & arithmetic, everything][number % 2]
+    has_products = any(map(products, sdc.sites(step, *args)))
+    without = {*(["inject"] if name in TYPED else []), *([] if has_products else ["abft"])}
+    orders = [order for order in ORDERS if not without & set(order)]
+    for first, second in (orders[number % len(orders)], orders[(number + 4) % len(orders)]):
+        assert seen(TOOLS[first](TOOLS[second](step, where), where), args) == expected, (first, second)
+
+
+def test_sites_seen_beside_iterations_and_sums() -> None:
+    def step(w: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda c, y: (jnp.tanh(c @ y), None), w, x)[0]
+
+    args = (jnp.eye(4), jnp.ones((3, 4, 4)))
+    assert seen(TOOLS["fingerprint"](step, primitive("tanh") & iteration(1)), args) == seen(step, args)
+    names = [site.name for site in sdc.sites(step, *args)]
+    assert [site.name for site in sdc.sites(accumulators(step), *args)] == names
+
+
+def test_twins_of_a_corrupted_step_count_what_was_injected() -> None:
+    """Over a selector of arithmetic: no site is renamed by what the injection computes, and each event is found."""
+
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w - 1.0) ** 2))(w)
+
+    where = operations & arithmetic
+    fault = sdc.Fault(BitFlip(bits=(20,)), 1.0, primitive("mul"), at={"twin": 1})
+    twins = sdc.lockstep(sdc.inject(step, [fault]), "twin", where=where)
+    run = jax.jit(jax.vmap(twins, in_axes=(None, None, 0), axis_name="twin"))
+    args = (jnp.linspace(0.1, 1.0, 4), jnp.broadcast_to(jnp.linspace(-1.0, 1.0, 32).reshape(8, 4), (2, 8, 4)))
+    (_, events), mismatches = run(MOMENT, *args)
+    assert set(mismatches) == {site.name for site in sdc.sites(step, args[0], args[1][0], where=where)}
+    assert len(events) > 0
+    for name, mismatch in mismatches.items():
+        changed = int(events[name].changed[1]) if name in events else 0
+        assert int(mismatch.difference.mismatched[0, 1]) == changed
+        assert name not in events or changed > 0
+
+
+def test_sparse_products_compose() -> None:
+    matrix = sparse.BCOO.fromdense(jnp.asarray(np.where(np.arange(16).reshape(4, 4) % 3, 0.0, 1.5), jnp.float32))
+
+    def step(matrix: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(matrix @ x))
+
+    args = (matrix, jnp.ones(4))
+    expected = seen(step, args)
+    for first, second in itertools.product(("fingerprint", "inject", "strike"), repeat=2):
+        where = operations & arithmetic
+        assert seen(TOOLS[first](TOOLS[second](step, where), where), args) == expected

@@ -1,0 +1,126 @@
+"""Every transformation of steps whose arrays are sharded by type: explicit axes, alone and beside automatic ones."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import sdc
+from sdc.faults.kinds import BitFlip
+from sdc.program.selectors import arithmetic, everything, operations, products
+
+Step = Callable[..., Any]
+EXPLICIT = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+MIXED = jax.make_mesh(
+    (2, 2), ("data", "model"), axis_types=(AxisType.Explicit, AxisType.Auto), devices=jax.devices()[:4]
+)
+MOMENT = sdc.Moment(jax.random.key(0), jnp.int32(0))
+RATE = 0.05
+
+
+def loss(w: Any, x: Any) -> Any:
+    return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+
+def tensor_parallel(w: Any, x: Any) -> Any:
+    return w - 0.1 * jax.grad(loss)(w, x)
+
+
+def fully_sharded(w: Any, x: Any) -> Any:
+    """Weights are gathered before they are used, and gradients scattered: FSDP."""
+
+    def gathered(w: Any, x: Any) -> Any:
+        return loss(jax.reshard(w, P(None, None)), x)
+
+    return w - 0.1 * jax.reshard(jax.grad(gathered)(w, x), P("data", None))
+
+
+def partly_automatic(w: Any, x: Any) -> Any:
+    flat = jax.sharding.auto_axes(lambda x: jnp.sin(x).reshape(-1).reshape(x.shape), out_sharding=P("data", None))
+    return jnp.sum(w) + flat(x)
+
+
+def partly_manual(w: Any, x: Any) -> Any:
+    def body(w: Any, x: Any) -> Any:
+        return jax.lax.pmean(jax.grad(loss)(w, x), "data")
+
+    mapped = jax.shard_map(body, in_specs=(P(), P("data")), out_specs=P(), axis_names={"data"}, check_vma=False)
+    return w - 0.1 * mapped(w, x)
+
+
+STEPS: dict[str, tuple[Step, Any, P, P]] = {
+    "tensor parallel": (tensor_parallel, EXPLICIT, P(None, "model"), P("data", None)),
+    "fully sharded": (fully_sharded, EXPLICIT, P("data", None), P("data", None)),
+    "auto_axes": (partly_automatic, EXPLICIT, P(None, "model"), P("data", None)),
+    "partly manual": (partly_manual, EXPLICIT, P(None, "model"), P("data", None)),
+    "explicit beside automatic": (tensor_parallel, MIXED, P(None, None), P("data", None)),
+}
+
+
+def corrected(step: Step) -> Step:
+    """Products are struck and made good."""
+    wide = sdc.inject(sdc.checksums.accumulators(step), [sdc.Fault(BitFlip(bits=(30,)), RATE, products)])
+    return sdc.abft(lambda *args: wide(MOMENT, *args), mode="correct")
+
+
+def twins(step: Step) -> Step:
+    return lambda *args: jax.tree.map(
+        lambda x: x[0], jax.vmap(sdc.lockstep(step, "twin", where=few), None, axis_name="twin", axis_size=2)(*args)
+    )
+
+
+few = operations & arithmetic
+TOOLS: dict[str, Callable[[Step], Step]] = {
+    "fingerprint": lambda step: sdc.fingerprint(step, everything),
+    "inject": lambda step: lambda *args: sdc.inject(step, [sdc.Fault(BitFlip(), 0.0, few)], record=2)(MOMENT, *args),
+    "strike": lambda step: lambda *args: sdc.strike(step, few)(sdc.no_strike(), *args),
+    "lockstep": twins,
+    "abft": sdc.abft,
+    "abft, struck and corrected": corrected,
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("name", STEPS)
+def test_explicit_sharding(name: str, tool: str) -> None:
+    step, mesh, *specs = STEPS[name]
+    if name == "auto_axes" and tool.startswith("abft"):
+        pytest.skip("it has no products")
+    shapes = ((4, 8), (16, 4))
+    args = [
+        jax.device_put(np.linspace(-1.0, 1.0, 32 * (n + 1), dtype=np.float32).reshape(shape), NamedSharding(mesh, spec))
+        for n, (shape, spec) in enumerate(zip(shapes, specs, strict=True))
+    ]
+    # A mesh need not be set where all arrays have one.
+    context = jax.set_mesh(mesh) if name != "tensor parallel" else contextlib.nullcontext()
+    with context:
+        expected = jax.jit(step)(*args)
+        out, reports = jax.jit(TOOLS[tool](step))(*args)
+    assert len(reports) > 0
+    if tool.startswith("abft, "):
+        out, events = out
+        struck = sum(int(np.asarray(event.changed).sum()) for event in events.values())
+        assert struck > 0
+        assert sum(int(np.asarray(flag.corrected).sum()) for flag in reports.values()) > 0
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+    assert jax.typeof(out) == jax.typeof(expected)
+
+
+def test_twins_find_what_was_injected_in_sharded_arrays() -> None:
+    step, mesh, *specs = STEPS["tensor parallel"]
+    args = [
+        jax.device_put(np.linspace(-1.0, 1.0, size, dtype=np.float32).reshape(shape), NamedSharding(mesh, spec))
+        for size, shape, spec in zip((32, 64), ((4, 8), (16, 4)), specs, strict=True)
+    ]
+    fault = sdc.Fault(BitFlip(bits=(20,)), RATE, products, at={"twin": 1})
+    tool = sdc.lockstep(sdc.inject(step, [fault]), "twin", where=products)
+    run = jax.jit(jax.vmap(tool, None, axis_name="twin", axis_size=2))
+    (_, events), mismatches = run(MOMENT, *args)
+    found = {name: int(mismatch.difference.mismatched[0, 1]) for name, mismatch in mismatches.items()}
+    assert found == {name: int(event.changed[1]) for name, event in events.items()}
+    assert sum(found.values()) > 0
