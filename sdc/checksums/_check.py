@@ -99,7 +99,7 @@ def check(product: Product, settings: Settings, operands: Operands) -> tuple[Sha
         return operands.c, no_flags(settings)
     if isinstance(product, Dot):  # what is computed again may be sharded as XLA chooses
         product = dataclasses.replace(product, sharding=None)
-    (c,), flags = _checked([operands.c], operands._replace(c=None), product, settings)
+    (c,), flags = _checked([operands.c], operands, product, settings)
     return c, flags
 
 
