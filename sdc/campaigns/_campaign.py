@@ -27,8 +27,9 @@ def campaign(
     """Injects single faults into a training step and classifies what becomes of training.
 
     Args:
-        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace.
-        state: state before the first step.
+        step: `(state, batch) -> (state, metrics)`, any function that JAX can trace. Objects of Flax NNX in its state
+            may be changed in place, and are returned.
+        state: state before the first step, which stays as it is.
         batches: batches of data, one for each step of the clean run.
         loss: `(state, metrics) -> loss`, of what the step returns.
         injections: number of faults to inject.

@@ -28,6 +28,7 @@ from sdc.faults.fault import Fault, check_moves
 from sdc.faults.kinds import BitFlip, StuckBit, What
 from sdc.faults.language import as_fault
 from sdc.program.interpreter import sites
+from sdc.program.objects import functional
 from sdc.program.selectors import arithmetic, as_selector
 from sdc.program.site import Site, Where
 from sdc.settings import SettingError, check_several
@@ -99,6 +100,7 @@ class Campaign:
             raise SettingError("faults", None, "no kind of fault is given; give one, as in 'bitflip'")
         self.faults = [_single(fault) for fault in faults]
         self.batches, self.follow, self.seed, self.batch, self.abft = batches, follow, seed, batch, abft
+        step, state, whole = functional(step, state)
         step = accumulators(step) if abft else step
         self.where = as_selector(where)
         where = self.where & NUMBERS
@@ -107,7 +109,7 @@ class Campaign:
         struck = strike(step, where)
 
         def observed(state: Any, metrics: Any) -> Any:
-            scalars = {name: jnp.asarray(value, jnp.float32) for name, value in observe(state, metrics).items()}
+            scalars = {name: jnp.asarray(value, jnp.float32) for name, value in observe(whole(state), metrics).items()}
             finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in _floats((state, scalars))]).all()
             return scalars, finite, tree_digest((state, scalars))
 

@@ -21,7 +21,7 @@ from jax._src import core
 
 from .aside import is_aside
 from .marks import port_p
-from .objects import CONTEXT, Changing, Parts, Path, path_text
+from .objects import CONTEXT, Changing, Parts, Path, has_type, path_text
 from .plan import open_jaxpr
 from .reports import Values, apart, together
 from .site import Direction
@@ -114,13 +114,7 @@ def is_array(leaf: Any) -> bool:
     """
     if type(leaf) in (bool, int, float, complex):
         return False
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return True
-    try:
-        jax.typeof(leaf)
-    except TypeError:
-        return False
-    return True
+    return has_type(leaf)
 
 
 def _trace(call: _Call) -> Traced:

@@ -9,6 +9,7 @@ from jax import lax
 from jax._src import core, source_info_util
 from jax._src.interpreters import partial_eval
 from jax._src.lax.control_flow.conditionals import _switch_internal
+from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.named_sharding import UNSPECIFIED
 from jax._src.shard_map import shard_map_p
 from jax.extend.core import primitives
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from .axes import varying
 from .marks import HIDDEN, mark, mark_p, port_p
-from .plan import ENTERED, Plan, bodies, manual_axes, open_jaxpr, source_line
+from .plan import Plan, bodies, manual_axes, open_jaxpr, source_line
 from .reports import Place, Report, Rule, Values
 from .selectors import Selector
 
@@ -84,7 +85,7 @@ def evaluate(
             if site := plan.selected.get(index):
                 outs, reports[site.name] = rule(eqn, Place(site, iteration), inputs)
             elif index in plan.inner:
-                outs, inside = _RULES[eqn.primitive](eqn, plan.inner[index], iteration, rule, inputs)
+                outs, inside = _RULES.get(eqn.primitive, _inline)(eqn, plan.inner[index], iteration, rule, inputs)
                 reports.update(inside)
             elif eqn.primitive is port_p:
                 outs = inputs
@@ -145,6 +146,13 @@ def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
 def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
     caller = source_info_util.current().traceback
     return evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs, caller)
+
+
+def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    """Only the solution itself runs; the other bodies are for derivatives."""
+    lengths = eqn.params["const_lengths"]
+    consts = inputs[lengths.matvec + lengths.vecmat :][: lengths.solve]
+    return _inline(eqn, plans, iteration, rule, [*consts, *inputs[sum(lengths) :]])
 
 
 def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
@@ -261,9 +269,6 @@ _RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
     primitives.while_p: _while,
     primitives.cond_p: _cond,
     shard_map_p: _shard_map,
-    primitives.custom_jvp_call_p: _inline,
-    primitives.custom_vjp_call_p: _inline,
-    primitives.closed_call_p: _inline,
+    linear_solve_p: _solve,
 }
-
-assert set(_RULES) == set(ENTERED)
+"""Bodies of all others that are entered are evaluated in the place of the equation."""

@@ -10,14 +10,15 @@ flow so:
 `cond`, `switch`       zeros from the branches that were not taken
 `shard_map`, `pmap`    one new leading axis per mesh axis, one row per device
 `jit`, `remat`         handed on; donation and shardings of an inner `jit` are kept
-custom derivatives     the call is inlined: a step is rewritten after it was differentiated
+custom derivatives     the call is inlined: a step is rewritten after it was differentiated. So are those of
+                       `custom_vmap`, `linear_call`, `composite`, and the solver of `custom_linear_solve`
 =====================  ================================================================================
 
 All zeros must therefore mean "nothing happened" in a report. A part of the step without a selected equation is bound as
 it was, so that a step without any comes out as the identical program. What a rule returns as an equation's outputs
 stands for that equation from then on (`marks.py`), so that transformations compose: the outer one sees what the inner
-one made of it. This file, `evaluate.py`, `plan.py` and `marks.py` are the only ones that know the internals of JAX;
-they run on jax 0.10 and 0.12.
+one made of it. This file, `arguments.py`, `evaluate.py`, `plan.py` and `marks.py` are the only ones that know the
+internals of JAX; they run on jax 0.10 and 0.12.
 """
 
 from collections.abc import Callable, Mapping

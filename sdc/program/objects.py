@@ -1,11 +1,12 @@
-"""Objects of Flax NNX that a step is given, changes and returns."""
+"""Objects of Flax NNX that a step is given, changes and returns; states that hold them, or what is no array."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 
-from .reports import apart, together
+from .reports import Values, apart, together
 from .site import Direction
 
 Path: TypeAlias = tuple[Any, ...]
@@ -18,6 +19,28 @@ def path_text(path: Path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class _Value:
+    """An `nnx.State`: a value, not an object, although it holds variables, which are objects where they stand alone."""
+
+    def __init__(self, names: Sequence[str], structure: Any, leaves: Sequence[Any]) -> None:
+        self.names, self.structure, self.leaves = tuple(names), structure, leaves
+
+    @classmethod
+    def of(cls, state: Any) -> "_Value":
+        paths, structure = jax.tree_util.tree_flatten_with_path(state)
+        return cls([path_text(path) for path, _ in paths], structure, [leaf for _, leaf in paths])
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
+        keys = map(jax.tree_util.DictKey, self.names)
+        return list(zip(keys, self.leaves, strict=True)), (self.names, self.structure)
+
+    @classmethod
+    def tree_unflatten(cls, made_up: Any, leaves: Sequence[Any]) -> "_Value":
+        names, structure = made_up
+        return cls(names, structure, leaves)
+
+
 class Parts:
     """A tree, taken apart into objects of NNX and other leaves."""
 
@@ -25,6 +48,10 @@ class Parts:
         def is_object(leaf: Any) -> bool:
             return isinstance(leaf, nnx.Variable) or nnx.graphlib.is_graph_node(leaf)
 
+        def is_whole(leaf: Any) -> bool:
+            return is_object(leaf) or isinstance(leaf, nnx.State)
+
+        tree = jax.tree.map(lambda x: _Value.of(x) if isinstance(x, nnx.State) else x, tree, is_leaf=is_whole)
         paths, self.structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_object)
         self.chosen = [is_object(leaf) for _, leaf in paths]
         self.object_paths = [path for path, leaf in paths if is_object(leaf)]
@@ -33,21 +60,29 @@ class Parts:
         self.leaves = [leaf for _, leaf in paths if not is_object(leaf)]
 
     def put_together(self, objects: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """The tree with other objects and leaves in the place of its own."""
         sources = {True: iter(objects), False: iter(leaves)}
-        return jax.tree.unflatten(self.structure, [next(sources[chosen]) for chosen in self.chosen])
+        tree = jax.tree.unflatten(self.structure, [next(sources[chosen]) for chosen in self.chosen])
+
+        def whole(x: Any) -> Any:
+            return jax.tree.unflatten(x.structure, x.leaves) if isinstance(x, _Value) else x
+
+        return jax.tree.map(whole, tree, is_leaf=lambda x: isinstance(x, _Value) or any(x is one for one in objects))
 
 
 class Changing:
     """Arguments with objects of NNX, which are split and merged four times in all; see `nnx.update_context`.
 
     Trees of arrays are pairs: the state of the objects by their number, and the other leaves. The returned one has the
-    reports besides. Objects among the arguments come before those of the output.
+    reports besides, and in it come first the objects among the arguments that the step changed, then those of its
+    output. Others are not touched, so that a module of an outer trace can be read.
     """
 
     def __init__(self, nnx: Any, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.nnx, self.step = nnx, step
         self.arguments = self.output = Parts(nnx, (args, kwargs))
-        self.changed: set[Path] = set()
+        self.changed: list[int] = []
+        self.written: set[Path] = set()
         with nnx.split_context(CONTEXT) as context:
             self.outer, state = context.split(self.arguments.objects)
         self.given = state, self.arguments.leaves
@@ -56,41 +91,118 @@ class Changing:
         state, leaves = given
         with self.nnx.merge_context(CONTEXT, inner=True) as context:
             objects = context.merge(self.outer, state)
+        made_up = [self.nnx.split(each)[0] for each in objects]
         args, kwargs = self.arguments.put_together(objects, leaves)
         out, reports = apart(self.step(*args, **kwargs))
+        before, now = (_by_path(tree) for tree in (state, self.nnx.split(objects)[1]))
+        self.written = {path for path, leaf in before.items() if now.get(path) is not leaf}
+        numbers = {path[0].key for path in self.written}
+        self.changed = [
+            number
+            for number, (each, known) in enumerate(zip(objects, made_up, strict=True))
+            if number in numbers or self.nnx.split(each)[0] != known
+        ]
         self.output = Parts(self.nnx, (out,))
         with self.nnx.split_context(CONTEXT) as context:
-            self.inner, after = context.split([*objects, *self.output.objects])
-        before, now = (dict(jax.tree_util.tree_flatten_with_path(tree)[0]) for tree in (state, after))
-        self.changed = {path for path, leaf in before.items() if now.get(path) is not leaf}
+            self.inner, after = context.split([*(objects[number] for number in self.changed), *self.output.objects])
         return after, self.output.leaves, reports
 
     def check(self, constants: Sequence[Any]) -> None:
         read = {id(constant) for constant in constants}
-        for path, leaf in jax.tree_util.tree_flatten_with_path(self.given[0])[0]:
-            if path in self.changed and id(leaf) in read:
+        for path, leaf in _by_path(self.given[0]).items():
+            if path in self.written and id(leaf) in read:
                 raise ValueError(
-                    f"argument {self._in_object(path)} is changed by the step, which also reads it as part of "
-                    "something that it is not given, such as a module in a closure; use the argument in both places"
+                    f"argument {_in_object(self.arguments.object_paths, path)} is changed by the step, which also "
+                    "reads it as part of something that it is not given, such as a module in a closure; use the "
+                    "argument in both places"
                 )
 
     def finish(self, returned: Any) -> Any:
         state, leaves, reports = returned
         with self.nnx.merge_context(CONTEXT, inner=False) as context:
             objects = context.merge(self.inner, state)
-        (out,) = self.output.put_together(objects[len(self.arguments.objects) :], leaves)
+        (out,) = self.output.put_together(objects[len(self.changed) :], leaves)
         return together(out, reports)
 
     def name(self, direction: Direction, path: Path) -> str | None:
-        part, number = path[0].idx, path[1]
-        if part == 0:
-            of_argument = direction == "out" and number.key < len(self.arguments.objects)
-            return f"arg/{self._in_object(path[1:])}" if of_argument else self._in_object(path[1:])
-        found = self.arguments if direction == "arg" else self.output
-        return None if part == 2 else path_text(found.paths[number.idx][1:])
+        part, inside = path[0].idx, path[1:]
+        if direction == "arg":
+            paths = self.arguments.object_paths
+            return path_text(self.arguments.paths[inside[0].idx][1:]) if part else _in_object(paths, inside)
+        if part == 2:
+            return None
+        if part == 1:
+            return path_text(self.output.paths[inside[0].idx][1:])
+        changed = [self.arguments.object_paths[number] for number in self.changed]
+        name = _in_object([*changed, *self.output.object_paths], inside)
+        return f"arg/{name}" if inside[0].key < len(changed) else name
 
-    def _in_object(self, path: Path) -> str:
-        """Variables hold their array under `value`, which says nothing."""
-        paths = [*self.arguments.object_paths, *self.output.object_paths]
-        inside = path[1:-1] if path[-1] == jax.tree_util.GetAttrKey("value") else path[1:]
-        return path_text((*paths[path[0].key][1:], *inside))
+
+def _by_path(tree: Any) -> dict[Path, Any]:
+    return dict(jax.tree_util.tree_flatten_with_path(tree)[0])
+
+
+def _in_object(paths: Sequence[Path], path: Path) -> str:
+    """The name of an array; variables hold theirs under `value`, which says nothing."""
+    inside = path[1:-1] if path[-1] == jax.tree_util.GetAttrKey("value") else path[1:]
+    return path_text((*paths[path[0].key][1:], *inside))
+
+
+def functional(
+    step: Callable[[Any, Any], tuple[Any, Any]], state: Any
+) -> tuple[Callable[[Any, Any], tuple[Any, Any]], Any, Callable[[Any], Any]]:
+    """A step `(state, batch) -> (state, metrics)` over any state, as one over arrays alone.
+
+    Args:
+        step: the step. Objects of NNX in the state may be changed in place; the step returns them all the same.
+        state: a state that it takes.
+
+    Returns:
+        The step over arrays, the arrays of the state, and a function that puts a state together again.
+
+    Raises:
+        ValueError: by the step over arrays, where the returned state is not made up as the given one.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and Parts(nnx, state).objects:
+        take_apart, put_together = nnx.split, nnx.merge
+    else:
+        take_apart, put_together = _split, _merge
+    made_up, arrays = take_apart(state)
+
+    def whole(arrays: Any) -> Any:
+        return put_together(made_up, arrays)
+
+    def over_arrays(arrays: Any, batch: Any) -> tuple[Any, Any]:
+        after, metrics = step(whole(arrays), batch)
+        found, arrays = take_apart(after)
+        if found != made_up:
+            raise ValueError(
+                "the state that the step returns is not made up as the one that it is given; return the same objects "
+                "and what is no array unchanged"
+            )
+        return arrays, metrics
+
+    return over_arrays, arrays, whole
+
+
+def _split(tree: Any) -> tuple[Any, Values]:
+    leaves, structure = jax.tree.flatten(tree)
+    static = [None if has_type(leaf) else leaf for leaf in leaves]
+    return (structure, static), [leaf for leaf in leaves if has_type(leaf)]
+
+
+def _merge(made_up: Any, arrays: Values) -> Any:
+    structure, static = made_up
+    given = iter(arrays)
+    # None is no leaf, so that there is no other None among the leaves.
+    return jax.tree.unflatten(structure, [next(given) if leaf is None else leaf for leaf in static])
+
+
+def has_type(leaf: Any) -> bool:
+    """Whether `jax.jit` takes it."""
+    try:
+        jax.typeof(leaf)
+    except TypeError:
+        return isinstance(leaf, jax.ShapeDtypeStruct)
+    return True

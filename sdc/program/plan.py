@@ -1,6 +1,7 @@
 """Which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
 
-This file, `marks.py`, `interpreter.py` and `evaluate.py` are the only ones that know the internals of JAX.
+This file, `arguments.py`, `marks.py`, `interpreter.py` and `evaluate.py` are the only ones that know the internals of
+JAX.
 """
 
 import dataclasses
@@ -12,7 +13,11 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import core, source_info_util
+from jax._src.custom_batching import custom_vmap_p
+from jax._src.custom_derivatives import linear_call_p
 from jax._src.interpreters import partial_eval
+from jax._src.lax.control_flow.solves import linear_solve_p
+from jax._src.lax.lax import composite_p
 from jax._src.shard_map import shard_map_p
 from jax.extend.core import primitives
 
@@ -22,6 +27,8 @@ from .marks import HIDDEN, mark_p, port_p
 from .selectors import probes
 from .site import Direction, Predicate, Site
 
+CALLS = {custom_vmap_p: "call", composite_p: "jaxpr", linear_call_p: "callee"}
+"""Primitives that call one body, and the parameter that holds it."""
 # The primitives whose bodies are walked.
 ENTERED = (
     primitives.jit_p,
@@ -33,6 +40,9 @@ ENTERED = (
     primitives.custom_jvp_call_p,
     primitives.custom_vjp_call_p,
     primitives.closed_call_p,
+    core.call_p,
+    linear_solve_p,
+    *CALLS,
 )
 LIBRARY = os.path.dirname(os.path.dirname(__file__))
 OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ("program", "faults", "twins", "campaigns", "checksums"))
@@ -261,6 +271,11 @@ def manual_axes(eqn: Any) -> tuple[str, ...]:
 
 
 def bodies(eqn: Any) -> tuple[Any, ...]:
+    """The jaxprs of an equation that run when it does."""
+    if eqn.primitive in CALLS:
+        return (eqn.params[CALLS[eqn.primitive]],)
+    if eqn.primitive is linear_solve_p:
+        return (eqn.params["jaxprs"].solve,)
     if eqn.primitive is primitives.while_p:
         return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
     if eqn.primitive is primitives.cond_p:

@@ -16,6 +16,7 @@ from sdc.twins.digests import digest
 
 from .options import BenchOptions
 from .timing import compiled, ratio, reference_step, take_turns
+from .unrolled import BARS as UNROLLED_BARS, measure_unrolled
 
 BARS = {
     "fingerprint_products": 1.10,
@@ -26,6 +27,7 @@ BARS = {
     "rewriting_share_inject_one_fault": 0.20,
     "digest_float32": 1.5,
     "digest_bfloat16": 2.0,
+    **UNROLLED_BARS,
 }
 ELEMENTS = 16 * 2**20
 """Elements of the array whose digest is measured."""
@@ -38,6 +40,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     for dtype in options.dtypes:
         steps = _steps(config.of_type(dtype), options.steps)
         result[dtype] = {**steps, f"digest_{dtype}": _digest(dtype, options.steps)}
+    result.setdefault("float32", {}).update(measure_unrolled(options.steps))
     return result
 
 

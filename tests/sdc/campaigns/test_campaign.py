@@ -4,10 +4,13 @@ import collections
 import math
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import sdc
 from sdc.campaigns.outcomes import DETECTORS, Observed, Thresholds, classify
@@ -204,6 +207,37 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
 def test_campaigns_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**arguments)
+
+
+def test_states_of_objects_and_of_what_is_no_array() -> None:
+    """A model of NNX that the step changes, and one of Equinox that holds functions, as they are as arrays."""
+    x = [jnp.linspace(-1.0, 1.0, 8).reshape(2, 4) * number for number in range(1, 8)]
+
+    def loss_of(apply: Any, batch: Any) -> Any:
+        return jnp.mean((apply(batch) - 1.0) ** 2)
+
+    def nnx_step(state: Any, batch: Any) -> Any:
+        model, optimizer = state
+        loss, gradients = nnx.value_and_grad(lambda model: loss_of(model, batch))(model)
+        with jax.numpy_dtype_promotion("standard"):
+            optimizer.update(model, gradients)
+        return state, loss
+
+    def eqx_step(model: Any, batch: Any) -> Any:
+        loss, gradients = eqx.filter_value_and_grad(lambda model: loss_of(jax.vmap(model), batch))(model)
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, gradients)), loss
+
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    kernel = np.asarray(model.kernel[...])
+    states: list[tuple[Any, Any]] = [
+        (nnx_step, (model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param))),
+        (eqx_step, eqx.nn.MLP(4, 2, 4, 1, key=jax.random.key(0))),
+    ]
+    for step, state in states:
+        rows = sdc.campaign(step, state, x, loss=lambda state, value: value, injections=6, where=products, follow=2)
+        assert sum(row["changed"] for row in rows) == 6
+        assert {row["outcome"] for row in rows} != {"masked"}
+    np.testing.assert_array_equal(model.kernel[...], kernel)
 
 
 def test_a_campaign_needs_a_loss() -> None:

@@ -160,6 +160,30 @@ def test_variables_that_a_step_adds_and_modules_that_it_returns() -> None:
     assert int(flags["fwd/dot_general"].checked) == 8
 
 
+def test_a_state_is_a_value_and_a_module_that_is_read_can_be_of_an_outer_trace() -> None:
+    """As `nnx.split` makes it, also beside a module: only the returned state is new."""
+    model, other = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 4, rngs=nnx.Rngs(1))
+    definition, state = nnx.split(model)
+    kernel = np.asarray(model.kernel[...])
+
+    def step(state: Any, other: nnx.Linear, x: Any) -> Any:
+        model = nnx.merge(definition, state)
+        gradients = nnx.grad(lambda model: jnp.mean(model(other(x)) ** 2))(model)
+        nnx.update(model, jax.tree.map(lambda p, g: p - g, nnx.state(model), gradients))
+        return nnx.state(model), jnp.sum(x)
+
+    names = [site.name for site in sdc.sites(step, state, other, X, where=argument("*"))]
+    assert "arg/0/kernel/value" in names
+    assert "arg/1/kernel" in names
+    expected = jax.jit(lambda state, x: step(state, other, x))(state, X)
+    for run in (sdc.abft(step), jax.jit(lambda state, other, x: sdc.abft(step)(state, other, x))):
+        (after, _), _ = run(state, other, X)
+        chex.assert_trees_all_close(after, expected[0], rtol=1e-5)
+    (after, _), _ = jax.jit(lambda x: sdc.abft(step)(state, other, x))(X)
+    chex.assert_trees_all_close(after, expected[0], rtol=1e-5)
+    np.testing.assert_array_equal(model.kernel[...], kernel)
+
+
 def test_what_a_step_changes_without_being_given_it_is_refused() -> None:
     model, optimizer, metrics = training()
     with pytest.raises(ValueError, match="changes an object that is not among its arguments"):

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import linear_call
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
@@ -149,6 +151,22 @@ def step_vmap(x: Any) -> Any:
     return jax.vmap(lambda x: lax.pmean(probed(x), "v"), axis_name="v")(x)
 
 
+@jax.custom_batching.custom_vmap
+def mapped_otherwise(x: Any) -> Any:
+    return probed(x)
+
+
+mapped_otherwise.def_vmap(lambda size, batched, x: (probed(x), True))
+
+
+def step_linear_call(x: Any) -> Any:
+    return linear_call(lambda _, x: probed(x), lambda _, y: 2.0 * y, (), x)
+
+
+def step_solve(x: Any) -> Any:
+    return lax.custom_linear_solve(lambda v: 4.0 * v, x, lambda _, b: probed(b) / 8.0, symmetric=True)
+
+
 def step_types(x: Any) -> Any:
     key = sdc.probe(jax.random.key(0), "key")
     return sdc.probe({"i": x.astype(jnp.int32), "h": x.astype(jnp.bfloat16)}, "tree"), jax.random.normal(key, (2,))
@@ -180,6 +198,10 @@ STEPS: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]]]] = {
     "partly manual": (step_partly_manual, {"fwd/p": (2,)}),
     "nested shard_map": (step_nested_shard_map, {"fwd/p": (2, 2)}),
     "pmap": (step_pmap, {"fwd/p": (8,)}),
+    "custom_vmap": (lambda x: mapped_otherwise(x), {"fwd/p": ()}),
+    "linear_call": (step_linear_call, {"fwd/p": ()}),
+    "composite": (lambda x: lax.composite(probed, "sdc.test")(x), {"fwd/p": ()}),
+    "custom_linear_solve": (step_solve, {"fwd/p": ()}),
     "nothing": (lambda x: jnp.sin(x), {}),
 }
 
@@ -326,10 +348,17 @@ def test_effects_keep_working(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_probe_that_cannot_be_reached_is_refused() -> None:
-    def step(x: Any) -> Any:
-        return lax.custom_linear_solve(lambda v: probed(v), x, lambda _, b: b / 2.0, symmetric=True)
+    partitioned = custom_partitioning(probed)
+    partitioned.def_partition(
+        partition=lambda mesh, args, result: (mesh, probed, result.sharding, tuple(arg.sharding for arg in args)),
+        infer_sharding_from_operands=lambda mesh, args, result: args[0].sharding,
+        sharding_rule="i -> i",
+    )
 
-    with pytest.raises(ValueError, match="custom_linear_solve"):
+    def step(x: Any) -> Any:
+        return partitioned(x)
+
+    with pytest.raises(ValueError, match="inside the primitive 'custom_partitioning'"):
         rewrite(step, probes, Total())(X)
 
 
