@@ -12,7 +12,7 @@ from jax._src.lax.control_flow.conditionals import _switch_internal
 from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.named_sharding import UNSPECIFIED
 from jax._src.shard_map import shard_map_p
-from jax.extend.core import primitives
+from jax.extend.core import jaxpr_as_fun, primitives
 from jax.sharding import PartitionSpec
 
 from .axes import varying
@@ -118,6 +118,20 @@ def _stage(
     return partial_eval.convert_constvars_jaxpr(jaxpr), list(consts), lambda outs: jax.tree.unflatten(structure, outs)
 
 
+def _traced(function: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], Any]:
+    """A function that is traced here and not again, and the shapes of what it returns.
+
+    JAX traces bodies of control flow several times over; where they are nested, the innermost one that often squared.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    structure = jax.tree.structure(shapes)
+
+    def call(*args: Any) -> Any:
+        return jax.tree.unflatten(structure, jaxpr_as_fun(closed)(*jax.tree.leaves(args)))
+
+    return call, shapes
+
+
 def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
     params = eqn.params
     jaxpr, consts, unflatten = _stage(plans[0], params["jaxpr"], iteration, rule, inputs)
@@ -189,10 +203,14 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
     def work(index: Any, carry: Values) -> tuple[Values, dict[str, Report]]:
         return evaluate(body_plan, params["body_jaxpr"], (*iteration, index), rule, [*body_consts, *carry])
 
+    start = jnp.int32(0)
+    check, (_, checked_shapes) = _traced(check, start, init)
+    work, (_, worked_shapes) = _traced(work, start, init)
+
     def checked_work(index: Any, carry: Values) -> tuple[Any, Values, dict[str, Report]]:
         """The condition reports too, so it moves into the body: one iteration more, whose work is left out."""
         go_on, checked = check(index, carry)
-        idle = _zeros(jax.eval_shape(work, index, carry)[1])
+        idle = _zeros(worked_shapes)
         with jax.named_scope(HIDDEN):
             chosen = go_on.astype(jnp.int32)
         carry, worked = _switch(chosen, [lambda _, carry: (carry, idle), work], [index, carry])
@@ -207,19 +225,23 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
     def go_on(loop: tuple[Any, Any, Values, dict[str, Report]]) -> Any:
         return loop[1] if cond_plan.sites else check(loop[0], loop[2])[0]
 
-    start = jnp.int32(0)
-    shapes = jax.eval_shape(checked_work, start, init)[2]
+    shapes = {**checked_shapes, **worked_shapes}
     _, _, carry, reports = lax.while_loop(go_on, body, (start, jnp.bool_(True), init, _zeros(shapes)))
     return carry, reports
 
 
 def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
     index, *operands = inputs
-    branches = [
-        lambda *args, plan=plan, body=body: evaluate(plan, body, iteration, rule, args)
-        for plan, body in zip(plans, eqn.params["branches"], strict=True)
-    ]
-    shapes = {name: shape for branch in branches for name, shape in jax.eval_shape(branch, *operands)[1].items()}
+    branches: list[Callable[..., Any]] = []
+    shapes: dict[str, Report] = {}
+    for plan, body in zip(plans, eqn.params["branches"], strict=True):
+
+        def run(*args: Any, plan: Plan = plan, body: Any = body) -> tuple[Values, dict[str, Report]]:
+            return evaluate(plan, body, iteration, rule, args)
+
+        branch, (_, reported) = _traced(run, *operands)
+        branches.append(branch)
+        shapes |= reported
 
     def fill(branch: Callable[..., Any]) -> Callable[..., Any]:
         def filled(*args: Any) -> tuple[Values, dict[str, Report]]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental import sparse
 
 import sdc
@@ -110,3 +111,19 @@ def test_sparse_products_compose() -> None:
     for first, second in itertools.product(("fingerprint", "inject", "strike"), repeat=2):
         where = operations & arithmetic
         assert seen(TOOLS[first](TOOLS[second](step, where), where), args) == expected
+
+
+def test_a_check_in_a_branch_that_vmap_chooses() -> None:
+    def step(w: Any, x: Any, go: Any) -> Any:
+        return lax.cond(go, lambda: jnp.sum(x @ w), lambda: jnp.float32(0))
+
+    def steps(w: Any, x: Any, go: Any) -> Any:
+        return lax.scan(lambda total, _: (total + step(w, x, go), None), jnp.float32(0), None, length=2)[0]
+
+    w, x, go = jnp.ones((4, 2)), jnp.ones((5, 4)), jnp.asarray([True, False])
+    for one, expected in ((step, 40.0), (steps, 80.0)):
+        out, flags = jax.vmap(sdc.abft(one), in_axes=(None, None, 0))(w, x, go)
+        assert out.tolist() == [expected, 0.0]
+        assert np.asarray(flags["fwd/dot_general"].checked).reshape(2, -1).sum(1).tolist() == [expected / 8, 0]
+        out, _ = sdc.abft(jax.vmap(one, in_axes=(None, None, 0)))(w, x, go)
+        assert out.tolist() == [expected, 0.0]

@@ -362,22 +362,6 @@ def test_a_probe_that_cannot_be_reached_is_refused() -> None:
         rewrite(step, probes, Total())(X)
 
 
-def test_a_check_in_a_branch_that_vmap_chooses() -> None:
-    def step(w: Any, x: Any, go: Any) -> Any:
-        return lax.cond(go, lambda: jnp.sum(x @ w), lambda: jnp.float32(0))
-
-    def steps(w: Any, x: Any, go: Any) -> Any:
-        return lax.scan(lambda total, _: (total + step(w, x, go), None), jnp.float32(0), None, length=2)[0]
-
-    w, x, go = jnp.ones((4, 2)), jnp.ones((5, 4)), jnp.asarray([True, False])
-    for one, expected in ((step, 40.0), (steps, 80.0)):
-        out, flags = jax.vmap(sdc.abft(one), in_axes=(None, None, 0))(w, x, go)
-        assert out.tolist() == [expected, 0.0]
-        assert np.asarray(flags["fwd/dot_general"].checked).reshape(2, -1).sum(1).tolist() == [expected / 8, 0]
-        out, _ = sdc.abft(jax.vmap(one, in_axes=(None, None, 0)))(w, x, go)
-        assert out.tolist() == [expected, 0.0]
-
-
 def test_a_probed_step_lowers_to_the_program_without_probes() -> None:
     def loss(x: Any, probe: Callable[..., Any]) -> Any:
         return jnp.sum(jax.checkpoint(lambda x: jnp.sin(probe(jnp.sin(x), "p")))(x))
