@@ -27,7 +27,7 @@ from .marks import HIDDEN, mark_p, port_p
 from .selectors import probes
 from .site import Direction, Predicate, Site
 
-CALLS = {custom_vmap_p: "call", composite_p: "jaxpr", linear_call_p: "callee"}
+CALLS = {custom_vmap_p: "call", linear_call_p: "callee"}
 """Primitives that call one body, and the parameter that holds it."""
 # The primitives whose bodies are walked.
 ENTERED = (
@@ -41,6 +41,7 @@ ENTERED = (
     primitives.custom_vjp_call_p,
     primitives.closed_call_p,
     core.call_p,
+    composite_p,
     linear_solve_p,
     *CALLS,
 )
