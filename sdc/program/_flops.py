@@ -13,7 +13,7 @@ FREE = frozenset({
     "slice", "dynamic_slice", "rev", "pad", "concatenate", "dynamic_update_slice", "gather", "scatter", "iota",
     "copy", "copy_p", "convert_element_type", "bitcast_convert_type", "select_n", "optimization_barrier",
     "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",
-    "sharding_constraint", "reshard", "mesh_cast", "axis_index", "device_put", "split",
+    "sharding_constraint", "reshard", "mesh_cast", "get", "swap", "freeze", "axis_index", "device_put", "split",
 })  # fmt: skip
 
 

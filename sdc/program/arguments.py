@@ -136,6 +136,8 @@ def _trace(call: _Call) -> Traced:
     inputs = [whole[number] for number in chosen]
     try:
         closed = jax.make_jaxpr(program)(*inputs)
+    except jax.errors.UnexpectedTracerError:
+        raise
     except jax.errors.JAXTypeError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(

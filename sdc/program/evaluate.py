@@ -36,7 +36,8 @@ class Applied:
             known, operands = operands[:outputs], operands[outputs:]
         elif not all(isinstance(jax.typeof(x), core.ShapedArray) for x in operands):
             # An array that is changed in place is changed once, here, and no business of the rule.
-            known = bind_equation(eqn, operands)
+            with jax.named_scope(HIDDEN):
+                known = bind_equation(eqn, operands)
             operands = [x for x in operands if isinstance(jax.typeof(x), core.ShapedArray)]
 
         def bind(*inputs: Any) -> Values:

@@ -46,7 +46,8 @@ class Parts:
 
     def __init__(self, nnx: Any, tree: Any) -> None:
         def is_object(leaf: Any) -> bool:
-            return isinstance(leaf, nnx.Variable) or nnx.graphlib.is_graph_node(leaf)
+            graph_node = nnx.graphlib.is_graph_node(leaf) and not nnx.variablelib.is_array_ref(leaf)
+            return isinstance(leaf, nnx.Variable) or graph_node
 
         def is_whole(leaf: Any) -> bool:
             return is_object(leaf) or isinstance(leaf, nnx.State)
@@ -86,6 +87,13 @@ class Changing:
         with nnx.split_context(CONTEXT) as context:
             self.outer, state = context.split(self.arguments.objects)
         self.given = state, self.arguments.leaves
+        for path, leaf in _by_path(state).items():
+            if not isinstance(leaf, jax.ShapeDtypeStruct) and not isinstance(jax.typeof(leaf), jax.core.ShapedArray):
+                name = _in_object(self.arguments.object_paths, path)
+                raise ValueError(
+                    f"argument {name} is a variable that holds a reference, and would lose what the step changes; make "
+                    "the module without nnx.var_defaults(ref=True)"
+                )
 
     def __call__(self, given: Any) -> Any:
         state, leaves = given
@@ -114,7 +122,7 @@ class Changing:
                 raise ValueError(
                     f"argument {_in_object(self.arguments.object_paths, path)} is changed by the step, which also "
                     "reads it as part of something that it is not given, such as a module in a closure; use the "
-                    "argument in both places"
+                    "argument in both places, or a copy (jnp.copy) where the array as it was is meant"
                 )
 
     def finish(self, returned: Any) -> Any:

@@ -33,10 +33,7 @@ def traced_once(
         shardings = [jax.typeof(x).sharding for x in outs]
         with jax.sharding.use_abstract_mesh(automatic):
             new, report = function(*moved((outs, *others), automatic))
-        back = [
-            x if jax.typeof(x).sharding == sharding else jax.reshard(x, sharding)
-            for x, sharding in zip(new, shardings, strict=True)
-        ]
+        back = [_as_before(x, sharding, mesh) for x, sharding in zip(new, shardings, strict=True)]
         return back, moved(report, mesh)
 
     return traced
@@ -50,6 +47,13 @@ def _explicit_mesh(tree: Any) -> Any:
 
 def _mesh(x: Any) -> Any:
     return jax.typeof(x).sharding.mesh if isinstance(x, jax.Array) else None
+
+
+def _as_before(x: Any, sharding: Any, mesh: Any) -> Any:
+    """An array as it was sharded; what was on no mesh is the same on all of its devices."""
+    if jax.typeof(x).sharding == sharding:
+        return x
+    return moved(x, mesh) if sharding.mesh.empty else jax.reshard(x, sharding)
 
 
 def moved(tree: Any, mesh: Any) -> Any:

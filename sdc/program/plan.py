@@ -99,6 +99,9 @@ def _plan(jaxpr: Any, where: Predicate, inside: Inside, seen: Counter[str]) -> P
     names = [inside.names + _components(eqn) for eqn in jaxpr.eqns]
     leaves = _leaves(jaxpr, names, inside)
     doubled = _doubled_ports(jaxpr)
+    used = {var for eqn in jaxpr.eqns for var in eqn.invars if isinstance(var, core.Var)} | {
+        var for var in jaxpr.outvars if isinstance(var, core.Var)
+    }
     for index, eqn in enumerate(jaxpr.eqns):
         here = inside._replace(
             names=names[index],
@@ -118,7 +121,8 @@ def _plan(jaxpr: Any, where: Predicate, inside: Inside, seen: Counter[str]) -> P
                 inner[index] = plans
                 found.extend(site for plan in plans for site in plan.sites)
             continue
-        site = _site(eqn, here)
+        # A write to a reference returns the old value, which mostly nobody reads.
+        site = _site(eqn, here) if used.intersection(eqn.outvars) else None
         if site is not None:
             # All sites are numbered, selected or not, so that a name means the same whatever is selected.
             seen[site.name] += 1
@@ -178,6 +182,8 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
         depth[index] = min(depth[index], (min(len(own), len(reader)) if common is None else common) + 1)
 
     for index, eqn in enumerate(jaxpr.eqns):
+        if any(HIDDEN in name for name in names[index]):
+            continue  # a transformation inside reads it, and not the step
         for var in eqn.invars:
             read(var, names[index])
     for var in jaxpr.outvars:

@@ -184,6 +184,13 @@ def test_a_state_is_a_value_and_a_module_that_is_read_can_be_of_an_outer_trace()
     np.testing.assert_array_equal(model.kernel[...], kernel)
 
 
+def test_variables_of_references_are_refused() -> None:
+    with nnx.var_defaults(ref=True):
+        model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="argument 0/bias is a variable that holds a reference"):
+        sdc.abft(lambda model, x: model(x))(model, X)
+
+
 def test_what_a_step_changes_without_being_given_it_is_refused() -> None:
     model, optimizer, metrics = training()
     with pytest.raises(ValueError, match="changes an object that is not among its arguments"):

@@ -100,6 +100,38 @@ def test_twins_of_a_corrupted_step_count_what_was_injected() -> None:
         assert name not in events or changed > 0
 
 
+def with_references(x: Any) -> Any:
+    reference = jax.new_ref(x)
+    reference[...] = jnp.tanh(reference[...] @ x)
+    return reference[...] * 2.0, jax.freeze(reference)
+
+
+def test_references_keep_their_sites() -> None:
+    """A write is none: what it returns nobody reads."""
+    x = jnp.linspace(-1.0, 1.0, 16).reshape(4, 4)
+    expected = seen(with_references, (x,))
+    assert not any("swap" in name for name, *_ in expected)
+    for first, second in itertools.product(("fingerprint", "inject", "strike"), repeat=2):
+        assert seen(TOOLS[first](TOOLS[second](with_references, everything), everything), (x,)) == expected
+    fault = sdc.Fault(BitFlip(bits=(20,)), 0.3, arithmetic, at={"twin": 1})
+    twins = sdc.lockstep(sdc.inject(with_references, [fault]), "twin", where=arithmetic)
+    (_, events), mismatches = jax.jit(jax.vmap(twins, in_axes=None, axis_name="twin", axis_size=2))(MOMENT, x)
+    found = {name: int(mismatch.difference.mismatched[0, 1]) for name, mismatch in mismatches.items()}
+    assert found == {name: int(event.changed[1]) for name, event in events.items()}
+    assert sum(found.values()) > 0
+
+
+def test_scopes_are_left_at_the_same_depth() -> None:
+    def step(x: Any) -> Any:
+        return x * 1.0, jax.grad(lambda x: jnp.sum(jnp.sin(x) ** 2))(x)
+
+    args = (jnp.ones(3),)
+    depths = [(site.name, site.leaves) for site in sdc.sites(step, *args, where=operations)]
+    for tool in ("fingerprint", "inject", "strike"):
+        found = sdc.sites(TOOLS[tool](step, operations), *args, where=operations)
+        assert [(site.name, site.leaves) for site in found] == depths
+
+
 def test_sparse_products_compose() -> None:
     matrix = sparse.BCOO.fromdense(jnp.asarray(np.where(np.arange(16).reshape(4, 4) % 3, 0.0, 1.5), jnp.float32))
 

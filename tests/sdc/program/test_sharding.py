@@ -53,6 +53,10 @@ def partly_manual(w: Any, x: Any) -> Any:
     return w - 0.1 * mapped(w, x)
 
 
+def on_no_mesh(w: Any, x: Any) -> Any:
+    return jnp.sum(w) + x * jnp.asarray(0.5), jnp.asarray(0.5)
+
+
 STEPS: dict[str, tuple[Step, Any, P, P]] = {
     "tensor parallel": (tensor_parallel, EXPLICIT, P(None, "model"), P("data", None)),
     "fully sharded": (fully_sharded, EXPLICIT, P("data", None), P("data", None)),
@@ -124,3 +128,14 @@ def test_twins_find_what_was_injected_in_sharded_arrays() -> None:
     found = {name: int(mismatch.difference.mismatched[0, 1]) for name, mismatch in mismatches.items()}
     assert found == {name: int(event.changed[1]) for name, event in events.items()}
     assert sum(found.values()) > 0
+
+
+def test_values_that_lie_on_no_mesh() -> None:
+    args = [jax.device_put(jnp.ones((4, 4)), NamedSharding(EXPLICIT, P("data"))) for _ in range(2)]
+    fault = sdc.Fault(BitFlip(), 0.0, everything)
+    with jax.set_mesh(EXPLICIT):
+        out, events = jax.jit(sdc.inject(on_no_mesh, [fault]))(MOMENT, *args)
+        expected = jax.jit(on_no_mesh)(*args)
+    np.testing.assert_array_equal(out[0], expected[0])
+    np.testing.assert_array_equal(out[1], expected[1])
+    assert "out/1" in events
