@@ -92,19 +92,20 @@ def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., An
         try:
             signature = inspect.signature(step)
         except (TypeError, ValueError):  # of builtins
-            del function.__wrapped__  # type: ignore[attr-defined]
+            del function.__wrapped__  # type: ignore[attr-defined] # `update_wrapper` made it
             return function
         first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in before]
         own = [one for one in signature.parameters.values() if one.name not in before]
         if len(own) == len(signature.parameters):
-            function.__signature__ = signature.replace(parameters=[*first, *own])  # type: ignore[attr-defined]
+            shown = signature.replace(parameters=[*first, *own])
+            function.__signature__ = shown  # type: ignore[attr-defined] # what `inspect.signature` reads
         return function
 
     return decorate
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf of arguments becomes an input of the program; what JAX itself took for a number does not.
+    """Whether a leaf of arguments becomes an input of the program. Numbers of Python stay what they are.
 
     Example:
         >>> import numpy as np

@@ -89,12 +89,13 @@ TOOLS: dict[str, Callable[[Step], Step]] = {
 }
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("name", STEPS)
+# The step "auto_axes" has no products.
+CELLS = [(name, tool) for name in STEPS for tool in TOOLS if name != "auto_axes" or not tool.startswith("abft")]
+
+
+@pytest.mark.parametrize(("name", "tool"), CELLS)
 def test_explicit_sharding(name: str, tool: str) -> None:
     step, mesh, *specs = STEPS[name]
-    if name == "auto_axes" and tool.startswith("abft"):
-        pytest.skip("it has no products")
     shapes = ((4, 8), (16, 4))
     args = [
         jax.device_put(np.linspace(-1.0, 1.0, 32 * (n + 1), dtype=np.float32).reshape(shape), NamedSharding(mesh, spec))
