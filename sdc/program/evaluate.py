@@ -16,8 +16,9 @@ from jax.extend.core import jaxpr_as_fun, primitives
 from jax.sharding import PartitionSpec
 
 from .axes import varying
+from .inlined import guard
 from .marks import HIDDEN, mark, mark_p, port_p
-from .plan import Plan, bodies, manual_axes, open_jaxpr, source_line
+from .plan import DERIVED, Plan, bodies, manual_axes, open_jaxpr, source_line
 from .reports import Place, Report, Rule, Values
 from .selectors import Selector
 
@@ -160,7 +161,8 @@ def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
 
 def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
     caller = source_info_util.current().traceback
-    return evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs, caller)
+    outs, reports = evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs, caller)
+    return guard(outs, eqn.primitive.name, source_line(eqn)) if eqn.primitive in DERIVED else outs, reports
 
 
 def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:

@@ -45,6 +45,8 @@ ENTERED = (
     linear_solve_p,
     *CALLS,
 )
+DERIVED = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p, linear_call_p, linear_solve_p)
+"""Those whose derivative is not that of their body."""
 LIBRARY = os.path.dirname(os.path.dirname(__file__))
 OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ("program", "faults", "twins", "campaigns", "checksums"))
 """Rooms whose lines are no user's. Lines of `aggregation` are: a step is written with it."""
