@@ -7,6 +7,7 @@ from sdc._lazy import facade
 if TYPE_CHECKING:
     # A whole step.
     from .transform import abft as abft, accumulators as accumulators
+    from .equations import coverage as coverage
 
     # Single layers.
     from .layers import checksum as checksum, collect as collect, dot_general as dot_general, einsum as einsum

@@ -16,6 +16,7 @@ from sdc.program.axes import varying
 from sdc.program.once import traced_once
 from sdc.program.reports import Values
 
+from .indexed import Indexed
 from .products import Dot, Product
 from .roundoff import Units, work_type
 from .schemes import Expected, Factors, Scheme, make_scheme
@@ -78,6 +79,7 @@ class Operands(NamedTuple):
     carried: Float[Array, "*rows"] | None = None
     checksum: Float[Array, "*folded"] | None = None
     totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
+    indices: tuple[Any, ...] = ()  # see `Indexed`
 
 
 def check(product: Product, settings: Settings, operands: Operands) -> tuple[Shaped[Array, "*c"], Flags]:
@@ -167,6 +169,8 @@ def _mapped(product: Product, settings: Settings, axes: int) -> Any:
 
 def _check(product: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
     c = given.c
+    if isinstance(product, Indexed):
+        product = dataclasses.replace(product, indices=given.indices)
     scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
     margins = row_margins(product, settings, given, expect(product, settings, given, min(settings.tier, scheme.tiers)))
     kept = tuple(range(axes, margins.ndim))
@@ -261,7 +265,7 @@ def _factors(product: Product, settings: Settings, given: Operands) -> Factors:
     types = given.a.dtype, given.b.dtype, given.c.dtype
     units = Units.of(*types, settings.rounding, exact=product.exact)
     a, b, c = (x.astype(work_type(*types)) for x in given[:3])
-    return Factors(a, b, c, units, *given[3:])
+    return Factors(a, b, c, units, given.carried, given.checksum, given.totals)
 
 
 def rounded_off(

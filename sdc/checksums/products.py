@@ -9,7 +9,7 @@ blocks, each with a sum of its own, which is the last axis of what the functions
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Shaped
 
 from sdc.bits import as_bits, from_bits
+
+if TYPE_CHECKING:
+    from .indexed import Indexed
 
 Dimensions: TypeAlias = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -39,6 +42,12 @@ def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#sh
     # Both the power and its inverse are normal numbers.
     power = from_bits(jnp.clip(most - exponent.astype(jnp.int32), 1, most - 1).astype(bits.dtype) << info.nmant, x)
     return jnp.where(exponent == 0, jnp.ones((), x.dtype), power)
+
+
+def powers_as_a_whole(a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
+    """Powers of two that bring both factors below 1, the same for all rows."""
+    by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
+    return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
 
 
 def _marked(x: Shaped[Array, "*shape"]) -> Float32[Array, "*shape"]:
@@ -72,7 +81,7 @@ def blocked(x: Shaped[Array, "*rest n"], blocks: int) -> Shaped[Array, "*rest bl
     return x.reshape(*x.shape[:-1], blocks, length)
 
 
-def _sum_blocks(
+def sum_blocks(
     x: Shaped[Array, "*rest n"], weights: Float[Array, "n"], blocks: int, careful: bool
 ) -> Float[Array, "*rest blocks"]:
     cut = blocked(x * weights, blocks)
@@ -124,7 +133,7 @@ class Dot:
             return _sum(b * wide, free, careful)[..., None]
         kept = [axis for axis in range(b.ndim) if axis not in free]
         flat = b.transpose(*kept, *free).reshape(*(b.shape[axis] for axis in kept), weights.size)
-        return _sum_blocks(flat, weights, blocks, careful)
+        return sum_blocks(flat, weights, blocks, careful)
 
     def apply(
         self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
@@ -152,7 +161,7 @@ class Dot:
         rows = self.axes[0] - len(self.dimensions[0][0])
         if blocks == 1:
             return _sum(c * weights.reshape(c.shape[rows:]), range(rows, c.ndim), careful)[..., None]
-        return _sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
+        return sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
         """Values by row, in the axes of the product."""
@@ -282,7 +291,7 @@ class Conv:
         axis = self._numbers.rhs_spec[0]
         grouped = jnp.moveaxis(b, axis, -1)
         grouped = grouped.reshape(*grouped.shape[:-1], self._groups, weights.size)
-        return jnp.moveaxis(_sum_blocks(grouped, weights, blocks, careful), -2, axis)
+        return jnp.moveaxis(sum_blocks(grouped, weights, blocks, careful), -2, axis)
 
     def apply(
         self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
@@ -300,7 +309,7 @@ class Conv:
         self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
     ) -> Float[Array, "*rows blocks"]:
         c = jnp.moveaxis(c, self._numbers.out_spec[1], -1)
-        return _sum_blocks(c.reshape(*c.shape[:-1], self._groups, weights.size), weights, blocks, careful)
+        return sum_blocks(c.reshape(*c.shape[:-1], self._groups, weights.size), weights, blocks, careful)
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
         axis = self._numbers.out_spec[1]
@@ -308,8 +317,7 @@ class Conv:
         return jnp.moveaxis(features, -1, axis)
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
-        return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
+        return powers_as_a_whole(a, b)
 
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
         if self._groups > 1:
@@ -327,5 +335,5 @@ class Conv:
         return (of_a / max(self.width(a, b), 1) * of_b).reshape([1] * rows)
 
 
-Product: TypeAlias = Dot | Conv
+Product: TypeAlias = "Dot | Conv | Indexed"
 """A product of two arrays that is linear in each."""

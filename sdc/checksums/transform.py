@@ -1,5 +1,6 @@
 """`abft`: checksums for every matrix product of a step, forward and backward."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -10,10 +11,11 @@ from jax import lax
 from sdc.program.interpreter import required, substitute
 from sdc.program.marks import HIDDEN
 from sdc.program.reports import Place, Reports, Values
-from sdc.program.selectors import PRODUCTS, as_selector, primitive, products as all_products
-from sdc.program.site import Where
+from sdc.program.selectors import PRODUCTS, Selector, as_selector, primitive, products as all_products
+from sdc.program.site import Site, Where
 
 from ._check import Flags, Operands, check, merge_flags, rounded_off
+from .equations import task, unchecked
 from .kernel import multiply
 from .products import Conv, Dot, Product
 from .profile import Profile
@@ -41,7 +43,7 @@ def abft(
     Args:
         step: any function that JAX can trace; it is transformed after differentiation, so that the backward pass is
             checked too.
-        where: selects the products; by default all matrix products and convolutions of real numbers.
+        where: selects the products; by default all matrix products and convolutions, ragged and sparse ones too.
         mode: `"detect"` flags rows, `"locate"` names wrong elements too, `"correct"` replaces wrong rows as well.
         output: `"float32 accumulator"` makes products of narrow types return their sums unrounded, checks those, and
             rounds then: errors near the rounding of float32 are found. `"as is"` leaves the products alone, and finds
@@ -50,10 +52,12 @@ def abft(
         profile: what was measured on the device; by default what is assumed of the platform.
 
     Returns:
-        A function that returns `(out, flags)`, `Flags` for each product.
+        A function that returns `(out, flags)`, `Flags` for each product. `flags.skipped` lists the products that were
+        asked for and could not be checked, with the reason and their share of the step's operations: those of integers,
+        and those inside primitives that cannot be entered. `sdc.checksums.coverage(flags)` is what is left.
 
     Raises:
-        ValueError: a setting is unknown, nothing is selected, or the round-off of a product's type is not known.
+        ValueError: a setting is unknown, nothing is selected, or only what cannot be checked.
         TypeError: `profile` is no `Profile`.
 
     Example:
@@ -65,10 +69,15 @@ def abft(
     """
     check_choice("output", output, get_args(Output))
     rule = _Abft(Settings(mode, scheme), Profile.given(profile))
-    selector = as_selector(where) & primitive(*PRODUCTS)
+    wanted = as_selector(where)
+    selector = wanted & primitive(*PRODUCTS)
     # A carried residual is for outputs that are rounded.
     wide = output == "float32 accumulator" and scheme != "residual"
-    return required(accumulators(step, selector) if wide else step, selector, rule)
+    return required(accumulators(step, selector) if wide else step, selector, rule, _reason(wanted))
+
+
+WIDENED = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+"""Products that can return their sums in float32 wherever they can be computed."""
 
 
 def accumulators(step: Callable[..., Any], where: Where = all_products) -> Callable[..., Any]:
@@ -85,12 +94,14 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
         def bind(*inputs: Any, **changed: Any) -> Any:
             return primitive.bind(*inputs, **{**params, **changed})
 
+        if primitive.name not in WIDENED:
+            return None
         dtype = params["preferred_element_type"]
         if dtype is None:
             dtype = inputs[0].dtype if inputs[0].dtype == inputs[1].dtype else jax.eval_shape(bind, *inputs).dtype
-        if not all(map(known, (dtype, *(x.dtype for x in inputs)))):
+        if not all(map(known, (dtype, *(x.dtype for x in inputs[:2])))):
             return None
-        work = work_type(dtype, *(x.dtype for x in inputs))
+        work = work_type(dtype, *(x.dtype for x in inputs[:2]))
         if unit(dtype) <= unit(work):
             return None
         # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
@@ -103,24 +114,15 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
     return substitute(step, as_selector(where) & primitive(*PRODUCTS), widen)
 
 
-def product_of(kind: str, params: Mapping[str, Any], a: Any, b: Any) -> Product:
-    """The product that an equation computes."""
-    if kind == "dot_general":
-        return Dot(
-            params["dimension_numbers"],
-            (a.ndim, b.ndim),
-            params["precision"],
-            params["preferred_element_type"],
-            params.get("out_sharding"),
-        )
-    kept = {name: value for name, value in params.items() if name in _CONVOLUTION}
-    return Conv(tuple(kept.items()), params["preferred_element_type"])
+def _reason(where: Selector) -> Callable[[Site], str | None]:
+    """Why a site that is asked for cannot be checked; what cannot be entered is asked for as the products in it."""
 
+    def reason(site: Site) -> str | None:
+        why = unchecked(site)
+        as_product = dataclasses.replace(site, primitive=PRODUCTS[0], outputs=(jax.ShapeDtypeStruct((), jnp.float32),))
+        return why if why is not None and (where(site) or where(as_product)) else None
 
-_CONVOLUTION = (
-    "window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers", "feature_group_count",
-    "batch_group_count", "precision",
-)  # fmt: skip
+    return reason
 
 
 class _Abft:
@@ -128,23 +130,32 @@ class _Abft:
         self.settings, self.profile = settings, profile
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Flags]:
-        a, b = inputs
-        product = product_of(place.site.primitive, place.params, a, b)
+        kind, out = place.site.primitive, place.site.outputs[0].dtype
+        given = task(kind, place.params, list(inputs))
         settings = self.profile.settings(self.settings, place.site.name)
-        if settings.scheme == "residual" and unit(place.site.outputs[0].dtype) > unit(work_type(a.dtype, b.dtype)):
+        dense = isinstance(given.product, Dot | Conv) and given.a is inputs[0]  # and not another form of the equation
+        if settings.scheme == "residual" and dense and unit(out) > unit(work_type(given.a.dtype, given.b.dtype)):
             if place.marked:
                 raise ValueError(
                     f"site {place.site.name!r}: scheme='residual' has to see the sums before they are rounded, but "
                     "another transformation has changed the product; put sdc.abft inside it, or choose another scheme"
                 )
-            out, flags = carried(product, settings, a, b, place.site.outputs[0].dtype)
-            return [out], flags
-        if place.marked:
-            operands = Operands(*lax.optimization_barrier((a, b, *bind(a, b))))
+            rounded, flags = carried(given.product, settings, given.a, given.b, out)
+            return [rounded], flags
+        if place.marked or not dense:
+            inputs = lax.optimization_barrier(inputs)
+            (c,) = bind(*inputs)
+            given = task(kind, place.params, list(inputs))
+            a, b, c, indices = lax.optimization_barrier((given.a, given.b, given.read(c), given.indices))
+            operands = Operands(a, b, c, indices=indices)
+            if given.a is not inputs[0]:  # computed again in this form it rounds otherwise, as after a fused kernel
+                settings = dataclasses.replace(settings, fused=True)
         else:
-            operands = multiply(product, settings, a, b)
-        out, flags = check(product, settings, operands)
-        return [out], flags
+            operands = multiply(given.product, settings, given.a, given.b)
+        checked, flags = check(given.product, settings, operands)
+        if flags.wrong is not None:
+            flags = flags._replace(wrong=flags.wrong._replace(element=flags.wrong.element // given.parts))
+        return [given.write(checked)], flags
 
     merge = staticmethod(merge_flags)
 

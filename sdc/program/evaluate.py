@@ -12,6 +12,7 @@ from jax._src.lax.control_flow.conditionals import _switch_internal
 from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.named_sharding import UNSPECIFIED
 from jax._src.shard_map import shard_map_p
+from jax._src.state.discharge import run_state_p
 from jax.extend.core import jaxpr_as_fun, primitives
 from jax.sharding import PartitionSpec
 
@@ -172,6 +173,15 @@ def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
     return _inline(eqn, plans, iteration, rule, [*consts, *inputs[sum(lengths) :]])
 
 
+def _run_state(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    """The body changes arrays in place; what they are in the end is what the equation returns."""
+    with jax.named_scope(HIDDEN):
+        references = [jax.new_ref(x) for x in inputs]
+    _, reports = _inline(eqn, plans, iteration, rule, references)
+    with jax.named_scope(HIDDEN):
+        return [jax.freeze(reference) for reference in references], reports
+
+
 def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
     params = eqn.params
     if "ft_in" in params:  # jax 0.12
@@ -295,5 +305,6 @@ _RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
     primitives.cond_p: _cond,
     shard_map_p: _shard_map,
     linear_solve_p: _solve,
+    run_state_p: _run_state,
 }
 """Bodies of all others that are entered are evaluated in the place of the equation."""

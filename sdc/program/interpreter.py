@@ -30,19 +30,23 @@ from .arguments import taking, traced
 from .evaluate import Applied, bind_equation, evaluate
 from .marks import HIDDEN, mark_p
 from .once import moved
-from .plan import live_program, plan_sites
+from .plan import Survey, live_program, plan_sites, survey_sites
 from .reports import Place, Reports, Rule, Values
 from .selectors import as_selector, check_hits, everything
 from .site import Site, Where
 
 
-def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[..., tuple[Any, Reports]]:
+def rewrite(
+    step: Callable[..., Any], where: Where, rule: Rule, reason: Callable[[Site], str | None] = lambda site: None
+) -> Callable[..., tuple[Any, Reports]]:
     """Transforms a step: `rule` stands in for every equation that `where` selects.
 
     Args:
         step: any function that JAX can trace; for its arguments see `arguments.py`.
         where: selects sites.
         rule: see `Rule`.
+        reason: why the rule cannot work on a site, or None; such sites are left as they are, and listed in
+            `Reports.skipped`.
 
     Returns:
         A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`: it is traced
@@ -58,7 +62,8 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         with traced(step, args, kwargs) as program:
             live = live_program(program.closed)
-            plan = plan_sites(live, selector)
+            survey = Survey(selector, reason)
+            plan = survey_sites(live, survey)
             jaxpr = live if plan.sites else program.closed
             outs, reports = evaluate(plan, jaxpr, (), Applied(selector, rule), program.inputs)
             values = [reports[site.name] for site in plan.sites]
@@ -66,7 +71,7 @@ def rewrite(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[...,
             if not here.empty:  # a step may have parts in which other axes are explicit
                 with jax.named_scope(HIDDEN):
                     values = moved(values, here)
-            return program.finish(outs), Reports(plan.sites, values)
+            return program.finish(outs), Reports(plan.sites, values, survey.shares())
 
     return rewritten
 
@@ -142,18 +147,24 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
     return list(found)
 
 
-def required(step: Callable[..., Any], where: Where, rule: Rule) -> Callable[..., tuple[Any, Reports]]:
+def required(
+    step: Callable[..., Any], where: Where, rule: Rule, reason: Callable[[Site], str | None] = lambda site: None
+) -> Callable[..., tuple[Any, Reports]]:
     """As `rewrite`, but a selector that hits nothing is an error: a tool must not pass over what it was asked to do.
 
     Raises:
-        ValueError: see `rewrite`, and when nothing is selected; the message lists near misses.
+        ValueError: see `rewrite`, and when nothing is selected; the message lists near misses, or says why the rule
+            cannot work on what is selected.
     """
     selector = as_selector(where)
-    rewritten = rewrite(step, selector, rule)
+    rewritten = rewrite(step, selector, rule, reason)
 
     @taking(step)
     def some(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         out, reports = rewritten(*args, **kwargs)
+        if not reports and reports.skipped:
+            told = "; ".join(f"{one.site.name} ({one.site.source}): {one.reason}" for one in reports.skipped[:4])
+            raise ValueError(f"all that is selected cannot be worked on: {told}")
         if not reports:
             sites(step, *args, where=selector, **kwargs)
         return out, reports

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,13 +19,14 @@ from jax._src.interpreters import partial_eval
 from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.lax.lax import composite_p
 from jax._src.shard_map import shard_map_p
+from jax._src.state.discharge import run_state_p
 from jax.extend.core import primitives
 
-from ._flops import flops
 from ._probe import probe_p
 from .marks import HIDDEN, mark_p, port_p
 from .selectors import probes
-from .site import Direction, Predicate, Site
+from .site import Direction, Predicate, Site, Skipped
+from .work import flops, product_flops
 
 CALLS = {custom_vmap_p: "call", linear_call_p: "callee"}
 """Primitives that call one body, and the parameter that holds it."""
@@ -61,6 +62,44 @@ class Plan:
     sites: tuple[Site, ...]
 
 
+@dataclasses.dataclass
+class Survey:
+    """What is known of the sites of a program that have been seen.
+
+    Attributes:
+        where: which are selected.
+        reason: why a site is none that the tool can work on, or None.
+        seen: how many there are of each name.
+        skipped: those that the tool cannot work on.
+        work: floating-point operations of a step.
+    """
+
+    where: Predicate
+    reason: Callable[[Site], str | None] = lambda site: None
+    seen: Counter[str] = dataclasses.field(default_factory=Counter)
+    skipped: list[Skipped] = dataclasses.field(default_factory=list)
+    work: int = 0
+
+    def add(self, site: Site) -> tuple[Site, bool]:
+        """The site with its number, and whether it is selected."""
+        # All sites are numbered, selected or not, so that a name means the same whatever is selected.
+        self.seen[site.name] += 1
+        if self.seen[site.name] > 1:
+            site = dataclasses.replace(site, name=f"{site.name}#{self.seen[site.name]}")
+        self.work += site.runs * max(site.flops, site.products or 0)
+        reason = self.reason(site)
+        if reason is not None:
+            self.skipped.append(Skipped(site, reason))
+        return site, reason is None and self.where(site)
+
+    def shares(self) -> tuple[Skipped, ...]:
+        """What was skipped, with its share of the work."""
+        return tuple(one._replace(share=self._share(one.site)) for one in self.skipped)
+
+    def _share(self, site: Site) -> float | None:
+        return None if site.products is None or 0 in site.trips else site.products * site.runs / max(self.work, 1)
+
+
 class Inside(NamedTuple):
     """What the enclosing equations mean for the sites inside them."""
 
@@ -91,10 +130,15 @@ class Bound(NamedTuple):
 
 def plan_sites(live: Bound, where: Predicate) -> Plan:
     """Finds the sites of a program that `where` selects."""
-    return _plan(live.jaxpr, where, Inside(), Counter())
+    return survey_sites(live, Survey(where))
 
 
-def _plan(jaxpr: Any, where: Predicate, inside: Inside, seen: Counter[str]) -> Plan:
+def survey_sites(live: Bound, survey: Survey) -> Plan:
+    """Finds the sites of a program that are selected, and those that a tool cannot work on."""
+    return _plan(live.jaxpr, Inside(), survey)
+
+
+def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
     selected: dict[int, Site] = {}
     inner: dict[int, tuple[Plan, ...]] = {}
     found: list[Site] = []
@@ -114,10 +158,9 @@ def _plan(jaxpr: Any, where: Predicate, inside: Inside, seen: Counter[str]) -> P
         )
         if any(HIDDEN in name for name in here.names) or index in doubled:
             continue
-        if eqn.primitive in ENTERED:
+        if is_entered(eqn):
             plans = tuple(
-                _plan(open_jaxpr(body)[0], where, _enter(eqn, number, here), seen)
-                for number, body in enumerate(bodies(eqn))
+                _plan(open_jaxpr(body)[0], _enter(eqn, number, here), survey) for number, body in enumerate(bodies(eqn))
             )
             if any(plan.sites for plan in plans):
                 inner[index] = plans
@@ -126,16 +169,22 @@ def _plan(jaxpr: Any, where: Predicate, inside: Inside, seen: Counter[str]) -> P
         # A write to a reference returns the old value, which mostly nobody reads.
         site = _site(eqn, here) if used.intersection(eqn.outvars) else None
         if site is not None:
-            # All sites are numbered, selected or not, so that a name means the same whatever is selected.
-            seen[site.name] += 1
-            if seen[site.name] > 1:
-                site = dataclasses.replace(site, name=f"{site.name}#{seen[site.name]}")
-            if where(site):
+            site, chosen = survey.add(site)
+            if chosen:
                 selected[index] = site
                 found.append(site)
         if eqn.primitive is not mark_p:
-            _refuse_hidden_probes(eqn, where, here)
+            _refuse_hidden_probes(eqn, survey.where, here)
     return Plan(selected, inner, tuple(found))
+
+
+def is_entered(eqn: Any) -> bool:
+    """Whether the body of an equation is walked; that of another library's primitive if it says that it is a call."""
+    if eqn.primitive is run_state_p:  # values without a beginning, and cores with memory of their own, are for kernels
+        started = all(eqn.params["is_initialized"])
+        return started and not any(inner.primitive.name == "core_map" for inner in eqn.params["jaxpr"].eqns)
+    called = isinstance(eqn.primitive, core.CallPrimitive) and "call_jaxpr" in eqn.params
+    return called or eqn.primitive in ENTERED
 
 
 def _components(eqn: Any) -> tuple[str, ...]:
@@ -196,7 +245,7 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
 def _refuse_hidden_probes(eqn: Any, where: Predicate, inside: Inside) -> None:
     """A probe that cannot be reached must not pass for a probe that was checked."""
     for body in core.jaxprs_in_params(eqn.params):
-        hidden = _plan(open_jaxpr(body)[0], lambda site: probes(site) and where(site), inside, Counter())
+        hidden = _plan(open_jaxpr(body)[0], inside, Survey(lambda site: probes(site) and where(site)))
         if hidden.sites:
             raise ValueError(
                 f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
@@ -209,7 +258,7 @@ def _site(eqn: Any, inside: Inside) -> Site | None:
     marked = eqn.primitive is mark_p
     primitive, params = (eqn.params["of"], dict(eqn.params["params"])) if marked else (eqn.primitive, eqn.params)
     operands = eqn.invars[eqn.params["outputs"] :] if marked else eqn.invars
-    outputs = [var.aval for var in eqn.outvars]
+    inputs, outputs = [var.aval for var in operands], [var.aval for var in eqn.outvars]
     if not any(_has_values(aval) for aval in outputs):
         return None
     scope = "/".join(inside.names)
@@ -236,13 +285,19 @@ def _site(eqn: Any, inside: Inside) -> Site | None:
         dims=inside.dims,
         trips=inside.trips,
         mesh=inside.mesh,
-        outputs=tuple(
-            jax.ShapeDtypeStruct(aval.shape, aval.dtype) if _has_values(aval) else jax.ShapeDtypeStruct((0,), bool)
-            for aval in outputs
-        ),
-        flops=flops(kind, params, [var.aval for var in operands], outputs),
+        outputs=_shapes(outputs),
+        inputs=_shapes(inputs),
+        flops=flops(kind, params, inputs, outputs),
+        products=product_flops(primitive, params, inputs, outputs),
         order=inside.order,
         leaves=inside.leaves,
+    )
+
+
+def _shapes(avals: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype) if _has_values(aval) else jax.ShapeDtypeStruct((0,), bool)
+        for aval in avals
     )
 
 

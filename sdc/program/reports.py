@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 from jaxtyping import Array, Int
 
-from .site import Site
+from .site import Site, Skipped
 
 Report: TypeAlias = Any
 
@@ -51,10 +51,11 @@ class Reports(Mapping[str, Any]):
 
     Attributes:
         sites: the sites, static; `sites[i].dims` names the leading axes of each leaf of report `i`.
+        skipped: sites that the tool could not work on, static, in program order.
     """
 
-    def __init__(self, sites: Sequence[Site], values: Sequence[Any]) -> None:
-        self.sites = tuple(sites)
+    def __init__(self, sites: Sequence[Site], values: Sequence[Any], skipped: Sequence[Skipped] = ()) -> None:
+        self.sites, self.skipped = tuple(sites), tuple(skipped)
         self._values = dict(zip((site.name for site in self.sites), values, strict=True))
 
     def __getitem__(self, name: str) -> Any:
@@ -69,12 +70,14 @@ class Reports(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Reports({dict(self)!r})"
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[Site, ...]]:
-        return [(jax.tree_util.DictKey(name), value) for name, value in self._values.items()], self.sites
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
+        values = [(jax.tree_util.DictKey(name), value) for name, value in self._values.items()]
+        return values, (self.sites, self.skipped)
 
     @classmethod
-    def tree_unflatten(cls, sites: tuple[Site, ...], values: Sequence[Any]) -> "Reports":
-        return cls(sites, values)
+    def tree_unflatten(cls, static: Any, values: Sequence[Any]) -> "Reports":
+        sites, skipped = static
+        return cls(sites, values, skipped)
 
 
 def apart(out: Any) -> tuple[Any, tuple[Reports, ...]]:

@@ -37,7 +37,10 @@ from sdc.text import expression
 from .site import DIRECTIONS, Direction, Site, Where
 
 PROBE = "probe"
-PRODUCTS = ("dot_general", "conv_general_dilated")
+PRODUCTS = (
+    "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_matmul_wrapper", "scaled_matmul",
+    "bcoo_dot_general", "bcsr_dot_general",
+)  # fmt: skip
 COLLECTIVES = (
     "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_gather_invariant", "all_to_all",
     "ragged_all_to_all", "reduce_scatter", "pgather",
@@ -177,9 +180,9 @@ arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
 
 products = Selector(
     "products",
-    lambda site: site.primitive in PRODUCTS and all(jnp.issubdtype(out.dtype, jnp.floating) for out in site.outputs),
+    lambda site: site.primitive in PRODUCTS and all(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outputs),
 )
-"""Selects matrix products and convolutions of real numbers."""
+"""Selects matrix products and convolutions, but those of integers."""
 
 collectives = Selector("collectives", lambda site: site.primitive in COLLECTIVES)
 """Selects communication between devices: sums, gathers, scatters and permutations over a mesh axis."""

@@ -1,10 +1,11 @@
-"""Site: one place of a step, and the directions in which it can lie."""
+"""Site: one place of a step, and the directions in which it can lie; and sites that a tool could not work on."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import jax
@@ -31,7 +32,9 @@ class Site:
         trips: how often each enclosing loop runs, outermost first; 0 for a `while`, of which nobody knows.
         mesh: names and sizes of the enclosing mesh axes.
         outputs: shapes and dtypes of the values, on one device and for one iteration.
-        flops: floating-point operations of one evaluation on one device; see `flops`.
+        inputs: shapes and dtypes of what goes into the operation.
+        flops: floating-point operations of one evaluation on one device; see `work.flops`.
+        products: those of the matrix products in it, of integers too; None where nobody knows, as in foreign code.
         order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or
             `"while"` where a loop is entered.
         leaves: number of scopes, from the outermost, that a reader of the value shares at the least, plus one: the
@@ -48,7 +51,9 @@ class Site:
     trips: tuple[int, ...] = ()
     mesh: tuple[tuple[str, int], ...] = ()
     outputs: tuple[jax.ShapeDtypeStruct, ...] = ()
+    inputs: tuple[jax.ShapeDtypeStruct, ...] = dataclasses.field(default=(), compare=False)  # traces do not keep them
     flops: int = 0
+    products: int | None = dataclasses.field(default=0, compare=False)
     order: tuple[int | str, ...] = ()
     leaves: int = 1
 
@@ -56,6 +61,11 @@ class Site:
     def loops(self) -> int:
         """Number of enclosing loops (`scan` and `while`)."""
         return len(self.trips)
+
+    @property
+    def runs(self) -> int:
+        """Evaluations in a step, on all devices of its meshes; a `while` counts as if it ran once."""
+        return math.prod(trips or 1 for trips in self.trips) * math.prod(size for _, size in self.mesh)
 
     @property
     def path(self) -> str | None:
@@ -68,6 +78,20 @@ class Site:
         names = (f"{name} {dict(self.mesh)[name] if name != 'scan' else next(sizes)}" for name in self.dims)
         axes = f" by {' × '.join(names)}" if self.dims else ""
         return f"{self.name}  {shapes}{axes}  {self.flops:,} FLOP  {self.source}".rstrip()
+
+
+class Skipped(NamedTuple):
+    """A site that a tool could not work on.
+
+    Attributes:
+        site: the site.
+        reason: why.
+        share: of the step's floating-point operations, those of the products in it; None where that is not known.
+    """
+
+    site: Site
+    reason: str
+    share: float | None = None
 
 
 Predicate: TypeAlias = Callable[[Site], bool]

@@ -135,7 +135,7 @@ def sites_table(digests: Reports) -> dict[str, Any]:
     """Contents of `sites.json`: the sites of digests, or of their shapes, and a check sum. `Record.file` writes it."""
     rows = [
         {
-            **{field.name: getattr(site, field.name) for field in dataclasses.fields(site) if field.name != "outputs"},
+            **{name: value for name, value in vars(site).items() if name not in ("outputs", "inputs", "products")},
             "outputs": [{"shape": x.shape, "dtype": str(x.dtype)} for x in site.outputs],
             "digests": np.shape(value),
         }

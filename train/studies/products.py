@@ -12,13 +12,13 @@ from jax import lax
 
 import sdc
 from sdc.checksums._check import Operands, expect, rounded_off
+from sdc.checksums.equations import product_of
 from sdc.checksums.power import MAGNITUDES, ProductsMeasured, errors_found, flagged
 from sdc.checksums.products import Dot
 from sdc.checksums.profile import Profile
 from sdc.checksums.roundoff import Rounding
 from sdc.checksums.schemes import Expected, make_scheme
 from sdc.checksums.settings import SchemeName, Settings
-from sdc.checksums.transform import product_of
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import parse_selector, primitive
 from sdc.settings import SettingError

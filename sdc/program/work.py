@@ -1,0 +1,175 @@
+"""Floating-point operations of one operation, from its shapes alone, and of the matrix products in it."""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax._src import core
+from jax.extend.core import primitives
+
+# What moves, makes or reinterprets data computes nothing.
+FREE = frozenset({
+    "argument", "result", "probe", "checked_product", "broadcast_in_dim", "reshape", "transpose", "squeeze",
+    "expand_dims",
+    "slice", "dynamic_slice", "rev", "pad", "concatenate", "dynamic_update_slice", "gather", "scatter", "iota",
+    "copy", "copy_p", "convert_element_type", "bitcast_convert_type", "select_n", "optimization_barrier",
+    "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",
+    "sharding_constraint", "reshard", "mesh_cast", "get", "swap", "freeze", "axis_index", "device_put", "split",
+})  # fmt: skip
+OPAQUE = ("ffi_call", "custom_call", "tpu_custom_call", "triton_kernel_call", "rnn", "dot_product_attention")
+"""Beginnings of the names of JAX's primitives that can compute products of which nothing is known here."""
+LIBRARIES = ("jax.", "jaxlib.", "sdc.")
+
+
+def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Floating-point operations of one evaluation.
+
+    A multiplication and an addition count as two. Matrix products and convolutions are exact: 2 m n k. A reduction
+    counts its inputs, any other arithmetic one per element of its output, however dear (`exp` as much as `add`);
+    moving data counts nothing, and so do integers.
+
+    Args:
+        primitive: name of the JAX primitive.
+        params: parameters of the equation.
+        inputs, outputs: shapes and dtypes of its arrays.
+
+    Example:
+        >>> import jax
+        >>> from sdc.program.work import flops
+        >>> x, y, z = (jax.ShapeDtypeStruct(shape, "float32") for shape in [(8, 16), (16, 4), (8, 4)])
+        >>> flops("dot_general", {"dimension_numbers": (((1,), (0,)), ((), ()))}, [x, y], [z])
+        1024
+    """
+    floating = [x for x in outputs if hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)]
+    if not floating or primitive in FREE:
+        return 0
+    if primitive in _FORMULAS:
+        return _FORMULAS[primitive](params, inputs, outputs)
+    if primitive.startswith(("reduce_", "cum", "arg", "psum", "pm")):
+        return sum(math.prod(x.shape) for x in inputs if hasattr(x, "shape"))
+    return sum(math.prod(x.shape) for x in floating)
+
+
+def product_flops(
+    primitive: Any, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> int | None:
+    """Operations of the matrix products that an operation computes, of integers too; None where nobody knows.
+
+    Products inside a kernel (`pallas_call`) or another primitive that holds a program are counted. What a primitive of
+    another library computes, or a call of foreign code, is not known if it returns numbers that are not whole.
+
+    Args:
+        primitive: the JAX primitive; for the others see `flops`.
+    """
+    name = primitive.name
+    if name in _FORMULAS:
+        return _FORMULAS[name](params, inputs, outputs)
+    if name == "call_exported":
+        text = params["exported"].mlir_module()
+        return None if any(word in text for word in ("dot_general", "convolution", "custom_call")) else 0
+    if not any(hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) for x in outputs):
+        return 0
+    if name.startswith(OPAQUE) or name in _SPARSE:
+        return None
+    bodies = list(core.jaxprs_in_params(params))
+    inside = _inside(bodies)
+    if name == "pallas_call":
+        if (estimate := params["cost_estimate"]) is not None and inside != 0:
+            return int(estimate.flops)
+        grid = params["grid_mapping"].grid
+        known = all(isinstance(size, int) for size in grid)
+        return inside and (inside * math.prod(grid) if known else None)
+    if bodies:  # how often they run, the primitive alone knows; a custom_partitioning, once
+        return inside if name == "custom_partitioning" else None if inside != 0 else 0
+    return 0 if _is_known(primitive) else None
+
+
+def _inside(jaxprs: Sequence[Any]) -> int | None:
+    """Operations of the products in programs that run once."""
+    total = 0
+    for jaxpr in jaxprs:
+        for eqn in (jaxpr.jaxpr if hasattr(jaxpr, "consts") else jaxpr).eqns:
+            found = _of_equation(eqn)
+            if found is None:
+                return None
+            total += found
+    return total
+
+
+def _of_equation(eqn: Any) -> int | None:
+    bodies = list(core.jaxprs_in_params(eqn.params))
+    if eqn.primitive is primitives.scan_p:
+        found = _inside(bodies)
+        return found and found * int(eqn.params["length"])
+    if eqn.primitive is primitives.while_p:
+        return None if _inside(bodies) != 0 else 0
+    if eqn.primitive is primitives.cond_p:
+        branches = [_inside([body]) for body in bodies]
+        return None if None in branches else max(found for found in branches if found is not None)
+    if eqn.primitive in (primitives.jit_p, primitives.remat_p, primitives.custom_jvp_call_p):
+        return _inside(bodies)
+    avals = [getattr(var.aval, "inner_aval", var.aval) for var in eqn.invars]
+    return product_flops(eqn.primitive, eqn.params, avals, [var.aval for var in eqn.outvars])
+
+
+_registry: set[Any] = set()
+
+
+def _is_known(primitive: Any) -> bool:
+    """Whether a primitive is of JAX or of this library, whose leaves compute no products but those that have names."""
+    if primitive not in _registry:
+        _registry.update(_primitives())
+    return primitive in _registry
+
+
+def _primitives() -> Iterator[Any]:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(LIBRARIES):
+            yield from (value for value in vars(module).values() if isinstance(value, core.Primitive))
+
+
+def _dot(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    (contracted, _), _ = params["dimension_numbers"]
+    return 2 * math.prod(outputs[0].shape) * math.prod(inputs[0].shape[axis] for axis in contracted)
+
+
+def _convolution(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    kernel = inputs[1].shape
+    outermost = params["dimension_numbers"].rhs_spec[0]  # output features
+    return 2 * math.prod(outputs[0].shape) * math.prod(kernel) // max(kernel[outermost], 1)
+
+
+def _ragged(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Every row is of one group; where contracted axes are cut into groups, so is every term."""
+    numbers = params["ragged_dot_dimension_numbers"]
+    whole = {"dimension_numbers": numbers.dot_dimension_numbers}
+    contracted = numbers.dot_dimension_numbers[0][0]
+    groups = inputs[2].shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1
+    return _dot(whole, inputs, outputs) // max(groups, 1)
+
+
+def _scaled(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    return 2 * math.prod(outputs[0].shape) * int(inputs[0].shape[-1])
+
+
+def _sparse(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Every number that is stored meets each column of the other factor."""
+    (_, contracted), (_, batch) = params["dimension_numbers"]
+    columns = (size for axis, size in enumerate(inputs[-1].shape) if axis not in (*contracted, *batch))
+    return 2 * math.prod(inputs[0].shape) * math.prod(columns)
+
+
+_FORMULAS = {
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+    "ragged_dot_general": _ragged,
+    "scaled_matmul_wrapper": _scaled,
+    "scaled_matmul": _scaled,
+    "bcoo_dot_general": _sparse,
+    "bcsr_dot_general": _sparse,
+    "bcoo_dot_general_sampled": _dot,
+}
+_SPARSE = ("bcoo_spdot_general", "coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec")
+"""Products of other sparse arrays."""
