@@ -7,11 +7,12 @@ import numpy as np
 from .canvas import LeftOut, Picture, canvas
 from .figures import draw_curves
 from .products import COUNTS, PLACE
-from .series import Row, count, mapping, number
+from .series import Row, count, mapping, number, sequence
 from .tables import Table, show
 
 SHOWN = 20
 """Places of flags that a report lists."""
+LEFT = ("site", "source", "reason")
 
 
 def by_site(found: Row | None) -> Table | None:
@@ -43,6 +44,21 @@ def by_place(found: Row | None) -> Table | None:
         ("product", *PLACE[1:], "flagged", "confirmed"),
         tuple(rows),
         f"The most often flagged; {more:,} more are in steps.jsonl." if more else "",
+    )
+
+
+def skipped(found: Row | None) -> Table | None:
+    """The products that could not be checked."""
+    if found is None:
+        return None
+    left = [mapping(one) for one in sequence(found.get("skipped"))]
+    rows = [(*(str(one.get(key)) for key in LEFT), show(one.get("share"))) for one in left]
+    return Table(
+        "Products that were not checked",
+        ("product", "line", "reason", "share of the step"),
+        tuple(rows),
+        f"Checked: {show(found.get('coverage'))} of the work of the products that were asked for. Products of unknown "
+        "work count as all of it.",
     )
 
 

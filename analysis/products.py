@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .series import Row, count, mapping, sequence, worst
+from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_upper_bound
 
 COUNTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
@@ -34,10 +34,13 @@ def summarize_products(steps: Sequence[Row]) -> dict[str, Any] | None:
             place = tuple(row.get(key) for key in PLACE)
             flagged[place] += count(row.get("flagged")) or 0
             confirmed[place] += count(row.get("confirmed")) or 0
+    covered = [share for _, line in lines if (share := number(line.get("coverage"))) is not None]
     return {
         **{key: sum(site[key] for site in sites.values()) for key in COUNTS},
         "margin": worst(site["margin"] for site in sites.values()),
         "first_step": next((step for step, line in lines if count(line.get("flagged"))), None),
+        "coverage": min(covered, default=None),
+        "skipped": list(sequence(lines[-1][1].get("skipped"))),
         "sites": sites,
         "places": [
             {**dict(zip(PLACE, place, strict=True)), "flagged": rows, "confirmed": confirmed[place]}
@@ -46,8 +49,15 @@ def summarize_products(steps: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-def products_verdict(found: Row, *, steps: int, injected: int) -> tuple[str, str]:
-    """Verdict and reason of what `summarize_products` returns, for a run of so many steps and injected faults."""
+def products_verdict(found: Row, *, steps: int, injected: int, least: float = 0.0) -> tuple[str, str]:
+    """Verdict and reason of what `summarize_products` returns.
+
+    Args:
+        found: totals.
+        steps: steps of the run.
+        injected: values that simulated faults changed.
+        least: share of the products' work that must be checked for a verdict of clean.
+    """
     if found["flagged"]:
         hit = [name for name, site in found["sites"].items() if site["flagged"]]
         where = f"{len(hit)} of {len(found['sites'])} products, first at step {found['first_step']}"
@@ -66,6 +76,16 @@ def products_verdict(found: Row, *, steps: int, injected: int) -> tuple[str, str
         return (
             "inconclusive",
             f"{injected:,} values were corrupted on purpose and no check of a product saw any of them",
+        )
+    covered = found.get("coverage")
+    if covered is not None and covered < least:
+        several = len(found["skipped"])
+        first = mapping(found["skipped"][0]) if several else {}
+        named = f": {first.get('site')} ({first.get('source')}): {first.get('reason')}" if first else ""
+        more = f", and {several - 1} more" if several > 1 else ""
+        return "inconclusive", (
+            f"no flag in {found['checked']:,} checked rows, but only {covered:.1%} of the work of matrix products was "
+            f"checked (least coverage {least:.1%}){named}{more}"
         )
     return "clean", (
         f"no flag in {found['checked']:,} checked rows of matrix products over {steps} steps{unjudged}; at 95 % "

@@ -103,6 +103,7 @@ def build(run: Contents) -> Report:
         drawn.insert(0, product_tables.flags_over_time(run.lines, mark=mark))
         measured += [
             (product_tables.by_site(summary["abft"]), "Checked matrix products", "no step was done"),
+            (product_tables.skipped(summary["abft"]), "Products that were not checked", "every product was checked"),
             (product_tables.by_place(summary["abft"]), "Flagged rows by product, layer and rank", "no row was flagged"),
         ]
     if manifest.get("aggregate"):

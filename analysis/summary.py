@@ -163,7 +163,12 @@ def _verdict(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[s
     products = None
     if summary["abft"] is not None:
         injected = sum(site["injected"] for site in sites.values())
-        products = products_verdict(summary["abft"], steps=len(steps), injected=injected)
+        products = products_verdict(
+            summary["abft"],
+            steps=len(steps),
+            injected=injected,
+            least=number(mapping(manifest.get("abft")).get("least_coverage")) or 0.0,
+        )
     elif mapping(manifest.get("abft")):
         products = "inconclusive", "no row of a matrix product was checked: no step was done"
     if manifest.get("kind") != "twin":

@@ -58,7 +58,7 @@ def _checks(options: CheckedOptions) -> Checks | None:
     given = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(options)
-        if field.name.startswith("abft_")
+        if field.name.startswith("abft_") or field.name == "least_coverage"
     }
     if options.abft:
         return Checks(**{name.removeprefix("abft_"): value for name, value in given.items()})

@@ -76,6 +76,9 @@ class CheckedOptions(RunOptions):
     """How large a disagreement makes a row count as wrong; docs/abft.md compares the schemes."""
     abft_where: str = "products"
     """Selector of the products to check."""
+    least_coverage: float = 0.9
+    """Share of the products' operations that must be checked for a verdict of clean; what cannot be entered, and does
+    nobody knows how much, counts as all of them."""
     abft_profile: Path | None = None
     """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
 

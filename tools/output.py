@@ -39,6 +39,7 @@ def _run(summary: Mapping[str, Any]) -> Iterator[Part]:
         yield _submodules(summary)
     if summary.get("abft"):
         yield _products(summary)
+        yield from _skipped(summary["abft"])
     losses = ", ".join(f"{float(loss):.4f}" for loss in summary["final_loss"])
     yield f"{summary['steps']} steps, last loss {losses or 'none'}"
     for key, label in (
@@ -92,6 +93,16 @@ def _products(summary: Mapping[str, Any]) -> Table:
             counts = (f"{sum(site[name] for site in sites):,}" for name in COUNTS)
             rows.append([way, *counts, _number(max(float(site["margin"]) for site in sites))])
     return _table(_titled("Checked rows of matrix products", summary), ["pass", *COUNTS, "worst margin"], rows)
+
+
+def _skipped(found: Mapping[str, Any]) -> Iterator[str]:
+    """What was not checked."""
+    if found.get("skipped"):
+        covered = found.get("coverage")
+        yield f"not checked (coverage {'unknown' if covered is None else f'{covered:.1%}'} of the products' work):"
+    for one in found.get("skipped") or ():
+        share = "an unknown share" if one["share"] is None else f"{one['share']:.1%}"
+        yield f"  {one['site']}  {share} of the step  {one['reason']}  {one['source']}"
 
 
 def _titled(title: str, summary: Mapping[str, Any]) -> str:

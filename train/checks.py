@@ -30,12 +30,15 @@ class Checks:
         scheme: when a row counts as wrong.
         where: selector of the products, or its text.
         profile: file that `sdc abft calibrate` wrote on this kind of device; None for what is assumed of the platform.
+        least_coverage: share of the products' work that must be checked for a verdict of clean; see
+            `sdc.checksums.coverage`.
     """
 
     mode: Mode = "detect"
     scheme: SchemeName = "two-tier"
     where: Selector | str = "products"
     profile: str | PathLike[str] | None = None
+    least_coverage: float = 0.9
 
     def check(self) -> None:
         """Checks the settings.
@@ -46,6 +49,8 @@ class Checks:
         Settings(self.mode, self.scheme)
         check_types(self)
         as_selector(self.where)
+        if not 0 <= self.least_coverage <= 1:
+            raise SettingError("least_coverage", self.least_coverage, "expected a share, from 0 to 1")
         if self.profile is not None:
             try:
                 Profile.read(self.profile)  # type: ignore[arg-type] # str or path
@@ -82,6 +87,7 @@ class Checks:
             "inputs": read.rounding.inputs,
             "second_tier": list(read.second_tier),
             "departs": departs,
+            "least_coverage": self.least_coverage,
         }
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from sdc.checksums.equations import coverage
 from sdc.program.reports import Reports
 
 from .tally import join_loops
@@ -22,7 +23,7 @@ def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
 
     Returns:
         Totals and the largest margin, the same by site, and `rows`: one per site, rank, microstep and layer with a
-        flag, with the first wrong elements where they were located.
+        flag, with the first wrong elements where they were located; `coverage`, and the products that were `skipped`.
     """
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
@@ -48,6 +49,11 @@ def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
     return {
         **{count: sum(site[count] for site in sites.values()) for count in COUNTS},
         "margin": _largest(np.asarray([site["margin"] for site in sites.values()])),
+        "coverage": coverage(flags),
+        "skipped": [
+            {"site": one.site.name, "source": one.site.source, "reason": one.reason, "share": one.share}
+            for one in flags.skipped
+        ],
         "sites": sites,
         "rows": rows,
     }

@@ -99,7 +99,8 @@ class RunManifest(Manifest, kw_only=True):
         dict[str, Any] | None,
         about(
             "`null`, or how products are checked: `mode`, `scheme`, `where`, `profile`, `kappa`, `inputs`, "
-            "`second_tier`, `departs` (what differs from the device that the profile was measured on)"
+            "`second_tier`, `departs` (what differs from the device that the profile was measured on), "
+            "`least_coverage`"
         ),
     ] = None
     aggregate: Annotated[

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from etils import epath
 
+from sdc.analysis import product_tables
 from sdc.analysis.summary import SUBMODULES, summarize, summary_of
 from sdc.record.kinds import kind_of
 from sdc.record.reading import Contents
@@ -184,3 +185,42 @@ def test_a_verdict_is_not_clean_before_its_time() -> None:
     for verdict in ("clean", "inconclusive", None):  # what it says of itself does not unsay its lines
         said = summary_of(contents(about, rows, mismatches, {"verdict": verdict, "reason": "none"}))
         assert (said["verdict"], said["reason"]) == ("corrupt", found["reason"])
+
+
+@pytest.mark.parametrize(
+    ("coverage", "least", "verdict"),
+    [
+        (1.0, 0.9, "clean"),
+        (0.5, 0.9, "inconclusive"),
+        (0.5, 0.5, "clean"),
+        (0.0, 0.9, "inconclusive"),
+        (0.0, 0.0, "clean"),
+        (None, None, "clean"),
+    ],
+)
+def test_products_that_were_not_checked_are_not_clean(
+    coverage: float | None, least: float | None, verdict: str
+) -> None:
+    """Records from before coverage have none."""
+    checked = {
+        "checked": 64,
+        "examined": 0,
+        "flagged": 0,
+        "confirmed": 0,
+        "corrected": 0,
+        "nonfinite": 0,
+        "margin": 0.1,
+    }
+    left = {"site": "fwd/ffi_call", "source": "model.py:3 (attention)", "reason": "it cannot be entered", "share": None}
+    line = {**checked, "sites": {"fwd/dot_general": checked}, "rows": []}
+    if coverage is not None:
+        line |= {"coverage": coverage, "skipped": [] if coverage == 1 else [left]}
+    rows = [{"step": 0, "abft": line}]
+    summary = summarize(manifest(**REAL, kind="train", abft={"mode": "detect", "least_coverage": least}), rows, [])
+    assert summary["verdict"] == verdict
+    assert ("fwd/ffi_call (model.py:3 (attention)): it cannot be entered" in summary["reason"]) == (
+        verdict == "inconclusive"
+    )
+    table = product_tables.skipped(summary["abft"])
+    assert table is not None
+    assert len(table.rows) == len(summary["abft"]["skipped"]) == (coverage in (0.0, 0.5))
