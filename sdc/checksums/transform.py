@@ -22,6 +22,7 @@ from .profile import Profile
 from .roundoff import known, unit, work_type
 from .schemes import make_scheme
 from .settings import Mode, Output, SchemeName, Settings, check_choice
+from .wide import widened
 
 
 def abft(
@@ -84,6 +85,7 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
     """Transforms a step: products of narrow types return their sums in float32, which are rounded afterwards.
 
     The products are sites of float32 then: what `inject` does to them is done to the accumulators of the hardware.
+    Where the backend cannot return the sums of narrow factors, these are widened first; the site's `inputs` tell.
 
     Args:
         step: any function that JAX can trace.
@@ -106,7 +108,9 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
             return None
         # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
         with jax.named_scope(HIDDEN):
-            inputs = lax.optimization_barrier(inputs)
+            inputs = list(lax.optimization_barrier(inputs))
+            if primitive.name == "dot_general":
+                inputs = list(widened(params["dimension_numbers"], *inputs, jnp.dtype(work)))
         full = bind(*inputs, preferred_element_type=jnp.dtype(work))
         with jax.named_scope(HIDDEN):
             return [lax.convert_element_type(full, dtype)]
@@ -164,6 +168,8 @@ def carried(product: Product, settings: Settings, a: Any, b: Any, dtype: Any) ->
     """A product rounded to a type, checked after the rounding by the sum of what the rounding took away."""
     wide = product.returning(work_type(a.dtype, b.dtype))
     a, b = lax.optimization_barrier((a, b))
+    if isinstance(wide, Dot):
+        a, b = widened(wide.dimensions, a, b, wide.dtype)
     full = wide(a, b)
     rounded = full.astype(dtype)
     lost = rounded_off(wide, make_scheme(settings.scheme, a.dtype, b.dtype), (a, b), full, rounded)
