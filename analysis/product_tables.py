@@ -6,7 +6,7 @@ import numpy as np
 
 from .canvas import LeftOut, Picture, canvas
 from .figures import draw_curves
-from .products import COUNTS, PLACE
+from .products import COUNTS, MARGINS, PLACE
 from .series import Row, count, mapping, number, sequence
 from .tables import Table, show
 
@@ -19,14 +19,18 @@ def by_site(found: Row | None) -> Table | None:
     """Rows checked and flagged by product."""
     if found is None:
         return None
-    rows = [(name, *(show(site[key]) for key in COUNTS), show(site["margin"])) for name, site in found["sites"].items()]
+    rows = [
+        (name, *(show(site[key]) for key in COUNTS), *(show(site.get(key)) for key in MARGINS))
+        for name, site in found["sites"].items()
+    ]
     return Table(
         "Checked matrix products",
-        ("product", *COUNTS, "worst margin"),
+        ("product", *COUNTS, "worst margin", "first tier's"),
         tuple(rows),
         "Rows. Examined: passed on by the first tier. Confirmed: flagged, and right when computed again. Nonfinite: "
-        "rows of inputs that are not finite, of which nothing can be said. Margin: largest |r| / bound; above 1 is a "
-        "flag.",
+        "rows of inputs that are not finite, of which nothing can be said. Margin: largest |r| / bound in the tier "
+        "that decides; above 1 is a flag, 0 means that no row came so far. The first tier decides nothing: rows above "
+        "1 are examined.",
     )
 
 

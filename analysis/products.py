@@ -8,6 +8,7 @@ from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_upper_bound
 
 COUNTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
+MARGINS = ("margin", "first_margin")
 PLACE = ("site", "layer", "twin", "data", "model")
 
 
@@ -15,7 +16,7 @@ def summarize_products(steps: Sequence[Row]) -> dict[str, Any] | None:
     """Totals over the lines of `steps.jsonl`; None for a run that checked no products.
 
     Returns:
-        Counts and the largest margin, altogether and by `sites`; `places`: rows flagged by site, layer and rank, the
+        Counts and the largest margins, altogether and by `sites`; `places`: rows flagged by site, layer and rank, the
         most often flagged first; `first_step` with a flag.
     """
     lines = [(row["step"], mapping(row.get("abft"))) for row in steps if mapping(row.get("abft"))]
@@ -26,10 +27,11 @@ def summarize_products(steps: Sequence[Row]) -> dict[str, Any] | None:
     confirmed: Counter[tuple[Any, ...]] = Counter()
     for _, line in lines:
         for name, found in mapping(line.get("sites")).items():
-            total = sites.setdefault(name, {**dict.fromkeys(COUNTS, 0), "margin": 0.0})
+            total = sites.setdefault(name, {**dict.fromkeys(COUNTS, 0), **dict.fromkeys(MARGINS, 0.0)})
             for key in COUNTS:
                 total[key] += count(mapping(found).get(key)) or 0
-            total["margin"] = worst([total["margin"], mapping(found).get("margin")])
+            for key in MARGINS:
+                total[key] = worst([total[key], mapping(found).get(key)])
         for row in map(mapping, sequence(line.get("rows"))):
             place = tuple(row.get(key) for key in PLACE)
             flagged[place] += count(row.get("flagged")) or 0
@@ -37,7 +39,7 @@ def summarize_products(steps: Sequence[Row]) -> dict[str, Any] | None:
     covered = [share for _, line in lines if (share := number(line.get("coverage"))) is not None]
     return {
         **{key: sum(site[key] for site in sites.values()) for key in COUNTS},
-        "margin": worst(site["margin"] for site in sites.values()),
+        **{key: worst(site[key] for site in sites.values()) for key in MARGINS},
         "first_step": next((step for step, line in lines if count(line.get("flagged"))), None),
         "coverage": min(covered, default=None),
         "skipped": list(sequence(lines[-1][1].get("skipped"))),

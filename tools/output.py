@@ -186,7 +186,7 @@ def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
         lines.append(f"largest |r| / (q + |cs|), {dtype}: {text}")
     lines.append(
         f"{found['checked']:,} rows of {found['config']}, {found['steps']} steps: largest margin "
-        f"{float(found['largest_margin']):.3g}, none flagged"
+        f"{float(found['largest_margin']):.3g} of {found['examined']:,} examined rows, none flagged"
     )
     lines.append(f"products that begin with the second tier: {', '.join(profile.second_tier) or 'none'}")
     if found["kernel_seconds"]:

@@ -10,6 +10,7 @@ from sdc.program.reports import Reports
 from .tally import join_loops
 
 COUNTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
+MARGINS = ("margin", "first_margin")
 AXES = ("twin", "data", "model", "microstep", "layer")
 
 
@@ -30,7 +31,11 @@ def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
     for name, flag in flags.items():
         counts = {count: _by_rank(getattr(flag, count), twins) for count in COUNTS}
         margin = _by_rank(flag.margin, twins)
-        sites[name] = {**{count: int(values.sum()) for count, values in counts.items()}, "margin": _largest(margin)}
+        sites[name] = {
+            **{count: int(values.sum()) for count, values in counts.items()},
+            "margin": _largest(margin),
+            "first_margin": _largest(_by_rank(flag.first_margin, twins)),
+        }
         for index in map(tuple, np.argwhere(counts["flagged"])):
             row = {axis: int(at) for axis, at in zip(AXES, index, strict=True)}
             found = {count: int(counts[count][index]) for count in ("flagged", "confirmed", "corrected")}
@@ -48,7 +53,7 @@ def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
                 }
     return {
         **{count: sum(site[count] for site in sites.values()) for count in COUNTS},
-        "margin": _largest(np.asarray([site["margin"] for site in sites.values()])),
+        **{key: _largest(np.asarray([site[key] for site in sites.values()])) for key in MARGINS},
         "coverage": coverage(flags),
         "skipped": [
             {"site": one.site.name, "source": one.site.source, "reason": one.reason, "share": one.share}

@@ -55,8 +55,9 @@ class Flags(NamedTuple):
             false alarm.
         corrected: rows replaced by what was computed again.
         nonfinite: rows of infinite or undefined *inputs*, which nothing can be said of; they are not among `checked`.
-        margin: largest `|r| / bound` of a judged row, in the scheme's last tier that saw it; infinite where a sum
-            overflowed.
+        margin: largest `|r| / bound` in the tier that decides what is flagged, the last one; infinite where a sum
+            overflowed, 0 where no row came so far.
+        first_margin: the same in the first of two tiers, which decides nothing: rows above 1 are examined.
         wrong: the first wrong elements, in the modes `locate` and `correct`, else None.
     """
 
@@ -67,6 +68,7 @@ class Flags(NamedTuple):
     corrected: UInt32[Array, "*site"]
     nonfinite: UInt32[Array, "*site"]
     margin: Float32[Array, "*site"]
+    first_margin: Float32[Array, "*site"]
     wrong: WrongElements | None = None
 
 
@@ -116,7 +118,8 @@ def no_flags(settings: Settings, kept: tuple[int, ...] = ()) -> Flags:
     none, wrong = jnp.zeros(kept, jnp.uint32), None
     if settings.mode != "detect":
         wrong = WrongElements(none, *(jnp.zeros((*kept, LISTED), dtype) for dtype in (jnp.uint32, jnp.float32)))
-    return Flags(none, none, none, none, none, none, jnp.zeros(kept, jnp.float32), wrong)
+    zero = jnp.zeros(kept, jnp.float32)
+    return Flags(none, none, none, none, none, none, zero, zero, wrong)
 
 
 def merge_flags(total: Flags, new: Flags) -> Flags:
@@ -137,6 +140,7 @@ def merge_flags(total: Flags, new: Flags) -> Flags:
         total.corrected + new.corrected,
         total.nonfinite + new.nonfinite,
         jnp.maximum(total.margin, new.margin),
+        jnp.maximum(total.first_margin, new.first_margin),
         places,
     )
 
@@ -172,7 +176,9 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
     if isinstance(product, Indexed):
         product = dataclasses.replace(product, indices=given.indices)
     scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
-    margins = row_margins(product, settings, given, expect(product, settings, given, min(settings.tier, scheme.tiers)))
+    tier = min(settings.tier, scheme.tiers)
+    decided = tier == scheme.tiers
+    margins = row_margins(product, settings, given, expect(product, settings, given, tier))
     kept = tuple(range(axes, margins.ndim))
 
     def largest(margins: Float[Array, "*rows"]) -> Float32[Array, "*kept"]:
@@ -186,7 +192,8 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
     most = largest(margins)
 
     def clean(_: Operands) -> tuple[Any, Flags]:
-        return c, varying(nothing._replace(checked=judged, margin=most))
+        found = nothing._replace(checked=judged)
+        return c, varying(found._replace(margin=most) if decided else found._replace(first_margin=most))
 
     def examine(given: Operands) -> tuple[Any, Flags]:
         usable = jnp.broadcast_to(product.finite(given.a, given.b), margins.shape)
@@ -194,9 +201,11 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
         # Nothing of the first tier is used again: it may be the check that went wrong.
         expected = expect(product, settings, given._replace(checksum=None), scheme.tiers)
         last = row_margins(product, settings, given._replace(totals=None), expected)
-        last = jnp.where(usable, jnp.where(suspicious, last, margins), 0.0)
+        last = jnp.where(usable, jnp.where(suspicious, last, margins if decided else 0.0), 0.0)
         most, (examined, nonfinite) = largest(last), _count(kept, suspicious & usable, ~usable)
         found = nothing._replace(checked=judged - nonfinite, examined=examined, nonfinite=nonfinite, margin=most)
+        if not decided:
+            found = found._replace(first_margin=largest(jnp.where(usable, margins, 0.0)))
 
         def recompute(given: Operands) -> tuple[Any, Flags]:
             return _recompute(product, settings, axes, given, expected, last, found)

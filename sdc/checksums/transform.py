@@ -110,7 +110,7 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
         with jax.named_scope(HIDDEN):
             inputs = list(lax.optimization_barrier(inputs))
             if primitive.name == "dot_general":
-                inputs = list(widened(params["dimension_numbers"], *inputs, jnp.dtype(work)))
+                inputs = list(widened(params["dimension_numbers"], inputs[0], inputs[1], work))
         full = bind(*inputs, preferred_element_type=jnp.dtype(work))
         with jax.named_scope(HIDDEN):
             return [lax.convert_element_type(full, dtype)]

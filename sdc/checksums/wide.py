@@ -41,4 +41,5 @@ def widened(dimensions: Dimensions, a: Any, b: Any, work: Any) -> tuple[Any, Any
     if multiplies(dimensions, a, b):
         return a, b
     # Behind a barrier, or XLA takes the widening back.
-    return tuple(lax.optimization_barrier(tuple(x.astype(work) for x in (a, b))))  # type: ignore[return-value]
+    left, right = lax.optimization_barrier((a.astype(work), b.astype(work)))
+    return left, right

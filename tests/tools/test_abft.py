@@ -26,7 +26,10 @@ def test_a_healthy_run_has_no_flag(tmp_path: Path) -> None:
     assert result["verdict"] == "clean"
     assert result["abft"]["checked"] == 3 * ROWS
     assert result["abft"]["flagged"] == result["abft"]["nonfinite"] == 0
-    assert 0 < result["abft"]["margin"] <= 1
+    assert 0 <= result["abft"]["margin"] <= 1
+    assert result["abft"]["first_margin"] > 0
+    assert result["abft"]["coverage"] == 1
+    assert result["abft"]["skipped"] == []
     assert sum(line["abft"]["checked"] for line in lines(folder)) == 3 * ROWS
     report = (folder / "report.md").read_text()
     assert "No flag in 51,072 checked rows" in report

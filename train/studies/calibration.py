@@ -78,7 +78,7 @@ class Calibration:
             ) from error
         profile = Profile(rounding, measured_on=hardware())
         checked, examined, flagged = Counter[str](), Counter[str](), Counter[str]()
-        margin = 0.0
+        margin = first_margin = 0.0
         for dtype in self.dtypes:
             checked_step = functools.partial(sdc.abft, profile=profile)
             trained = reference_steps(config, dataset, dtype, checked_step, steps=self.steps, seed=self.seed)
@@ -88,6 +88,7 @@ class Calibration:
                     examined[name] += int(np.sum(flag.examined))
                     flagged[name] += int(np.sum(flag.flagged))
                     margin = max(margin, float(np.max(flag.margin)))
+                    first_margin = max(first_margin, float(np.max(flag.first_margin)))
             yield f"{dtype}, {config.name}"
         if flagged.total():
             raise CalibrationError(
@@ -112,6 +113,7 @@ class Calibration:
                 "examined": examined.total(),
                 "flagged": flagged.total(),
                 "largest_margin": margin,
+                "largest_first_margin": first_margin,
                 "kernel_seconds": kernel,
             },
         )
