@@ -54,6 +54,10 @@ if TYPE_CHECKING:
         Sent as Sent,
     )
 
+    # Any of them for a model that XLA shards.
+    from ._data_parallel import Trainer as Trainer, Workers as Workers, data_parallel as data_parallel
+    from .combining import Dropped as Dropped, Mean as Mean, Own as Own, Shadowed as Shadowed
+
     # A rank to spare that recomputes what others did.
     from ._shadow import (
         ShadowReport as ShadowReport,

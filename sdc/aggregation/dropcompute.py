@@ -74,11 +74,15 @@ def accumulate(loss: Callable[[Tree, Tree], Float32[Array, ""]]) -> Work:
     Args:
         loss: mean loss over a micro-batch, `(params, micro_batch) -> scalar`.
     """
-    run = jax.value_and_grad(loss)
+    return summing(jax.value_and_grad(loss))
+
+
+def summing(gradient: Callable[[Tree, Tree], tuple[Float32[Array, ""], Tree]]) -> Work:
+    """As `accumulate`, from `(params, micro_batch) -> (loss, gradient)`."""
 
     def work(total: Sum, batch: Tree, params: Tree) -> Sum:
-        value, gradient = run(params, batch)
-        added = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total.gradient, gradient)
+        value, found = gradient(params, batch)
+        added = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total.gradient, found)
         return Sum(total.loss + value.astype(jnp.float32), added)
 
     return work

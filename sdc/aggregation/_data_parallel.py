@@ -1,0 +1,230 @@
+"""Aggregation for a step that leaves its sharding to `jax.jit`: one axis of the mesh is manual, all others automatic.
+
+The methods of this package run under a bound axis of workers. A step whose model is sharded over axes such as `fsdp`
+and `tensor`, with `NamedSharding`s, has none. Here the axis of the data alone becomes manual (a partly manual
+`shard_map`): each of its ranks is a worker, which holds a replica of the model and of the optimizer's state, and
+within a worker XLA shards over the other axes as before.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jaxtyping import Array, Float
+
+from .assignment import Tree
+from .combining import Combining, Mean
+from .workers import check_axis
+
+Gradient: TypeAlias = Callable[[Tree, Tree], tuple[Float[Array, ""], Tree]]
+"""`(params, batch) -> (loss, gradient)` of one worker, such as `jax.value_and_grad(loss)`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """What the workers hold: every leaf has a leading axis of workers, sharded over the axis of the data.
+
+    Attributes:
+        params: their replicas of the parameters.
+        optimizer: their states of the optimizer.
+        combining: states of what combines their gradients.
+        specs: how each leaf is sharded, static.
+    """
+
+    params: Tree
+    optimizer: Tree
+    combining: Tree
+    specs: tuple[P, ...]
+
+
+jax.tree_util.register_dataclass(Workers, ["params", "optimizer", "combining"], ["specs"])
+
+
+class Trainer(NamedTuple):
+    """Training of all workers.
+
+    Attributes:
+        init: `(params) -> Workers`: every worker begins with the same parameters, sharded as they are.
+        step: `(workers, batch) -> (workers, Combined or what the method reports)`: jit it, and donate the first.
+        place: `(batch) -> batch`: its rows over the workers; leaves lead with the rows of all.
+        mesh: the mesh on which all of this lies, its axes automatic.
+    """
+
+    init: Callable[[Tree], Workers]
+    step: Callable[[Workers, Tree], tuple[Workers, Any]]
+    place: Callable[[Tree], Tree]
+    mesh: Mesh
+
+
+def data_parallel(
+    gradient: Gradient,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    axis_name: str = "data",
+    *,
+    combining: Combining | None = None,
+) -> Trainer:
+    """Data-parallel training with any method of this package, for a model that XLA shards.
+
+    Args:
+        gradient: see `Gradient`; it is given the rows of one worker, and knows nothing of workers.
+        optimizer: any optax optimizer, and those of this package (`paft`, `lossy_zero2`, `gradient_noise` in a chain),
+            whose axis is `axis_name`.
+        mesh: the mesh; axes of type Explicit count as automatic ones here.
+        axis_name: its axis of workers.
+        combining: how the workers' gradients become one: `Mean()` by default, `Own()` for `lossy_zero2`,
+            `Dropped(...)` for DropCompute, `Shadowed(...)` for ranks to spare.
+
+    Returns:
+        See `Trainer`. States are sharded arrays, which Orbax saves and restores.
+
+    Raises:
+        ValueError: the mesh has no such axis, or fewer than two ranks on it; in `init` and `step`: parameters or rows
+            that do not fit the mesh, and what the method raises.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, sdc
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> from sdc.aggregation import data_parallel, gradient_noise, paft
+        >>> mesh = jax.make_mesh((2, 2), ("data", "fsdp"), devices=jax.devices()[:4])
+        >>> def loss(w, x):
+        ...     return jnp.mean((x @ w) ** 2)
+        >>> optimizer = optax.chain(gradient_noise("data", 0.01), paft(optax.sgd(0.1), "data"))
+        >>> trainer = data_parallel(jax.value_and_grad(loss), optimizer, mesh)
+        >>> w = jax.device_put(jnp.ones((4, 2)), NamedSharding(trainer.mesh, P("fsdp")))
+        >>> workers = trainer.init(w)
+        >>> workers, report = jax.jit(trainer.step, donate_argnums=0)(workers, trainer.place(jnp.ones((8, 4))))
+        >>> expected = NamedSharding(trainer.mesh, P("data", "fsdp"))
+        >>> workers.params.shape, workers.params.sharding.is_equivalent_to(expected, 3)
+        ((2, 4, 2), True)
+    """
+    check_axis("axis_name", axis_name)
+    if axis_name not in mesh.axis_names or mesh.shape[axis_name] < 2:
+        raise ValueError(
+            f"axis_name={axis_name!r}: expected an axis of two ranks or more of the mesh {dict(mesh.shape)}"
+        )
+    size = mesh.shape[axis_name]
+    # Arrays of explicit axes would want every operation of the methods to say how its result is sharded.
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    others = tuple(axis for axis in mesh.axis_names if axis != axis_name and mesh.shape[axis] > 1)
+    combining = Mean() if combining is None else combining
+    whole = optax.with_extra_args_support(optimizer)
+
+    def mapped(work: Callable[..., Any], given: Any, returned: Any) -> Callable[..., Any]:
+        # Outside of jit, JAX has no shard_map that is manual in part.
+        return jax.jit(
+            jax.shard_map(work, mesh=mesh, in_specs=given, out_specs=returned, axis_names={axis_name}, check_vma=False)
+        )
+
+    def init(params: Tree) -> Workers:
+        shardings = [_spec(leaf, mesh) for leaf in jax.tree.leaves(params)]
+        for spec, (path, _) in zip(shardings, jax.tree.leaves_with_path(params), strict=True):
+            if axis_name in jax.tree.leaves(tuple(spec)):
+                raise ValueError(
+                    f"params{jax.tree_util.keystr(path)} is sharded over {axis_name!r}, the axis of the workers, each "
+                    "of which holds a whole replica; shard it over the other axes"
+                )
+
+        def start(params: Tree) -> tuple[Tree, Tree, Tree]:
+            given = params, whole.init(params), combining.init(params, size)
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], given)
+
+        begin = mapped(start, P(), P(axis_name))
+        shapes = jax.eval_shape(begin, params)
+        specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, shardings, mesh, others))
+        placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
+        params = jax.tree.map(
+            lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
+            params,
+            jax.tree.unflatten(jax.tree.structure(params), shardings),
+        )
+        replicas, inner, combined = jax.jit(begin, out_shardings=placed)(params)
+        return Workers(replicas, inner, combined, specs)
+
+    def step(workers: Workers, batch: Tree) -> tuple[Workers, Any]:
+        if not isinstance(workers, Workers):
+            raise ValueError(f"a state of type {type(workers).__name__}; begin with init(params)")
+        _check_rows(batch, size, axis_name)
+        state = workers.params, workers.optimizer, workers.combining
+
+        def one(state: Any, batch: Tree) -> Any:
+            params, inner, combined = jax.tree.map(lambda x: x[0], state)
+            found = combining.combine(gradient, axis_name, params, batch, combined)
+            updates, inner = whole.update(found.gradient, inner, params, **found.extra)
+            new = optax.apply_updates(params, updates), inner, found.state
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], new), found.report
+
+        new, report = mapped(one, (P(axis_name), P(axis_name)), (P(axis_name), P()))(state, batch)
+        leaves, structure = jax.tree.flatten(new)
+        placed = [
+            jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+            for leaf, spec in zip(leaves, workers.specs, strict=True)
+        ]
+        params, inner, combined = jax.tree.unflatten(structure, placed)
+        return Workers(params, inner, combined, workers.specs), report
+
+    def place(batch: Tree) -> Tree:
+        _check_rows(batch, size, axis_name)
+        return jax.device_put(batch, NamedSharding(mesh, P(axis_name)))
+
+    return Trainer(init, step, place, mesh)
+
+
+def _spec(leaf: Any, mesh: Mesh) -> P:
+    """How a leaf is sharded; one that is on no mesh is the same on all devices."""
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return P()
+    if sharding.mesh.axis_names != mesh.axis_names or sharding.mesh.shape != mesh.shape:
+        raise ValueError(
+            f"parameters lie on a mesh {dict(sharding.mesh.shape)}, and the mesh that is given is {dict(mesh.shape)}; "
+            "give the same"
+        )
+    # As XLA says it of what it returns: without axes of one device, and without what is not sharded at the end.
+    sizes = [
+        tuple(axis for axis in (part if isinstance(part, tuple) else (part,)) if axis and mesh.shape[axis] > 1)
+        for part in sharding.spec
+    ]
+    while sizes and not sizes[-1]:
+        sizes.pop()
+    return P(*(part[0] if len(part) == 1 else part or None for part in sizes))
+
+
+def _specs(shapes: Any, params: Tree, specs: Sequence[P], mesh: Mesh, others: Sequence[str]) -> list[P]:
+    """How the leaves of a worker's state are sharded: as the parameter of which they tell, by path and shape.
+
+    What is flat, as the shards of ZeRO, is cut over all other axes if it divides.
+    """
+    known = [
+        (tuple(map(str, path)), jnp.shape(leaf), spec)
+        for (path, leaf), spec in zip(jax.tree.leaves_with_path(params), specs, strict=True)
+    ]
+    parts = math.prod(mesh.shape[axis] for axis in others)
+
+    def found(path: Sequence[Any], shape: tuple[int, ...]) -> P:
+        names = tuple(map(str, path))
+        for tail, like, spec in known:
+            if shape == like and names[len(names) - len(tail) :] == tail:
+                return spec
+        return (
+            P(others[0] if len(others) == 1 else tuple(others))
+            if len(shape) == 1 and shape[0] and parts > 1 and shape[0] % parts == 0
+            else P()
+        )
+
+    return [found(path, leaf.shape[1:]) for path, leaf in jax.tree.leaves_with_path(shapes)]
+
+
+def _check_rows(batch: Tree, size: int, axis_name: str) -> None:
+    for path, leaf in jax.tree.leaves_with_path(batch):
+        shape = jnp.shape(leaf)
+        if not shape or shape[0] % size:
+            raise ValueError(
+                f"batch{jax.tree_util.keystr(path)} has shape {shape}; expected a first axis that divides into the "
+                f"{size} workers of {axis_name!r}"
+            )

@@ -1,0 +1,143 @@
+"""How the gradients of the workers become the one that each of them gives its optimizer; see `data_parallel`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float32
+
+from ._shadow import ShadowReport, init_shadow, shadow
+from .assignment import Tree
+from .dropcompute import Correction, combine, gradient_sum, masked, summing
+
+
+class Gathered(NamedTuple):
+    """What one worker gives its optimizer.
+
+    Attributes:
+        gradient: the gradient.
+        state: see `Combining`.
+        report: what the step tells, the same on every worker; `report.loss` is the mean loss.
+        extra: further arguments of the optimizer's `update`.
+    """
+
+    gradient: Tree
+    state: Tree
+    report: Any
+    extra: Mapping[str, Any] = {}
+
+
+class Report(NamedTuple):
+    """What a step tells.
+
+    Attributes:
+        loss: the mean of the workers' losses.
+    """
+
+    loss: Float32[Array, ""]
+
+
+class Shadows(NamedTuple):
+    """What a step with ranks to spare tells.
+
+    Attributes:
+        loss: the mean of the working ranks' losses.
+        shadow: what was compared.
+    """
+
+    loss: Float32[Array, ""]
+    shadow: ShadowReport
+
+
+class Combining(Protocol):
+    """How gradients are combined."""
+
+    def init(self, params: Tree, workers: int) -> Tree:
+        """A worker's state before the first step."""
+
+    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+        """One worker's part of a step, under its axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """The mean of all: for plain training, and `gradient_noise`, `paft_sync` and `paft`."""
+
+    def init(self, params: Tree, workers: int) -> tuple[()]:
+        return ()
+
+    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+        loss, found = lax.pmean(gradient(params, batch), axis_name)
+        return Gathered(found, state, Report(loss))
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """Every worker's own: for `lossy_zero2`, which reduces gradients itself."""
+
+    def init(self, params: Tree, workers: int) -> tuple[()]:
+        return ()
+
+    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+        loss, found = gradient(params, batch)
+        return Gathered(found, state, Report(lax.pmean(loss, axis_name)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropped:
+    """DropCompute: the sum of the micro-batches that workers completed. Batches are `(rows, completed)`.
+
+    `completed`, int32[workers], says how many micro-batches each worker completes (`completed_before`). The optimizer
+    is told of steps in which nobody completed one, which `skip_empty` leaves out.
+
+    Attributes:
+        micro_batches: into how many a worker's rows are cut.
+        correction, drop_rate: see `combine`.
+    """
+
+    micro_batches: int
+    correction: Correction = "none"
+    drop_rate: float = 0.0
+
+    def init(self, params: Tree, workers: int) -> tuple[()]:
+        return ()
+
+    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            raise ValueError("expected a batch (rows, completed), completed being int32[workers]")
+        rows, (completed,) = batch
+
+        def cut(leaf: Array) -> Array:
+            if leaf.shape[0] % self.micro_batches:
+                raise ValueError(
+                    f"the {leaf.shape[0]} rows of a worker do not fall into micro_batches={self.micro_batches}"
+                )
+            return leaf.reshape(self.micro_batches, -1, *leaf.shape[1:])
+
+        total = masked(summing(gradient), gradient_sum(params), jax.tree.map(cut, rows), completed, params)
+        found = combine(
+            total, axis_name, completed, self.micro_batches, correction=self.correction, drop_rate=self.drop_rate
+        )
+        narrow = jax.tree.map(lambda x, like: x.astype(jnp.result_type(like)), found.gradient, params)
+        return Gathered(narrow, state, found._replace(gradient=None), {"empty": found.empty})
+
+
+@dataclasses.dataclass(frozen=True)
+class Shadowed:
+    """Ranks to spare recompute the gradients of others; their rows are ignored. See `shadow`.
+
+    Attributes:
+        spares: how many.
+    """
+
+    spares: int = 1
+
+    def init(self, params: Tree, workers: int) -> Tree:
+        return init_shadow(workers)
+
+    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+        (loss, found), state, report = shadow(gradient, axis_name, spares=self.spares)(state, params, batch)
+        return Gathered(found, state, Shadows(loss, report))

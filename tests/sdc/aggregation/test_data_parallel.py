@@ -1,0 +1,254 @@
+"""Every method at the level of jit, on a model that XLA shards, against the same method in a manual `shard_map`."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from orbax.checkpoint import v1 as ocp
+
+import sdc
+from sdc import aggregation
+from sdc.aggregation import Dropped, Own, Shadowed, data_parallel
+
+from .placements import AXIS, equal_replicas, place, stack
+
+STEPS, ROWS = 6, 8
+SPECS = {"up": P("fsdp", "tensor"), "down": P("tensor", "fsdp"), "bias": P()}
+
+
+def mesh_of(data: int, kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
+    return jax.make_mesh((data, 2, 4 // data), ("data", "fsdp", "tensor"), axis_types=(kind,) * 3)
+
+
+def params() -> dict[str, Any]:
+    keys = jax.random.split(jax.random.key(0), 2)
+    up, down = (0.5 * jax.random.normal(key, shape) for key, shape in zip(keys, ((8, 16), (16, 4)), strict=True))
+    return {"up": up, "down": down, "bias": jnp.zeros(4)}
+
+
+def loss(theta: Any, batch: Any) -> Any:
+    x, y = batch
+    return jnp.mean(jnp.square(jnp.tanh(x @ theta["up"]) @ theta["down"] + theta["bias"] - y))
+
+
+GRADIENT = jax.value_and_grad(loss)
+
+
+def batches(workers: int) -> Any:
+    x, y = (np.asarray(jax.random.normal(jax.random.key(i), (STEPS, workers * ROWS, n))) for i, n in ((3, 8), (4, 4)))
+    return x, y
+
+
+COMPLETED = np.asarray([[4, 2, 0, 1], [4, 4, 4, 4], [0, 0, 0, 0], [1, 0, 3, 2], [4, 0, 4, 0], [2, 2, 2, 2]], np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A method, and one step of a worker as a user writes it under a bound axis."""
+
+    optimizer: optax.GradientTransformation
+    combining: Any = None
+    workers: int = 2
+    manual: Callable[..., Any] | None = None
+
+    def step(self, theta: Any, state: Any, batch: Any) -> Any:
+        _, gradient = GRADIENT(theta, batch)
+        if not isinstance(self.combining, Own):
+            gradient = lax.pmean(gradient, AXIS)
+        updates, state = optax.with_extra_args_support(self.optimizer).update(gradient, state, theta)
+        return optax.apply_updates(theta, updates), state
+
+
+def dropped(theta: Any, state: Any, batch: Any) -> Any:
+    rows, (completed,) = batch
+    cut = jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), rows)
+    total = aggregation.masked(aggregation.accumulate(loss), aggregation.gradient_sum(theta), cut, completed, theta)
+    found = aggregation.combine(total, AXIS, completed, 4, correction="count")
+    updates, state = SKIPPING.update(found.gradient, state, theta, empty=found.empty)
+    return optax.apply_updates(theta, updates), state
+
+
+ADAM = optax.adam(0.02)
+SKIPPING = aggregation.skip_empty(ADAM)
+METHODS = {
+    "mean": Method(ADAM),
+    "noise and PAFT-Sync": Method(
+        optax.chain(aggregation.gradient_noise(AXIS, 0.1), aggregation.paft_sync(ADAM, AXIS, 4))
+    ),
+    "noise and PAFT": Method(
+        optax.chain(aggregation.gradient_noise(AXIS, 0.1, workers=[1]), aggregation.paft(ADAM, AXIS, 2, max_period=3))
+    ),
+    "DropCompute": Method(SKIPPING, Dropped(4, "count"), 4, dropped),
+    "lossy": Method(aggregation.lossy_zero2(ADAM, AXIS, 0.3, 0.3, packet=5, seed=2), Own(), 4),
+    "lossy in bursts, reliable": Method(
+        aggregation.lossy_zero2(
+            ADAM, AXIS, aggregation.GilbertElliott(0.3, 2.0), 0.2, packet=4, reliable=0.2, parity=3, tighten=0.5
+        ), Own(), 2,
+    ),
+    "shadow": Method(ADAM, Shadowed(1), 4),
+}  # fmt: skip
+
+
+def given(method: Method, number: int) -> Any:
+    rows = jax.tree.map(lambda x: x[number], batches(method.workers))
+    return (rows, COMPLETED[number]) if isinstance(method.combining, Dropped) else rows
+
+
+def manually(method: Method) -> tuple[Any, Any]:
+    """Parameters and optimizer of every worker after all steps, each worker on a device of its own."""
+    if isinstance(method.combining, Shadowed):
+        shadowed = aggregation.shadow(GRADIENT, AXIS, spares=1)
+
+        def one(theta: Any, state: Any, batch: Any) -> Any:
+            inner, roles = state
+            (_, gradient), roles, _ = shadowed(roles, theta, batch)
+            updates, inner = ADAM.update(gradient, inner, theta)
+            return optax.apply_updates(theta, updates), (inner, roles)
+
+        first: Any = lambda theta: (ADAM.init(theta), aggregation.init_shadow(method.workers))  # noqa: E731
+    else:
+        one, first = method.manual or method.step, method.optimizer.init
+    theta = stack(params(), method.workers)
+    state = place(lambda theta: (first(theta),), "shard_map", method.workers)(theta)[0]
+    run = place(one, "shard_map", method.workers)
+    for number in range(STEPS):
+        batch = jax.tree.map(
+            lambda x: x.reshape(method.workers, x.shape[0] // method.workers, *x.shape[1:]), given(method, number)
+        )
+        theta, state = run(theta, state, batch)
+    return theta, state
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_on_a_sharded_model_is_the_manual_one(name: str) -> None:
+    """To rounding: XLA sums in other orders. What is decided (schedules, draws, counts) is the same to the bit."""
+    method = METHODS[name]
+    mesh = mesh_of(method.workers)
+    trainer = data_parallel(GRADIENT, method.optimizer, mesh, combining=method.combining)
+    sharded = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), params(), SPECS)
+    workers = trainer.init(sharded)
+    before = jax.tree.map(lambda x: x.sharding, workers)
+    run = jax.jit(trainer.step, donate_argnums=0)
+    with jax.numpy_dtype_promotion("standard"):
+        for number in range(STEPS):
+            workers, report = run(workers, trainer.place(given(method, number)))
+        theta, state = manually(method)
+    assert run._cache_size() == 1
+    assert jax.tree.map(lambda x: x.sharding, workers) == before
+    kept = P("data", "fsdp", "tensor") if method.workers == 2 else P("data", "fsdp")  # an axis of one device is none
+    assert workers.params["up"].sharding.spec == kept
+    found = workers.params, (workers.optimizer, workers.combining) if name == "shadow" else workers.optimizer
+    for (path, ours), theirs in zip(jax.tree.leaves_with_path(found), jax.tree.leaves((theta, state)), strict=True):
+        told = jax.tree_util.keystr(path)
+        assert ours.shape == theirs.shape, told
+        if jnp.issubdtype(ours.dtype, jnp.floating):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5, err_msg=told)
+        else:
+            np.testing.assert_array_equal(ours, theirs, err_msg=told)
+    if "noise" in name or "lossy" in name:
+        assert not equal_replicas(workers.params)
+    else:
+        assert equal_replicas(workers.params)
+        assert np.isfinite(float(report.loss))
+
+
+@pytest.mark.parametrize("name", ["noise and PAFT", "lossy"])
+def test_states_are_saved_and_go_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    method = METHODS[name]
+    trainer = data_parallel(GRADIENT, method.optimizer, mesh_of(method.workers), combining=method.combining)
+    workers = trainer.init(params())
+    run = jax.jit(trainer.step)
+    with jax.numpy_dtype_promotion("standard"):
+        for number in range(3):
+            workers, _ = run(workers, trainer.place(given(method, number)))
+        ocp.save(tmp_path / "state", workers)
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), workers)
+        again = ocp.load(tmp_path / "state", like)
+        for number in range(3, STEPS):
+            workers, _ = run(workers, trainer.place(given(method, number)))
+            again, _ = run(again, trainer.place(given(method, number)))
+    for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(workers), strict=True):
+        assert ours.sharding == theirs.sharding
+        assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+
+
+def test_a_fault_in_one_worker_is_found_by_the_shadow() -> None:
+    """The gradient of one rank is struck; shadow names the rank, on a sharded model, inside of `jax.jit`."""
+    mesh = mesh_of(4)
+
+    def struck(theta: Any, batch: Any) -> Any:
+        value, gradient = GRADIENT(theta, batch)
+        wrong = jnp.where(lax.axis_index("data") == 1, 1e-3, 0.0).astype(jnp.float32)
+        return value, {**gradient, "up": gradient["up"].at[3, 5].add(wrong)}
+
+    trainer = data_parallel(struck, ADAM, mesh, combining=Shadowed(1))
+    workers = trainer.init(params())
+    run = jax.jit(trainer.step)
+    blamed = np.zeros(4, int)
+    with jax.numpy_dtype_promotion("standard"):
+        for number in range(24):
+            workers, report = run(workers, trainer.place(given(METHODS["shadow"], number % STEPS)))
+            blamed += np.asarray(report.shadow.blamed)
+    assert blamed[1] > 0
+    assert blamed.sum() == blamed[1]
+
+
+def test_the_step_can_be_transformed() -> None:
+    """Its sites lead with the axis of the workers; products are checked on every one of them."""
+    trainer = data_parallel(GRADIENT, ADAM, mesh_of(2))
+    workers = trainer.init(params())
+    with jax.numpy_dtype_promotion("standard"):
+        (_, report), flags = jax.jit(sdc.abft(trainer.step))(workers, trainer.place(given(METHODS["mean"], 0)))
+    assert float(report.loss) > 0
+    assert sdc.checksums.coverage(flags) == 1
+    for site, flag in zip(flags.sites, flags.values(), strict=True):
+        assert site.dims == ("data",)
+        assert flag.checked.shape == (2,)
+        assert (flag.checked > 0).all()
+        assert not flag.flagged.any()
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_meshes_as_they_are_made(kind: AxisType) -> None:
+    """`jax.make_mesh` makes explicit axes by default, and arrays may lie on such a mesh already."""
+    mesh = mesh_of(2, kind)
+    trainer = data_parallel(GRADIENT, ADAM, mesh)
+    sharded = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), params(), SPECS)
+    batch = jax.device_put(given(METHODS["mean"], 0), NamedSharding(mesh, P("data")))
+    workers = trainer.init(sharded)
+    with jax.numpy_dtype_promotion("standard"):
+        workers, report = jax.jit(trainer.step)(workers, trainer.place(batch))
+    assert workers.params["down"].sharding.spec == P("data", "tensor", "fsdp")
+    assert np.isfinite(float(report.loss))
+
+
+def test_one_clear_line() -> None:
+    mesh = mesh_of(2)
+    with pytest.raises(ValueError, match="axis_name='batch': expected an axis of two ranks or more of the mesh"):
+        data_parallel(GRADIENT, ADAM, mesh, "batch")
+    trainer = data_parallel(GRADIENT, ADAM, mesh)
+    wrong = {**params(), "up": jax.device_put(params()["up"], NamedSharding(mesh, P("data")))}
+    with pytest.raises(ValueError, match=r"params\['up'\] is sharded over 'data', the axis of the workers"):
+        trainer.init(wrong)
+    other = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    with pytest.raises(ValueError, match="parameters lie on a mesh"):
+        trainer.init(jax.device_put(params(), NamedSharding(other, P())))
+    workers = trainer.init(params())
+    with pytest.raises(ValueError, match=r"batch\[0\] has shape \(7, 8\); expected a first axis that divides into"):
+        trainer.place((np.ones((7, 8)), np.ones((7, 4))))
+    with pytest.raises(ValueError, match="a state of type dict; begin with init"):
+        trainer.step(params(), given(METHODS["mean"], 0))  # type: ignore[arg-type]
+    cut = data_parallel(GRADIENT, SKIPPING, mesh, combining=Dropped(3))
+    with pytest.raises(ValueError, match="the 8 rows of a worker do not fall into micro_batches=3"):
+        cut.step(cut.init(params()), (given(METHODS["mean"], 0), np.ones(2, np.int32)))
+    with pytest.raises(ValueError, match="ranks=2: expected three or more"):
+        data_parallel(GRADIENT, ADAM, mesh, combining=Shadowed()).init(params())
+    del workers
