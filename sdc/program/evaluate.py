@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from .axes import varying
 from .inlined import guard
 from .marks import HIDDEN, mark, mark_p, port_p
-from .plan import DERIVED, Plan, bodies, manual_axes, open_jaxpr, source_line
+from .plan import DERIVED, Plan, bodies, manual_axes, open_jaxpr, source_line, user_line
 from .reports import Place, Report, Rule, Values
 from .selectors import Selector
 
@@ -72,7 +72,7 @@ def evaluate(
     """Evaluates a jaxpr with the rule in place of the selected equations.
 
     `caller` is the traceback of the equation in whose place its body is evaluated; it stands for equations of the body
-    that have no line of the user's, such as those of `jax.nn.relu`.
+    that have no line of the user's, such as those of `jax.nn.relu` or of a library's layers.
     """
     jaxpr, consts = open_jaxpr(closed)
     environment: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -83,7 +83,9 @@ def evaluate(
         inputs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in eqn.invars]
         # The equation keeps its source line and scope, so that a further transformation finds the same sites.
         names = source_info_util.current_name_stack() + eqn.source_info.name_stack
-        traceback = eqn.source_info.traceback if caller is None or source_line(eqn) else caller
+        traceback = eqn.source_info.traceback
+        if caller is not None and not _says_more(traceback, caller):
+            traceback = caller
         with source_info_util.user_context(traceback, name_stack=names), eqn.ctx.manager:
             if site := plan.selected.get(index):
                 outs, reports[site.name] = rule(eqn, Place(site, iteration), inputs)
@@ -98,6 +100,12 @@ def evaluate(
         core.clean_up_dead_vars(eqn, environment, last_use)
     outs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in jaxpr.outvars]
     return outs, reports
+
+
+def _says_more(traceback: Any, caller: Any) -> bool:
+    """Whether an equation of a body has a better line than its caller: the user's, or any where the caller has none."""
+    line, users = user_line(traceback)
+    return users or (bool(line) and not user_line(caller)[1])
 
 
 def bind_equation(eqn: Any, inputs: Sequence[Any]) -> Values:

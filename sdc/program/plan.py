@@ -7,6 +7,7 @@ JAX.
 import dataclasses
 import functools
 import os
+import sysconfig
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -51,6 +52,9 @@ DERIVED = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p, linear_ca
 LIBRARY = os.path.dirname(os.path.dirname(__file__))
 OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ("program", "faults", "twins", "campaigns", "checksums"))
 """Rooms whose lines are no user's. Lines of `aggregation` are: a step is written with it."""
+
+INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
+"""Folders whose lines are no user's either: those of installed libraries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +113,8 @@ class Inside(NamedTuple):
     mesh: tuple[tuple[str, int], ...] = ()  # see `Site.mesh`
     order: tuple[int | str, ...] = ()  # see `Site.order`
     leaves: int = 1  # depth at which the outputs of the enclosing equation leave their scope
-    source: str = ""  # line of the user's code that calls the enclosing equation
+    source: str = ""  # line of code that calls the enclosing equation
+    users: bool = False  # whether that is the user's
 
 
 def live_program(closed: Any) -> Any:
@@ -149,13 +154,11 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
         var for var in jaxpr.outvars if isinstance(var, core.Var)
     }
     for index, eqn in enumerate(jaxpr.eqns):
-        here = inside._replace(
-            names=names[index],
-            order=(*inside.order, index),
-            leaves=leaves[index],
-            # Functions of JAX itself, such as `jax.nn.silu`, have no line of the user's inside.
-            source=source_line(eqn) or inside.source,
-        )
+        here = inside._replace(names=names[index], order=(*inside.order, index), leaves=leaves[index])
+        line, users = user_line(eqn.source_info.traceback)
+        # Functions of JAX itself, such as `jax.nn.silu`, and layers of libraries have no line of the user's inside.
+        if users or (line and not inside.users):
+            here = here._replace(source=line, users=users)
         if any(HIDDEN in name for name in here.names) or index in doubled:
             continue
         if is_entered(eqn):
@@ -308,10 +311,21 @@ def _has_values(aval: Any) -> bool:
 
 def source_line(eqn: Any) -> str:
     """The line of the user's code that an equation comes from; for a probe, the line that calls `probe`."""
-    for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        if os.path.dirname(frame.file_name) != LIBRARY and not frame.file_name.startswith(OWN):
-            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
-    return ""
+    return user_line(eqn.source_info.traceback)[0]
+
+
+def user_line(traceback: Any) -> tuple[str, bool]:
+    """A line of code, and whether it is the user's, rather than that of an installed library that computes for them."""
+    first = ""
+    for frame in source_info_util.user_frames(traceback):
+        name = frame.file_name
+        if os.path.dirname(name) == LIBRARY or name.startswith(OWN):
+            continue
+        line = f"{name}:{frame.start_line} ({frame.function_name})"
+        if name.startswith(LIBRARY + os.sep) or not name.startswith(INSTALLED):
+            return line, True
+        first = first or line
+    return first, False
 
 
 def _enter(eqn: Any, number: int, here: Inside) -> Inside:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax._src import core
 from jax.extend.core import primitives
@@ -83,7 +84,20 @@ def product_flops(
         return inside and (inside * math.prod(grid) if known else None)
     if bodies:  # how often they run, the primitive alone knows; a custom_partitioning, once
         return inside if name == "custom_partitioning" else None if inside != 0 else 0
-    return 0 if _is_known(primitive) else None
+    return 0 if _is_known(primitive) else _by_trace(primitive, params, inputs)
+
+
+def _by_trace(primitive: Any, params: Mapping[str, Any], inputs: Sequence[Any]) -> int | None:
+    """Operations of the products in the function by which another library defines a primitive, if it can be traced."""
+
+    def run(*args: Any) -> Any:
+        return primitive.impl(*args, **params)
+
+    try:
+        program = jax.make_jaxpr(run)(*inputs).jaxpr
+    except Exception:  # it is somebody else's code, and whatever it raises, nothing is known of it
+        return None
+    return None if any(eqn.primitive is primitive for eqn in program.eqns) else _inside([program])
 
 
 def _inside(jaxprs: Sequence[Any]) -> int | None:
