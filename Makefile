@@ -5,7 +5,7 @@ RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 BIN = $(VENV)/bin
 LATEST ?= python3.12
 
-.PHONY: demo docs test test-latest
+.PHONY: demo docs test test-conformance test-latest
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -30,6 +30,12 @@ test: $(VENV)/.installed
 test-latest:
 	$(MAKE) VENV=.venv-latest PYTHON=$(LATEST) .venv-latest/.installed
 	.venv-latest/bin/python -m pytest
+
+# Four properties of every tool on models of other packages, which it installs, and on a thousand random programs.
+# With the newest jax: make test-conformance VENV=.venv-latest PYTHON=python3.12
+test-conformance: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,conformance]'
+	$(BIN)/python -m pytest tests/conformance -m "" --dist=load
 
 # The pages of docs/ as HTML, in docs/_build; any warning is an error.
 docs: $(VENV)/.installed

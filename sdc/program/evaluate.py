@@ -1,5 +1,6 @@
 """Evaluates a program with a rule in place of the selected equations: the second half of `rewrite`."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -241,14 +242,27 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
         index, _, carry, reports = loop
         go_on, carry, new = checked_work(index, carry) if cond_plan.sites else (jnp.bool_(True), *work(index, carry))
         with jax.named_scope(HIDDEN):
-            return index + 1, go_on, carry, {name: varying(rule.merge(reports[name], new[name])) for name in reports}
+            merged = {name: varying(merge[name](reports[name], new[name])) for name in reports}
+            return index + 1, go_on, carry, merged
 
     def go_on(loop: tuple[Any, Any, Values, dict[str, Report]]) -> Any:
         return loop[1] if cond_plan.sites else check(loop[0], loop[2])[0]
 
     shapes = {**checked_shapes, **worked_shapes}
+    # What is inside the loop has added axes to reports, row by row of which they are merged.
+    merge: dict[str, Callable[..., Report]] = {
+        site.name: functools.reduce(_by_row, site.dims[plan.outside :], rule.merge)
+        for plan in plans
+        for site in plan.sites
+    }
     _, _, carry, reports = lax.while_loop(go_on, body, (start, jnp.bool_(True), init, _zeros(shapes)))
     return carry, reports
+
+
+def _by_row(merge: Callable[..., Report], axis: str) -> Callable[..., Report]:
+    """Merges reports that have one more leading axis."""
+    mapped = jax.vmap(merge)
+    return lambda total, new: mapped(total, new) if jax.tree.leaves(total) else merge(total, new)
 
 
 def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:

@@ -64,6 +64,7 @@ class Plan:
     selected: dict[int, Site]
     inner: dict[int, tuple["Plan", ...]]
     sites: tuple[Site, ...]
+    outside: int  # number of the axes that what is around the jaxpr adds to reports
 
 
 @dataclasses.dataclass
@@ -178,7 +179,7 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
                 found.append(site)
         if eqn.primitive is not mark_p:
             _refuse_hidden_probes(eqn, survey.where, here)
-    return Plan(selected, inner, tuple(found))
+    return Plan(selected, inner, tuple(found), len(inside.dims))
 
 
 def is_entered(eqn: Any) -> bool:

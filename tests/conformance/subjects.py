@@ -174,7 +174,7 @@ def numpyro() -> Made:
     svi = SVI(model, autoguide.AutoNormal(model), numpyro.optim.SGD(1e-3), Trace_ELBO())
     with numpyro.handlers.seed(rng_seed=0), jax.numpy_dtype_promotion("standard"):
         state = svi.init(jax.random.PRNGKey(0), X, Y)
-    return svi.update, (state, X, Y)
+    return lambda state, x, y: svi.update(state, x, y), (state, X, Y)
 
 
 def distrax() -> Made:
