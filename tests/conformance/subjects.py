@@ -200,24 +200,6 @@ def rlax() -> Made:
     return descend(loss, 0.1 * jnp.ones((6, 2)), X, X[::-1].copy())
 
 
-def gymnax() -> Made:
-    import gymnax
-
-    environment, settings = gymnax.make("Pendulum-v1")
-    _, start = environment.reset(KEY, settings)
-
-    def step(w: Any, bits: Any) -> Any:
-        def act(state: Any, key: Any) -> Any:
-            observed = environment.get_obs(state, settings)
-            _, state, reward, _, *_ = environment.step(key, state, jnp.tanh(observed @ w), settings)
-            return state, reward
-
-        state, rewards = jax.lax.scan(act, start, jax.random.split(jax.random.wrap_key_data(bits), 5))
-        return rewards, state.theta
-
-    return step, (0.1 * jnp.ones((3, 1)), jax.random.key_data(KEY))
-
-
 def jax_md() -> Made:
     from jax_md import energy, simulate, space
 
@@ -339,7 +321,6 @@ SUBJECTS: dict[str, Subject] = {
     "variational inference (numpyro)": Subject("numpyro", numpyro),
     "distributions (distrax)": Subject("distrax", distrax),
     "reinforcement learning (rlax)": Subject("rlax", rlax),
-    "environments (gymnax)": Subject("gymnax", gymnax),
     "molecular dynamics (jax_md)": Subject("jax_md", jax_md, products=False),
     "Gaussian processes (tinygp)": Subject("tinygp", tinygp),
     "flows (flowjax)": Subject("flowjax", flowjax),
