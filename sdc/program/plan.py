@@ -187,7 +187,7 @@ def is_entered(eqn: Any) -> bool:
     if eqn.primitive is run_state_p:  # values without a beginning, and cores with memory of their own, are for kernels
         started = all(eqn.params["is_initialized"])
         return started and not any(inner.primitive.name == "core_map" for inner in eqn.params["jaxpr"].eqns)
-    called = isinstance(eqn.primitive, core.CallPrimitive) and "call_jaxpr" in eqn.params
+    called = getattr(eqn.primitive, "call_primitive", False) and "call_jaxpr" in eqn.params  # jax 0.12 has none
     return called or eqn.primitive in ENTERED
 
 
