@@ -17,9 +17,11 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Float
 
+from ._shadow import alone
 from .assignment import Tree
-from .combining import Combining, Mean
+from .combining import Combining, Mean, Own
 from .workers import check_axis
+from .zero2 import LossyState
 
 Gradient: TypeAlias = Callable[[Tree, Tree], tuple[Float[Array, ""], Tree]]
 """`(params, batch) -> (loss, gradient)` of one worker, such as `jax.value_and_grad(loss)`."""
@@ -104,6 +106,8 @@ def data_parallel(
         ((2, 4, 2), True)
     """
     check_axis("axis_name", axis_name)
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh={mesh!r}: expected a jax.sharding.Mesh, as jax.make_mesh makes it")
     if axis_name not in mesh.axis_names or mesh.shape[axis_name] < 2:
         raise ValueError(
             f"axis_name={axis_name!r}: expected an axis of two ranks or more of the mesh {dict(mesh.shape)}"
@@ -113,6 +117,7 @@ def data_parallel(
     mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     others = tuple(axis for axis in mesh.axis_names if axis != axis_name and mesh.shape[axis] > 1)
     combining = Mean() if combining is None else combining
+    one_worker = _checked(gradient, axis_name)
     whole = optax.with_extra_args_support(optimizer)
 
     def mapped(work: Callable[..., Any], given: Any, returned: Any) -> Callable[..., Any]:
@@ -135,7 +140,9 @@ def data_parallel(
             return jax.tree.map(lambda x: jnp.asarray(x)[None], given)
 
         begin = mapped(start, P(), P(axis_name))
-        shapes = jax.eval_shape(begin, params)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            shapes = jax.eval_shape(begin, params)
+        _check_combining(shapes[1], combining)
         specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, shardings, mesh, others))
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
         params = jax.tree.map(
@@ -143,7 +150,8 @@ def data_parallel(
             params,
             jax.tree.unflatten(jax.tree.structure(params), shardings),
         )
-        replicas, inner, combined = jax.jit(begin, out_shardings=placed)(params)
+        with jax.set_mesh(mesh):
+            replicas, inner, combined = jax.jit(begin, out_shardings=placed)(params)
         return Workers(replicas, inner, combined, specs)
 
     def step(workers: Workers, batch: Tree) -> tuple[Workers, Any]:
@@ -154,17 +162,18 @@ def data_parallel(
 
         def one(state: Any, batch: Tree) -> Any:
             params, inner, combined = jax.tree.map(lambda x: x[0], state)
-            found = combining.combine(gradient, axis_name, params, batch, combined)
+            found = combining.combine(one_worker, axis_name, params, batch, combined)
             updates, inner = whole.update(found.gradient, inner, params, **found.extra)
             new = optax.apply_updates(params, updates), inner, found.state
             return jax.tree.map(lambda x: jnp.asarray(x)[None], new), found.report
 
-        new, report = mapped(one, (P(axis_name), P(axis_name)), (P(axis_name), P()))(state, batch)
-        leaves, structure = jax.tree.flatten(new)
-        placed = [
-            jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
-            for leaf, spec in zip(leaves, workers.specs, strict=True)
-        ]
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # another one may be set
+            new, report = mapped(one, (P(axis_name), P(axis_name)), (P(axis_name), P()))(state, batch)
+            leaves, structure = jax.tree.flatten(new)
+            placed = [
+                jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+                for leaf, spec in zip(leaves, workers.specs, strict=True)
+            ]
         params, inner, combined = jax.tree.unflatten(structure, placed)
         return Workers(params, inner, combined, workers.specs), report
 
@@ -173,6 +182,41 @@ def data_parallel(
         return jax.device_put(batch, NamedSharding(mesh, P(axis_name)))
 
     return Trainer(init, step, place, mesh)
+
+
+def _checked(gradient: Gradient, axis_name: str) -> Gradient:
+    """The gradient of one worker, refused where it is none."""
+
+    def run(params: Tree, batch: Tree) -> Any:
+        found: Any = alone(gradient, axis_name)(params, batch)
+        expected: Any = jax.tree.structure(params)
+        whole = isinstance(found, tuple) and len(found) == 2
+        if not whole or jax.tree.structure(found[1]) != expected:
+            raise ValueError(
+                "gradient returns something other than (loss, gradient), the gradient being like the parameters; give "
+                "jax.value_and_grad(loss)"
+            )
+        value = found[0]
+        if not isinstance(value, jax.Array) or value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ValueError(
+                f"gradient returns {value} as its loss; expected one number, without "
+                "has_aux: what else is to be known, compute beside the step"
+            )
+        return found
+
+    return run
+
+
+def _check_combining(state: Tree, combining: Combining) -> None:
+    """Refuses an optimizer that reduces gradients itself where they are reduced already, and the reverse."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, LossyState))
+    lossy = any(isinstance(leaf, LossyState) for leaf in leaves)
+    if lossy != isinstance(combining, Own):
+        raise ValueError(
+            "lossy_zero2 reduces the workers' gradients itself; give combining=Own()"
+            if lossy
+            else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; leave it out"
+        )
 
 
 def _spec(leaf: Any, mesh: Mesh) -> P:

@@ -133,7 +133,7 @@ def shadow(
         batch = _rows(batch, group, ranks, spares, axis_name)
         # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is compared is
         # what is consumed.
-        result = lax.optimization_barrier(_alone(gradient_fn, axis_name)(params, batch))
+        result = lax.optimization_barrier(alone(gradient_fn, axis_name)(params, batch))
         leaves = jax.tree.leaves(result)
         _check_floats(leaves)
 
@@ -184,7 +184,7 @@ def _rows(batch: Tree, group: Int32[Array, "group"], ranks: int, spares: int, ax
     return taken
 
 
-def _alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[[Any, Any], Tree]:
+def alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[[Any, Any], Tree]:
     """`gradient_fn`, refused where it talks over the axis: then all ranks hold the same, right or wrong."""
 
     def look(primitive: Any, params: Mapping[str, Any], operands: Values) -> None:
@@ -192,7 +192,7 @@ def _alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[
         if axis_name in (names if isinstance(names, tuple) else (names,)):
             raise ValueError(
                 f"gradient_fn uses {primitive} over {axis_name!r}, which leaves nothing to compare between its ranks; "
-                "return this rank's own values, shadow takes the mean"
+                "return this rank's own values, the mean is taken afterwards"
             )
 
     return substitute(gradient_fn, collectives, look)

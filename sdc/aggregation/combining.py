@@ -7,11 +7,14 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float32, Int32
+
+from sdc.program.axes import manual_in_part
 
 from ._shadow import ShadowReport, init_shadow, shadow
 from .assignment import Tree
-from .dropcompute import Correction, combine, gradient_sum, masked, summing
+from .dropcompute import Correction, Work, combine, gradient_sum, masked, summing
+from .workers import at_least_float32
 
 
 class Gathered(NamedTuple):
@@ -62,6 +65,11 @@ class Combining(Protocol):
         """One worker's part of a step, under its axis."""
 
 
+def _mean(x: Array, axis_name: str) -> Array:
+    """In float32 at least, in which XLA's CPU backend can sum over a manual axis beside automatic ones."""
+    return lax.pmean(x.astype(at_least_float32(x.dtype)), axis_name).astype(x.dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Mean:
     """The mean of all: for plain training, and `gradient_noise`, `paft_sync` and `paft`."""
@@ -70,7 +78,7 @@ class Mean:
         return ()
 
     def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
-        loss, found = lax.pmean(gradient(params, batch), axis_name)
+        loss, found = jax.tree.map(lambda x: _mean(x, axis_name), gradient(params, batch))
         return Gathered(found, state, Report(loss))
 
 
@@ -83,7 +91,7 @@ class Own:
 
     def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
         loss, found = gradient(params, batch)
-        return Gathered(found, state, Report(lax.pmean(loss, axis_name)))
+        return Gathered(found, state, Report(_mean(loss, axis_name)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +100,9 @@ class Dropped:
 
     `completed`, int32[workers], says how many micro-batches each worker completes (`completed_before`). The optimizer
     is told of steps in which nobody completed one, which `skip_empty` leaves out.
+
+    On a mesh with further axes no time is saved: all workers compute every micro-batch, and the sum leaves out what was
+    not completed.
 
     Attributes:
         micro_batches: into how many a worker's rows are cut.
@@ -117,12 +128,26 @@ class Dropped:
                 )
             return leaf.reshape(self.micro_batches, -1, *leaf.shape[1:])
 
-        total = masked(summing(gradient), gradient_sum(params), jax.tree.map(cut, rows), completed, params)
+        # Where XLA shards the model too, all workers compute everything, for its collectives wait for all of them.
+        run = _chosen if manual_in_part() else masked
+        total = run(summing(gradient), gradient_sum(params), jax.tree.map(cut, rows), completed, params)
         found = combine(
             total, axis_name, completed, self.micro_batches, correction=self.correction, drop_rate=self.drop_rate
         )
         narrow = jax.tree.map(lambda x, like: x.astype(jnp.result_type(like)), found.gradient, params)
         return Gathered(narrow, state, found._replace(gradient=None), {"empty": found.empty})
+
+
+def _chosen(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], context: Tree) -> Tree:
+    """As `masked`, but what is passed over is computed too, and thrown away."""
+
+    def one(carry: Tree, indexed: tuple[Any, Tree]) -> tuple[Tree, None]:
+        number, batch = indexed
+        new = work(carry, batch, context)
+        return jax.tree.map(lambda a, b: jnp.where(number < completed, a, b), new, carry), None
+
+    numbers = jnp.arange(jax.tree.leaves(batches)[0].shape[0], dtype=jnp.int32)
+    return lax.scan(one, carry, (numbers, batches))[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`campaign`: single faults in anybody's training step, in one call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sdc.faults.fault import Fault
@@ -15,7 +15,7 @@ from .runner import Campaign
 def campaign(
     step: Callable[[Any, Any], tuple[Any, Any]],
     state: Any,
-    batches: Sequence[Any],
+    batches: Iterable[Any],
     *,
     loss: Callable[[Any, Any], Any],
     injections: int = 100,
@@ -61,7 +61,7 @@ def campaign(
     if not callable(loss):
         raise SettingError("loss", repr(loss), "expected a function of (state, metrics)")
     runner = Campaign(
-        step, state, batches, observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where, faults=faults,
-        follow=follow, seed=seed,
+        step, state, list(batches), observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where,
+        faults=faults, follow=follow, seed=seed,
     )  # fmt: skip
     return list(runner.run(range(injections)))

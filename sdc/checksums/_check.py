@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from sdc.bits import as_bits, select
-from sdc.program.axes import varying
+from sdc.program.axes import agreed, varying
 from sdc.program.once import traced_once
 from sdc.program.reports import Values
 
@@ -185,7 +185,7 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
         return jnp.max(margins, axis=kept).astype(jnp.float32)
 
     def any_above(largest: Float32[Array, "*kept"]) -> Bool[Array, ""]:
-        return ~(jnp.max(largest) <= 1)
+        return agreed(~(jnp.max(largest) <= 1))
 
     nothing = no_flags(settings, margins.shape[:axes])
     judged = jnp.full(margins.shape[:axes], math.prod(margins.shape[axes:]), jnp.uint32)

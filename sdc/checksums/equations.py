@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from sdc.program.reports import Values
+from sdc.program.reports import Reports, Values
 from sdc.program.selectors import PRODUCTS
 from sdc.program.site import Site
 
@@ -140,7 +140,7 @@ def _dequantized(x: Any, scale: Any) -> Any:
     return x.astype(jnp.float32) * wide
 
 
-def coverage(flags: Any) -> float:
+def coverage(flags: Reports) -> float:
     """Share of the known work of a step's products that was checked; products of unknown work count as the whole.
 
     Args:
@@ -156,7 +156,12 @@ def coverage(flags: Any) -> float:
         >>> half = sdc.abft(lambda x, y: (x @ x, y @ y))(x, x.astype(jnp.int8))[1]
         >>> sdc.checksums.coverage(half), half.skipped[0].reason
         (0.5, 'the round-off of int8 is not known')
+
+    Raises:
+        ValueError: these are no reports.
     """
+    if not isinstance(flags, Reports):
+        raise ValueError(f"{type(flags).__name__} in the place of flags; give the second of what sdc.abft's returns")
     if any(one.share is None for one in flags.skipped):
         return 0.0
     checked = sum(site.runs * (site.products or 0) for site in flags.sites)

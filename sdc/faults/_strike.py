@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
 from sdc.bits import as_bits, select
 from sdc.program.arguments import taking
 from sdc.program.aside import aside
-from sdc.program.axes import bound_axes, varying
+from sdc.program.axes import agreed, bound_axes, varying
 from sdc.program.interpreter import required
 from sdc.program.once import traced_once
 from sdc.program.reports import Place, Reports, Values
@@ -241,7 +241,8 @@ class _Strike:
         for output, x in enumerate(outs):
             if strikable(x):
                 hit = here & (strike.output == output)
-                outs[output], events = lax.cond(hit, functools.partial(_hit, strike, output), lambda x: (x, nothing), x)
+                run = functools.partial(_hit, strike, output, hit)
+                outs[output], events = lax.cond(agreed(hit), run, lambda x: (x, nothing), x)
                 total = self.merge(total, events)
         return outs, total
 
@@ -264,10 +265,12 @@ def _is_here(strike: Strike, number: UInt32[Array, ""], iteration: tuple[Int32[A
     return here
 
 
-def _hit(strike: Strike, output: int, x: Shaped[Array, "*shape"]) -> tuple[Shaped[Array, "*shape"], Events]:
+def _hit(
+    strike: Strike, output: int, here: Bool[Array, ""], x: Shaped[Array, "*shape"]
+) -> tuple[Shaped[Array, "*shape"], Events]:
     flat = x.reshape(-1)
     elements = jnp.asarray(strike.elements)
-    known = (elements >= 0) & (elements < flat.size)
+    known = (elements >= 0) & (elements < flat.size) & here
     at = jnp.where(known, elements, flat.size)
     old = flat.at[at].get(mode="clip")
     count = jnp.sum(known, dtype=jnp.uint32)

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt
 
 from sdc.bits import as_bits, from_bits
-from sdc.program.axes import typed_as
+from sdc.program.axes import agreed, typed_as
 
 from .fault import Fault
 from .patterns import One
@@ -79,7 +79,7 @@ class Draw(NamedTuple):
         therefore looks at elements that were hit only.
         """
         kept = typed_as(self.bits, hit)
-        return lax.cond(any_hit, lambda: jnp.where(hit, self._after(self.bits), kept), lambda: kept)
+        return lax.cond(agreed(any_hit), lambda: jnp.where(hit, self._after(self.bits), kept), lambda: kept)
 
 
 def _bernoulli_positions(

@@ -24,6 +24,7 @@ from .marks import port_p
 from .objects import CONTEXT, Changing, Parts, Path, has_type, path_text
 from .plan import open_jaxpr
 from .reports import Values, apart, together
+from .selectors import Selector
 from .site import Direction
 
 
@@ -85,7 +86,12 @@ def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., An
     Args:
         step: the step.
         before: names of what the function takes before the step's own arguments.
+
+    Raises:
+        TypeError: the step is no function.
     """
+    if not callable(step) or isinstance(step, Selector):
+        raise TypeError(f"{type(step).__name__} in the place of a step; give the function first, and do not call it")
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         functools.update_wrapper(function, step, updated=())

@@ -45,6 +45,24 @@ def varying(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
+def manual_in_part() -> tuple[str, ...]:
+    """The manual axes of a mesh of which XLA shards over others; none where all axes are of one kind.
+
+    There XLA moves what it shards by collectives of the whole mesh: inside of a branch they hang, unless all devices
+    take it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = tuple(mesh.manual_axes)
+    others = [axis for axis in mesh.axis_names if axis not in manual and mesh.shape[axis] > 1]
+    return manual if others else ()
+
+
+def agreed(predicate: Any) -> Any:
+    """A predicate that falls alike on a mesh that is manual in part: true everywhere where it is for any device."""
+    axes = manual_in_part()
+    return lax.pmax(varying(predicate).astype("int32"), axes) > 0 if axes else predicate
+
+
 def typed_as(x: Shaped[Array, "*shape"], like: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
     """Casts an array to vary over the axes over which `shard_map`'s type checker takes another one to vary."""
     missing = jax.typeof(like).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying

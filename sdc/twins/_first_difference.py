@@ -106,6 +106,12 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
 
 
 def _check_same(a: Reports, b: Reports) -> None:
+    for given in (a, b):
+        if not isinstance(given, Reports):
+            raise ValueError(
+                f"{type(given).__name__} in the place of digests; give the second of what sdc.fingerprint's function "
+                "returns"
+            )
     if [site.name for site in a.sites] != [site.name for site in b.sites]:
         only = sorted({site.name for site in a.sites} ^ {site.name for site in b.sites})
         what = f"{only[0]!r} is in one of them only" if only else "their sites come in another order"

@@ -216,6 +216,83 @@ def test_the_step_can_be_transformed() -> None:
         assert not flag.flagged.any()
 
 
+def split(theta: Any, batch: Any) -> Any:
+    """XLA permutes what is split, by a collective of the whole mesh."""
+    q, k, v = jnp.split(batch @ theta, 3, -1)
+    return jnp.mean((q * k + v) ** 2)
+
+
+def test_workers_that_complete_different_numbers_do_not_wait_for_one_another() -> None:
+    mesh = mesh_of(2)
+    trainer = data_parallel(jax.value_and_grad(split), SKIPPING, mesh, combining=Dropped(4, "count"))
+    theta = jax.random.normal(jax.random.key(0), (16, 48))
+    workers = trainer.init(jax.device_put(theta, NamedSharding(mesh, P("fsdp", "tensor"))))
+    rows = jax.random.normal(jax.random.key(1), (16, 16))
+    with jax.numpy_dtype_promotion("standard"):
+        _, report = jax.jit(trainer.step)(workers, trainer.place((rows, jnp.asarray([4, 1], jnp.int32))))
+    done = [split(theta, part) for part in (*rows[:8].reshape(4, 2, 16), rows[8:10])]
+    assert int(report.completed) == 5
+    np.testing.assert_allclose(report.loss, np.mean(done), rtol=1e-5)
+
+
+def deep(theta: Any, x: Any) -> Any:
+    layers = theta["up"], theta["down"]
+    return jnp.mean(lax.scan(lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, layers)[0] ** 2)
+
+
+@pytest.mark.parametrize("what", ["rows that cancel", "a fault"])
+def test_a_check_that_one_worker_examines(what: str) -> None:
+    """All of them take the branch, for XLA moves shards in it; the others find nothing there."""
+    mesh = mesh_of(2)
+    trainer = data_parallel(jax.value_and_grad(deep), optax.sgd(0.1), mesh)
+    theta = {"up": 0.3 + jnp.zeros((2, 64, 32)), "down": 0.1 * jnp.ones((2, 32, 64))}
+    specs = {"up": P(None, "fsdp", "tensor"), "down": P(None, "tensor", "fsdp")}
+    workers = trainer.init(jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), theta, specs))
+    x = jax.random.normal(jax.random.key(0), (16, 8, 64))
+    moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
+    if what == "a fault":
+        flip = sdc.Fault(sdc.faults.BitFlip(bits=(30,)), 1e-2, sdc.program.products, at={"data": 1})
+        faulty = sdc.inject(sdc.checksums.accumulators(trainer.step), [flip])
+        (_, events), flags = jax.jit(sdc.abft(faulty, mode="correct"))(moment, workers, trainer.place(x))
+        struck = [sum(int(event.changed[worker].sum()) for event in events.values()) for worker in (0, 1)]
+        assert struck[0] == 0 < struck[1]
+        found = [sum(int(flag.corrected[worker].sum()) for flag in flags.values()) for worker in (0, 1)]
+        assert found[0] == 0 < found[1]
+    else:
+        x = x.at[8:].set(1e3 * jax.random.normal(jax.random.key(1), (8, 8, 64)))
+        _, flags = jax.jit(sdc.abft(trainer.step))(workers, trainer.place(x))
+        assert sum(int(flag.examined.sum()) for flag in flags.values()) > 0
+        assert not any(flag.flagged.any() for flag in flags.values())
+    assert all((flag.checked[0] == flag.checked[1]).all() for flag in flags.values())
+
+
+def test_a_strike_of_one_worker() -> None:
+    mesh = mesh_of(2)
+    trainer = data_parallel(jax.value_and_grad(split), optax.sgd(0.1), mesh)
+    workers, rows = trainer.init(jnp.ones((16, 48))), trainer.place(jnp.ones((16, 16)))
+    where = sdc.program.products
+    [site, *_] = sdc.sites(trainer.step, workers, rows, where=where)
+    hit = sdc.strike_on(site, "bitflip,bits=22", 3, device={"data": 1})
+    _, events = jax.jit(sdc.strike(trainer.step, where))(hit, workers, rows)
+    assert events[site.name].changed.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("combining", [None, Own()], ids=["mean", "own"])
+def test_narrow_parameters_and_losses(dtype: Any, combining: Any) -> None:
+    """XLA's CPU backend cannot sum bfloat16 over a manual axis beside automatic ones."""
+    optimizer = optax.sgd(0.1) if combining is None else aggregation.lossy_zero2(optax.sgd(0.1), "data")
+
+    def narrow(theta: Any, x: Any) -> Any:
+        return jnp.mean((x.astype(jnp.bfloat16) @ theta.astype(jnp.bfloat16)) ** 2)
+
+    trainer = data_parallel(jax.value_and_grad(narrow), optimizer, mesh_of(2), combining=combining)
+    workers, report = jax.jit(trainer.step)(trainer.init(jnp.ones((16, 8), dtype)), trainer.place(jnp.ones((16, 16))))
+    assert report.loss.dtype == jnp.bfloat16
+    assert float(report.loss) == 256
+    assert workers.params.dtype == dtype
+
+
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
 def test_meshes_as_they_are_made(kind: AxisType) -> None:
     """`jax.make_mesh` makes explicit axes by default, and arrays may lie on such a mesh already."""
@@ -226,6 +303,10 @@ def test_meshes_as_they_are_made(kind: AxisType) -> None:
     workers = trainer.init(sharded)
     with jax.numpy_dtype_promotion("standard"):
         workers, report = jax.jit(trainer.step)(workers, trainer.place(batch))
+        with jax.set_mesh(mesh):  # the same one, or that of something else
+            again = trainer.init(sharded)
+            again, set_report = jax.jit(trainer.step)(again, trainer.place(batch))
+    assert float(set_report.loss) == float(report.loss)
     assert workers.params["down"].sharding.spec == P("data", "tensor", "fsdp")
     assert np.isfinite(float(report.loss))
 
@@ -251,4 +332,19 @@ def test_one_clear_line() -> None:
         cut.step(cut.init(params()), (given(METHODS["mean"], 0), np.ones(2, np.int32)))
     with pytest.raises(ValueError, match="ranks=2: expected three or more"):
         data_parallel(GRADIENT, ADAM, mesh, combining=Shadowed()).init(params())
-    del workers
+    for combining, optimizer, said in [
+        (Own(), ADAM, "combining=Own.. gives every worker its own gradient, which only lossy_zero2 reduces"),
+        (None, aggregation.lossy_zero2(ADAM, "data"), "lossy_zero2 reduces the workers' gradients itself"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            data_parallel(GRADIENT, optimizer, mesh, combining=combining).init(params())
+    wrong_gradients: dict[str, Any] = {
+        "something other than": jax.grad(loss),
+        "expected one number, without has_aux": jax.value_and_grad(lambda p, b: (loss(p, b), 1.0), has_aux=True),
+        "gradient_fn uses psum": lambda p, b: lax.pmean(GRADIENT(p, b), "data"),
+    }
+    for said, gradient in wrong_gradients.items():
+        with pytest.raises(ValueError, match=said):
+            data_parallel(gradient, ADAM, mesh).step(workers, given(METHODS["mean"], 0))
+    with pytest.raises(ValueError, match=r"mesh=None: expected a jax\.sharding\.Mesh"):
+        data_parallel(GRADIENT, ADAM, None)  # type: ignore[arg-type]
