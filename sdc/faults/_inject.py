@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits, from_bits
-from sdc.program.arguments import taking
+from sdc.program.arguments import check_function, taking
 from sdc.program.axes import bound_axes
 from sdc.program.interpreter import rewrite, sites
 from sdc.program.marks import HIDDEN
@@ -67,6 +67,7 @@ def inject(
         >>> out.tolist(), int(events["fwd/sin"].changed)
         ([3.0, 3.0, 3.0], 3)
     """
+    check_function(step)
 
     known = _read(faults)
 
@@ -74,6 +75,9 @@ def inject(
     def injected(moment: Moment, /, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         if not isinstance(moment, Moment):
             raise TypeError(f"the first argument is {type(moment).__name__}; expected a sdc.Moment(key, step)")
+        if not isinstance(moment.key, jax.Array):
+            raise TypeError(f"{moment}: expected a key, as jax.random.key(0), and the number of the step")
+        moment = Moment(moment.key, jnp.asarray(moment.step))
         with jax.named_scope(HIDDEN):
             rule = _Inject(known, moment, record)
         out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)

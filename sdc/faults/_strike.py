@@ -86,7 +86,7 @@ def strike_on(
     fault: Fault | What | str,
     elements: int | Sequence[int],
     *,
-    iteration: Sequence[int] = (),
+    iteration: int | Sequence[int] = (),
     device: Mapping[str, int] | None = None,
     output: int = 0,
     key: PRNGKeyArray | None = None,
@@ -101,7 +101,8 @@ def strike_on(
             which elements are hit with the one that is given; its `layer` and `at` place it, unless `iteration` and
             `device` do. A strike hits once, when it is given to the step: `rate` and `when` have no say.
         elements: flat index into the output, row-major; several of them only where there is no pattern.
-        iteration: index in each enclosing loop, outermost first; all iterations where it is not given.
+        iteration: index in each enclosing loop, outermost first, or in the only one; all iterations where it is not
+            given.
         device: index along mesh axes; all devices along those not given.
         output: number of the operation's output.
         key: decides what is drawn, such as the bit that flips; by default one made of the elements.
@@ -126,6 +127,7 @@ def strike_on(
         ([1.0, 3.0, 1.0], 1)
     """
     fault = as_fault(fault)
+    iteration = (iteration,) if isinstance(iteration, int) else iteration
     if not isinstance(site, Site):
         raise SettingError("site", site, "is no site; give one of those that sdc.sites(step, ...) lists")
     if fault.site != "*" and not fault.selector(site):
@@ -203,6 +205,8 @@ def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, R
 
     @taking(step, "strike")
     def struck(strike: Strike, /, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+        if not isinstance(strike, Strike):
+            raise TypeError(f"the first argument is {type(strike).__name__}; expected what sdc.strike_on returns")
         rule = _Strike(strike)
         out, events = required(step, as_selector(where) & NUMBERS, rule)(*args, **kwargs)
         if unknown := sorted(set(strike.device) - rule.mapped):

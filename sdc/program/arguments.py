@@ -80,6 +80,16 @@ def traced(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
         yield _trace(call)
 
 
+def check_function(step: Any) -> None:
+    """Refuses what stands in the place of a step and is none.
+
+    Raises:
+        TypeError: it is no function.
+    """
+    if not callable(step) or isinstance(step, Selector):
+        raise TypeError(f"{type(step).__name__} in the place of a step; give the function first, and do not call it")
+
+
 def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a function with the name and signature of a step, for those who name static arguments.
 
@@ -90,8 +100,7 @@ def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., An
     Raises:
         TypeError: the step is no function.
     """
-    if not callable(step) or isinstance(step, Selector):
-        raise TypeError(f"{type(step).__name__} in the place of a step; give the function first, and do not call it")
+    check_function(step)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         functools.update_wrapper(function, step, updated=())

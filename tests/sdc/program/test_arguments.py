@@ -310,3 +310,28 @@ def test_sites_of_objects_and_of_shapes() -> None:
     assert [(site.name, site.outputs[0].shape) for site in found] == [
         ("arg/0/bias", (2,)), ("arg/0/kernel", (4, 2)), ("arg/1", (8, 4)),
     ]  # fmt: skip
+
+
+def test_wrong_turns_end_in_one_line() -> None:
+    """What stands in the wrong place is told by its name, with what belongs there."""
+    fault = sdc.Fault(sdc.faults.BitFlip(), 1.0, products)
+    x = jnp.ones((2, 2))
+
+    def step(x: Any) -> Any:
+        return x @ x
+
+    run: Any = sdc.fingerprint(step, products)
+    turns: dict[str, Callable[[], Any]] = {
+        "list in the place of a step; give the function first": lambda: sdc.inject([fault], step),  # type: ignore
+        "Selector in the place of a step": lambda: sdc.strike(products, step),  # type: ignore[arg-type]
+        "ArrayImpl in the place of a step": lambda: sdc.abft(step(x)),
+        "tuple in the place of digests; give the second of what": lambda: sdc.first_difference(run(x), run(x)),
+        "tuple in the place of flags; give the second": lambda: sdc.checksums.coverage(run(x)),
+        "expected what sdc.strike_on returns": lambda: sdc.strike(step, products)(x),
+        "expected a key, as jax.random.key": lambda: sdc.inject(step, [fault])(sdc.Moment(0, 0), x),  # type: ignore
+    }
+    for said, turn in turns.items():
+        with pytest.raises((TypeError, ValueError), match=said):
+            turn()
+    _, events = sdc.inject(step, [fault])(sdc.Moment(jax.random.key(0), 3), x)  # type: ignore[arg-type]
+    assert int(events["fwd/dot_general"].changed) == 4
