@@ -226,8 +226,10 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
         return evaluate(body_plan, params["body_jaxpr"], (*iteration, index), rule, [*body_consts, *carry])
 
     start = jnp.int32(0)
-    check, (_, checked_shapes) = _traced(check, start, init)
+    check, (predicate, checked_shapes) = _traced(check, start, init)
     work, (_, worked_shapes) = _traced(work, start, init)
+    if predicate.shape:
+        check, work = _while_any(check, work)
 
     def checked_work(index: Any, carry: Values) -> tuple[Any, Values, dict[str, Report]]:
         """The condition reports too, so it moves into the body: one iteration more, whose work is left out."""
@@ -257,6 +259,24 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inp
     }
     _, _, carry, reports = lax.while_loop(go_on, body, (start, jnp.bool_(True), init, _zeros(shapes)))
     return carry, reports
+
+
+def _while_any(check: Callable[..., Any], work: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Condition and body of a loop under `vmap`: it runs while any row goes on, and the others stay as they are."""
+
+    def check_any(index: Any, carry: Values) -> tuple[Any, dict[str, Report]]:
+        go_on, reports = check(index, carry)
+        with jax.named_scope(HIDDEN):
+            return jnp.any(go_on), reports
+
+    def work_chosen(index: Any, carry: Values) -> tuple[Values, dict[str, Report]]:
+        new, reports = work(index, carry)
+        with jax.named_scope(HIDDEN):
+            go_on, _ = check(index, carry)
+            rows = [lax.expand_dims(go_on, range(go_on.ndim, x.ndim)) for x in carry]
+            return [jnp.where(row, b, a) for row, a, b in zip(rows, carry, new, strict=True)], reports
+
+    return check_any, work_chosen
 
 
 def _by_row(merge: Callable[..., Report], axis: str) -> Callable[..., Report]:

@@ -71,7 +71,8 @@ def check(program: Program, order: list[str], number: int) -> None:
     first = sdc.first_difference(healthy, struck)
     if changed:  # the first iteration, or this branch, may not reach it
         assert first is not None
-        loop = site.order[: site.order.index("while") - 1] if "while" in site.order else None
+        order = next(each.order for each in healthy.sites if each.name == site.name)
+        loop = order[: order.index("while") - 1] if "while" in order else None
         # Iterations of a `while` share a digest: named is the first operation of the loop that differs in any.
         assert first.site.name == site.name or (loop is not None and first.site.order[: len(loop)] == loop)
     else:

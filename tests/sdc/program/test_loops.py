@@ -40,3 +40,20 @@ def test_lists_of_hits_and_of_wrong_elements() -> None:
     assert event.changed.shape == (3,)
     for row, number in enumerate(event.changed.tolist()):
         assert int((event.hits.old[row] != event.hits.new[row]).any(-1).sum()) == min(number, 8)
+
+
+def test_loops_under_vmap_that_end_row_by_row() -> None:
+    """The condition has a value for each row: the loop runs while any goes on."""
+
+    def halve(x: Any) -> Any:
+        return lax.while_loop(lambda x: jnp.sum(x) > 1.0, lambda x: jnp.tanh(x @ X), x)
+
+    rows = jnp.stack([jnp.ones(4), 8.0 * jnp.ones(4), jnp.zeros(4)])
+    expected = jax.vmap(halve)(rows)
+    out, flags = jax.jit(sdc.abft(jax.vmap(halve)))(rows)
+    assert jnp.allclose(out, expected, rtol=1e-6)
+    assert not flags["fwd/vmap()/dot_general"].flagged.any()
+    names = [site.name for site in sdc.sites(jax.vmap(halve), rows)]
+    assert [site.name for site in sdc.sites(sdc.fingerprint(jax.vmap(halve), "everything"), rows)] == names
+    twice = sdc.fingerprint(sdc.abft(jax.vmap(halve)), "everything")
+    assert jnp.allclose(jax.jit(twice)(rows)[0][0], expected, rtol=1e-6)
