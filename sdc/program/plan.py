@@ -279,6 +279,7 @@ def _site(eqn: Any, inside: Inside) -> Site | None:
         direction = direction if stated == "fwd" else stated
         probe = params["name"]
         name = f"{direction}/{probe}"
+    products = product_flops(primitive, params, inputs, outputs)
     return Site(
         name=name or "/".join((direction, *inside.names, kind)),
         primitive=kind,
@@ -290,9 +291,9 @@ def _site(eqn: Any, inside: Inside) -> Site | None:
         trips=inside.trips,
         mesh=inside.mesh,
         outputs=_shapes(outputs),
-        inputs=_shapes(inputs),
+        inputs=() if products == 0 else _shapes(inputs),
         flops=flops(kind, params, inputs, outputs),
-        products=product_flops(primitive, params, inputs, outputs),
+        products=products,
         order=inside.order,
         leaves=inside.leaves,
     )

@@ -32,7 +32,7 @@ class Site:
         trips: how often each enclosing loop runs, outermost first; 0 for a `while`, of which nobody knows.
         mesh: names and sizes of the enclosing mesh axes.
         outputs: shapes and dtypes of the values, on one device and for one iteration.
-        inputs: shapes and dtypes of what goes into the operation.
+        inputs: shapes and dtypes of the factors and whatever else goes into a product; empty for other operations.
         flops: floating-point operations of one evaluation on one device; see `work.flops`.
         products: those of the matrix products in it, of integers too; None where nobody knows, as in foreign code.
         order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or

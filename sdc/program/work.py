@@ -65,11 +65,15 @@ def product_flops(
         primitive: the JAX primitive; for the others see `flops`.
     """
     name = primitive.name
+    if name in FREE:
+        return 0
     if name in _FORMULAS:
         return _FORMULAS[name](params, inputs, outputs)
     if name == "call_exported":
         text = params["exported"].mlir_module()
         return None if any(word in text for word in ("dot_general", "convolution", "custom_call")) else 0
+    if primitive in _leaves:
+        return 0
     if not any(hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) for x in outputs):
         return 0
     if name.startswith(OPAQUE) or name in _SPARSE:
@@ -129,6 +133,15 @@ def _of_equation(eqn: Any) -> int | None:
 
 
 _registry: set[Any] = set()
+# Arithmetic of `jax.lax`, which needs no second look: what computes no product and holds no program.
+_leaves = frozenset(
+    primitives.__dict__[f"{name}_p"]
+    for name in (
+        "add", "sub", "mul", "div", "neg", "max", "min", "exp", "log", "tanh", "logistic", "sin", "cos", "sqrt",
+        "rsqrt",
+        "integer_pow", "pow", "abs", "sign", "reduce_sum", "reduce_max", "erf", "eq", "ne", "lt", "le", "gt", "ge",
+    )
+)  # fmt: skip
 
 
 def _is_known(primitive: Any) -> bool:
