@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -39,6 +40,7 @@ def spacing(dtype: Any) -> float:
     return float(info.tiny) if flushed else float(info.smallest_subnormal) / 2
 
 
+@functools.lru_cache
 def known(dtype: Any) -> bool:
     """Whether the round-off of a type is known."""
     return jnp.issubdtype(dtype, jnp.floating) and jax.dtypes.itemsize_bits(dtype) >= 8

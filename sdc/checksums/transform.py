@@ -123,8 +123,10 @@ def _reason(where: Selector) -> Callable[[Site], str | None]:
 
     def reason(site: Site) -> str | None:
         why = unchecked(site)
+        if why is None:
+            return None
         as_product = dataclasses.replace(site, primitive=PRODUCTS[0], outputs=(jax.ShapeDtypeStruct((), jnp.float32),))
-        return why if why is not None and (where(site) or where(as_product)) else None
+        return why if where(site) or where(as_product) else None
 
     return reason
 
