@@ -32,7 +32,8 @@ class WrongElements(NamedTuple):
     """The first wrong elements of a product; rows beyond `found` are zero.
 
     Attributes:
-        found: wrong elements: flagged rows crossed with flagged columns, less those that recomputation gave again.
+        found: wrong elements: flagged rows crossed with flagged columns, less those that recomputation gave again; of
+            complex products real and imaginary parts, one by one.
         element: flat index in the product, row-major.
         error: how far the element is off, as recomputed; 0 where recomputation gave the same.
     """

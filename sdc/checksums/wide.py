@@ -2,8 +2,8 @@
 
 XLA's CPU backend multiplies bfloat16 natively where it has a kernel, and has no other way to a float32 result: a
 product whose axes lie otherwise fails when it runs ("Unsupported element type for DotThunk::Execute: BF16 x BF16 =
-F32"). What is multiplied as it is here, was tried: 4,000 products of random dimensions (jax 0.10.2, a CPU with
-avx512_bf16). All others are widened first, which changes no factor.
+F32"). Of 967 products of random dimensions that are multiplied as they are here, none failed (jax 0.10.2, a CPU with
+avx512_bf16). All others are widened first, which changes no factor; most of them would not fail.
 """
 
 from typing import Any

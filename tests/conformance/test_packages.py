@@ -53,6 +53,12 @@ def sites_of(name: str, where: Any) -> list[sdc.Site]:
         return sdc.sites(step, *arguments, where=where)
 
 
+def strikable(name: str) -> list[sdc.Site]:
+    """Operations that compute float32, which faults can hit."""
+    found = sites_of(name, operations & arithmetic)
+    return [site for site in found if site.outputs[0].size and site.outputs[0].dtype == jnp.float32]
+
+
 def checkable(name: str) -> list[sdc.Site]:
     """Dense products of real numbers, which faults can hit."""
     found = (site for site in sites_of(name, operations) if site.primitive == "dot_general")
@@ -95,11 +101,7 @@ def test_transformed_is_plain(name: str) -> None:
 def test_a_struck_bit_is_named_at_the_line_of_the_user(name: str) -> None:
     """The operation in the middle of the program that a fault can hit."""
     step, arguments = made(name)
-    sites = [
-        site
-        for site in sites_of(name, operations & arithmetic)
-        if site.outputs[0].size and site.outputs[0].dtype == jnp.float32
-    ]
+    sites = strikable(name)
     site = sites[len(sites) // 2]
     assert os.path.basename(site.source.partition(":")[0]) == "subjects.py"
     where = named(site.name)
@@ -145,11 +147,7 @@ def test_products_raise_no_alarm_and_are_corrected(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_twins_find_what_was_injected(name: str) -> None:
     step, arguments = made(name)
-    sites = [
-        site
-        for site in sites_of(name, operations & arithmetic)
-        if site.outputs[0].dtype == jnp.float32 and site.outputs[0].size and len(site.outputs) == 1
-    ]
+    sites = [site for site in strikable(name) if len(site.outputs) == 1]
     where = named(*{sites[number * len(sites) // 4].name for number in range(1, 4)})
     fault = sdc.Fault(sdc.faults.BitFlip(bits=(20,)), 0.2, where, at={"twin": 1})
     twins = sdc.lockstep(sdc.inject(step, [fault]), "twin", where=where)
