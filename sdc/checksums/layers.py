@@ -18,13 +18,13 @@ from sdc.program.selectors import primitive
 
 from ._check import Flags, check, merge_flags
 from .kernel import multiply
+from .layout import arranged
 from .products import Dimensions, Dot
 from .profile import Profile
 from .roundoff import unit, work_type
 from .schemes import checksum as fold, make_scheme
 from .settings import Mode, Output, SchemeName, Settings, check_choice
 from .transform import abft, carried
-from .wide import widened
 
 # Identity on a product, with the flags of its check beside it: they live as long as the product is used.
 checked_product_p = Primitive("checked_product")
@@ -179,7 +179,8 @@ def _product(layer: _Layer, a: Any, b: Any, folded: Any) -> Any:
     product = layer.product
     if narrow and layer.output == "float32 accumulator":
         product = product.returning(work)
-        a, b = widened(product.dimensions, a, b, work)
+        dimensions, a, b = arranged(product.dimensions, a, b)
+        product = dataclasses.replace(product, dimensions=dimensions)
     operands = multiply(product, layer.settings, a, b)._replace(checksum=folded)
     c, flags = check(product, layer.settings, operands)
     return _carry(c.astype(dtype), flags)

@@ -17,12 +17,12 @@ from sdc.program.site import Site, Where
 from ._check import Flags, Operands, check, merge_flags, rounded_off
 from .equations import task, unchecked
 from .kernel import multiply
+from .layout import arranged
 from .products import Conv, Dot, Product
 from .profile import Profile
 from .roundoff import known, unit, work_type
 from .schemes import make_scheme
 from .settings import Mode, Output, SchemeName, Settings, check_choice
-from .wide import widened
 
 
 def abft(
@@ -85,37 +85,37 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
     """Transforms a step: products of narrow types return their sums in float32, which are rounded afterwards.
 
     The products are sites of float32 then: what `inject` does to them is done to the accumulators of the hardware.
-    Where the backend cannot return the sums of narrow factors, these are widened first; the site's `inputs` tell.
+    Where the backend may not return the sums of narrow factors, these are transposed first; the site's `inputs` tell.
 
     Args:
         step: any function that JAX can trace.
         where: selects the products.
     """
 
-    def widen(primitive: Any, params: Mapping[str, Any], inputs: Values) -> Values | None:
+    def widen(primitive: Any, params: Mapping[str, Any], inputs: Values) -> Values:
         def bind(*inputs: Any, **changed: Any) -> Any:
             return primitive.bind(*inputs, **{**params, **changed})
 
-        if primitive.name not in WIDENED:
-            return None
-        dtype = params["preferred_element_type"]
-        if dtype is None:
-            dtype = inputs[0].dtype if inputs[0].dtype == inputs[1].dtype else jax.eval_shape(bind, *inputs).dtype
-        if not all(map(known, (dtype, *(x.dtype for x in inputs[:2])))):
-            return None
-        work = work_type(dtype, *(x.dtype for x in inputs[:2]))
-        if unit(dtype) <= unit(work):
-            return None
+        dtype = jax.eval_shape(bind, *inputs).dtype
+        changed: dict[str, Any] = {
+            "preferred_element_type": jnp.dtype(work_type(dtype, *(x.dtype for x in inputs[:2])))
+        }
         # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
         with jax.named_scope(HIDDEN):
             inputs = list(lax.optimization_barrier(inputs))
             if primitive.name == "dot_general":
-                inputs = list(widened(params["dimension_numbers"], inputs[0], inputs[1], work))
-        full = bind(*inputs, preferred_element_type=jnp.dtype(work))
+                changed["dimension_numbers"], *inputs = arranged(params["dimension_numbers"], inputs[0], inputs[1])
+        full = bind(*inputs, **changed)
         with jax.named_scope(HIDDEN):
             return [lax.convert_element_type(full, dtype)]
 
-    return substitute(step, as_selector(where) & primitive(*PRODUCTS), widen)
+    return substitute(step, primitive(*WIDENED) & _rounds & where, widen)
+
+
+def _rounds(site: Site) -> bool:
+    """Whether a product rounds its sums to a type that is narrower than they are."""
+    out, factors = site.outputs[0].dtype, [x.dtype for x in site.inputs[:2]]
+    return all(map(known, (out, *factors))) and unit(out) > unit(work_type(out, *factors))
 
 
 def _reason(where: Selector) -> Callable[[Site], str | None]:
@@ -171,7 +171,8 @@ def carried(product: Product, settings: Settings, a: Any, b: Any, dtype: Any) ->
     wide = product.returning(work_type(a.dtype, b.dtype))
     a, b = lax.optimization_barrier((a, b))
     if isinstance(wide, Dot):
-        a, b = widened(wide.dimensions, a, b, wide.dtype)
+        dimensions, a, b = arranged(wide.dimensions, a, b)
+        wide = dataclasses.replace(wide, dimensions=dimensions)
     full = wide(a, b)
     rounded = full.astype(dtype)
     lost = rounded_off(wide, make_scheme(settings.scheme, a.dtype, b.dtype), (a, b), full, rounded)

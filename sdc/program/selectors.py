@@ -125,8 +125,11 @@ def _combined(operator: Literal["&", "|"], left: Selector, right: Where) -> Sele
     decided = operator == "|"  # the truth of one side that settles the whole
 
     def chosen(site: Site) -> bool | None:
-        found = left.chosen(site), right.chosen(site)
-        return decided if decided in found else None if None in found else not decided
+        first = left.chosen(site)
+        if first == decided:
+            return decided
+        second = right.chosen(site)
+        return decided if second == decided else None if None in (first, second) else not decided
 
     def now(site: Site, iteration: Iteration) -> Any:
         a, b = left.now(site, iteration), right.now(site, iteration)
