@@ -25,9 +25,10 @@ def axis_size(axis_name: str, role: str) -> int:
     """
     axes = bound_axes()
     if axis_name not in axes:
+        other = f"name {' or '.join(map(repr, sorted(axes)))}, or " if axes else ""
         raise ValueError(
             f"{role} axis {axis_name!r} is not bound (bound: {sorted(axes) or 'none'}); "
-            "call the step under shard_map, pmap or vmap with that axis name"
+            f"{other}call the step under shard_map, pmap or vmap with that axis name"
         )
     if axes[axis_name] < 2:
         raise ValueError(f"{role} axis {axis_name!r} has size {axes[axis_name]}; expected two {role}s or more")

@@ -169,7 +169,7 @@ def functional(
         The step over arrays, the arrays of the state, and a function that puts a state together again.
 
     Raises:
-        ValueError: by the step over arrays, where the returned state is not made up as the given one.
+        ValueError: by the step over arrays, where it returns no pair, or a state that is not made up as the given one.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and Parts(nnx, state).objects:
@@ -182,7 +182,10 @@ def functional(
         return put_together(made_up, arrays)
 
     def over_arrays(arrays: Any, batch: Any) -> tuple[Any, Any]:
-        after, metrics = step(whole(arrays), batch)
+        out = step(whole(arrays), batch)
+        if not isinstance(out, tuple) or len(out) != 2:
+            raise ValueError(f"the step returns {type(out).__name__}; expected a tuple (state, metrics)")
+        after, metrics = out
         found, arrays = take_apart(after)
         if found != made_up:
             raise ValueError(

@@ -245,6 +245,14 @@ def test_a_campaign_needs_a_loss() -> None:
         sdc.campaign(lambda w, x: (w, x), W, BATCHES, loss=None)  # type: ignore[arg-type]
 
 
+def test_a_campaign_needs_a_state_and_metrics() -> None:
+    def no_state(w: Any, x: Any) -> Any:
+        return jnp.sum(w)
+
+    with pytest.raises(ValueError, match=r"expected a tuple \(state, metrics\)"):
+        sdc.campaign(no_state, W, BATCHES, loss=lambda state, value: value)
+
+
 def test_checked_products_are_one_more_detector() -> None:
     """It finds what strikes a product at once, unless the change is too small, and nothing that strikes elsewhere."""
     inside = list(make(where=products, faults=("scale,factor=-3",), abft=True).run(range(12)))
