@@ -16,6 +16,7 @@ SPREAD = 2.25
 on real training: 0.9 at the most, at which the bound is 2.5 times as large."""
 
 
+@functools.lru_cache
 def unit(dtype: Any) -> float:
     """The unit round-off of a type: the largest relative error of rounding to nearest, half its `eps`.
 
@@ -46,6 +47,7 @@ def known(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jax.dtypes.itemsize_bits(dtype) >= 8
 
 
+@functools.lru_cache
 def work_type(*dtypes: Any) -> Any:
     """The type in which products of these types are accumulated and checked: float32, or float64 for float64."""
     for dtype in dtypes:

@@ -97,9 +97,8 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
             return primitive.bind(*inputs, **{**params, **changed})
 
         dtype = jax.eval_shape(bind, *inputs).dtype
-        changed: dict[str, Any] = {
-            "preferred_element_type": jnp.dtype(work_type(dtype, *(x.dtype for x in inputs[:2])))
-        }
+        work = jnp.dtype(work_type(dtype, *(x.dtype for x in inputs[:2])))
+        changed: dict[str, Any] = {"preferred_element_type": work}
         # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
         with jax.named_scope(HIDDEN):
             inputs = list(lax.optimization_barrier(inputs))

@@ -85,17 +85,18 @@ class Survey:
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
     work: int = 0
 
-    def add(self, site: Site) -> tuple[Site, bool]:
-        """The site with its number, and whether it is selected."""
-        # All sites are numbered, selected or not, so that a name means the same whatever is selected.
-        self.seen[site.name] += 1
-        if self.seen[site.name] > 1:
-            site = dataclasses.replace(site, name=f"{site.name}#{self.seen[site.name]}")
+    def number(self, name: str) -> str:
+        """The name of one more site. All are numbered, so that a name means the same whatever is selected."""
+        self.seen[name] += 1
+        return name if self.seen[name] == 1 else f"{name}#{self.seen[name]}"
+
+    def chooses(self, site: Site) -> bool:
+        """Whether a site is selected; each is to be shown once."""
         self.work += site.runs * max(site.flops, site.products or 0)
         reason = self.reason(site)
         if reason is not None:
             self.skipped.append(Skipped(site, reason))
-        return site, reason is None and self.where(site)
+        return reason is None and self.where(site)
 
     def shares(self) -> tuple[Skipped, ...]:
         """What was skipped, with its share of the work."""
@@ -171,12 +172,10 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
                 found.extend(site for plan in plans for site in plan.sites)
             continue
         # A write to a reference returns the old value, which mostly nobody reads.
-        site = _site(eqn, here) if used.intersection(eqn.outvars) else None
-        if site is not None:
-            site, chosen = survey.add(site)
-            if chosen:
-                selected[index] = site
-                found.append(site)
+        site = _site(eqn, here, survey.number) if used.intersection(eqn.outvars) else None
+        if site is not None and survey.chooses(site):
+            selected[index] = site
+            found.append(site)
         if eqn.primitive is not mark_p:
             _refuse_hidden_probes(eqn, survey.where, here)
     return Plan(selected, inner, tuple(found), len(inside.dims))
@@ -257,7 +256,7 @@ def _refuse_hidden_probes(eqn: Any, where: Predicate, inside: Inside) -> None:
             )
 
 
-def _site(eqn: Any, inside: Inside) -> Site | None:
+def _site(eqn: Any, inside: Inside, number: Callable[[str], str]) -> Site | None:
     """The site that an equation is; None for one that has no values to look at."""
     marked = eqn.primitive is mark_p
     primitive, params = (eqn.params["of"], dict(eqn.params["params"])) if marked else (eqn.primitive, eqn.params)
@@ -281,7 +280,7 @@ def _site(eqn: Any, inside: Inside) -> Site | None:
         name = f"{direction}/{probe}"
     products = product_flops(primitive, params, inputs, outputs)
     return Site(
-        name=name or "/".join((direction, *inside.names, kind)),
+        name=number(name or "/".join((direction, *inside.names, kind))),
         primitive=kind,
         direction=direction,
         probe=probe,
