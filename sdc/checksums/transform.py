@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdc.program.interpreter import required, substitute
+from sdc.program.interpreter import Substitution, required, substitute
 from sdc.program.marks import HIDDEN
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import PRODUCTS, Selector, as_selector, primitive, products as all_products
@@ -74,7 +74,7 @@ def abft(
     selector = wanted & primitive(*PRODUCTS)
     # A carried residual is for outputs that are rounded.
     wide = output == "float32 accumulator" and scheme != "residual"
-    return required(accumulators(step, selector) if wide else step, selector, rule, _reason(wanted))
+    return required(step, selector, rule, _reason(wanted), _widening(selector) if wide else None)
 
 
 WIDENED = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -91,7 +91,11 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
         step: any function that JAX can trace.
         where: selects the products.
     """
+    widening = _widening(where)
+    return substitute(step, widening.where, widening.replace)
 
+
+def _widening(where: Where) -> Substitution:
     def widen(primitive: Any, params: Mapping[str, Any], inputs: Values) -> Values:
         def bind(*inputs: Any, **changed: Any) -> Any:
             return primitive.bind(*inputs, **{**params, **changed})
@@ -108,7 +112,7 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
         with jax.named_scope(HIDDEN):
             return [lax.convert_element_type(full, dtype)]
 
-    return substitute(step, primitive(*WIDENED) & _rounds & where, widen)
+    return Substitution(primitive(*WIDENED) & _rounds & where, widen)
 
 
 def _rounds(site: Site) -> bool:

@@ -21,8 +21,8 @@ one made of it. This file, `arguments.py`, `evaluate.py`, `plan.py`, `work.py`, 
 ones that know the internals of JAX; they run on jax 0.10 and 0.12.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -30,14 +30,46 @@ from .arguments import taking, traced
 from .evaluate import Applied, bind_equation, evaluate
 from .marks import HIDDEN, mark_p
 from .once import moved
-from .plan import Survey, live_program, plan_sites, survey_sites
+from .plan import Bound, Plan, Survey, live_program, plan_sites, survey_sites
 from .reports import Place, Reports, Rule, Values
 from .selectors import as_selector, check_hits, everything
 from .site import Site, Where
 
 
+class Substitution(NamedTuple):
+    """Other operations in the place of some.
+
+    Attributes:
+        where: selects sites.
+        replace: told an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to
+            leave it. What another transformation has been at work on is left.
+    """
+
+    where: Where
+    replace: Callable[[Any, Mapping[str, Any], Values], Values | None]
+
+    def program(self, closed: Any, inputs: Values) -> Any:
+        """A program with these operations; itself if it has none of those."""
+        live = live_program(closed)
+        plan = self.plan(live)
+        return jax.make_jaxpr(lambda *inputs: self.outs(live, plan, inputs))(*inputs) if plan.sites else closed
+
+    def plan(self, live: Bound) -> Plan:
+        """Where they stand."""
+        return plan_sites(live, as_selector(self.where))
+
+    def outs(self, live: Bound, plan: Plan, inputs: Sequence[Any]) -> Values:
+        """What a program with these operations returns."""
+        rule: Any = _Substituted(self.replace)
+        return evaluate(plan, live, (), rule, inputs)[0]
+
+
 def rewrite(
-    step: Callable[..., Any], where: Where, rule: Rule, reason: Callable[[Site], str | None] = lambda site: None
+    step: Callable[..., Any],
+    where: Where,
+    rule: Rule,
+    reason: Callable[[Site], str | None] = lambda site: None,
+    first: Substitution | None = None,
 ) -> Callable[..., tuple[Any, Reports]]:
     """Transforms a step: `rule` stands in for every equation that `where` selects.
 
@@ -47,6 +79,8 @@ def rewrite(
         rule: see `Rule`.
         reason: why the rule cannot work on a site, or None; such sites are left as they are, and listed in
             `Reports.skipped`.
+        first: what is put into the step beforehand; where it puts something, arrays that go in and come out are no
+            sites any more.
 
     Returns:
         A function of the same arguments that returns `(step's output, Reports)`. Wrap it in `jax.jit`: it is traced
@@ -61,10 +95,11 @@ def rewrite(
     @taking(step)
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         with traced(step, args, kwargs) as program:
-            live = live_program(program.closed)
+            closed = program.closed if first is None else first.program(program.closed, program.inputs)
+            live = live_program(closed)
             survey = Survey(selector, reason)
             plan = survey_sites(live, survey)
-            jaxpr = live if plan.sites else program.closed
+            jaxpr = live if plan.sites else closed
             outs, reports = evaluate(plan, jaxpr, (), Applied(selector, rule), program.inputs)
             values = [reports[site.name] for site in plan.sites]
             here = jax.sharding.get_abstract_mesh()
@@ -84,22 +119,19 @@ def substitute(
     Args:
         step: any function that JAX can trace.
         where: selects sites.
-        replace: told an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to
-            leave it. What another transformation has been at work on is left.
+        replace: see `Substitution`.
 
     Returns:
         A function of the same arguments.
     """
 
-    selector = as_selector(where)
+    substitution = Substitution(where, replace)
 
     @taking(step)
     def substituted(*args: Any, **kwargs: Any) -> Any:
         with traced(step, args, kwargs) as program:
             live = live_program(program.closed)
-            rule: Any = _Substituted(replace)
-            outs, _ = evaluate(plan_sites(live, selector), live, (), rule, program.inputs)
-            return program.finish(outs)
+            return program.finish(substitution.outs(live, substitution.plan(live), program.inputs))
 
     return substituted
 
@@ -148,7 +180,11 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
 
 
 def required(
-    step: Callable[..., Any], where: Where, rule: Rule, reason: Callable[[Site], str | None] = lambda site: None
+    step: Callable[..., Any],
+    where: Where,
+    rule: Rule,
+    reason: Callable[[Site], str | None] = lambda site: None,
+    first: Substitution | None = None,
 ) -> Callable[..., tuple[Any, Reports]]:
     """As `rewrite`, but a selector that hits nothing is an error: a tool must not pass over what it was asked to do.
 
@@ -157,7 +193,7 @@ def required(
             cannot work on what is selected.
     """
     selector = as_selector(where)
-    rewritten = rewrite(step, selector, rule, reason)
+    rewritten = rewrite(step, selector, rule, reason, first)
 
     @taking(step)
     def some(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
