@@ -5,7 +5,7 @@ RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 BIN = $(VENV)/bin
 LATEST ?= python3.12
 
-.PHONY: demo docs test test-conformance test-latest
+.PHONY: demo docs test test-conformance test-latest test-optimized
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -30,6 +30,10 @@ test: $(VENV)/.installed
 test-latest:
 	$(MAKE) VENV=.venv-latest PYTHON=$(LATEST) .venv-latest/.installed
 	.venv-latest/bin/python -m pytest
+
+# Everything that the documentation shows, compiled as users compile it: the suite has XLA optimize less.
+test-optimized: $(VENV)/.installed
+	SDC_OPTIMIZED=1 $(BIN)/python -m pytest tests/test_docs.py tests/test_api.py tests/test_examples.py tests/test_forms.py
 
 # Four properties of every tool on models of other packages, which it installs, and on a thousand random programs.
 # With the newest jax: make test-conformance VENV=.venv-latest PYTHON=python3.12

@@ -30,7 +30,7 @@ def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
     width = jax.dtypes.itemsize_bits(x.dtype)
     if width < 8:
         raise ValueError(
-            f"dtype {x.dtype} is narrower than 8 bits and has no bit view; cast it to int8 before the probe"
+            f"dtype {x.dtype} is narrower than 8 bits and has no bit view; cast it to int8, or do not select it"
         )
     return lax.bitcast_convert_type(x, jnp.dtype(f"uint{width}"))
 

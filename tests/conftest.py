@@ -19,7 +19,8 @@ settings.load_profile("suite")
 QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if jax.__version_info__ < (0, 11):  # XLA ends a process that gives it an option which it does not know
     QUICK.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK]).strip()
+if "SDC_OPTIMIZED" not in os.environ:  # `make test-optimized` compiles as users do
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *QUICK]).strip()
 prepare(cpu_devices=8, only_cpu=True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

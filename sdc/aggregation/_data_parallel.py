@@ -17,6 +17,8 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Float
 
+from sdc.program.objects import has_type
+
 from ._shadow import alone
 from .assignment import Tree
 from .combining import Combining, Mean, Own
@@ -127,6 +129,7 @@ def data_parallel(
         )
 
     def init(params: Tree) -> Workers:
+        _check_arrays(params)
         shardings = [_spec(leaf, mesh) for leaf in jax.tree.leaves(params)]
         for spec, (path, _) in zip(shardings, jax.tree.leaves_with_path(params), strict=True):
             if axis_name in jax.tree.leaves(tuple(spec)):
@@ -205,6 +208,15 @@ def _checked(gradient: Gradient, axis_name: str) -> Gradient:
         return found
 
     return run
+
+
+def _check_arrays(params: Tree) -> None:
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not has_type(leaf):
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} is {type(leaf).__name__}, and no array; give the arrays alone, "
+                "such as the first of eqx.partition(model, eqx.is_array), and put the model together in the gradient"
+            )
 
 
 def _check_combining(state: Tree, combining: Combining) -> None:

@@ -119,7 +119,13 @@ class Dropped:
     def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise ValueError("expected a batch (rows, completed), completed being int32[workers]")
-        rows, (completed,) = batch
+        rows, own = batch
+        if not isinstance(own, jax.Array) or own.shape != (1,) or not jnp.issubdtype(own.dtype, jnp.integer):
+            raise ValueError(
+                "completed, the second of the batch, is no int32[workers]; expected a batch (rows, completed), where "
+                "rows may be a tuple"
+            )
+        completed = own[0]
 
         def cut(leaf: Array) -> Array:
             if leaf.shape[0] % self.micro_batches:

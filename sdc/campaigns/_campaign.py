@@ -1,5 +1,6 @@
 """`campaign`: single faults in anybody's training step, in one call."""
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -58,10 +59,20 @@ def campaign(
     """
     if injections < 1:
         raise SettingError("injections", injections, "expected at least 1")
-    if not callable(loss):
+    if not callable(loss) or not _takes_two(loss):
         raise SettingError("loss", repr(loss), "expected a function of (state, metrics)")
     runner = Campaign(
         step, state, list(batches), observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where,
         faults=faults, follow=follow, seed=seed,
     )  # fmt: skip
     return list(runner.run(range(injections)))
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # of builtins
+        return True
+    return True

@@ -100,7 +100,7 @@ class Campaign:
             raise SettingError("faults", None, "no kind of fault is given; give one, as in 'bitflip'")
         self.faults = [_single(fault) for fault in faults]
         self.batches, self.follow, self.seed, self.batch, self.abft = batches, follow, seed, batch, abft
-        step, state, whole = functional(step, state)
+        step, state, whole = functional(step, state, batches[0])
         step = accumulators(step) if abft else step
         self.where = as_selector(where)
         where = self.where & NUMBERS
@@ -109,7 +109,7 @@ class Campaign:
         struck = strike(step, where)
 
         def observed(state: Any, metrics: Any) -> Any:
-            scalars = {name: jnp.asarray(value, jnp.float32) for name, value in observe(whole(state), metrics).items()}
+            scalars = {name: _number(name, value) for name, value in observe(whole(state), metrics).items()}
             finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in _floats((state, scalars))]).all()
             return scalars, finite, tree_digest((state, scalars))
 
@@ -133,19 +133,26 @@ class Campaign:
         self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
         self._plain = jax.jit(plain if batch == 1 else jax.vmap(plain))
         self.clean, self._states = self._clean_run(state)
+        lost = next((number for number, seen in enumerate(self.clean) if not math.isfinite(seen.loss)), None)
+        if lost is not None:
+            raise ValueError(
+                f"the clean run has a loss of {self.clean[lost].loss} at step {lost}, beside which no fault shows; "
+                "mend the step or its batches first, or give fewer steps"
+            )
         self._unstruck = [self._run_unstruck(number) for number in range(len(batches) - follow)]
         self.limits = thresholds(self.clean)
         self._check_repeats()
 
     def _check_faults(self) -> None:
         """Every kind of fault must suit the numbers of every site, before hours are spent on the others."""
-        for dtype in {x.dtype for site in self.sites for x in site.outputs if strikable(x)}:
+        for dtype, name in {x.dtype: site.name for site in self.sites for x in site.outputs if strikable(x)}.items():
             for text, fault in self.faults:
                 try:
                     fault.what.change(jax.random.key(0), (), dtype, jnp.int32(0))
                 except ValueError as error:
                     raise ValueError(
-                        f"fault {text!r} does not suit a selected site: {error}; or select fewer sites"
+                        f"fault {text!r} does not suit a selected site, {name!r}: {error}; or leave "
+                        f"the site out, as with ~named({name!r})"
                     ) from error
 
     def plan(self, number: int) -> Injection:
@@ -313,6 +320,15 @@ class Campaign:
             )
             for number in range(self.batch)
         ]
+
+
+def _number(name: str, value: Any) -> Any:
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value)]
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int) or shapes != [()]:
+        of = f" of shape {shapes[0]}" if len(shapes) == 1 and shapes[0] else ""
+        what = "an array" if isinstance(value, jax.Array) else type(value).__name__
+        raise SettingError(name, f"{what}{of}", "expected one number of a step; reduce it to that")
+    return jnp.asarray(value, jnp.float32)
 
 
 def _kronecker(number: int, seed: int) -> Iterator[float]:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Shaped
 
@@ -147,7 +149,8 @@ def coverage(flags: Reports) -> float:
         flags: the reports of `sdc.abft`.
 
     Returns:
-        A number from 0 to 1. What `where` left out is not counted. 0 where something was left out of which nobody
+        A number from 0 to 1. What `where` left out is not counted; rows of factors that are not finite count as left
+        out. 0 where something was left out of which nobody
         knows how much it computes, such as a call of foreign code.
 
     Example:
@@ -158,12 +161,23 @@ def coverage(flags: Reports) -> float:
         (0.5, 'the round-off of int8 is not known')
 
     Raises:
-        ValueError: these are no reports.
+        ValueError: these are no reports, or it is asked inside of `jax.jit`.
     """
     if not isinstance(flags, Reports):
         raise ValueError(f"{type(flags).__name__} in the place of flags; give the second of what sdc.abft's returns")
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(flags)):
+        raise ValueError("how many rows were checked is not known inside of jax.jit; return the flags, and ask outside")
     if any(one.share is None for one in flags.skipped):
         return 0.0
-    checked = sum(site.runs * (site.products or 0) for site in flags.sites)
+    work = {site.name: site.runs * (site.products or 0) for site in flags.sites}
     left = sum(one.site.runs * (one.site.products or 0) for one in flags.skipped)
-    return checked / (checked + left) if checked + left else 0.0
+    whole = sum(work.values()) + left
+    return sum(work[name] * _judged(flag) for name, flag in flags.items()) / whole if whole else 0.0
+
+
+def _judged(flag: Any) -> float:
+    """Share of a product's rows whose factors were finite; what did not run has none that was not."""
+    if isinstance(flag.checked, jax.ShapeDtypeStruct):  # of `jax.eval_shape`
+        return 1.0
+    checked, nonfinite = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (flag.checked, flag.nonfinite))
+    return checked / (checked + nonfinite) if nonfinite else 1.0

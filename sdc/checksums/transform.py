@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sdc.program.inlined import REMEDY, underived
 from sdc.program.interpreter import Substitution, required, substitute
 from sdc.program.marks import HIDDEN
 from sdc.program.reports import Place, Reports, Values
@@ -71,7 +72,7 @@ def abft(
     check_choice("output", output, get_args(Output))
     rule = _Abft(Settings(mode, scheme), Profile.given(profile))
     wanted = as_selector(where)
-    selector = wanted & primitive(*PRODUCTS)
+    selector = wanted & Selector("any product", lambda site: site.primitive in PRODUCTS)
     # A carried residual is for outputs that are rounded.
     wide = output == "float32 accumulator" and scheme != "residual"
     return required(step, selector, rule, _reason(wanted), _widening(selector) if wide else None)
@@ -139,6 +140,9 @@ class _Abft:
         self.settings, self.profile = settings, profile
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Flags]:
+        inputs = (
+            *underived(inputs, f"a checked product is differentiated, and its derivative would not be: {REMEDY}"),
+        )
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
         settings = self.profile.settings(self.settings, place.site.name)

@@ -133,6 +133,8 @@ def strike_on(
     if fault.site != "*" and not fault.selector(site):
         raise ValueError(f"fault {fault} is not of {site.name}; strike a site that it selects")
     device = fault.at if device is None else device
+    if device is not None and not isinstance(device, Mapping):
+        raise SettingError("device", device, "expected indices along mesh axes, such as {'data': 1}")
     indices = np.atleast_1d(np.asarray(elements))
     if not np.issubdtype(indices.dtype, np.integer) or len(set(indices.tolist())) < indices.size:
         raise ValueError(f"elements {indices.tolist()} of {site.name}: expected different whole numbers")

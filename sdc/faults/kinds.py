@@ -259,7 +259,7 @@ def _held(value: float, dtype: Any) -> int:
             fits = math.isfinite(value) and value == int(value) and info.min <= value <= info.max
             held = np.asarray(int(value) if fits else 0, dtype)
     if not fits:
-        raise ValueError(f"{name} holds no {value:g}; choose a number that it holds for stuck,value=")
+        raise ValueError(f"{name} holds no {value:g}; choose another number (nan is stuck,value=nan)")
     return int(held.view(f"u{held.dtype.itemsize}"))
 
 

@@ -21,7 +21,7 @@ from jax._src import core
 
 from .aside import is_aside
 from .marks import port_p
-from .objects import CONTEXT, Changing, Parts, Path, has_type, path_text
+from .objects import CONTEXT, Changing, Parts, Path, is_array, path_text
 from .plan import open_jaxpr
 from .reports import Values, apart, together
 from .selectors import Selector
@@ -117,20 +117,6 @@ def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., An
         return function
 
     return decorate
-
-
-def is_array(leaf: Any) -> bool:
-    """Whether a leaf of arguments becomes an input of the program. Numbers of Python stay what they are.
-
-    Example:
-        >>> import numpy as np
-        >>> from sdc.program.arguments import is_array
-        >>> [is_array(leaf) for leaf in (np.ones(2), np.float32(1), 1.0, "text", len)]
-        [True, True, False, False, False]
-    """
-    if type(leaf) in (bool, int, float, complex):
-        return False
-    return has_type(leaf)
 
 
 def _trace(call: _Call) -> Traced:

@@ -14,6 +14,7 @@ from jax.interpreters import ad, batching, mlir
 from .marks import HIDDEN
 
 guard_p = Primitive("inlined")
+REMEDY = "transform the function that differentiates, as in sdc.abft(jax.grad(loss)), and not jax.grad(sdc.abft(loss))"
 
 
 def guard(outs: Sequence[Any], call: str, source: str) -> list[Any]:
@@ -24,16 +25,21 @@ def guard(outs: Sequence[Any], call: str, source: str) -> list[Any]:
         call: name of the primitive that had a derivative of its own.
         source: line of the user's that calls it.
     """
-    with jax.named_scope(HIDDEN):
-        return [guard_p.bind(x, call=call, source=source) for x in outs]
-
-
-def _refuse(primals: Any, tangents: Any, *, call: str, source: str) -> NoReturn:
-    raise ValueError(
+    return underived(
+        outs,
         f"{call} has a derivative of its own{source and f' ({source})'}, which a transformed function does not have "
-        "any more: transform the function that differentiates, as in sdc.abft(jax.grad(loss)), and not "
-        "jax.grad(sdc.abft(loss)); or select nothing inside it"
+        f"any more: {REMEDY}; or select nothing inside it",
     )
+
+
+def underived(arrays: Sequence[Any], why: str) -> list[Any]:
+    """Arrays that are refused, for a reason, where anybody differentiates by them."""
+    with jax.named_scope(HIDDEN):
+        return [guard_p.bind(x, why=why) for x in arrays]
+
+
+def _refuse(primals: Any, tangents: Any, *, why: str) -> NoReturn:
+    raise ValueError(why)
 
 
 guard_p.def_impl(lambda x, **_: x)

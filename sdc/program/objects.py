@@ -1,12 +1,13 @@
 """Objects of Flax NNX that a step is given, changes and returns; states that hold them, or what is no array."""
 
+import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 
-from .reports import Values, apart, together
+from .reports import apart, together
 from .site import Direction
 
 Path: TypeAlias = tuple[Any, ...]
@@ -157,16 +158,18 @@ def _in_object(paths: Sequence[Path], path: Path) -> str:
 
 
 def functional(
-    step: Callable[[Any, Any], tuple[Any, Any]], state: Any
+    step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batch: Any
 ) -> tuple[Callable[[Any, Any], tuple[Any, Any]], Any, Callable[[Any], Any]]:
     """A step `(state, batch) -> (state, metrics)` over any state, as one over arrays alone.
 
     Args:
         step: the step. Objects of NNX in the state may be changed in place; the step returns them all the same.
-        state: a state that it takes.
+        state: a state that it takes. Numbers of Python in it stay what they are, unless the step changes them.
+        batch: a batch that it takes.
 
     Returns:
-        The step over arrays, the arrays of the state, and a function that puts a state together again.
+        The step over arrays; the state with nothing but arrays, each in its place; and a function that puts a state
+        together again.
 
     Raises:
         ValueError: by the step over arrays, where it returns no pair, or a state that is not made up as the given one.
@@ -175,17 +178,15 @@ def functional(
     if nnx is not None and Parts(nnx, state).objects:
         take_apart, put_together = nnx.split, nnx.merge
     else:
-        take_apart, put_together = _split, _merge
+        changed = _changed_numbers(step, state, batch)
+        take_apart, put_together = functools.partial(_split, changed=changed), _merge
     made_up, arrays = take_apart(state)
 
     def whole(arrays: Any) -> Any:
         return put_together(made_up, arrays)
 
     def over_arrays(arrays: Any, batch: Any) -> tuple[Any, Any]:
-        out = step(whole(arrays), batch)
-        if not isinstance(out, tuple) or len(out) != 2:
-            raise ValueError(f"the step returns {type(out).__name__}; expected a tuple (state, metrics)")
-        after, metrics = out
+        after, metrics = _pair(step(whole(arrays), batch))
         found, arrays = take_apart(after)
         if found != made_up:
             raise ValueError(
@@ -197,17 +198,60 @@ def functional(
     return over_arrays, arrays, whole
 
 
-def _split(tree: Any) -> tuple[Any, Values]:
+def _pair(out: Any) -> tuple[Any, Any]:
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise ValueError(f"the step returns {type(out).__name__}; expected a tuple (state, metrics)")
+    return out
+
+
+def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> frozenset[int]:
+    """Which leaves are numbers of Python that the step returns as others, or as arrays: such as a count of steps."""
+    leaves = jax.tree.leaves(state)
+    numbers = {number: leaf for number, leaf in enumerate(leaves) if has_type(leaf) and not is_array(leaf)}
+    if not numbers:
+        return frozenset()
+    made_up, arrays = _split(state)
+    found: list[Any] = []
+
+    def look(arrays: Any, batch: Any) -> None:
+        found.extend(jax.tree.leaves(_pair(step(_merge(made_up, arrays), batch))[0]))
+
+    jax.eval_shape(look, arrays, batch)
+    if len(found) != len(leaves):  # another structure, which is told later
+        return frozenset()
+    return frozenset(
+        number for number, leaf in numbers.items() if type(found[number]) is not type(leaf) or found[number] != leaf
+    )
+
+
+def _split(tree: Any, changed: Collection[int] = ()) -> tuple[Any, Any]:
+    """What makes up a tree beside its arrays, and its arrays, each in its place."""
     leaves, structure = jax.tree.flatten(tree)
-    static = [None if has_type(leaf) else leaf for leaf in leaves]
-    return (structure, static), [leaf for leaf in leaves if has_type(leaf)]
+    chosen = [is_array(leaf) or number in changed for number, leaf in enumerate(leaves)]
+    static = [None if array else leaf for leaf, array in zip(leaves, chosen, strict=True)]
+    arrays = [leaf if array else None for leaf, array in zip(leaves, chosen, strict=True)]
+    return (structure, static), jax.tree.unflatten(structure, arrays)
 
 
-def _merge(made_up: Any, arrays: Values) -> Any:
+def _merge(made_up: Any, arrays: Any) -> Any:
     structure, static = made_up
-    given = iter(arrays)
+    given = iter(jax.tree.leaves(arrays))
     # None is no leaf, so that there is no other None among the leaves.
     return jax.tree.unflatten(structure, [next(given) if leaf is None else leaf for leaf in static])
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf of arguments becomes an input of the program. Numbers of Python stay what they are.
+
+    Example:
+        >>> import numpy as np
+        >>> from sdc.program.objects import is_array
+        >>> [is_array(leaf) for leaf in (np.ones(2), np.float32(1), 1.0, "text", len)]
+        [True, True, False, False, False]
+    """
+    if type(leaf) in (bool, int, float, complex):
+        return False
+    return has_type(leaf)
 
 
 def has_type(leaf: Any) -> bool:

@@ -25,7 +25,7 @@ from jax.extend.core import primitives
 
 from ._probe import probe_p
 from .marks import HIDDEN, mark_p, port_p
-from .selectors import probes
+from .selectors import PRODUCTS, probes
 from .site import Direction, Predicate, Site, Skipped
 from .work import flops, product_flops
 
@@ -290,7 +290,7 @@ def _site(eqn: Any, inside: Inside, number: Callable[[str], str]) -> Site | None
         trips=inside.trips,
         mesh=inside.mesh,
         outputs=_shapes(outputs),
-        inputs=() if products == 0 else _shapes(inputs),
+        inputs=_shapes(inputs) if products != 0 or kind in PRODUCTS else (),
         flops=flops(kind, params, inputs, outputs),
         products=products,
         order=inside.order,

@@ -116,12 +116,22 @@ def _check_same(a: Reports, b: Reports) -> None:
         only = sorted({site.name for site in a.sites} ^ {site.name for site in b.sites})
         what = f"{only[0]!r} is in one of them only" if only else "their sites come in another order"
         raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
+    for site, other in zip(a.sites, b.sites, strict=True):
+        if site.outputs != other.outputs:
+            raise ValueError(
+                f"these are fingerprints of different programs: {site.name!r} holds {_arrays(site)} in one and "
+                f"{_arrays(other)} in the other; compare runs of the same program"
+            )
     for site, x, y in zip(a.sites, a.values(), b.values(), strict=True):
         if np.shape(x) != np.shape(y):
             raise ValueError(
                 f"these are fingerprints of different programs: {site.name!r} has digests of shape {np.shape(x)} in "
                 f"one and {np.shape(y)} in the other; compare runs of the same program"
             )
+
+
+def _arrays(site: Site) -> str:
+    return " ".join(f"{x.dtype.name}{list(x.shape)}" for x in site.outputs)
 
 
 def _axes(site: Site, ndim: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from jaxtyping import Array, UInt32
 from sdc.program.arguments import taking
 from sdc.program.axes import axis_size, typed_as, varying
 from sdc.program.interpreter import required
+from sdc.program.objects import has_type
 from sdc.program.once import traced_once
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import probes
@@ -91,7 +92,7 @@ def synchronize(
     Parameter synchronization is this, applied to the parameters and the optimizer's state after each step.
 
     Args:
-        tree: arrays, for instance a training state.
+        tree: arrays, for instance a training state. What is no array passes through.
         axis_name: the twin axis, bound.
         repair: whether to overwrite; otherwise the tree is only compared.
         compare: see `lockstep`.
@@ -105,13 +106,16 @@ def synchronize(
     """
     _check_compare(compare)
     axis_size(axis_name, "twin")
-    leaves, structure = jax.tree.flatten(tree)
-    if not leaves:
+    whole, structure = jax.tree.flatten(tree)
+    arrays = [number for number, leaf in enumerate(whole) if has_type(leaf)]
+    if not arrays:
         nothing = no_difference(jnp.zeros(lax.axis_size(axis_name), jnp.uint32))
         return tree, Mismatch(nothing, jnp.uint32(0))
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    leaves = [jnp.asarray(whole[number]) for number in arrays]
     repaired, mismatch = _synchronize(leaves, agreed or agreement(leaves, axis_name), axis_name, compare)
-    return jax.tree.unflatten(structure, repaired) if repair else tree, mismatch
+    for number, leaf in zip(arrays, repaired, strict=True):
+        whole[number] = leaf
+    return jax.tree.unflatten(structure, whole) if repair else tree, mismatch
 
 
 class _Lockstep:

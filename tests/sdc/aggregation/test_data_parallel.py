@@ -311,6 +311,10 @@ def test_meshes_as_they_are_made(kind: AxisType) -> None:
     assert np.isfinite(float(report.loss))
 
 
+def abs_(x: Any) -> Any:
+    return jnp.abs(x)
+
+
 def test_one_clear_line() -> None:
     mesh = mesh_of(2)
     with pytest.raises(ValueError, match="axis_name='batch': expected an axis of two ranks or more of the mesh"):
@@ -330,6 +334,13 @@ def test_one_clear_line() -> None:
     cut = data_parallel(GRADIENT, SKIPPING, mesh, combining=Dropped(3))
     with pytest.raises(ValueError, match="the 8 rows of a worker do not fall into micro_batches=3"):
         cut.step(cut.init(params()), (given(METHODS["mean"], 0), np.ones(2, np.int32)))
+    with pytest.raises(ValueError, match="completed, the second of the batch, is no int32"):
+        cut.step(cut.init(params()), given(METHODS["mean"], 0))
+    with pytest.raises(ValueError, match=r"params\['act'\] is function, and no array; give the arrays alone"):
+        trainer.init({**params(), "act": abs_})
+    elsewhere = data_parallel(GRADIENT, aggregation.gradient_noise("model", 0.1), mesh)
+    with pytest.raises(ValueError, match=r"'model' is not bound .*; name 'data', or call the step under"):
+        elsewhere.step(elsewhere.init(params()), given(METHODS["mean"], 0))
     with pytest.raises(ValueError, match="ranks=2: expected three or more"):
         data_parallel(GRADIENT, ADAM, mesh, combining=Shadowed()).init(params())
     for combining, optimizer, said in [

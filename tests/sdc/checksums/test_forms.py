@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 
 import sdc
 from sdc.checksums import coverage
+from sdc.checksums.settings import Mode
 from sdc.program import primitive, products
 from sdc.program.interpreter import rewrite
 
@@ -251,3 +252,38 @@ def test_products_in_state_and_in_calls_of_other_libraries_are_checked(step: Cal
         sdc.Moment(jax.random.key(0), jnp.int32(0)), x
     )
     assert int(events["fwd/dot_general"].changed) == 64
+
+
+@pytest.mark.parametrize("mode", ["detect", "correct"])
+def test_an_empty_product_has_no_row(mode: Mode) -> None:
+    """Beside another one, which is checked."""
+    for empty in (((0, 4), (4, 3)), ((3, 4), (4, 0)), ((3, 0), (0, 2))):
+        a, b = map(jnp.zeros, empty)
+        (out, _), flags = jax.jit(sdc.abft(lambda a, b, x: (a @ b, x @ x), mode=mode))(a, b, jnp.ones((5, 5)))
+        assert out.shape == (a.shape[0], b.shape[1])
+        assert not out.any()
+        assert [int(flag.checked) for flag in flags.values()] == [0, 5]
+        assert coverage(flags) == 1
+
+
+def test_rows_of_what_is_not_finite_are_not_covered() -> None:
+    x = jnp.ones((6, 4)).at[:3, 0].set(jnp.nan)
+    step = jax.jit(sdc.abft(lambda w, x: (x @ w, x[3:] @ w)))
+    _, flags = step(jnp.ones((4, 4)), x)
+    assert [int(flag.nonfinite) for flag in flags.values()] == [3, 0]
+    assert coverage(flags) == pytest.approx(2 / 3)
+    assert coverage(step(jnp.full((4, 4), jnp.inf), x)[1]) == 0
+    with pytest.raises(ValueError, match=r"not known inside of jax\.jit; return the flags"):
+        jax.jit(lambda w, x: coverage(step(w, x)[1]))(jnp.ones((4, 4)), x)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_checked_product_is_not_differentiated(mapped: bool) -> None:
+    def loss(w: Any) -> Any:
+        return sdc.abft(lambda w: jnp.sum(jnp.tanh(w @ w)))(w)[0]
+
+    w = jnp.ones((2, 3, 3))
+    with pytest.raises(ValueError, match=r"is differentiated.*as in sdc\.abft\(jax\.grad\(loss\)\)"):
+        (jax.vmap(jax.grad(loss)) if mapped else jax.jit(jax.grad(lambda w: loss(w[0]))))(w)
+    # What does not depend on the parameters may be.
+    assert jax.grad(lambda x: x * loss(w[0]))(2.0) == loss(w[0])

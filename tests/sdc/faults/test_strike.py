@@ -233,6 +233,7 @@ def test_first_operation_hit_is_the_first_to_differ() -> None:
         ({"elements": [3, 3]}, "expected different whole numbers"),
         ({"elements": [0.5]}, "expected different whole numbers"),
         ({"elements": 0, "device": {"model": -1}}, "whose mesh is {}"),
+        ({"elements": 0, "device": (0,)}, "expected indices along mesh axes, such as"),
         ({"elements": [0, 1], "room": 1}, "raise room"),
         ({"elements": 0, "fault": BitFlip(bits=(40,))}, "bit 40 of a 32-bit float32 does not exist"),
     ],

@@ -129,3 +129,15 @@ def test_size_of_the_index_is_no_limit() -> None:
     near = digest(lax.bitcast_convert_type(jnp.asarray([(one + index * 0x9E3779B1) % 2**32], jnp.uint32), jnp.float32))
     np.testing.assert_array_equal(far, near)
     assert math.prod((2**20, 2**20)) > 2**32
+
+
+def test_digests_of_other_shapes_are_of_another_program() -> None:
+    """A smaller last batch, say, would pass for a fault."""
+    run = sdc.fingerprint(lambda w, x: jnp.sum(x @ w), "products")
+    w = jnp.ones((4, 4))
+    whole, part, narrow = (
+        run(w.astype(x.dtype), x)[1] for x in (jnp.ones((6, 4)), jnp.ones((3, 4)), jnp.ones((6, 4), "bfloat16"))
+    )
+    for other, said in ((part, r"float32\[6, 4\] in one and float32\[3, 4\]"), (narrow, r"and bfloat16\[6, 4\]")):
+        with pytest.raises(ValueError, match=f"different programs: 'fwd/dot_general' holds .*{said}"):
+            sdc.first_difference(whole, other)

@@ -182,6 +182,21 @@ def sdc_checked_nothing() -> bool:
     return int(mismatch.difference.checked.sum()) == 0
 
 
+def test_what_is_no_array_passes_through() -> None:
+    tree = {"w": jnp.ones(3), "act": jnp.tanh}
+    out: dict[str, Any] = {}
+
+    def compare(w: Any) -> Any:
+        both, mismatch = sdc.synchronize({**tree, "w": w}, "twin")
+        out.update(both)
+        return both["w"], mismatch
+
+    w, mismatch = jax.vmap(compare, axis_name="twin")(jnp.stack([jnp.ones(3), jnp.zeros(3)]))
+    assert out["act"] is jnp.tanh
+    assert (w == 1).all()
+    assert mismatch.difference.mismatched[0].tolist() == [0, 3]
+
+
 def test_at_most_64_bytes_per_probe_cross_the_twin_axis() -> None:
     run = jax.jit(place(twins(FAULTS), "shard_map", 2))
     text = run.lower(Moment(jax.random.key(0), jnp.int32(0))).compile().as_text()
