@@ -32,6 +32,15 @@ class _Value:
         paths, structure = jax.tree_util.tree_flatten_with_path(state)
         return cls([path_text(path) for path, _ in paths], structure, [leaf for _, leaf in paths])
 
+    @classmethod
+    def of_objects(cls, state: Any) -> "_Value":
+        """Arrays by the names that they have as those of objects, without the variable's own `value`."""
+        found = cls.of(state)
+        return cls([name.removesuffix("/value") for name in found.names], found.structure, found.leaves)
+
+    def state(self) -> Any:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
         keys = map(jax.tree_util.DictKey, self.names)
         return list(zip(keys, self.leaves, strict=True)), (self.names, self.structure)
@@ -67,7 +76,7 @@ class Parts:
         tree = jax.tree.unflatten(self.structure, [next(sources[chosen]) for chosen in self.chosen])
 
         def whole(x: Any) -> Any:
-            return jax.tree.unflatten(x.structure, x.leaves) if isinstance(x, _Value) else x
+            return x.state() if isinstance(x, _Value) else x
 
         return jax.tree.map(whole, tree, is_leaf=lambda x: isinstance(x, _Value) or any(x is one for one in objects))
 
@@ -174,9 +183,11 @@ def functional(
     Raises:
         ValueError: by the step over arrays, where it returns no pair, or a state that is not made up as the given one.
     """
+    take_apart: Callable[[Any], tuple[Any, Any]]
+    put_together: Callable[[Any, Any], Any]
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and Parts(nnx, state).objects:
-        take_apart, put_together = nnx.split, nnx.merge
+        take_apart, put_together = functools.partial(_split_objects, nnx), functools.partial(_merge_objects, nnx)
     else:
         changed = _changed_numbers(step, state, batch)
         take_apart, put_together = functools.partial(_split, changed=changed), _merge
@@ -196,6 +207,15 @@ def functional(
         return arrays, metrics
 
     return over_arrays, arrays, whole
+
+
+def _split_objects(nnx: Any, tree: Any) -> tuple[Any, _Value]:
+    graph, state = nnx.split(tree)
+    return graph, _Value.of_objects(state)
+
+
+def _merge_objects(nnx: Any, graph: Any, arrays: _Value) -> Any:
+    return nnx.merge(graph, arrays.state())
 
 
 def _pair(out: Any) -> tuple[Any, Any]:

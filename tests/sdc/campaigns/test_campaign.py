@@ -238,6 +238,10 @@ def test_states_of_objects_and_of_what_is_no_array() -> None:
         assert sum(row["changed"] for row in rows) == 6
         assert {row["outcome"] for row in rows} != {"masked"}
     np.testing.assert_array_equal(model.kernel[...], kernel)
+    state, where = states[0][1], argument("0/0/*")
+    names = {site.name for site in sdc.sites(nnx_step, state, x[0], where=where)}
+    runner = Campaign(nnx_step, state, x, observe=lambda _, value: {"loss": value}, where=where)
+    assert {site.name for site in runner.sites} == names == {"arg/0/0/bias", "arg/0/0/kernel"}
 
 
 class Net(eqx.Module):
