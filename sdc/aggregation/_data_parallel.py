@@ -119,6 +119,8 @@ def data_parallel(
     mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
     others = tuple(axis for axis in mesh.axis_names if axis != axis_name and mesh.shape[axis] > 1)
     combining = Mean() if combining is None else combining
+    if isinstance(combining, type) or not callable(getattr(combining, "combine", None)):
+        raise ValueError(f"combining={combining!r}: expected an object such as Mean() or Dropped(4)")
     one_worker = _checked(gradient, axis_name)
     whole = optax.with_extra_args_support(optimizer)
 

@@ -98,8 +98,9 @@ class Own:
 class Dropped:
     """DropCompute: the sum of the micro-batches that workers completed. Batches are `(rows, completed)`.
 
-    `completed`, int32[workers], says how many micro-batches each worker completes (`completed_before`). The optimizer
-    is told of steps in which nobody completed one, which `skip_empty` leaves out.
+    `completed`, int32[workers], says how many micro-batches each worker completes (`completed_before`); what is below 0
+    counts as none, and what is above as all. The optimizer is told of steps in which nobody completed one, which
+    `skip_empty` leaves out.
 
     On a mesh with further axes no time is saved: all workers compute every micro-batch, and the sum leaves out what was
     not completed.
@@ -125,7 +126,7 @@ class Dropped:
                 "completed, the second of the batch, is no int32[workers]; expected a batch (rows, completed), where "
                 "rows may be a tuple"
             )
-        completed = own[0]
+        completed = jnp.clip(own[0], 0, self.micro_batches)
 
         def cut(leaf: Array) -> Array:
             if leaf.shape[0] % self.micro_batches:

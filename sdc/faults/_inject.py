@@ -24,7 +24,7 @@ from sdc.program.site import Site
 from sdc.settings import SettingError
 
 from .changes import by_layer
-from .draws import DENSE, Draw
+from .draws import DENSE, Draw, take
 from .events import Events, Hits, Moment, _words, corruptible
 from .fault import Fault
 from .language import parse_fault
@@ -78,10 +78,14 @@ def inject(
         if not isinstance(moment.key, jax.Array):
             raise TypeError(f"{moment}: expected a key, as jax.random.key(0), and the number of the step")
         moment = Moment(moment.key, jnp.asarray(moment.step))
+        if moment.step.shape or not jnp.issubdtype(moment.step.dtype, jnp.integer):
+            raise TypeError(f"{moment}: expected the number of the step, a whole number")
         with jax.named_scope(HIDDEN):
             rule = _Inject(known, moment, record)
         out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)
         for number in sorted(set(range(len(known))) - rule.placed):
+            if not known[number].by_name:
+                sites(step, *args, where=known[number].selector, **kwargs)
             _refuse(known[number], sites(step, *args, **kwargs))
         return out, events
 
@@ -220,7 +224,7 @@ class _Inject:
         before: Shaped[Array, "*shape"],
     ) -> tuple[Shaped[Array, "*shape"], Events]:
         # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
-        old = as_bits(before).reshape(-1)
+        old = as_bits(before).reshape(before.shape or (1,))
         new = old
         drawn = jnp.uint32(0)
         touched: list[Int32[Array, _]] = []
@@ -269,8 +273,8 @@ class _Inject:
     def _compare(
         self,
         output: int,
-        before: UInt[Array, "size"],
-        after: UInt[Array, "size"],
+        before: UInt[Array, "*shape"],
+        after: UInt[Array, "*shape"],
         touched: list[Int32[Array, "_"]],
         masked: list[Bool[Array, "#size"]],
     ) -> tuple[UInt32[Array, ""], Hits | None]:
@@ -280,8 +284,8 @@ class _Inject:
         two now and then differ in the last bit.
         """
         if masked or not touched:
-            at, old, new = jnp.arange(before.size, dtype=jnp.int32), before, after
-            hit = jnp.zeros(before.shape, jnp.bool_)
+            at, old, new = jnp.arange(before.size, dtype=jnp.int32), before.reshape(-1), after.reshape(-1)
+            hit = jnp.zeros(before.size, jnp.bool_)
             for mask in masked:
                 hit |= mask
             for places in touched:
@@ -289,7 +293,7 @@ class _Inject:
         else:
             at = jnp.sort(jnp.concatenate(touched))
             hit = jnp.concatenate([jnp.ones(1, jnp.bool_), at[1:] != at[:-1]]) & (at < before.size)
-            old, new = (x.at[at].get(mode="clip") for x in (before, after))
+            old, new = (take(x, at) for x in (before, after))
         differs = hit & (old != new)
         changed = jnp.sum(differs, dtype=jnp.uint32)
         if not self.record:

@@ -1,5 +1,6 @@
 """Draws which elements are hit, and what becomes of them: densely, sparsely or all at once."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -24,27 +25,27 @@ class Draw(NamedTuple):
     fault: Fault
     keys: PRNGKeyArray  # of the places, and of what becomes of them
     rate: Float32[Array, ""]  # probability that a hit starts at an element
-    bits: UInt[Array, "size"]  # of all elements
+    bits: UInt[Array, "*shape"]  # of all elements
     like: Shaped[Array, "*shape"]  # the array of these bits
     layer: Int[Array, ""]
 
-    def whole(self) -> tuple[UInt[Array, "size"], Bool[Array, ""]]:
+    def whole(self) -> tuple[UInt[Array, "*shape"], Bool[Array, ""]]:
         """Hits all elements if a hit starts at any: with probability 1 - (1 - rate)^size. Returns whether it does."""
         any_start = -jnp.expm1(self.bits.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
         hit = (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
         return self._where(hit, hit), hit
 
-    def densely(self) -> tuple[UInt[Array, "size"], Bool[Array, "size"]]:
+    def densely(self) -> tuple[UInt[Array, "*shape"], Bool[Array, "size"]]:
         """Draws for every element. Returns which are hit."""
         if self.fault.pattern != One():
             raise ValueError(
                 f"rate={self.fault.rate} of a pattern of several elements would hit most of the tensor; "
                 f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
             )
-        hit = jax.random.uniform(self.keys[0], self.bits.shape) < self.rate
-        return self._where(hit, self.rate > 0), hit
+        hit = jax.random.uniform(self.keys[0], (self.bits.size,)) < self.rate
+        return self._where(hit.reshape(self.bits.shape), self.rate > 0), hit
 
-    def sparsely(self) -> tuple[UInt[Array, "size"], Int32[Array, "hits"]]:
+    def sparsely(self) -> tuple[UInt[Array, "*shape"], Int32[Array, "hits"]]:
         """Draws the places at which hits start. Returns the elements hit, each once, among places beyond the last one.
 
         Where patterns overlap, an element is what the first of them makes of it: writing twice to one place would leave
@@ -56,14 +57,14 @@ class Draw(NamedTuple):
         if groups.shape[-1] > 1:
             groups = jnp.sort(groups, axis=-1)  # so that those cut off at an edge come last
         count = jnp.sum(groups < bits.size, axis=-1, dtype=jnp.int32)
-        values = self._after(bits.at[groups].get(mode="clip"), count)
+        values = self._after(take(bits, groups), count)
         at, values = groups.reshape(-1), values.reshape(-1)
         if groups.shape[-1] > 1:
             order = jnp.argsort(at)
             at, values = at[order], values[order]
             again = jnp.concatenate([jnp.zeros(1, jnp.bool_), at[1:] == at[:-1]])
             at = jnp.where(again, bits.size, at).astype(at.dtype)
-        return bits.at[at].set(values, mode="drop"), at
+        return bits.at[_indices(at, bits.shape)].set(values, mode="drop"), at
 
     def _after(
         self, bits: UInt[Array, "*groups n"], count: Int[Array, "*#groups"] | None = None
@@ -71,7 +72,7 @@ class Draw(NamedTuple):
         """What becomes of elements that are hit, as bits."""
         return as_bits(self.fault.what(self.keys[1], from_bits(bits, self.like), self.layer, count))
 
-    def _where(self, hit: Bool[Array, "*#size"], any_hit: Bool[Array, ""]) -> UInt[Array, "size"]:
+    def _where(self, hit: Bool[Array, "*#shape"], any_hit: Bool[Array, ""]) -> UInt[Array, "*shape"]:
         """The bits afterwards, changed where elements are hit.
 
         What comes out of a conditional is one value for the step and for its events. Otherwise XLA computes it anew for
@@ -79,7 +80,26 @@ class Draw(NamedTuple):
         therefore looks at elements that were hit only.
         """
         kept = typed_as(self.bits, hit)
-        return lax.cond(agreed(any_hit), lambda: jnp.where(hit, self._after(self.bits), kept), lambda: kept)
+
+        def changed() -> UInt[Array, "*shape"]:
+            return jnp.where(hit, self._after(self.bits.reshape(-1)).reshape(self.bits.shape), kept)
+
+        return lax.cond(agreed(any_hit), changed, lambda: kept)
+
+
+def take(x: Shaped[Array, "*shape"], at: Int32[Array, "*n"]) -> Shaped[Array, "*n"]:
+    """Elements of an array by their places in its flat form; any element stands for a place beyond."""
+    return x.at[_indices(at, x.shape)].get(mode="clip")
+
+
+def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Array, "*n"], ...]:
+    """Indices of the elements at places of the flat form, beyond the array where these are beyond.
+
+    The flat form itself would lose the sharding of some axes.
+    """
+    size = math.prod(shape)
+    first, *others = jnp.unravel_index(jnp.minimum(at, size - 1), shape)
+    return jnp.where(at < size, first, shape[0]).astype(jnp.int32), *others
 
 
 def _bernoulli_positions(

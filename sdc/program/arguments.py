@@ -73,7 +73,7 @@ def traced(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     """Traces a step; the objects of its arguments can be updated until the context ends.
 
     Raises:
-        ValueError: JAX cannot trace the step, or it changes an object that is not among its arguments.
+        ValueError: JAX cannot trace the step, or it changes an object that it has from elsewhere than its arguments.
     """
     aside = next((number for number, one in enumerate(args) if not is_aside(one)), len(args))
     with _call(functools.partial(step, *args[:aside]), args[aside:], kwargs) as call:
@@ -151,8 +151,8 @@ def _trace(call: _Call) -> Traced:
             raise
         reason = str(error).partition("\n")[0].partition(" (http")[0]
         raise ValueError(
-            f"the step changes an object that is not among its arguments ({reason}); give it to the step as an "
-            "argument, as nnx.jit asks too"
+            f"the step changes an object that it has from elsewhere than its arguments ({reason}); give it to the step "
+            "as an argument, as nnx.jit asks too, and use that alone"
         ) from error
     call.check(open_jaxpr(closed)[1])
     out_chosen = [number for number, leaf in enumerate(returned) if is_array(leaf)]

@@ -30,7 +30,7 @@ from .arguments import taking, traced
 from .evaluate import Applied, bind_equation, evaluate
 from .marks import HIDDEN, mark_p
 from .once import moved
-from .plan import Bound, Plan, Survey, live_program, plan_sites, survey_sites
+from .plan import Bound, Plan, Survey, live_program, out_of_reach, plan_sites, survey_sites
 from .reports import Place, Reports, Rule, Values
 from .selectors import as_selector, check_hits, everything
 from .site import Site, Where
@@ -91,6 +91,8 @@ def rewrite(
     """
 
     selector = as_selector(where)
+    if not callable(rule) or not callable(getattr(rule, "merge", None)):
+        raise TypeError(f"{rule!r} is no rule; expected a callable object with a method merge, see sdc.program.Rule")
 
     @taking(step)
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
@@ -175,6 +177,11 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
         live = live_program(program.closed)
     found = plan_sites(live, selector).sites
     if not found:
+        if hidden := out_of_reach(live.jaxpr, selector):
+            raise ValueError(
+                f"selector {selector.text} hits only what lies inside of {hidden[0]}, which cannot be entered; select "
+                "that operation as a whole, or what is around it"
+            )
         check_hits(selector, plan_sites(live, everything).sites, found)
     return list(found)
 

@@ -189,6 +189,11 @@ def functional(
     if nnx is not None and Parts(nnx, state).objects:
         take_apart, put_together = functools.partial(_split_objects, nnx), functools.partial(_merge_objects, nnx)
     else:
+        if any(_is_reference(leaf) for leaf in jax.tree.leaves(state)):
+            raise ValueError(
+                "the state holds a reference (jax.new_ref), which cannot be kept beside its changes; give its array, "
+                "and make the reference inside of the step"
+            )
         changed = _changed_numbers(step, state, batch)
         take_apart, put_together = functools.partial(_split, changed=changed), _merge
     made_up, arrays = take_apart(state)
@@ -216,6 +221,10 @@ def _split_objects(nnx: Any, tree: Any) -> tuple[Any, _Value]:
 
 def _merge_objects(nnx: Any, graph: Any, arrays: _Value) -> Any:
     return nnx.merge(graph, arrays.state())
+
+
+def _is_reference(leaf: Any) -> bool:
+    return has_type(leaf) and not isinstance(jax.typeof(leaf), jax.core.ShapedArray)
 
 
 def _pair(out: Any) -> tuple[Any, Any]:

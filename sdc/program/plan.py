@@ -145,6 +145,19 @@ def survey_sites(live: Bound, survey: Survey) -> Plan:
     return _plan(live.jaxpr, Inside(), survey)
 
 
+def out_of_reach(jaxpr: Any, where: Predicate) -> list[str]:
+    """Primitives that cannot be entered and hold what `where` selects, with their lines."""
+    found: list[str] = []
+    for eqn in jaxpr.eqns:
+        for body in core.jaxprs_in_params(eqn.params):
+            inner = open_jaxpr(body)[0]
+            if is_entered(eqn):
+                found += out_of_reach(inner, where)
+            elif _plan(inner, Inside(), Survey(where)).sites:
+                found.append(f"{eqn.primitive.name} ({source_line(eqn)})")
+    return found
+
+
 def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
     selected: dict[int, Site] = {}
     inner: dict[int, tuple[Plan, ...]] = {}

@@ -19,7 +19,10 @@ FREE = frozenset({
     "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",
     "sharding_constraint", "reshard", "mesh_cast", "get", "swap", "freeze", "axis_index", "device_put", "split",
 })  # fmt: skip
-OPAQUE = ("ffi_call", "custom_call", "tpu_custom_call", "triton_kernel_call", "rnn", "dot_product_attention")
+OPAQUE = (
+    "ffi_call", "custom_call", "pure_callback", "io_callback", "tpu_custom_call", "triton_kernel_call", "rnn",
+    "dot_product_attention",
+)  # fmt: skip
 """Beginnings of the names of JAX's primitives that can compute products of which nothing is known here."""
 LIBRARIES = ("jax.", "jaxlib.", "sdc.")
 

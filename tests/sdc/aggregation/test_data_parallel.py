@@ -228,11 +228,19 @@ def test_workers_that_complete_different_numbers_do_not_wait_for_one_another() -
     theta = jax.random.normal(jax.random.key(0), (16, 48))
     workers = trainer.init(jax.device_put(theta, NamedSharding(mesh, P("fsdp", "tensor"))))
     rows = jax.random.normal(jax.random.key(1), (16, 16))
-    with jax.numpy_dtype_promotion("standard"):
-        _, report = jax.jit(trainer.step)(workers, trainer.place((rows, jnp.asarray([4, 1], jnp.int32))))
+    step = jax.jit(trainer.step)
+
+    def run(*completed: int) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return step(workers, trainer.place((rows, jnp.asarray(completed, jnp.int32))))[1]
+
+    report = run(4, 1)
     done = [split(theta, part) for part in (*rows[:8].reshape(4, 2, 16), rows[8:10])]
     assert int(report.completed) == 5
     np.testing.assert_allclose(report.loss, np.mean(done), rtol=1e-5)
+    # Numbers that cannot be count as those that can.
+    assert [int(run(*completed).completed) for completed in [(9, 9), (9, -3), (-1, -1)]] == [8, 4, 0]
+    assert float(run(9, 1).loss) == float(report.loss)
 
 
 def deep(theta: Any, x: Any) -> Any:
@@ -334,6 +342,9 @@ def test_one_clear_line() -> None:
     cut = data_parallel(GRADIENT, SKIPPING, mesh, combining=Dropped(3))
     with pytest.raises(ValueError, match="the 8 rows of a worker do not fall into micro_batches=3"):
         cut.step(cut.init(params()), (given(METHODS["mean"], 0), np.ones(2, np.int32)))
+    for combining in ("mean", Dropped):
+        with pytest.raises(ValueError, match=r"combining=.*: expected an object such as"):
+            data_parallel(GRADIENT, ADAM, mesh, combining=combining)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="completed, the second of the batch, is no int32"):
         cut.step(cut.init(params()), given(METHODS["mean"], 0))
     with pytest.raises(ValueError, match=r"params\['act'\] is function, and no array; give the arrays alone"):

@@ -293,6 +293,11 @@ def test_arguments_are_named_as_elsewhere() -> None:
     assert {row["site"] for row in rows} == names == {"arg/0/params/w"}
 
 
+def test_a_state_that_is_a_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the state holds a reference .* make the reference inside of the step"):
+        sdc.campaign(lambda w, x: (w, jnp.sum(x)), jax.new_ref(W), BATCHES, loss=lambda state, value: value)
+
+
 @pytest.mark.parametrize(
     ("step", "loss", "message"),
     [

@@ -171,6 +171,10 @@ LEFT: dict[str, tuple[Callable[[Any], Any], str, int | None]] = {
         lambda x: jax.ffi.ffi_call("anything", jax.ShapeDtypeStruct(x.shape, x.dtype))(x),
         r"ffi_call cannot be entered, and computes nobody knows what$", None,
     ),
+    "a callback": (
+        lambda x: jax.pure_callback(lambda x: np.asarray(x) @ x, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
+        r"pure_callback cannot be entered, and computes nobody knows what$", None,
+    ),
     "a primitive of another library": (lambda x: foreign_p.bind(x), r"foreign cannot be entered, and", None),
     "a call of an export": (
         lambda x: jax.export.export(jax.jit(lambda x: x @ x))(jnp.ones((4, 4))).call(x), r"call_exported cannot", None,
@@ -203,8 +207,8 @@ def test_what_cannot_be_checked_is_listed(name: str) -> None:
 def test_what_computes_no_product_is_not_listed() -> None:
     def step(x: Any) -> Any:
         called = jax.export.export(jax.jit(jnp.sin))(jnp.ones((4, 4))).call(x)
-        shown = jax.pure_callback(np.sin, jax.ShapeDtypeStruct((4, 4), jnp.float32), x)
-        return x @ elementwise_kernel(called) + jnp.linalg.inv(x) + shown + jax.random.normal(jax.random.key(0), (4, 4))
+        jax.debug.callback(print, x)
+        return x @ elementwise_kernel(called) + jnp.linalg.inv(x) + jax.random.normal(jax.random.key(0), (4, 4))
 
     flags = jax.eval_shape(sdc.abft(step), jnp.eye(4))[1]
     assert "fwd/dot_general" in flags
@@ -252,6 +256,17 @@ def test_products_in_state_and_in_calls_of_other_libraries_are_checked(step: Cal
         sdc.Moment(jax.random.key(0), jnp.int32(0)), x
     )
     assert int(events["fwd/dot_general"].changed) == 64
+
+
+@pytest.mark.parametrize("body", [kernel, looped])
+def test_what_lies_only_inside_of_a_kernel_is_out_of_reach(body: Callable[[Any], Any]) -> None:
+    where, said = primitive("dot_general"), r"hits only what lies inside of pallas_call \(.*test_forms\.py:\d+"
+    fault = sdc.Fault(sdc.faults.BitFlip(), 0.1, where)
+    for transformed in (sdc.fingerprint(body, where), lambda x: sdc.strike(body, where)(sdc.no_strike(), x)):
+        with pytest.raises(ValueError, match=said):
+            jax.eval_shape(transformed, jnp.eye(4))
+    with pytest.raises(ValueError, match=said):
+        sdc.inject(body, [fault])(sdc.Moment(jax.random.key(0), jnp.int32(0)), jnp.eye(4))
 
 
 @pytest.mark.parametrize("mode", ["detect", "correct"])

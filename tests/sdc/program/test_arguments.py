@@ -193,7 +193,7 @@ def test_variables_of_references_are_refused() -> None:
 
 def test_what_a_step_changes_without_being_given_it_is_refused() -> None:
     model, optimizer, metrics = training()
-    with pytest.raises(ValueError, match="changes an object that is not among its arguments"):
+    with pytest.raises(ValueError, match="changes an object that it has from elsewhere than its arguments"):
         sdc.abft(lambda x: train_step(model, optimizer, metrics, x))(X)
     linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
     _, flags = sdc.abft(lambda x: linear(x))(X)  # reading is no change
@@ -328,6 +328,10 @@ def test_wrong_turns_end_in_one_line() -> None:
         "tuple in the place of digests; give the second of what": lambda: sdc.first_difference(run(x), run(x)),
         "tuple in the place of flags; give the second": lambda: sdc.checksums.coverage(run(x)),
         "expected what sdc.strike_on returns": lambda: sdc.strike(step, products)(x),
+        "expected the number of the step, a whole number": lambda: sdc.inject(step, [fault])(
+            sdc.Moment(jax.random.key(0), 1.5),
+            x,  # type: ignore
+        ),
         "expected a key, as jax.random.key": lambda: sdc.inject(step, [fault])(sdc.Moment(0, 0), x),  # type: ignore
     }
     for said, turn in turns.items():

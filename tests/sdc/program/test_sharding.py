@@ -140,3 +140,24 @@ def test_values_that_lie_on_no_mesh() -> None:
     np.testing.assert_array_equal(out[0], expected[0])
     np.testing.assert_array_equal(out[1], expected[1])
     assert "out/1" in events
+
+
+def test_faults_leave_the_sharding_that_xla_chooses() -> None:
+    """Two arrays of one shape that are sharded each in its own way, and one in a loop."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    specs = [P("data", "model"), P("model", "data"), P(None, "data", "model")]
+    shapes = [(16, 16), (16, 16), (2, 16, 16)]
+    a, b, c = (
+        jax.device_put(jnp.ones(shape), NamedSharding(mesh, spec)) for shape, spec in zip(shapes, specs, strict=True)
+    )
+
+    def step(a: Any, b: Any, c: Any) -> Any:
+        def loss(given: Any) -> Any:
+            a, b, c = given
+            return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), a @ b, c)[0] ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, (a, b, c), jax.grad(loss)((a, b, c)))
+
+    for rate in (1e-4, 0.5):  # sparse faults, and dense ones
+        out, _ = jax.jit(sdc.inject(step, [sdc.Fault(BitFlip(bits=(3,)), rate, arithmetic)]))(MOMENT, a, b, c)
+        assert [x.sharding.spec for x in out] == specs
