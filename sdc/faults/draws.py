@@ -1,6 +1,5 @@
 """Draws which elements are hit, and what becomes of them: densely, sparsely or all at once."""
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -97,9 +96,11 @@ def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Arra
 
     The flat form itself would lose the sharding of some axes.
     """
-    size = math.prod(shape)
-    first, *others = jnp.unravel_index(jnp.minimum(at, size - 1), shape)
-    return jnp.where(at < size, first, shape[0]).astype(jnp.int32), *others
+    found: list[Int32[Array, "*n"]] = []
+    for number in reversed(shape[1:]):
+        found.append(lax.rem(at, jnp.int32(number)))
+        at = lax.div(at, jnp.int32(number))
+    return at, *reversed(found)
 
 
 def _bernoulli_positions(
