@@ -73,6 +73,6 @@ def _takes_two(function: Callable[..., Any]) -> bool:
         inspect.signature(function).bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # of builtins
-        return True
+    except ValueError:  # builtins do not tell
+        pass
     return True

@@ -323,7 +323,7 @@ class Campaign:
 
 
 def _number(name: str, value: Any) -> Any:
-    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(value)]
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(value)]
     if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int) or shapes != [()]:
         of = f" of shape {shapes[0]}" if len(shapes) == 1 and shapes[0] else ""
         what = "an array" if isinstance(value, jax.Array) else type(value).__name__

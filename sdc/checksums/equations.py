@@ -150,8 +150,7 @@ def coverage(flags: Reports) -> float:
 
     Returns:
         A number from 0 to 1. What `where` left out is not counted; rows of factors that are not finite count as left
-        out. 0 where something was left out of which nobody
-        knows how much it computes, such as a call of foreign code.
+        out. 0 where something was left out of which nobody knows how much it computes, such as a call of foreign code.
 
     Example:
         >>> import jax.numpy as jnp, sdc

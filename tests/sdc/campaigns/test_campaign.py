@@ -306,6 +306,7 @@ def test_a_state_that_is_a_reference_is_refused() -> None:
         (lambda w, x: jnp.sum(w), lambda state, value: value, r"expected a tuple \(state, metrics\)"),
         (lambda w, x: (w * 2, x), lambda state, value: value, r"loss=an array of shape \(4, 3\): expected one number"),
         (lambda w, x: (w * 2, x), lambda state, value: {"a": value}, "loss=dict of shape"),
+        (lambda w, x: (w * 2, x), lambda state, value: "low", "loss=str: expected one number"),
         (lambda w, x: (w * 2, jnp.log(-jnp.sum(w**2) - 1)), lambda state, value: value, "a loss of nan at step 0"),
     ],
 )
