@@ -4,7 +4,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.record.files import write_json
+from sdc.record.files import write_sealed
+from sdc.record.identity import stamp
 from sdc.record.kinds import SUMMARY
 from sdc.record.reading import read_record
 
@@ -30,7 +31,7 @@ def conclude(folder: str | PathLike[str]) -> dict[str, Any]:
     path = Path(folder)
     summary = summarize_folder(path)
     if summary.get("complete") or (path / SUMMARY).is_file():
-        write_json(path / SUMMARY, summary)
+        write_sealed(path / SUMMARY, {**stamp(lasting=True), **summary})
     return {**summary, "run": str(path), "report": str(write_report(path))}
 
 

@@ -6,20 +6,17 @@ Numbers in brackets are those of the equations in Ma et al., "Understanding Sile
 
 import math
 import statistics
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sdc.record.reading import Contents
 
-from .products import products_verdict, summarize_products
+from .products import summarize_products
 from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_upper_bound
+from .verdict import COMPARED, COUNTS, final_states, first_mismatch, grave, graver, is_rehearsal, judge, odd_twins
 
 SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
-COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite")
-BITWISE = {"loss": "losses", "gradient_norm": "gradient norms"}
-COMPARED = {"state": "parameters and optimizer state", "gradient": "gradients"}
 
 
 def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) -> dict[str, Any]:
@@ -63,36 +60,42 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) ->
         "expected": manifest.get("expected"),
         "simulated": bool(suspect.get("simulated")),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
-        "first_mismatch_step": _first_mismatch(steps, mismatches),
+        "first_mismatch_step": first_mismatch(steps, mismatches),
+        "odd_twins": odd_twins(steps, mismatches),
+        "twins": count(manifest.get("twins")),
+        "hosts": count(manifest.get("hosts")),
+        "rehearsal": is_rehearsal(manifest),
         "abft": summarize_products(steps),
     }
-    verdict, reason = _verdict(manifest, steps, summary, sites)
+    verdict, reason = judge(manifest, steps, summary, sites)
     return {"verdict": verdict, "reason": reason, **summary}
 
 
 def summary_of(run: Contents) -> dict[str, Any]:
     """The summary of a run as read from its folder, finished or not.
 
-    What the run wrote itself wins over what its lines say: it may know of a peer that vanished. But of two verdicts the
-    graver one stands, and what a step showed counts although it was run again. A verdict is never `clean` before its
-    time: a run that has not ended is `corrupt` already, or `inconclusive`.
+    The verdict is computed anew. What the run wrote itself can only make it graver, as does what a step showed although
+    it was run again, and twins whose final states differ. A verdict is never `clean` before its time: a run that has
+    not ended is `corrupt` already, or `inconclusive`.
     """
     # A trace has digests in the place of mismatches.
     details = [] if run.kind.name == "trace" else run.details
-    summary = summarize(run.manifest, run.lines, details)
+    stored = run.summary or {}
+    summary = stored | summarize(run.manifest, run.lines, details)
+    verdict = summary["verdict"], summary["reason"]
     again = summarize(run.manifest, run.discarded, [])
-    if run.discarded and _grave(again["verdict"]) < _grave(summary["verdict"]):
-        reason = f"{summary['reason']}; but in {len(run.discarded)} steps that were run again, {again['reason']}"
-        summary |= {"verdict": again["verdict"], "reason": reason}
+    if run.discarded and grave(again["verdict"]) < grave(verdict[0]):
+        told = f"{verdict[1]}; but in {len(run.discarded)} steps that were run again, {again['reason']}"
+        verdict = again["verdict"], told
+    if found := final_states(run.manifest, stored.get("state_digest")):
+        verdict = graver(verdict, found)
     if run.summary is not None:
-        own = {key: summary[key] for key in ("verdict", "reason")}
-        graver = _grave(own["verdict"]) < _grave(run.summary.get("verdict"))
-        return summary | run.summary | (own if graver else {})
-    if run.kind.name == "trace" and run.manifest.get("against"):  # it writes at its end what it found
-        summary |= {"verdict": "inconclusive", "reason": "the run has not ended"}
-    elif summary["verdict"] == "clean":
-        summary |= {"verdict": "inconclusive", "reason": f"the run has not ended; so far: {summary['reason']}"}
-    return summary
+        verdict = graver(verdict, (stored.get("verdict"), str(stored.get("reason"))))
+    elif run.kind.name == "trace" and run.manifest.get("against"):  # it writes at its end what it found
+        verdict = "inconclusive", "the run has not ended"
+    elif verdict[0] == "clean":
+        verdict = "inconclusive", f"the run has not ended; so far: {verdict[1]}"
+    return {**summary, "verdict": verdict[0], "reason": verdict[1]}
 
 
 def _site(steps: Sequence[Row], site: str) -> dict[str, Any]:
@@ -141,86 +144,3 @@ def _layers(
             "injected": [each["injected"] for each in counts],
         }
     return table
-
-
-def _differ(values: Sequence[Any]) -> bool:
-    """Whether the twins' numbers differ in any bit; two NaNs are equal."""
-    numbers = [found for value in values if (found := number(value)) is not None]
-    return len({b"NaN" if math.isnan(value) else struct.pack("<d", value) for value in numbers}) > 1
-
-
-def _first_mismatch(steps: Sequence[Row], mismatches: Sequence[Row]) -> int | None:
-    found = [row["step"] for row in mismatches if count(row.get("mismatched"))]
-    for row in steps:
-        compared = [*mapping(row.get("sites")).values(), *(row.get(part) for part in COMPARED)]
-        counted = any(count(mapping(entry).get("mismatched")) for entry in compared)
-        if counted or any(_differ(sequence(row.get(key))) for key in BITWISE):
-            found.append(row["step"])
-    return min(found, default=None)
-
-
-def _verdict(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> tuple[str | None, str]:
-    products = None
-    if summary["abft"] is not None:
-        injected = sum(site["injected"] for site in sites.values())
-        products = products_verdict(
-            summary["abft"],
-            steps=len(steps),
-            injected=injected,
-            least=number(mapping(manifest.get("abft")).get("least_coverage")) or 0.0,
-        )
-    elif mapping(manifest.get("abft")):
-        products = "inconclusive", "no row of a matrix product was checked: no step was done"
-    if manifest.get("kind") != "twin":
-        return products or (None, "a training run has no twin to compare with")
-    verdict, reason = _twin_verdict(steps, summary, sites)
-    if products is None or products[0] == "clean":
-        return verdict, reason
-    # Of two findings the graver one is the verdict; twins that agree do not clear a product that is flagged.
-    return min(verdict, products[0], key=_grave), f"{reason}; {products[1]}"
-
-
-def _grave(verdict: str | None) -> int:
-    """The place of a verdict, the gravest first."""
-    return ("corrupt", "inconclusive", "clean", None).index(verdict)
-
-
-def _twin_verdict(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> tuple[str, str]:
-    total = {name: sum(site[name] for site in sites.values()) for name in COUNTS}
-    first = summary["first_mismatch_step"]
-    if first is not None:
-        guesses = sum(
-            mapping(site).get("undecided") or 0 for row in steps for site in mapping(row.get("sites")).values()
-        )
-        guessed = f"; {guesses:,} times no majority agreed, so that the reference was a guess" if guesses else ""
-        return "corrupt", f"{_evidence(steps, summary, sites, total)}; first at step {first}{guessed}"
-    if not summary["steps"]:
-        return "inconclusive", "no step was done"
-    checked = {"submodule outputs and input gradients": total["checked"]}
-    checked |= {name: summary[part]["checked"] for part, name in reversed(COMPARED.items())}
-    what, elements = next((item for item in checked.items() if item[1]), ("", 0))
-    if not elements:
-        return "inconclusive", f"nothing was checked in {summary['steps']} steps"
-    if total["injected"]:
-        return "inconclusive", f"{total['injected']:,} values were corrupted on purpose and no check saw any of them"
-    bound = frequency_upper_bound(0, elements)
-    return "clean", (
-        f"no mismatch in {elements:,} checked elements ({what}) over {summary['steps']} steps; at 95 % confidence the "
-        f"mismatch frequency is below {bound:.2g} per element, if elements fail independently"
-    )
-
-
-def _evidence(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], total: Mapping[str, int]) -> str:
-    parts = []
-    if total["mismatched"]:
-        hit = [name for name, site in sites.items() if site["mismatched"]]
-        parts.append(f"{total['mismatched']:,} of {total['checked']:,} elements at {', '.join(hit)}")
-    for part, name in COMPARED.items():
-        counts = summary[part]
-        if counts["mismatched"]:
-            parts.append(f"{counts['mismatched']:,} of {counts['checked']:,} elements of the {name}")
-    for key, name in BITWISE.items():
-        differing = sum(_differ(sequence(row.get(key))) for row in steps)
-        if differing:
-            parts.append(f"the {name} of {differing:,} steps")
-    return f"the twins differ in {'; '.join(parts) or 'a step whose totals are not on record'}"

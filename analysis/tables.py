@@ -8,7 +8,8 @@ from typing import Any
 
 from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_interval, frequency_upper_bound
-from .summary import COMPARED, COUNTS, SUBMODULES
+from .summary import SUBMODULES
+from .verdict import COMPARED, COUNTS
 
 NOT_MEASURED = "–"
 

@@ -208,7 +208,10 @@ def _check_program(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _open(job: Job, folder: Path, manifest: Mapping[str, Any], start: int, program: Program) -> Record:
-    record = Record.resume(folder, manifest, at=start) if job.resume else Record.create(folder, manifest)
+    if job.resume:
+        record = Record.resume(folder, manifest, at=start, expected=start)
+    else:
+        record = Record.create(folder, manifest)
     for name, content in program.files().items():
         record.file(name, content)
     return record

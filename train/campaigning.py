@@ -71,6 +71,7 @@ def run_campaign(
         for row in runner.run(range(done, job.injections)):
             record.line(row)
             on_row(row)
+        record.sync()
     return read_record(folder)
 
 

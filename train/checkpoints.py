@@ -108,6 +108,10 @@ class Checkpoints:
         except Damage as damage:
             raise CheckpointError(f"in {self.folder}, {damage}; delete it and protect the checkpoints anew") from None
 
+    def due(self, step: int) -> bool:
+        """Whether `save` saves a checkpoint of so many steps without being forced."""
+        return step % self.every == 0
+
     def save(self, step: int, state: Any, position: Mapping[str, Any], *, force: bool = False) -> bool:
         """Saves a checkpoint if one is due. It is written in the background; `state` may be donated at once.
 
@@ -127,7 +131,7 @@ class Checkpoints:
         Raises:
             CheckpointError: this one or the one before cannot be written.
         """
-        if not force and step % self.every:
+        if not (force or self.due(step)):
             return False
         self.wait()
         _ = self.protected  # nothing is deleted, so nothing is written, while it is not known what must stay

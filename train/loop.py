@@ -105,6 +105,8 @@ def run_steps(
         if record is not None:
             record.line(*rows)
         last = answer is Answer.STOP or number + 1 == steps.stop
+        if record is not None and (last or checkpoints.due(number + 1)):
+            record.sync()  # a run that goes on from the checkpoint needs the lines before it
         checkpoints.save(number + 1, state, batches.get_state(), force=last)
         on_step(rows.row)
         number += 1

@@ -40,10 +40,19 @@ def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str,
     return sites, rows
 
 
-def total(mismatch: Mismatch) -> dict[str, int]:
-    """Elements checked and mismatched by a comparison outside loops, added over ranks and twins."""
+def total(mismatch: Mismatch) -> dict[str, Any]:
+    """Elements checked and mismatched by a comparison outside loops, added over ranks and twins, and who differs."""
     rows = mismatch.difference
-    return {"checked": int(rows.checked[0].sum()), "mismatched": int(rows.mismatched[0].sum())}
+    found: dict[str, Any] = {"checked": int(rows.checked[0].sum()), "mismatched": int(rows.mismatched[0].sum())}
+    if found["mismatched"]:
+        by_rank = np.asarray(rows.mismatched[0])  # [data, model, twin]
+        found["ranks"] = [
+            {"twin": int(twin), "data": int(data), "model": int(model), "mismatched": int(by_rank[data, model, twin])}
+            for data, model, twin in np.argwhere(by_rank)
+        ]
+    if undecided := int(np.sum(mismatch.undecided[0])):
+        found["undecided"] = undecided
+    return found
 
 
 def _total(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

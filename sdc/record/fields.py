@@ -4,10 +4,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the layout of records. It changes with every change that an older reader would misread."""
-READABLE = (1, 2)
+READABLE = (1, 2, 3)
 """Versions that this package reads. Schema 1 is that of jax-sdc 0.1: it has neither `version` nor `host`."""
+SEALED = 3
+"""Since this version files and lines carry checksums."""
 
 NonFinite: TypeAlias = Literal["NaN", "Infinity", "-Infinity"]
 Number: TypeAlias = int | float | NonFinite | None

@@ -1,4 +1,5 @@
-"""Files of a record: strict JSON, written whole or not at all, and checked against their types when they are read.
+"""Files of a record: strict JSON, written whole or not at all, and checked when they are read, against their checksums
+and their types.
 
 JSON knows no NaN and no infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back as
 numbers. Where the storage fails, functions here raise as `storage` says.
@@ -13,9 +14,11 @@ from typing import Any
 
 import msgspec
 
+from .integrity import FIELD, check_line, end_of, is_sound, seal, unlink
 from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_WORDS = (b'"NaN"', b'Infinity"')
 
 
 def encode(value: Any) -> str:
@@ -25,7 +28,18 @@ def encode(value: Any) -> str:
 
 def write_json(path: AnyPath, value: Any) -> None:
     """Writes a JSON file whole or not at all."""
-    write_text(path, json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n")
+    write_text(path, _text(value))
+
+
+def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
+    """Writes a JSON object with its checksum, whole or not at all.
+
+    Raises:
+        RecordError: the object has a field of that name.
+    """
+    if FIELD in value:
+        raise RecordError(f"{os.fspath(path)} cannot have a field {FIELD!r}, which the record adds; name it otherwise")
+    write_bytes(path, seal(_text(value).encode("utf-8")))
 
 
 def write_text(path: AnyPath, text: str) -> None:
@@ -33,19 +47,21 @@ def write_text(path: AnyPath, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def read_json(path: AnyPath, type: type | None = None) -> dict[str, Any]:
+def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) -> dict[str, Any]:
     """Reads a JSON object; see the module for non-finite numbers.
 
     Args:
         path: the file.
         type: what the object must be, if that is known. Fields that it does not name are kept.
+        sealed: the object must have a checksum. One that it has is checked anyway, and left out.
 
     Raises:
         RecordError: it is damaged; the message names the field.
     """
     remedy = "restore it or start the run anew"
     try:
-        value = json.loads(read_bytes(path).decode("utf-8"))
+        content = read_bytes(path)
+        value = json.loads(content.decode("utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         if isinstance(error, RecordError):
             raise
@@ -54,11 +70,23 @@ def read_json(path: AnyPath, type: type | None = None) -> dict[str, Any]:
         raise RecordError(f"{os.fspath(path)} is damaged (expected a JSON object); {remedy}")
     if type is not None and (problem := misfit(value, type)):
         raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
+    if (sealed or FIELD in value) and not is_sound(content):
+        problem = "its checksum is wrong" if FIELD in value else "it has no checksum"
+        raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
+    value.pop(FIELD, None)
     read: dict[str, Any] = _from_json(value)
     return read
 
 
-def read_lines(path: AnyPath, *, whole: bool, key: str = "step", type: type | None = None) -> list[dict[str, Any]]:
+def read_lines(
+    path: AnyPath,
+    *,
+    whole: bool,
+    key: str = "step",
+    type: type | None = None,
+    start: int | None = None,
+    end: tuple[int, str] | None = None,
+) -> list[dict[str, Any]]:
     """Reads JSON lines.
 
     Args:
@@ -66,11 +94,25 @@ def read_lines(path: AnyPath, *, whole: bool, key: str = "step", type: type | No
         whole: the file must be there and end with a whole line. If not, a last line that is cut off is the trace of a
             crash, and passed over.
         key: the field with the number of a line.
-        type: what each line must be, if that is known. Fields that it does not name are kept.
+        type: what each line must be, if that is known. Fields that it does not name are kept, but for checksums.
+        start: the checksum before the first line; None for a file that has no checksums.
+        end: how many lines there must be, and the checksum of the last one in hexadecimal, if that is known.
 
     Raises:
-        RecordError: a line is damaged, or has no number under `key`; the message names line and field.
+        RecordError: a line is damaged, missing, or has no number under `key`; the message names line and field.
     """
+    content = read_content(path, whole=whole)
+    rows = [row for _, row in numbered(path, content, key=key, type=type, start=start)]
+    if start is not None and end is not None and (found := (len(rows), f"{end_of(content, start):08x}")) != tuple(end):
+        raise RecordError(
+            f"{os.fspath(path)} has {found[0]} lines (checksum {found[1]}), but the run ended with {end[0]} "
+            f"({end[1]}); restore it or start the run anew"
+        )
+    return rows
+
+
+def read_content(path: AnyPath, *, whole: bool) -> bytes:
+    """The bytes of a file of lines; see `read_lines`."""
     try:
         content = read_bytes(path)
     except FileNotFoundError as error:
@@ -78,38 +120,55 @@ def read_lines(path: AnyPath, *, whole: bool, key: str = "step", type: type | No
             raise RecordError(
                 f"{os.fspath(path)} is missing although the run has ended; restore it or start the run anew"
             ) from error
-        return []
+        return b""
     except OSError as error:
         raise RecordError(f"{os.fspath(path)} cannot be read ({reason(error)}); mend that and try again") from error
     if whole and not content.endswith(b"\n") and content:
         lines = content.count(b"\n")
         raise RecordError(f"{os.fspath(path)} is cut off after line {lines}; restore it or start the run anew")
-    return [_from_json(row) for _, row in numbered(path, content, key=key, type=type)]
+    return content
 
 
 def numbered(
-    path: AnyPath, content: bytes, *, key: str, type: type | None = None
+    path: AnyPath, content: bytes, *, key: str, type: type | None = None, start: int | None = None
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The whole lines of a file, each as its bytes and as the JSON object that it holds.
+    """The whole lines of a file, each as its bytes without the checksum, and as the JSON object that it holds.
 
     `path` is for messages. What follows the last newline of the content was cut off by a crash. For the rest, and what
     is raised, see `read_lines`.
     """
+    before = start
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        problem, row = None, {}
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problem = str(error)
-        if problem is None and (not isinstance(row, dict) or not isinstance(row.get(key), int)):
-            problem = f"no {key} number"
-        if problem is None and type is not None:
-            problem = misfit(row, type)
+        bare, _ = unlink(line)
+        row, problem = _row(bare, key, type)
         if problem is not None:
             raise RecordError(
                 f"{os.fspath(path)} line {number} is damaged ({problem}); remove that line or restore the file"
             )
-        yield line, row
+        if before is not None and (before := check_line(line, before)) is None:
+            raise RecordError(
+                f"{os.fspath(path)} line {number} does not fit its checksum: it was changed, or lines before it are "
+                "missing or were changed; restore the file or start the run anew"
+            )
+        yield bare, row
+
+
+def _row(line: bytes, key: str, type: type | None) -> tuple[dict[str, Any], str | None]:
+    """A line as an object, and what is wrong with it. What is right is read fast, what is not is looked at closely."""
+    problem: str | None = None
+    try:
+        row = msgspec.json.decode(line)
+        if type is not None:
+            msgspec.json.decode(line, type=type)
+    except (ValueError, RecursionError) as error:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as worse:
+            return {}, str(worse)
+        problem = (misfit(row, type) if type is not None and isinstance(row, dict) else None) or str(error)
+    if not isinstance(row, dict) or not isinstance(row.get(key), int):
+        return {}, f"no {key} number"
+    return (_from_json(row) if any(word in line for word in _WORDS) else row), problem
 
 
 def misfit(value: Any, type: type) -> str | None:
@@ -157,3 +216,7 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     return value
+
+
+def _text(value: Any) -> str:
+    return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n"

@@ -32,7 +32,7 @@ class Host(Fields, kw_only=True):
 class Stamp(Fields, kw_only=True):
     """What every JSON output begins with."""
 
-    schema: Annotated[int, about("version of the layout, 2; see [Versions](#versions)")]
+    schema: Annotated[int, about("version of the layout, 3; see [Versions](#versions)")]
     version: Annotated[str | None, about("version of jax-sdc that wrote the file; absent in schema 1")] = None
     host: Annotated[Host | None, about("who wrote the file; absent in schema 1")] = None
 

@@ -12,12 +12,14 @@ from typing import Any
 
 from etils import epath
 
-from .files import encode, read_lines, write_json
+from .fields import SEALED
+from .files import encode, read_content, read_lines, write_json, write_sealed
 from .identity import stamp
-from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, kind_of
-from .lines import Lines, Pace, open_lines
+from .integrity import FIELD, end_of, start
+from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
+from .lines import Lines, Pace, open_lines, seal_lines
 from .lock import LOCK, Lock
-from .reading import read_manifest
+from .reading import Contents, read_manifest, read_record
 from .storage import AnyPath, RecordError, appends, names, reason, remove
 
 
@@ -54,7 +56,8 @@ class Record:
         self._pace = Pace()
         self._files: dict[str, Lines] = {}
         for file in kind.files:
-            self._files[file.name] = open_lines(self.path / file.name, kind.number)
+            self._files[file.name] = self._lines(file)
+        self._discarded = 0 if kind.discarded is None else _count(self.path / kind.discarded.name)
 
     @classmethod
     def create(cls, path: AnyPath, manifest: Mapping[str, Any], *, kind: str | None = None) -> "Record":
@@ -83,14 +86,14 @@ class Record:
                 if set(names(folder)) - {LOCK}:  # somebody was faster, and is done
                     raise FolderTaken(folder)
                 created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                whole = _stamped({"kind": known.name, "created": created} | {**manifest, "kind": known.name})
-                write_json(folder / MANIFEST, whole)
+                whole = _stamped({"created": created, **manifest, "kind": known.name})
+                write_sealed(folder / MANIFEST, whole)
                 return cls(folder, whole, known, lock)
         except OSError as error:
             raise RecordError(f"cannot write run folder {folder}: {reason(error)}; name another folder") from error
 
     @classmethod
-    def resume(cls, path: AnyPath, manifest: Mapping[str, Any], *, at: int) -> "Record":
+    def resume(cls, path: AnyPath, manifest: Mapping[str, Any], *, at: int, expected: int | None = None) -> "Record":
         """Continues a record: lines numbered `at` and higher are dropped, and so is the summary.
 
         Args:
@@ -98,13 +101,15 @@ class Record:
             manifest: what runs now. It stands in for the old one, but for the time of creation; `resumed_at` lists the
                 numbers at which the record was continued.
             at: number of the next line.
+            expected: how many lines with lower numbers there must be; by default as many as there are.
 
         Returns:
             The open record.
 
         Raises:
             RecordBusy: another process writes it.
-            RecordError: there is no readable record in the folder, it is of another kind, or it cannot be written.
+            RecordError: there is no readable record in the folder, lines are missing, it is of another kind, or it
+                cannot be written.
         """
         folder = epath.Path(path)
         old = read_manifest(folder)
@@ -116,15 +121,19 @@ class Record:
             )
         try:
             with _locked(folder) as lock:
-                for file in kind.files:  # a damaged record is refused before anything is changed
-                    read_lines(folder / file.name, whole=False, key=kind.number, type=file.row)
+                _check_lines(read_record(folder), at, expected)  # nothing is changed before
+                if old["schema"] < SEALED:
+                    for file in _all(kind):
+                        seal_lines(folder / file.name, kind.number, start(file.name))
                 history: dict[str, Any] = {name: old[name] for name in ("created", "resumed_at") if name in old}
                 history["resumed_at"] = [*history.get("resumed_at", []), at]
                 remove(folder / SUMMARY)
-                whole = _stamped({"kind": kind.name, **manifest, **history})
-                write_json(folder / MANIFEST, whole)
+                whole = _stamped({**manifest, "kind": kind.name, **history})
                 record = cls(folder, whole, kind, lock)
                 record.rewind(at)
+                if record._discarded:
+                    record.manifest["discarded"] = record._discarded
+                write_sealed(folder / MANIFEST, record.manifest)
                 return record
         except OSError as error:
             raise RecordError(f"cannot write run folder {folder}: {reason(error)}; make it writable") from error
@@ -154,9 +163,12 @@ class Record:
         if self.kind.lines is None or (lines and self.kind.details is None):
             raise RecordError(f"a record of kind {self.kind.name!r} has no {'details' if self.kind.lines else 'lines'}")
         assert isinstance(row.get(self.kind.number), int), f"a line without its number: {self.kind.number}"
+        if taken := sorted({"details", "discarded", FIELD} & set(row)):
+            raise RecordError(f"a line cannot have a field {taken[0]!r}, which the record adds; name it otherwise")
+        beside = {"details": len(lines), "discarded": self._discarded}
         if self.kind.details is not None:
             self._files[self.kind.details.name].append(lines)
-        self._files[self.kind.lines.name].append([encode(row)])
+        self._files[self.kind.lines.name].append([encode({**row, **{k: v for k, v in beside.items() if v}})])
         self._pace.run(self.flush)
 
     def rewind(self, at: int) -> None:
@@ -170,7 +182,8 @@ class Record:
         self._check_open()
         if self.kind.discarded is not None and self.kind.lines is not None:
             self.flush()
-            lines = read_lines(self.path / self.kind.lines.name, whole=False, key=self.kind.number)
+            file = self.path / self.kind.lines.name
+            lines = read_lines(file, whole=False, key=self.kind.number, start=start(file.name))
             self.discard(line for line in lines if line[self.kind.number] >= at)
         # Lines without details would say that nothing was found; details without a line are passed over.
         for file in reversed(self.kind.files):
@@ -186,10 +199,12 @@ class Record:
         if self.kind.discarded is None:
             raise RecordError(f"a record of kind {self.kind.name!r} keeps nothing that was run again")
         if lines := [encode(row) for row in rows]:
-            file = open_lines(self.path / self.kind.discarded.name, self.kind.number)
+            file = self._lines(self.kind.discarded)
             file.rewind(sys.maxsize)  # drops nothing but a last line that a crash cut off
             file.append(lines)
+            file.sync()  # before the lines leave the record
             file.close()
+            self._discarded = file.count
 
     def file(self, name: str, value: Any) -> epath.Path:
         """Writes a JSON file of one's own beside the others, whole or not at all.
@@ -209,7 +224,10 @@ class Record:
             raise RecordError(
                 f"{name!r} cannot be the name of a further file; take a plain name other than the record's"
             )
-        write_json(self.path / name, _stamped(value, lasting=True) if isinstance(value, Mapping) else value)
+        if isinstance(value, Mapping):
+            write_sealed(self.path / name, _stamped(value, lasting=True))
+        else:
+            write_json(self.path / name, value)
         return self.path / name
 
     def flush(self) -> None:
@@ -217,18 +235,29 @@ class Record:
         for file in self._files.values():
             file.flush()
 
+    def sync(self) -> None:
+        """Makes all lines outlive the machine's sudden end, as what builds on them does: a checkpoint, the summary."""
+        for file in self._files.values():
+            file.sync()
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes `summary.json`, which marks the record as ended.
 
         Args:
-            summary: verdict and totals. The version of the schema, that of jax-sdc and the host are added.
+            summary: verdict and totals. The version of the schema, that of jax-sdc, the host, and where the files of
+                lines end, are added.
 
         Raises:
             RecordError: the record has ended or is closed.
         """
         self._check_open()
-        self.flush()
-        write_json(self.path / SUMMARY, _stamped(summary, lasting=True))
+        self.sync()
+        ends = {name: [file.count, f"{file.checksum:08x}"] for name, file in self._files.items()}
+        if self._discarded and self.kind.discarded is not None:
+            name = self.kind.discarded.name
+            checksum = end_of(read_content(self.path / name, whole=True), start(name))
+            ends[name] = [self._discarded, f"{checksum:08x}"]
+        write_sealed(self.path / SUMMARY, _stamped({**summary, **({"lines": ends} if ends else {})}, lasting=True))
         self._ended = True
 
     def close(self) -> None:
@@ -248,6 +277,9 @@ class Record:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _lines(self, file: LineFile) -> Lines:
+        return open_lines(self.path / file.name, self.kind.number, start(file.name))
+
     def _check_open(self) -> None:
         if self._closed or self._ended:
             state = "is closed" if self._closed else "has ended"
@@ -263,6 +295,25 @@ def _locked(folder: AnyPath) -> Iterator[Lock]:
     except BaseException:
         lock.release()
         raise
+
+
+def _check_lines(record: Contents, at: int, expected: int | None) -> None:
+    """What is missing at the end of a run that has not ended, only somebody who knows its length can tell."""
+    found = sum(row[record.kind.number] < at for row in record.lines)
+    if record.kind.lines is not None and expected is not None and found != expected:
+        raise RecordError(
+            f"{record.path / record.kind.lines.name} has {found} of the {expected} lines before {record.kind.number} "
+            f"{at}; restore it, or start the run anew"
+        )
+
+
+def _all(kind: Kind) -> tuple[LineFile, ...]:
+    """Every file of lines that a record of a kind can have."""
+    return kind.files if kind.discarded is None else (*kind.files, kind.discarded)
+
+
+def _count(path: AnyPath) -> int:
+    return read_content(path, whole=False).count(b"\n")
 
 
 def check_free(path: AnyPath) -> None:

@@ -60,6 +60,9 @@ class Manifest(Stamp, kw_only=True):
     kind: Annotated[
         str, about("`twin`, `train`, `trace`, `campaign`, `abft study` or `aggregation study`; see [above](#kinds)")
     ]
+    discarded: Annotated[
+        int | None, about("lines of `discarded.jsonl` when the run was last continued; absent where there were none")
+    ] = None
     command: Annotated[list[str] | None, about("the command line, if a command wrote the record")] = None
     created: Annotated[str | None, about("when the run started, UTC")] = None
     resumed_at: Annotated[

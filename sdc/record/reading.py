@@ -1,5 +1,6 @@
 """Records as they are read: whole or under way, of this version or of an older one."""
 
+import collections
 import dataclasses
 import itertools
 import os
@@ -8,9 +9,10 @@ from typing import Any
 
 from etils import epath
 
-from .fields import READABLE
+from .fields import READABLE, SEALED
 from .files import read_json, read_lines
 from .identity import package_version
+from .integrity import start
 from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .storage import AnyPath, RecordError, names, reason
 
@@ -55,25 +57,36 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         Its contents. Fields that this version does not know are kept.
 
     Raises:
-        RecordError: there is no record, or one of another kind or of a schema that this version does not read; a line
-            or a field is damaged, or a line is repeated; or a last line is cut off although the run has ended.
+        RecordError: there is no record, or one of another kind or of a schema that this version does not read; a file,
+            a line or a field is damaged; a line is missing or repeated; or a last line is cut off although the run has
+            ended.
     """
     manifest = read_manifest(path, *kinds)
     kind = kind_of(manifest["kind"])
     folder = epath.Path(path)
-    summary = _read_summary(folder / SUMMARY, kind.summary) if SUMMARY in names(folder) else None
+    summary = None
+    if SUMMARY in names(folder):
+        summary = _read_summary(folder / SUMMARY, kind.summary, sealed=manifest["schema"] >= SEALED)
+
+    ends = (summary or {}).get("lines") or {}
 
     def rows(file: LineFile | None) -> list[dict[str, Any]]:
         if file is None:
             return []
-        return read_lines(folder / file.name, whole=summary is not None, key=kind.number, type=file.row)
+        ended = summary is not None and file is not kind.discarded
+        first = start(file.name) if manifest["schema"] >= SEALED else None
+        return read_lines(
+            folder / file.name, whole=ended, key=kind.number, type=file.row, start=first, end=ends.get(file.name)
+        )
 
     lines = rows(kind.lines)
     if kind.lines is not None:
         _check_order(folder / kind.lines.name, [row[kind.number] for row in lines], kind.number)
-    beside = rows(kind.details) if details else []
-    discarded = [] if kind.discarded is None else read_lines(folder / DISCARDED, whole=False, type=kind.discarded.row)
-    return Contents(folder, kind, manifest, lines, beside, summary, discarded)
+    beside, discarded = rows(kind.details) if details else [], rows(kind.discarded)
+    contents = Contents(folder, kind, manifest, lines, beside, summary, discarded)
+    if manifest["schema"] >= SEALED:
+        _check_counts(contents, details=details)
+    return contents
 
 
 def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
@@ -94,7 +107,25 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
         raise RecordError(
             f"{os.fspath(path)} holds a record of kind {kind.name!r}; give the folder of a {' or '.join(kinds)}"
         )
-    return read_json(file, kind.manifest)
+    return read_json(file, kind.manifest, sealed=manifest["schema"] >= SEALED)
+
+
+def _check_counts(record: Contents, *, details: bool) -> None:
+    """Whole lines can be lost at the end of a file, where no checksum of a later line tells it."""
+    kind = record.kind
+    known = max([record.manifest.get("discarded") or 0, *(row.get("discarded", 0) for row in record.lines)])
+    if len(record.discarded) < known:
+        raise _lost(record.path / DISCARDED, f"has {len(record.discarded)} of {known} lines")
+    if kind.details is not None and details:
+        beside = collections.Counter(row[kind.number] for row in record.details)
+        for row in record.lines:
+            if beside[row[kind.number]] != (count := row.get("details", 0)):
+                problem = f"has {beside[row[kind.number]]} lines of {kind.number} {row[kind.number]}, which has {count}"
+                raise _lost(record.path / kind.details.name, problem)
+
+
+def _lost(file: epath.Path, problem: str) -> RecordError:
+    return RecordError(f"{os.fspath(file)} {problem}; restore it or start the run anew")
 
 
 def _check_order(file: epath.Path, numbers: list[int], key: str) -> None:
@@ -107,11 +138,14 @@ def _check_order(file: epath.Path, numbers: list[int], key: str) -> None:
             )
 
 
-def _read_summary(file: epath.Path, type: type) -> dict[str, Any]:
+def _read_summary(file: epath.Path, type: type, *, sealed: bool) -> dict[str, Any]:
     """A summary; those of 0.1 name no schema."""
-    if "schema" in (found := read_json(file)):
-        _check_schema(file, found)
-    return read_json(file, type)
+    try:
+        if "schema" in (found := read_json(file)):
+            _check_schema(file, found)
+        return read_json(file, type, sealed=sealed)
+    except RecordError as error:
+        raise RecordError(f"{error}, or remove it and resume the run, which writes it anew") from error
 
 
 def _check_schema(file: epath.Path, manifest: Mapping[str, Any]) -> None:
@@ -127,5 +161,5 @@ def _check_schema(file: epath.Path, manifest: Mapping[str, Any]) -> None:
     writer = f"jax-sdc {writer}, which" if writer not in (None, mine) else "the version of jax-sdc that"
     raise RecordError(
         f"{os.fspath(file)} has schema {found!r}, this version of jax-sdc ({mine}) reads schemas "
-        f"{' and '.join(map(str, READABLE))}; read it with {writer} wrote it"
+        f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}; read it with {writer} wrote it"
     )

@@ -34,6 +34,30 @@ class SiteCounts(Counts, kw_only=True):
     severity: Annotated[Number, about("equation (4), the largest over microsteps; `null` where there is none")] = None
 
 
+class RankRow(Fields, kw_only=True):
+    """A device that differs from the reference."""
+
+    twin: Annotated[Number, about("number of the twin")] = None
+    data: Annotated[Number, about("its rank on the mesh axis `data`")] = None
+    model: Annotated[Number, about("its rank on the mesh axis `model`")] = None
+    mismatched: Annotated[Number, about("elements of which any bit differs")] = None
+    relative_mean: Annotated[
+        Number, about("mean relative difference of the mismatched elements; `null` if the mean has no term")
+    ] = None
+    relative_max: Annotated[Number, about("largest relative difference")] = None
+
+
+class TwinCounts(Counts, kw_only=True):
+    """What a comparison of whole twins found after a step."""
+
+    undecided: Annotated[
+        Number, about("ranks on which no majority of three or more twins agreed; absent where there are none")
+    ] = None
+    ranks: Annotated[
+        list[RankRow], about("`twin`, `data`, `model` and `mismatched` of each device that differs; absent where none")
+    ] = msgspec.field(default_factory=list)
+
+
 class StepRow(Fields, kw_only=True):
     """A line of `steps.jsonl`."""
 
@@ -49,12 +73,12 @@ class StepRow(Fields, kw_only=True):
         about("for each site the counts below; empty where nothing was compared or injected at probes"),
     ] = msgspec.field(default_factory=dict)
     state: Annotated[
-        Counts | None,
+        TwinCounts | None,
         about(
             "`checked` and `mismatched` elements of parameters and optimizer state after the step, before any repair"
         ),
     ] = None
-    gradient: Annotated[Counts | None, about("`checked` and `mismatched` elements of the gradient")] = None
+    gradient: Annotated[TwinCounts | None, about("`checked` and `mismatched` elements of the gradient")] = None
     gradient_difference: Annotated[
         Numbers, about("L2 norm of the difference from the reference's gradient, for each twin")
     ] = None
@@ -75,19 +99,12 @@ class StepRow(Fields, kw_only=True):
     abft: Annotated[
         dict[str, Any] | None, about("counts of the checked products; see [below](#aggregation-and-products)")
     ] = None
-
-
-class RankRow(Fields, kw_only=True):
-    """A device that differs from the reference."""
-
-    twin: Annotated[Number, about("number of the twin")] = None
-    data: Annotated[Number, about("its rank on the mesh axis `data`")] = None
-    model: Annotated[Number, about("its rank on the mesh axis `model`")] = None
-    mismatched: Annotated[Number, about("elements of which any bit differs")] = None
-    relative_mean: Annotated[
-        Number, about("mean relative difference of the mismatched elements; `null` if the mean has no term")
+    details: Annotated[
+        int | None, about("lines of this step in the file beside it; absent where it has none, and before schema 3")
     ] = None
-    relative_max: Annotated[Number, about("largest relative difference")] = None
+    discarded: Annotated[
+        int | None, about("lines of `discarded.jsonl` when the line was written; absent where there were none")
+    ] = None
 
 
 class MismatchRow(SiteCounts, kw_only=True):

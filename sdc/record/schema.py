@@ -19,12 +19,12 @@ from .manifests import (
     Suspect,
     TraceManifest,
 )
-from .rows import InjectionRow, MismatchRow, RankRow, SiteCounts, StepRow, TraceRow
+from .rows import InjectionRow, MismatchRow, RankRow, SiteCounts, StepRow, TraceRow, TwinCounts
 from .summaries import CampaignSummary, Ending, RunSummary, StudySummary
 
 TABLES: tuple[type[Fields], ...] = (
     Stamp, Manifest, RunManifest, TraceManifest, CampaignManifest, StudyManifest, Host, Environment, Data, Suspect,
-    StepRow, SiteCounts, MismatchRow, RankRow, TraceRow, InjectionRow,
+    StepRow, SiteCounts, TwinCounts, MismatchRow, RankRow, TraceRow, InjectionRow,
     Ending, RunSummary, CampaignSummary, StudySummary, Holder,
 )  # fmt: skip
 """Types of which the documentation has a table."""

@@ -65,6 +65,17 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
         raise
 
 
+def sync_folder(folder: AnyPath) -> None:
+    """Makes what was created or renamed in a folder on a disk outlive the machine's sudden end."""
+    handle = os.open(os.fspath(folder) or ".", os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass  # some network file systems refuse; they write folders at once
+    finally:
+        os.close(handle)
+
+
 def create_bytes(path: AnyPath, data: bytes) -> bool:
     """Writes a file only if there is none; returns whether it did.
 

@@ -23,13 +23,17 @@ class Ending(Stamp, kw_only=True):
     """`summary.json` of any kind."""
 
     # A summary of schema 1 carries no schema of its own: that of its manifest holds.
-    schema: Annotated[int, about("version of the layout, 2; see [Versions](#versions)")] = 1
+    schema: Annotated[int, about("version of the layout, 3; see [Versions](#versions)")] = 1
     verdict: Annotated[
         Literal["clean", "corrupt", "inconclusive"] | None,
         about("`clean`, `corrupt`, `inconclusive`; `null` where nothing was compared, checked or shadowed"),
     ] = None
     reason: Annotated[str | None, about("the reason of the verdict, in words")] = None
     simulated: Annotated[bool | None, about("whether faults were injected")] = None
+    lines: Annotated[
+        dict[str, tuple[int, str]],
+        about("for each file of lines how many it has, and the checksum of the last one; since schema 3"),
+    ] = msgspec.field(default_factory=dict)
 
 
 class SiteTotals(SiteCounts, kw_only=True):
@@ -72,6 +76,15 @@ class RunSummary(Ending, kw_only=True):
     seconds_per_step: Annotated[Number, about("median wall time of a step")] = None
     first_mismatch_step: Annotated[
         Number, about("number of the first step with a mismatch; `null` if there is none")
+    ] = None
+    odd_twins: Annotated[
+        list[int],
+        about("numbers of the twins that differ from the reference: the majority of three or more, the first of two"),
+    ] = msgspec.field(default_factory=list)
+    twins: Annotated[int | None, about("as in the manifest")] = None
+    hosts: Annotated[int | None, about("as in the manifest")] = None
+    rehearsal: Annotated[
+        bool | None, about("whether all twins ran on simulated devices of one processor, which tests no hardware")
     ] = None
     abft: Annotated[
         dict[str, Any] | None, about("counts of the checked products, summed over steps, if the run checked any")

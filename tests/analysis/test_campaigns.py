@@ -11,8 +11,8 @@ import pytest
 from sdc.analysis.campaigns import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
 from sdc.campaigns.outcomes import ABFT, DETECTORS, OUTCOMES
-from sdc.record.files import RecordError
-from sdc.record.kinds import INJECTIONS
+from sdc.record.files import RecordError, write_sealed
+from sdc.record.kinds import INJECTIONS, SUMMARY
 from sdc.record.lifecycle import Record
 from sdc.record.reading import read_record
 
@@ -186,10 +186,13 @@ def test_an_ended_campaign_must_be_what_its_summary_was_made_of(tmp_path: Path) 
     with Record.create(tmp_path / "run", MANIFEST) as record:
         for each in ROWS:
             record.line(each)
-        record.finish(summarize_campaign(MANIFEST, ROWS))
+    write_sealed(tmp_path / "run" / SUMMARY, summarize_campaign(MANIFEST, ROWS))
     write_report(tmp_path / "run")
-    lines = (tmp_path / "run" / INJECTIONS).read_text()
-    for damaged in (lines.replace('"benign"', '"nonfinite"', 1), lines.partition("\n")[2]):
-        (tmp_path / "run" / INJECTIONS).write_text(damaged)
-        with pytest.raises(RecordError, match="is not what its summary was made of"):
+    lines = (tmp_path / "run" / INJECTIONS).read_text().splitlines(keepends=True)
+    for damaged, problem in (
+        (lines[1:], "does not fit its checksum"),
+        (lines[:-1], "is not what its summary was made"),
+    ):
+        (tmp_path / "run" / INJECTIONS).write_text("".join(damaged))
+        with pytest.raises(RecordError, match=problem):
             write_report(tmp_path / "run")

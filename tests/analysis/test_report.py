@@ -15,7 +15,7 @@ import pytest
 from sdc.analysis import figures
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summarize
-from sdc.record.files import RecordError, write_json
+from sdc.record.files import RecordError, write_sealed
 
 from .records import PUBLISHED, free_steps, manifest, step_row, steps, write_run
 
@@ -181,7 +181,7 @@ def test_what_the_run_says_of_itself_wins(tmp_path: Path) -> None:
     about = manifest(**REAL)
     path = write_run(tmp_path / "run", about, *steps(3), ended=False)
     verdict = {"verdict": "inconclusive", "reason": "the peer vanished at step 3"}
-    write_json(path / "summary.json", verdict)
+    write_sealed(path / "summary.json", verdict)
     assert "The peer vanished at step 3." in Page(html(path)).words
 
 

@@ -79,6 +79,9 @@ def test_a_site_in_between_is_listed_apart() -> None:
         {"loss": [math.nan, 2.0]},
         {"loss": [math.inf, 2.0]},
         {"gradient_norm": [1.0, 1.5]},
+        {"parameter_norm": [40.0, 40.5]},
+        {"parameter_difference": [0.0, 1e-30]},
+        {"gradient_difference": [0.0, math.nan]},
         {"state": {"checked": 10, "mismatched": 1}},
         {"gradient": {"checked": 10, "mismatched": 1}},
     ],
@@ -89,6 +92,69 @@ def test_one_difference_anywhere_is_corruption(change: dict[str, Any]) -> None:
     summary = summarize(manifest(**REAL), rows, [])
     assert summary["verdict"] == "corrupt"
     assert summary["first_mismatch_step"] == 3
+
+
+def test_final_states_that_differ_are_corruption() -> None:
+    """Bits may change after the last step was compared, as while the last checkpoint is written."""
+    about, (rows, mismatches) = manifest(**REAL), steps(3)
+    ended = summarize(about, rows, mismatches)
+    for digests, verdict in ((["ab", "ab"], "clean"), (["ab", "ac"], "corrupt"), ([], "clean")):
+        found = summary_of(contents(about, rows, mismatches, ended | {"state_digest": digests}))
+        assert found["verdict"] == verdict
+    single = contents({**about, "kind": "train"}, rows, [], ended | {"verdict": None, "state_digest": ["ab"]})
+    assert summary_of(single)["verdict"] is None
+    rows[1]["state"]["mismatched"] = 1  # what is known already is told
+    found = summary_of(contents(about, rows, mismatches, ended | {"state_digest": ["ab", "ac"]}))
+    assert "1 of " in found["reason"]
+
+
+def test_what_was_computed_from_the_lines_stands() -> None:
+    about, (rows, mismatches) = manifest(**REAL), steps(3)
+    ended = summarize(about, rows, mismatches)
+    stored = {**ended, "steps": 99, "submodules": {}, "hosts": 7, "note": "mine"}
+    assert summary_of(contents(about, rows, mismatches, stored)) == {**ended, "note": "mine"}
+
+
+@pytest.mark.parametrize(("least", "verdict"), [(None, "clean"), (1, "clean"), (10**12, "inconclusive")])
+def test_a_least_number_of_checked_elements(least: int | None, verdict: str) -> None:
+    summary = summarize(manifest(**REAL, least_elements=least), *steps(3))
+    assert summary["verdict"] == verdict
+    assert ("at least 1,000,000,000,000 were asked for" in summary["reason"]) == (verdict != "clean")
+
+
+HERE, THERE = {"host": "a", "machine": "1"}, {"host": "b", "machine": "2"}
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"environment": {"platform": "cpu"}, "processes": 1}, "a rehearsal"),
+        ({"environment": {"platform": "cpu"}, "devices": [HERE, HERE]}, "a rehearsal"),
+        ({"environment": {"platform": "cpu"}, "devices": [HERE, THERE]}, None),
+        ({"environment": {"platform": "gpu"}, "devices": [HERE, HERE]}, None),
+        ({"environment": {"platform": "gpu"}, "processes": 1, "placement": "vmap"}, "twins shared their devices"),
+    ],
+)
+def test_clean_says_what_it_rests_on(about: dict[str, Any], words: str | None) -> None:
+    summary = summarize(manifest(**REAL, **about), *steps(3))
+    assert summary["verdict"] == "clean"
+    assert summary["rehearsal"] == (words == "a rehearsal")
+    assert words is None or words in summary["reason"]
+    assert ("rehearsal" in summary["reason"] or "shared" in summary["reason"]) == (words is not None)
+
+
+@pytest.mark.parametrize("part", ["state", "gradient"])
+def test_the_odd_one_of_three_twins_is_named(part: str) -> None:
+    rows, _ = steps(3)
+    for row in rows:
+        row["sites"] = {}
+    ranks = [{"twin": 1, "data": 0, "model": 1, "mismatched": 2}]
+    rows[1][part] = {"checked": 100, "mismatched": 2, "ranks": ranks}
+    summary = summarize(manifest(**REAL | {"twins": 3}, sync="params"), rows, [])
+    assert (summary["odd_twins"], summary["first_mismatch_step"]) == ([1], 1)
+    assert summary["reason"].startswith("twin 1 differs from the majority in 2 of ")
+    two = summarize(manifest(**REAL, sync="params"), rows, [])
+    assert (two["odd_twins"], two["reason"][:16]) == ([1], "the twins differ")
 
 
 @pytest.mark.parametrize("loss", [[math.nan, -math.nan], [math.inf, math.inf], [3, 3.0]])

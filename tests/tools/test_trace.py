@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sdc.record import read_manifest
+from sdc.record.files import write_sealed
 from sdc.tools import cli
 from sdc.tools.errors import Exit
 from sdc.twins.traces import read_trace
@@ -41,8 +43,8 @@ def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "would be compared with itself" in capsys.readouterr().err
     shutil.copytree(golden, tmp_path / "copy")
     assert cli.run(["diff", str(golden), str(tmp_path / "copy")]) == Exit.CLEAN
-    manifest = json.loads((struck / "manifest.json").read_text())
-    (struck / "manifest.json").write_text(json.dumps({**manifest, "program": {"step": "another"}}))
+    manifest = read_manifest(struck)
+    write_sealed(struck / "manifest.json", {**manifest, "program": {"step": "another"}})
     assert cli.run(["diff", str(golden), str(struck)]) == Exit.INCONCLUSIVE
     assert "program.step" in capsys.readouterr().err
 

@@ -38,6 +38,8 @@ def execute(job: Job, **options: Any) -> dict[str, Any]:
 
 
 def lines(folder: Path | str, name: str = "steps.jsonl") -> list[dict[str, Any]]:
-    """The lines of a record, but for how long steps took."""
+    """The lines of a record, but for how long steps took, and whether some were run again."""
     rows = [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [
+        {key: value for key, value in row.items() if key not in ("seconds", "discarded", "checksum")} for row in rows
+    ]

@@ -1,7 +1,6 @@
 """Runs from Python objects: what is injected is measured, wherever twins run and however a run ends."""
 
 import dataclasses
-import json
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +12,8 @@ import sdc
 from sdc.analysis import conclude
 from sdc.faults.nodes import SUBMODULES, expected_frequency
 from sdc.program.selectors import direction, probes
-from sdc.record import FolderTaken, RecordError
+from sdc.record import FolderTaken, RecordError, read_manifest
+from sdc.record.files import write_sealed
 from sdc.settings import SettingError
 from sdc.train import Checks, Incomparable, Tracing, Training, Twins, Workload, run
 from sdc.train.campaign_job import CampaignJob
@@ -159,8 +159,8 @@ def test_a_run_that_crashed_resumes_to_the_same_bits(corrupt: tuple[Path, dict[s
         run(other, loaded=loaded(other.workload))
     with pytest.raises(SettingError, match="holds 5 steps already; give 5 or more"):
         run(dataclasses.replace(again, steps=3), loaded=loaded(WORKLOAD))
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "program": {"step": "another", "observe": "too"}}))
+    manifest = read_manifest(folder)
+    write_sealed(folder / "manifest.json", {**manifest, "program": {"step": "another", "observe": "too"}})
     with pytest.raises(Incomparable, match="was run by another program"):
         run(again, loaded=loaded(WORKLOAD))
 

@@ -104,4 +104,6 @@ def test_total_of_a_comparison_outside_loops() -> None:
     _, mismatch = jax.vmap(lambda x: sdc.synchronize(x, "twin"), axis_name="twin")(
         jnp.asarray([[1.0, 2.0], [1.0, 3.0]])
     )
-    assert total(jax.device_get(mismatch)) == {"checked": 2, "mismatched": 1}
+    by_rank = jax.tree.map(lambda value: value[:, None, None], jax.device_get(mismatch))  # twin, data, model
+    ranks = [{"twin": 1, "data": 0, "model": 0, "mismatched": 1}]
+    assert total(by_rank) == {"checked": 2, "mismatched": 1, "ranks": ranks}

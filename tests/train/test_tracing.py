@@ -1,14 +1,14 @@
 """Traces from Python objects: a struck run parts from the golden trace where it was struck."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from sdc.analysis import conclude
-from sdc.record import RecordError
+from sdc.record import RecordError, read_manifest
+from sdc.record.files import write_sealed
 from sdc.train import Tracing, run
 from sdc.train.golden import Golden
 from sdc.twins.traces import NotComparable, diff, read_trace
@@ -72,8 +72,8 @@ def test_a_golden_trace_without_the_steps_of_a_run_judges_nothing(golden: Path) 
 def test_traces_of_different_programs_are_not_compared(golden: Path) -> None:
     other = golden.parent / "other"
     shutil.copytree(golden, other)
-    manifest = json.loads((other / "manifest.json").read_text())
-    (other / "manifest.json").write_text(json.dumps({**manifest, "program": {"step": "another"}}))
+    manifest = read_manifest(other)
+    write_sealed(other / "manifest.json", {**manifest, "program": {"step": "another"}})
     with pytest.raises(NotComparable, match=r"program\.step"):
         diff(read_trace(golden), read_trace(other))
     with pytest.raises(NotComparable, match=r"program\.step"):

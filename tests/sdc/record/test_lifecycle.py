@@ -10,6 +10,7 @@ import pytest
 
 from sdc.record import KINDS, FolderTaken, Record, RecordError, json_schema, read_manifest, read_record
 from sdc.record.identity import package_version
+from sdc.record.integrity import unlink
 from sdc.record.lines import Pace
 
 OLD = Path(__file__).parent / "records_0_1"
@@ -43,7 +44,7 @@ def test_every_kind_lives_the_same_life(tmp_path: Path, kind: str) -> None:
     assert contents.ended
     for written in (contents.manifest, contents.summary, json.loads(path.read_text())):
         assert written is not None
-        assert (written["schema"], written["version"]) == (2, "0.1.0")
+        assert (written["schema"], written["version"]) == (3, "0.1.0")
         # A result is the same file whichever process wrote it.
         process = {"boot", "pid", "process"} if written is contents.manifest else set()
         assert set(written["host"]) == {"name", "machine"} | process
@@ -139,21 +140,21 @@ def test_records_of_version_0_1_are_read_and_continued(tmp_path: Path, kind: str
         (copy / path.name).write_bytes(path.read_bytes())
     Record.resume(copy, contents.manifest, at=1).close()
     manifest = read_manifest(copy)
-    assert (manifest["schema"], manifest["created"]) == (2, contents.manifest["created"])
+    assert (manifest["schema"], manifest["created"]) == (3, contents.manifest["created"])
     for name in names:
         lines = (OLD / kind / name).read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if json.loads(line)[number] < 1]
-        assert (copy / name).read_bytes() == b"".join(kept)
+        assert [unlink(line)[0] for line in (copy / name).read_bytes().splitlines()] == [line.rstrip() for line in kept]
         assert 0 < len(kept) < len(lines)
 
 
 @pytest.mark.parametrize(
     ("changes", "writer"),
     [
-        ({"schema": 3, "version": "9.1"}, "jax-sdc 9.1, which wrote it"),
-        ({"schema": 3, "environment": {"packages": {"jax-sdc": "9.2"}}}, "jax-sdc 9.2, which wrote it"),
-        ({"schema": 3, "version": package_version("jax-sdc")}, "the version of jax-sdc that wrote it"),
-        ({"schema": 3}, "the version of jax-sdc that wrote it"),
+        ({"schema": 4, "version": "9.1"}, "jax-sdc 9.1, which wrote it"),
+        ({"schema": 4, "environment": {"packages": {"jax-sdc": "9.2"}}}, "jax-sdc 9.2, which wrote it"),
+        ({"schema": 4, "version": package_version("jax-sdc")}, "the version of jax-sdc that wrote it"),
+        ({"schema": 4}, "the version of jax-sdc that wrote it"),
         ({"schema": True}, "the version of jax-sdc that wrote it"),
         ({"schema": "2"}, "the version of jax-sdc that wrote it"),
     ],
@@ -161,7 +162,7 @@ def test_records_of_version_0_1_are_read_and_continued(tmp_path: Path, kind: str
 def test_another_schema_is_refused_with_its_writer(tmp_path: Path, changes: dict[str, Any], writer: str) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"kind": "twin", **changes}))
     for act in (lambda: read_record(tmp_path), lambda: Record.resume(tmp_path, {}, at=0)):
-        with pytest.raises(RecordError, match=rf"has schema .* reads schemas 1 and 2; read it with {writer}$"):
+        with pytest.raises(RecordError, match=rf"has schema .* reads schemas 1, 2 and 3; read it with {writer}$"):
             act()
 
 
@@ -169,8 +170,12 @@ def test_a_line_on_record_twice_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "run", "twin", range(3))
     file = tmp_path / "run" / "steps.jsonl"
     file.write_text(file.read_text() + file.read_text().splitlines(keepends=True)[1])
-    with pytest.raises(RecordError, match=r"steps.jsonl line 4 is of step 1, after step 2; remove what is repeated"):
+    with pytest.raises(RecordError, match=r"steps.jsonl line 4 does not fit its checksum"):
         read_record(tmp_path / "run")
+    (tmp_path / "manifest.json").write_text('{"schema": 2, "kind": "train"}')  # its lines have no checksums
+    (tmp_path / "steps.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"step": 1}\n')
+    with pytest.raises(RecordError, match=r"steps.jsonl line 3 is of step 1, after step 1; remove what is repeated"):
+        read_record(tmp_path)
 
 
 def test_objects_are_written_seldom_and_more_seldom_where_it_takes_long() -> None:

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_round_trip(folder: Path) -> None:
     run = read_record(folder)
-    assert {"schema": 2, "kind": "twin"}.items() <= run.manifest.items()
+    assert {"schema": 3, "kind": "twin"}.items() <= run.manifest.items()
     assert [row["step"] for row in run.lines] == [0, 1, 2]
     assert run.lines[0]["loss"][0] == 1.5
     assert math.isnan(run.lines[0]["loss"][1])
@@ -48,7 +48,7 @@ def test_the_summary_ends_a_run(folder: Path) -> None:
         record.finish({"verdict": "clean", "values": np.arange(2)})
     summary = read_record(folder).summary
     assert summary is not None
-    assert {"schema": 2, "verdict": "clean", "values": [0, 1]}.items() <= summary.items()
+    assert {"schema": 3, "verdict": "clean", "values": [0, 1]}.items() <= summary.items()
 
 
 def test_a_last_line_cut_off_by_a_crash_is_passed_over(folder: Path) -> None:

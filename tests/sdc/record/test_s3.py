@@ -11,6 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from sdc.record import FolderTaken, Record, RecordBusy, RecordError, identify, read_record, storage
+from sdc.record.integrity import link, seal, start
 from sdc.record.lock import LOCK, Lock, _mine
 
 
@@ -73,8 +74,9 @@ def test_what_another_host_has_written_is_seen(store: Any) -> None:
     Record.create(folder, {}, kind="train").close()
     assert "steps.jsonl" in [Path(name).name for name in store.ls(folder, detail=False)]
     other = boto3.client("s3")
-    other.put_object(Bucket="bucket", Key="runs/d/steps.jsonl", Body=b'{"step": 0}\n')
-    other.put_object(Bucket="bucket", Key="runs/d/summary.json", Body=b"{}")
+    line, _ = link(b'{"step": 0}', start("steps.jsonl"))
+    other.put_object(Bucket="bucket", Key="runs/d/steps.jsonl", Body=line + b"\n")
+    other.put_object(Bucket="bucket", Key="runs/d/summary.json", Body=seal(b'{\n "steps": 1\n}\n'))
     contents = read_record(folder)
     assert (len(contents.lines), contents.ended) == (1, True)
 

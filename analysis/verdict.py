@@ -1,0 +1,188 @@
+"""From the totals of a run to its verdict: what differs, what was checked, and what that rests on."""
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .products import products_verdict
+from .series import Row, count, mapping, number, sequence
+from .statistics import frequency_upper_bound
+
+COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite")
+BITWISE = {"loss": "losses", "gradient_norm": "gradient norms", "parameter_norm": "parameter norms"}
+"""What a line has once for each twin: equal numbers, if the twins are equal."""
+APART = {"gradient_difference": "gradients", "parameter_difference": "parameters"}
+"""How far each twin is from the reference: zeros, if the twins are equal."""
+COMPARED = {"state": "parameters and optimizer state", "gradient": "gradients"}
+REHEARSAL = "a rehearsal, not a test of hardware: all twins share one processor"
+
+Verdict = tuple[str | None, str]
+"""`corrupt`, `clean`, `inconclusive` or None, and the reason in words."""
+
+
+def judge(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> Verdict:
+    """The verdict that follows from the lines of a run.
+
+    Args:
+        manifest: contents of `manifest.json`.
+        steps: lines of `steps.jsonl`.
+        summary: their totals.
+        sites: totals by site.
+    """
+    products = None
+    if summary["abft"] is not None:
+        injected = sum(site["injected"] for site in sites.values())
+        products = products_verdict(
+            summary["abft"],
+            steps=len(steps),
+            injected=injected,
+            least=number(mapping(manifest.get("abft")).get("least_coverage")) or 0.0,
+        )
+    elif mapping(manifest.get("abft")):
+        products = "inconclusive", "no row of a matrix product was checked: no step was done"
+    if manifest.get("kind") != "twin":
+        return products or (None, "a training run has no twin to compare with")
+    verdict, reason = _twins(manifest, steps, summary, sites)
+    if products is None or products[0] == "clean":
+        return verdict, reason
+    # Of two findings the graver one is the verdict; twins that agree do not clear a product that is flagged.
+    return min(verdict, products[0], key=grave), f"{reason}; {products[1]}"
+
+
+def grave(verdict: object) -> int:
+    """The place of a verdict, the gravest first."""
+    order = ("corrupt", "inconclusive", "clean", None)
+    return order.index(verdict) if verdict in order else len(order)
+
+
+def graver(one: Verdict, other: Verdict) -> Verdict:
+    """The graver of two verdicts; the first where they are alike."""
+    return other if grave(other[0]) < grave(one[0]) else one
+
+
+def final_states(manifest: Row, digests: object) -> Verdict | None:
+    """What the digests of the twins' final states say: bits may change after the last step was compared.
+
+    Args:
+        manifest: contents of `manifest.json`.
+        digests: one for each twin.
+
+    Returns:
+        A verdict, or None where they agree or there are none.
+    """
+    found = [str(digest) for digest in sequence(digests)]
+    if manifest.get("kind") != "twin" or len(set(found)) <= 1:
+        return None
+    told = ", ".join(f"twin {twin} has {digest}" for twin, digest in enumerate(found))
+    return "corrupt", f"the twins' final states differ, by their digests: {told}"
+
+
+def first_mismatch(steps: Sequence[Row], mismatches: Sequence[Row]) -> int | None:
+    """Number of the first step in which anything differs that must be equal."""
+    found = [row["step"] for row in mismatches if count(row.get("mismatched"))]
+    for row in steps:
+        compared = [*mapping(row.get("sites")).values(), *(row.get(part) for part in COMPARED)]
+        counted = any(count(mapping(entry).get("mismatched")) for entry in compared)
+        unequal = any(_unequal(row, key) for key in BITWISE) or any(_apart(row, key) for key in APART)
+        if counted or unequal:
+            found.append(row["step"])
+            break  # the lines are in order
+    return min(found, default=None)
+
+
+def odd_twins(steps: Sequence[Row], mismatches: Sequence[Row]) -> list[int]:
+    """Numbers of the twins that differ from the reference: the majority of three or more, the first of two."""
+    rows = [*mismatches, *(mapping(row.get(part)) for row in steps for part in COMPARED)]
+    ranks = [mapping(rank) for row in rows for rank in sequence(row.get("ranks"))]
+    found = {count(rank.get("twin")) for rank in ranks if count(rank.get("mismatched"))}
+    return sorted(twin for twin in found if twin is not None)
+
+
+def is_rehearsal(manifest: Row) -> bool:
+    """Whether all twins ran on one processor, as simulated devices do: they share the hardware that could be wrong."""
+    if manifest.get("kind") != "twin":
+        return False
+    devices = [mapping(device) for device in sequence(manifest.get("devices"))]
+    if not devices:  # of a record that does not name them
+        environment = mapping(manifest.get("environment"))
+        return environment.get("platform") == "cpu" and manifest.get("processes") == 1
+    machines = {(device.get("host"), device.get("machine")) for device in devices}
+    return len(machines) == 1 and mapping(manifest.get("environment")).get("platform") == "cpu"
+
+
+def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> Verdict:
+    total = {name: sum(site[name] for site in sites.values()) for name in COUNTS}
+    first = summary["first_mismatch_step"]
+    if first is not None:
+        guesses = sum(
+            count(mapping(part).get("undecided")) or 0
+            for row in steps
+            for part in (*mapping(row.get("sites")).values(), *(row.get(name) for name in COMPARED))
+        )
+        guessed = f"; {guesses:,} times no majority agreed, so that the reference was a guess" if guesses else ""
+        return "corrupt", f"{_evidence(steps, summary, sites, total)}; first at step {first}{guessed}"
+    if not summary["steps"]:
+        return "inconclusive", "no step was done"
+    checked = {"submodule outputs and input gradients": total["checked"]}
+    checked |= {name: summary[part]["checked"] for part, name in reversed(COMPARED.items())}
+    what, elements = next((item for item in checked.items() if item[1]), ("", 0))
+    if not elements:
+        return "inconclusive", f"nothing was checked in {summary['steps']} steps"
+    if total["injected"]:
+        return "inconclusive", f"{total['injected']:,} values were corrupted on purpose and no check saw any of them"
+    if elements < (least := count(manifest.get("least_elements")) or 0):
+        return "inconclusive", (
+            f"no mismatch, but only {elements:,} elements ({what}) were checked over {summary['steps']} steps, and at "
+            f"least {least:,} were asked for; run more steps"
+        )
+    bound = frequency_upper_bound(0, elements)
+    return "clean", (
+        f"no mismatch in {elements:,} checked elements ({what}) over {summary['steps']} steps; at 95 % confidence the "
+        f"mismatch frequency is below {bound:.2g} per element, if elements fail independently{_rests_on(manifest)}"
+    )
+
+
+def _rests_on(manifest: Row) -> str:
+    """What a clean verdict rests on, where that is less than one would think."""
+    if is_rehearsal(manifest):
+        return f"; {REHEARSAL}"
+    if manifest.get("placement") == "vmap":
+        return "; twins shared their devices, so that a fault that repeats itself would hit all of them alike"
+    return ""
+
+
+def _evidence(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], total: Mapping[str, int]) -> str:
+    parts = []
+    if total["mismatched"]:
+        hit = [name for name, site in sites.items() if site["mismatched"]]
+        parts.append(f"{total['mismatched']:,} of {total['checked']:,} elements at {', '.join(hit)}")
+    for part, name in COMPARED.items():
+        counts = summary[part]
+        if counts["mismatched"]:
+            parts.append(f"{counts['mismatched']:,} of {counts['checked']:,} elements of the {name}")
+    for key, name in BITWISE.items():
+        if differing := sum(_unequal(row, key) for row in steps):
+            parts.append(f"the {name} of {differing:,} steps")
+    if not parts:
+        parts = [f"the {name}" for key, name in APART.items() if any(_apart(row, key) for row in steps)]
+    odd = summary["odd_twins"]
+    who = f"twin {' and '.join(map(str, odd))} differs from the majority" if odd and (summary["twins"] or 0) > 2 else ""
+    return f"{who or 'the twins differ'} in {'; '.join(parts) or 'a step whose totals are not on record'}"
+
+
+def _unequal(row: Row, key: str) -> bool:
+    """Whether the twins' numbers differ in any bit; two NaNs are equal."""
+    return key in row and len({bits for value in sequence(row[key]) if (bits := _bits(value)) is not None}) > 1
+
+
+def _apart(row: Row, key: str) -> bool:
+    """Whether any twin is away from the reference."""
+    return key in row and any(number(value) not in (None, 0.0) for value in sequence(row[key]))
+
+
+def _bits(value: Any) -> bytes | None:
+    found = number(value)
+    if found is None:
+        return None
+    return b"NaN" if math.isnan(found) else struct.pack("<d", found)

@@ -1,0 +1,153 @@
+"""A record that lost, repeats or changed anything is refused: nothing of it can pass for the whole."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdc.record import Record, RecordError, read_record
+from sdc.record.integrity import FIELD
+from sdc.record.reading import Contents
+
+LINES = ("steps.jsonl", "mismatches.jsonl", "discarded.jsonl")
+
+
+def write(path: Path, *, ended: bool, loss: float = 2.5) -> Path:
+    """A run that went back once and was continued once."""
+    with Record.create(path, {"seed": 0}, kind="twin") as record:
+        for step in range(4):
+            record.line({"step": step, "loss": [loss, loss]}, [{"step": step, "site": "fwd/ffn"}] * (step % 2 + 1))
+        record.rewind(3)
+    with Record.resume(path, {"seed": 0}, at=2, expected=2) as record:
+        for step in range(2, 5):
+            record.line({"step": step, "loss": [loss, loss]}, [{"step": step, "site": "fwd/attn"}])
+        if ended:
+            record.finish({"verdict": "clean", "reason": "nothing differs"})
+    return path
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["ended", "under way"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("record") / "run", ended=request.param)
+
+
+def same(path: Path, contents: Contents) -> bool:
+    """Whether a record is refused, or reads as it did, or as it did some lines ago if it has not ended."""
+    try:
+        found = read_record(path)
+    except RecordError as error:
+        return str(path) in str(error)
+    ours, theirs = (
+        (record.manifest, record.lines, record.details, record.discarded, record.summary)
+        for record in (found, contents)
+    )
+    if contents.ended:  # without its summary a run has not ended, and is never clean
+        return ours[:4] == theirs[:4] and (found.summary is None or ours == theirs)
+    return found.summary is None and all(a == b[: len(a)] for a, b in zip(ours[1:3], theirs[1:3], strict=True))
+
+
+def test_a_record_reads_as_it_was_written(whole: Path) -> None:
+    contents = read_record(whole)
+    assert [row["step"] for row in contents.lines] == list(range(5))
+    assert [row["step"] for row in contents.discarded] == [3, 2]
+    assert [row.get("details") for row in contents.lines] == [1, 2, 1, 1, 1]
+    assert contents.lines[-1]["discarded"] == contents.manifest["discarded"] == 2
+    assert FIELD not in {*contents.manifest, *contents.lines[0]}
+    if contents.summary is not None:
+        counts = {name: count for name, (count, _) in contents.summary["lines"].items()}
+        assert counts == {"steps.jsonl": 5, "mismatches.jsonl": 6, "discarded.jsonl": 2}
+
+
+def test_a_changed_byte_is_found(whole: Path, tmp_path: Path) -> None:
+    contents, copy = read_record(whole), tmp_path / "run"
+    shutil.copytree(whole, copy)
+    tried = 0
+    for file in copy.iterdir():
+        content = file.read_bytes()
+        for place in range(tried % 2, len(content), 2):
+            file.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :])
+            assert same(copy, contents), (file.name, place)
+            tried += 1
+        file.write_bytes(content)
+    assert tried > 500
+
+
+LOSSES: dict[str, Callable[[list[bytes], int], list[bytes]]] = {
+    "lost": lambda lines, at: lines[:at] + lines[at + 1 :],
+    "repeated": lambda lines, at: lines[: at + 1] + lines[at:],
+    "exchanged": lambda lines, at: [*lines[:at], *lines[at : at + 2][::-1], *lines[at + 2 :]],
+    "cut": lambda lines, at: lines[:at],
+    "cut within": lambda lines, at: [*lines[:at], lines[at][: len(lines[at]) // 2]],
+    "empty": lambda lines, at: [],
+    "foreign": lambda lines, at: [],
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", LINES)
+def test_lines_that_are_lost_repeated_or_moved_are_found(whole: Path, tmp_path: Path, name: str, loss: str) -> None:
+    contents, copy = read_record(whole), tmp_path / "run"
+    shutil.copytree(whole, copy)
+    foreign = write(tmp_path / "other", ended=False, loss=9.0) / name
+    lines = (copy / name).read_bytes().splitlines(keepends=True)
+    if loss == "foreign" and not contents.ended:
+        pytest.skip("only the summary knows the lines of its own run")
+    for at in range(len(lines)):
+        changed = LOSSES[loss](lines, at) if loss != "foreign" else foreign.read_bytes().splitlines(keepends=True)
+        (copy / name).write_bytes(b"".join(changed))
+        if changed != lines:
+            assert same(copy, contents), at
+        if name == "discarded.jsonl" and changed != lines:  # what was found in steps that were run again stays found
+            with pytest.raises(RecordError):
+                read_record(copy)
+
+
+@pytest.mark.parametrize("name", [*LINES, "manifest.json", "summary.json"])
+def test_a_file_that_is_gone(whole: Path, tmp_path: Path, name: str) -> None:
+    contents, copy = read_record(whole), tmp_path / "run"
+    shutil.copytree(whole, copy)
+    (copy / name).unlink(missing_ok=True)
+    if name == "summary.json":
+        assert not read_record(copy).ended
+    elif name == "steps.jsonl" and not contents.ended:
+        assert not read_record(copy).lines
+    else:
+        with pytest.raises(RecordError):
+            read_record(copy)
+
+
+def test_a_run_is_not_continued_over_lost_lines(whole: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(whole, copy)
+    (copy / "summary.json").unlink(missing_ok=True)
+    lines = (copy / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "steps.jsonl").write_bytes(b"".join(lines[:3]))
+    before = {path: path.read_bytes() for path in copy.iterdir()}
+    with pytest.raises(RecordError, match=r"steps\.jsonl has 3 of the 4 lines before step 4; restore it"):
+        Record.resume(copy, {"seed": 0}, at=4, expected=4)
+    assert {path: path.read_bytes() for path in copy.iterdir()} == before
+    Record.resume(copy, {"seed": 0}, at=2, expected=2).close()
+
+
+def test_the_fields_of_the_record_are_its_own(tmp_path: Path) -> None:
+    with Record.create(tmp_path, {}, kind="twin") as record:
+        for name in ("details", "discarded", FIELD):
+            with pytest.raises(RecordError, match=f"cannot have a field '{name}'"):
+                record.line({"step": 0, name: 1})
+        with pytest.raises(RecordError, match=f"cannot have a field '{FIELD}'"):
+            record.file("more.json", {FIELD: 1})
+
+
+def test_lines_are_on_disk_after_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Any] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    with Record.create(tmp_path / "run", {}, kind="twin") as record:
+        record.sync()
+        synced.clear()
+        record.sync()
+        assert not synced  # nothing new
+        record.line({"step": 0})
+        record.sync()
+        assert len(synced) == 1  # steps.jsonl alone
