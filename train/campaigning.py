@@ -12,6 +12,7 @@ import jax
 from sdc.campaigns.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
 from sdc.campaigns.runner import Campaign
 from sdc.record.determinism import check_deterministic, environment
+from sdc.record.devices import describe_devices, on_mesh
 from sdc.record.lifecycle import Record
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
@@ -135,6 +136,7 @@ def _manifest(
         "mesh": dict(placement.mesh.shape),
         "sites": len(runner.sites),
         "environment": environment(),
+        "devices": on_mesh(describe_devices(), placement.mesh),
         "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
         "thresholds": {"spike": SPIKE, "visible": VISIBLE, **runner.limits._asdict()},
         "detectors": [*DETECTORS, *([ABFT] if job.abft else [])],

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     # Who wrote them.
     from .identity import Host as Host, identify as identify, stamp as stamp
 
+    # What they computed on.
+    from .devices import describe_devices as describe_devices, on_mesh as on_mesh
+
     # Determinism.
     from .determinism import (
         Difference as Difference,

@@ -54,6 +54,34 @@ class Suspect(Fields, kw_only=True):
     )
 
 
+class Device(Fields, kw_only=True):
+    """A device that takes part in a run, and the hardware behind it. What the platform does not tell is absent."""
+
+    process: Annotated[int | None, about("index of the process that the device belongs to, from 0")] = None
+    host: Annotated[str | None, about("host name")] = None
+    machine: Annotated[str | None, about("hash of the machine's identity, as in `host` of the manifest")] = None
+    id: Annotated[int | None, about("number of the device in JAX, among those of all processes")] = None
+    kind: Annotated[str | None, about("model of the device")] = None
+    rank: Annotated[
+        dict[str, int] | None,
+        about("its place on the mesh: the index on each axis. Without `twin` among them it computes for all twins"),
+    ] = None
+    serial: Annotated[str | None, about("serial number of the board, for GPUs that have one")] = None
+    uuid: Annotated[
+        str | None,
+        about("identity of the GPU, and of the whole GPU where a part of it is used: NVIDIA's UUID, AMD's unique ID"),
+    ] = None
+    bus: Annotated[str | None, about("PCI address of the GPU: `domain:bus:device.function`, hexadecimal")] = None
+    coordinates: Annotated[list[int] | None, about("place of the TPU chip in its slice")] = None
+    core: Annotated[int | None, about("number of the core on the TPU chip")] = None
+    slice: Annotated[int | None, about("number of the TPU slice, where there are several")] = None
+    driver: Annotated[str | None, about("version of the GPU's kernel driver, or of the TPU's library")] = None
+    firmware: Annotated[str | None, about("version of the GPU's video BIOS, or of the CPU's microcode")] = None
+    simulated: Annotated[
+        bool | None, about("`true` for each of several devices that a process makes of one processor")
+    ] = None
+
+
 class Manifest(Stamp, kw_only=True):
     """`manifest.json` of any kind."""
 
@@ -98,6 +126,9 @@ class RunManifest(Manifest, kw_only=True):
     placement: Annotated[str | None, about("where twins lie: `mesh` or `vmap`")] = None
     twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
     processes: Annotated[int | None, about("number of operating-system processes")] = None
+    devices: Annotated[list[Device], about("the devices that take part, and the hardware behind them; below")] = (
+        msgspec.field(default_factory=list)
+    )
     abft: Annotated[
         dict[str, Any] | None,
         about(
@@ -135,6 +166,9 @@ class CampaignManifest(Manifest, kw_only=True):
     follow: Annotated[int | None, about("steps that are followed after the struck one")] = None
     batch: Annotated[int | None, about("injections that run at the same time")] = None
     sites: Annotated[int | None, about("number of the sites that can be struck")] = None
+    devices: Annotated[list[Device], about("the devices that take part, and the hardware behind them; below")] = (
+        msgspec.field(default_factory=list)
+    )
     thresholds: Annotated[dict[str, Number], about("thresholds of the outcomes and of the detectors")] = msgspec.field(
         default_factory=dict
     )

@@ -12,6 +12,7 @@ from .lock import LOCK, Holder
 from .manifests import (
     CampaignManifest,
     Data,
+    Device,
     Environment,
     Manifest,
     RunManifest,
@@ -23,8 +24,8 @@ from .rows import InjectionRow, MismatchRow, RankRow, SiteCounts, StepRow, Trace
 from .summaries import CampaignSummary, Ending, RunSummary, StudySummary
 
 TABLES: tuple[type[Fields], ...] = (
-    Stamp, Manifest, RunManifest, TraceManifest, CampaignManifest, StudyManifest, Host, Environment, Data, Suspect,
-    StepRow, SiteCounts, TwinCounts, MismatchRow, RankRow, TraceRow, InjectionRow,
+    Stamp, Manifest, RunManifest, TraceManifest, CampaignManifest, StudyManifest, Host, Environment, Device, Data,
+    Suspect, StepRow, SiteCounts, TwinCounts, MismatchRow, RankRow, TraceRow, InjectionRow,
     Ending, RunSummary, CampaignSummary, StudySummary, Holder,
 )  # fmt: skip
 """Types of which the documentation has a table."""

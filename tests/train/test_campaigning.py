@@ -50,7 +50,9 @@ def test_a_campaign_that_is_cut_off_ends_with_the_same_table(tmp_path: Path) -> 
     assert found["done"] == found["reached"] == 60
     assert found["groups"]["fault"]["nan"]["harm"]["share"] > 0.5
     assert (folder / "report.md").read_text().count("SIMULATED FAULTS") == 1
-    assert json.loads((folder / "manifest.json").read_text())["where"] == JOB.where
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["where"] == JOB.where
+    assert [device["rank"] for device in manifest["devices"]] == [{"data": 0, "model": 0}]
 
     with pytest.raises(ValueError, match="is another campaign"):
         run_campaign(dataclasses.replace(resumed, follow=2), loaded=loaded(WORKLOAD))
