@@ -6,10 +6,13 @@ FOLDER/STEP/checksums.json   SHA-256 of every other file; written last
 """
 
 import hashlib
-import json
+import os
 from typing import Any
 
 from etils import epath
+
+from sdc.record.parsing import parse_json
+from sdc.record.storage import read_bytes
 
 from .seals import Damage
 
@@ -28,7 +31,7 @@ def read_contents(path: epath.Path) -> dict[str, Any]:
         Damage: a file is missing, new, or differs.
     """
     try:
-        expected = json.loads((path / CHECKSUMS).read_text())
+        expected = parse_json(read_bytes(path / CHECKSUMS))
         found = _checksums(path, path)
     except (OSError, ValueError) as error:
         raise Damage(f"{CHECKSUMS} cannot be read: {error}") from error
@@ -39,14 +42,14 @@ def read_contents(path: epath.Path) -> dict[str, Any]:
             raise Damage(f"{name} is missing")
         if found[name] != expected.get(name):
             raise Damage(f"the checksum of {name} differs")
-    return dict(json.loads((path / CONTENTS).read_text()))
+    return dict(parse_json(read_bytes(path / CONTENTS)))
 
 
 def _checksums(folder: epath.Path, top: epath.Path) -> dict[str, str]:
     sums: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
-        if path.is_dir():
+        if path.is_dir() and not os.path.islink(path):
             sums |= _checksums(path, top)
         elif path != top / CHECKSUMS:
-            sums[path.relative_to(top).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+            sums[path.relative_to(top).as_posix()] = hashlib.sha256(read_bytes(path)).hexdigest()
     return sums

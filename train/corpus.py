@@ -6,7 +6,6 @@ the data set built from them (`data.py`).
 """
 
 import dataclasses
-import json
 import os
 import platform
 import sys
@@ -14,6 +13,8 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sdc.record.parsing import parse_json
+from sdc.record.storage import endless
 from sdc.settings import SettingError
 
 PYTHON = "python"
@@ -100,17 +101,17 @@ def _standard_library() -> list[Path]:
 
 def _text_files(path: Path) -> list[Path]:
     try:
-        path.stat()
+        found = endless(path)
     except FileNotFoundError as error:
         raise CorpusError(
             path, "does not exist; give a file or folder of text, or 'python' for the standard library"
         ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
+    if found:
+        raise CorpusError(path, f"is {found}, neither a file nor a folder; write its text to a file first")
     if path.is_file():
         return [path]
-    if not path.is_dir():  # a pipe or a device would be read once, or for ever
-        raise CorpusError(path, "is neither a file nor a folder; write its text to a file first")
     files = [file for file in _walk(path) if file.suffix.lower() in TEXT_SUFFIXES]
     if not files:
         suffixes = " ".join(sorted(TEXT_SUFFIXES))
@@ -137,9 +138,13 @@ def _sorted(files: list[Path], root: Path) -> list[Path]:
 
 def _documents(path: Path) -> Iterator[str]:
     try:
+        if found := endless(path):
+            raise CorpusError(path, f"is {found}, not a file; leave it out")
         data = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
+    except MemoryError as error:
+        raise CorpusError(path, "does not fit into memory; give a part of it") from error
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -162,8 +167,8 @@ def _documents(path: Path) -> Iterator[str]:
 
 def _text_field(line: str, place: str) -> str:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         raise CorpusError(place, f"is not valid JSON ({error}); mend or remove that line") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise CorpusError(
@@ -180,4 +185,4 @@ def _text_field(line: str, place: str) -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> CorpusError:
-    return CorpusError(path, f"cannot be read ({error.strerror}); check its permissions")
+    return CorpusError(path, f"cannot be read ({error.strerror}); check the path and its permissions")

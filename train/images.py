@@ -13,6 +13,7 @@ import functools
 import gzip
 import hashlib
 import importlib
+import itertools
 import os
 import sys
 import zlib
@@ -22,6 +23,7 @@ import grain
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
 
+from sdc.record.storage import endless
 from sdc.settings import SettingError
 
 DIGITS = "digits"
@@ -46,6 +48,9 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 """The four files of a data set in the format of MNIST, each as it is or with `.gz` at its end."""
+
+LARGEST, PART = 1 << 32, 1 << 20
+"""Bytes that a packed file may unpack to, and that are unpacked at once: a small file can unpack without end."""
 
 # Of the unpacked contents: packing the same images anew changes the .gz files, but not these.
 _SHA256 = {
@@ -243,14 +248,21 @@ def _read_file(folder: Path, name: str) -> bytes:
     plain, packed = folder / name, folder / f"{name}.gz"
     path = plain if os.path.exists(plain) else packed
     try:
-        data = path.read_bytes()
-        return data if path is plain else gzip.decompress(data)
+        if found := endless(path):
+            raise ImagesError(path, f"is {found}, not a file; put the file itself in its place")
+        if path is plain:
+            return path.read_bytes()
+        with gzip.open(path) as file:
+            data = b"".join(itertools.islice(iter(lambda: file.read(PART), b""), LARGEST // PART + 1))
     except FileNotFoundError as error:
         raise ImagesError(folder, f"has no {name} or {name}.gz; give a folder with {' '.join(FILES)}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ImagesError(path, f"is a damaged gzip file ({error}); write it again") from error
     except OSError as error:
-        raise ImagesError(path, f"cannot be read ({error.strerror}); check its permissions") from error
+        raise ImagesError(path, f"cannot be read ({error.strerror}); check the path and its permissions") from error
+    if len(data) > LARGEST:
+        raise ImagesError(path, f"unpacks to more than {LARGEST:,} bytes; give a part of the images")
+    return data
 
 
 def _checked(contents: dict[str, bytes]) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -24,6 +25,8 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from sdc.record.files import to_json
+from sdc.record.parsing import parse_json
+from sdc.record.storage import endless, read_bytes
 
 from .seals import Damage, Seal, Sums
 
@@ -150,6 +153,8 @@ def check_files(path: epath.Path, contents: Mapping[str, Any], *, bytes_too: boo
             raise Damage(f"{name} is missing")
         if name not in files:
             raise Damage(f"{name} does not belong to it")
+        if what := endless(folder / name):
+            raise Damage(f"{name} is {what}, not a file")
         if found[name] != files[name][0]:
             raise Damage(f"{name} has {found[name]} bytes instead of {files[name][0]}")
     for name in sorted(files)[jax.process_index() :: jax.process_count()] if bytes_too else ():
@@ -180,7 +185,7 @@ def read_checked(path: epath.Path) -> dict[str, Any]:
         Damage: it is missing or damaged.
     """
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_bytes(path))
         body, checksum = content["body"], content["sha256"]
     except FileNotFoundError:
         raise Damage(f"{path.name} is missing") from None
@@ -202,7 +207,9 @@ def _names(folder: epath.Path, within: str = "") -> list[str]:
         name = f"{within}{path.name}"
         if name in (SEALS, CONTENTS, COMMITTED):
             continue
-        names += _names(folder, f"{name}/") if path.is_dir() else [name]
+        # A link is none of Orbax's, and may lead in a circle.
+        entered = path.is_dir() and not os.path.islink(path)
+        names += _names(folder, f"{name}/") if entered else [name]
     return names
 
 

@@ -1,6 +1,5 @@
 """Text to tokens: bytes by default, or any Hugging Face `tokenizer.json`."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Int32
 
+from sdc.record.parsing import parse_json
+from sdc.record.storage import endless
 from sdc.settings import SettingError
 
 BYTES = "bytes"
@@ -131,16 +132,18 @@ def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
     if path.is_dir():
         raise TokenizerError(path, "is a folder; name the tokenizer.json in it")
     try:
+        if found := endless(path):
+            raise TokenizerError(path, f"is {found}, not a file; {_EXPECTED}")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise TokenizerError(path, "does not exist; give 'bytes' or a tokenizer.json") from error
     except OSError as error:
-        raise TokenizerError(path, f"cannot be read ({error.strerror}); check its permissions") from error
+        raise TokenizerError(path, f"cannot be read ({error.strerror}); check the path and its permissions") from error
     except UnicodeDecodeError as error:
         raise TokenizerError(path, f"is no tokenizer.json (not UTF-8 text); {_EXPECTED}") from error
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(text)
+    except ValueError as error:
         raise TokenizerError(path, f"is no tokenizer.json (invalid JSON: {error}); {_EXPECTED}") from error
     if not isinstance(fields, dict) or "model" not in fields:
         raise TokenizerError(path, f"is no tokenizer.json (it has no field 'model'); {_EXPECTED}")

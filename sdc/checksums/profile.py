@@ -8,6 +8,7 @@ from typing import Any
 
 from sdc._lazy import jax
 from sdc.record.files import RecordError, read_json, write_json
+from sdc.record.storage import endless, reason
 
 from .roundoff import PLATFORMS, Rounding
 from .settings import Settings
@@ -75,11 +76,13 @@ class Profile:
             ValueError: there is no such file, it is damaged, or no profile that this version reads.
         """
         remedy = "make one with sdc abft calibrate"
-        if not Path(path).is_file():
-            raise ValueError(f"cannot read the profile {path}: there is no such file; {remedy}")
         try:
-            values = read_json(Path(path))
-        except (OSError, RecordError) as error:
+            if found := endless(path):
+                raise RecordError(f"it is {found}, not a file")
+            values = read_json(path)
+        except OSError as error:
+            raise ValueError(f"cannot read the profile {path} ({reason(error)}); {remedy}") from error
+        except RecordError as error:
             raise ValueError(f"cannot read the profile {path} ({error}); {remedy}") from error
         if values.get("title") != TITLE or values.get("schema") != SCHEMA:
             raise ValueError(f"{path} is no profile of version {SCHEMA} (title and schema say so); {remedy}")

@@ -151,5 +151,5 @@ def _release(path: str, token: str, pid: int) -> None:
         holder = _holder(path) if os.getpid() == pid else None
         if holder is not None and holder.token == token:
             remove(path)
-    except OSError:
-        pass  # the storage has gone; the next writer finds a dead process
+    except (OSError, RecordError):
+        pass  # the storage has gone, or something else is in its place; the next writer finds a dead process

@@ -6,7 +6,9 @@ rename it; an object store replaces an object whole by itself. docs/run-record.m
 Functions here raise an OSError where the storage fails, and a RecordError where nothing is installed that reaches it.
 """
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +19,8 @@ from etils import epath
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
+ENDLESS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+"""What can stand in the place of a file and be read for ever, or waited for."""
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 """What reaches each object store."""
 
@@ -39,8 +43,26 @@ def names(folder: AnyPath) -> list[str]:
             return []
 
 
+def endless(path: AnyPath) -> str | None:
+    """What stands at a path that may have no end, in words: a pipe, a device, a socket, or a link to one.
+
+    None for a file, a folder, and an object of a store. What cannot be looked up is an OSError.
+    """
+    if not appends(path):
+        return None
+    try:
+        return ENDLESS.get(stat.S_IFMT(os.stat(path).st_mode))
+    except ValueError as error:
+        raise OSError(errno.EINVAL, "a path holds no zero byte", os.fspath(path)) from error
+
+
 def read_bytes(path: AnyPath) -> bytes:
-    """The contents of a file, as they are now; a FileNotFoundError where there is none."""
+    """The contents of a file, as they are now; a FileNotFoundError where there is none.
+
+    What may have no end is a RecordError, and is not opened: a pipe would be waited for.
+    """
+    if found := endless(path):
+        raise RecordError(f"{os.fspath(path)} is {found}, not a file; put the file itself in its place")
     with _errors(path):
         return _fresh(path).read_bytes()
 

@@ -128,7 +128,8 @@ def test_json_lines_round_trip(tmp_path_factory: pytest.TempPathFactory, texts: 
     ("line", "expected"),
     [
         (b'{"text": "cut', "line 3: is not valid JSON"),
-        (b"[" * 100_000, "line 3: is not valid JSON"),
+        (b"[" * 100_000, "line 3: is not valid JSON (it is nested deeper than 100 levels)"),
+        (b"[" * 200 + b"]" * 200, "line 3: is not valid JSON (it is nested deeper than 100 levels)"),
         (b'{"txt": "a"}', "line 3: has no text"),
         (b'{"text": ["a"]}', "line 3: has no text"),
         (b'"text"', "line 3: has no text"),
@@ -168,9 +169,32 @@ def test_folder_without_text(tmp_path: Path) -> None:
     assert "has no file ending in .jsonl .md .py .rst .txt" in message(tmp_path)
 
 
-def test_pipe_is_refused_without_reading_it(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert "neither a file nor a folder" in message(tmp_path / "pipe")
+@pytest.mark.parametrize(("target", "found"), [(None, "a pipe"), ("/dev/zero", "a device")])
+def test_what_has_no_end_is_refused_without_reading_it(tmp_path: Path, target: str | None, found: str) -> None:
+    path = write(tmp_path / "texts", {"a.txt": "a"}) / "sub.txt"
+    os.mkfifo(path) if target is None else path.symlink_to(target)
+    assert f"{path}: is {found}, neither a file nor a folder" in message(path)
+    assert f"{path}: is {found}, not a file; leave it out" in message(path.parent)
+
+
+def test_links_to_folders_lead_nowhere(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "a", "sub/b.txt": "b"})
+    for name in ("one", "sub/two"):
+        (tmp_path / name).symlink_to(tmp_path)
+    assert read_corpus(tmp_path).documents == ("a", "b")
+
+
+@pytest.mark.parametrize(("path", "why"), [("x\0", "a path holds no zero byte"), (5_000 * "x", "File name too long")])
+def test_a_path_that_cannot_be(path: str, why: str) -> None:
+    assert f"cannot be read ({why}); check the path" in message(path)
+
+
+def test_a_file_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert "a.txt: does not fit into memory; give a part of it" in message(write(tmp_path, {"a.txt": "a"}))
 
 
 def test_unreadable_file_and_folder_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

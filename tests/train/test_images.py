@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -128,6 +129,16 @@ def test_missing_folder_and_file_are_named(tmp_path: Path, monkeypatch: pytest.M
     assert f"digits: has no {FILES[3]} or {FILES[3]}.gz" in message(Path("digits"))  # a folder of that name
     (tmp_path / "digits" / FILES[3]).mkdir()
     assert "cannot be read (Is a directory)" in message("./digits")
+    (tmp_path / "digits" / FILES[3]).rmdir()
+    os.mkfifo(tmp_path / "digits" / FILES[3])
+    assert "is a pipe, not a file" in message("./digits")
+
+
+def test_a_small_file_may_not_unpack_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images_module, "LARGEST", 1 << 20)
+    path = write(tmp_path, CONTENTS, packed=True) / f"{FILES[0]}.gz"
+    path.write_bytes(gzip.compress(bytes(3 << 20)))
+    assert message(tmp_path).startswith(f"images={path}: unpacks to more than 1,048,576 bytes")
 
 
 @pytest.fixture

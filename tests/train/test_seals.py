@@ -1,7 +1,9 @@
 import hashlib
 import json
+import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from sdc.train.checkpoints import CheckpointError, Checkpoints
 from tests.train.test_checkpoints import assert_bitwise, describe, small
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "delete", "seal", "position", "stray", "loose"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "cut", "delete", "seal", "position", "stray", "loose", "pipe", "circle", "deep"]
+)
 def test_damage_is_found_before_anything_is_restored(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path, every=1)
     checkpoints.save(1, small(1.0), {"batch": 1})
@@ -41,6 +45,14 @@ def test_damage_is_found_before_anything_is_restored(tmp_path: Path, damage: str
         (data.parent / "more").write_bytes(b"")
     elif damage == "loose":
         (tmp_path / "2" / "more").mkdir()
+    elif damage == "pipe":
+        (tmp_path / "2" / "state" / "contents.json").unlink()
+        os.mkfifo(tmp_path / "2" / "state" / "contents.json")
+    elif damage == "circle":
+        for name in ("one", "two"):  # each leads to both, at forty levels
+            (tmp_path / "2" / "state" / name).symlink_to(".")
+    elif damage == "deep":
+        (tmp_path / "2" / "state" / "contents.json").write_text("[" * 100_000)
     else:
         contents = tmp_path / "2" / "state" / "contents.json"
         contents.write_text(contents.read_text().replace('"batch": 2', '"batch": 3'))
@@ -229,6 +241,24 @@ def test_a_run_of_version_0_1_is_continued(old: Path) -> None:
         assert checkpoints.steps == [3, 4]
         checkpoints.save(5, small(), {})
     assert sorted(path.name for path in old.parent.iterdir()) == ["4", "5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("checksums.json", os.mkfifo, "checksums.json cannot be read: .* is a pipe, not a file"),
+        ("checksums.json", lambda path: path.write_text("[" * 100_000), "it is nested deeper than 100 levels"),
+        ("arrays/pipe", os.mkfifo, "arrays/pipe is a pipe, not a file"),
+        ("arrays/circle", lambda path: path.symlink_to("."), "circle"),
+    ],
+)
+def test_a_checkpoint_of_version_0_1_is_read_to_its_end(
+    old: Path, name: str, make: Callable[[Path], None], message: str
+) -> None:
+    (old / name).unlink(missing_ok=True)
+    make(old / name)
+    with pytest.raises(CheckpointError, match=rf"3 is damaged \(.*{message}"):
+        Checkpoints(old.parent, every=1).restore(describe(small()))
 
 
 def test_damage_to_a_checkpoint_of_version_0_1_is_found(old: Path) -> None:

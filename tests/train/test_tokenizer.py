@@ -1,6 +1,7 @@
 """Tokenizers: bytes, a Hugging Face tokenizer.json, and one clear line for a file that is none."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def test_without_end_of_text_the_error_says_what_was_looked_for(tmp_path: Path) 
     [
         (b"\xff\xfe\x00", "not UTF-8 text"),
         (b"", "invalid JSON"),
-        (b"[" * 100_000, "invalid JSON"),
+        (b"[" * 100_000, "invalid JSON: it is nested deeper than 100 levels"),
         (b"[1]", "no field 'model'"),
         (b'{"text": "a"}', "no field 'model'"),
         (b'{"model": 3}', "is no tokenizer.json"),
@@ -127,7 +128,10 @@ def test_missing_file_folder_and_loop(tmp_path: Path) -> None:
     assert "does not exist; give 'bytes' or a tokenizer.json" in message(tmp_path / "absent.json")
     assert "is a folder" in message(tmp_path)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert "cannot be read" in message(tmp_path / "loop")
+    assert "cannot be read (Too many levels of symbolic links)" in message(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a pipe, not a file; expected the tokenizer.json" in message(tmp_path / "pipe")
+    assert "is a device, not a file" in message(Path("/dev/zero"))
 
 
 def test_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

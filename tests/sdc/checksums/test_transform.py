@@ -1,6 +1,7 @@
 """`abft` on whole steps and in single layers: every nesting, both directions, with the transformations around it."""
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -335,8 +336,15 @@ def test_profiles(tmp_path: Path) -> None:
         path.write_text(damaged)
         with pytest.raises(ValueError, match="sdc abft calibrate"):
             Profile.load(path)
-    with pytest.raises(ValueError, match="cannot read the profile"):
-        Profile.load(tmp_path / "none.json")
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in (
+        ("none.json", "No such file or directory"),
+        (5_000 * "x", "File name too long"),
+        ("x\0", "a path holds no zero byte"),
+        ("pipe", "it is a pipe, not a file"),
+    ):
+        with pytest.raises(ValueError, match=rf"cannot read the profile .* \({why}\); make one with sdc"):
+            Profile.load(tmp_path / name)
     with pytest.raises(TypeError, match=r"sdc\.checksums\.Profile\.load"):
         sdc.abft(lambda x: x @ x, profile="profile.json")  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sdc.record import Record, RecordBusy, identify
+from sdc.record import Record, RecordBusy, RecordError, identify
 from sdc.record.lock import LOCK, Lock, _holder, _mine, _take_away
 
 HOLD = """
@@ -139,6 +139,15 @@ def test_a_lock_that_nobody_can_read_is_left_alone(tmp_path: Path, monkeypatch: 
     (tmp_path / LOCK).write_text("{")
     with pytest.raises(RecordBusy, match=r"lock\.json tells no writer, .*; remove"):
         Lock(tmp_path)
+
+
+def test_a_lock_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    record = Record.create(tmp_path / "run", {}, kind="twin")
+    (tmp_path / "run" / LOCK).unlink()
+    os.mkfifo(tmp_path / "run" / LOCK)
+    record.close()
+    with pytest.raises(RecordError, match=r"lock.json is a pipe, not a file; put the file itself in its place"):
+        Record.resume(tmp_path / "run", {}, at=0)
 
 
 def test_a_lock_that_was_removed_and_taken_is_not_released_twice(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -108,16 +110,24 @@ def test_a_damaged_or_foreign_file(folder: Path, content: str, name: str) -> Non
     [
         (kinds.MANIFEST, '{"schema": 2, "kind": "twin", "twins": "two"}', "is damaged (field twins: "),
         (kinds.SUMMARY, '{"schema": 2, "steps": []}', "is damaged (field steps: "),
-        (kinds.STEPS, None, "cannot be read (Is a directory); mend that and try again"),
+        (kinds.STEPS, Path.mkdir, "cannot be read (Is a directory); mend that and try again"),
+        (kinds.MANIFEST, os.mkfifo, "is a pipe, not a file; put the file itself in its place"),
+        (kinds.SUMMARY, lambda path: path.symlink_to("/dev/zero"), "is a device, not a file; put the file itself"),
+        (kinds.STEPS, os.mkfifo, "is a pipe, not a file"),
+        (kinds.MISMATCHES, os.mkfifo, "is a pipe, not a file"),
+        (kinds.DISCARDED, os.mkfifo, "is a pipe, not a file"),
+        (kinds.STEPS, lambda path: path.symlink_to(path), "cannot be read (Too many levels of symbolic links)"),
     ],
 )
-def test_the_file_at_fault_is_named(folder: Path, name: str, content: str | None, message: str) -> None:
+def test_the_file_at_fault_is_named(
+    folder: Path, name: str, content: str | Callable[[Path], None], message: str
+) -> None:
     path = folder / name
     path.unlink(missing_ok=True)
-    if content is None:
-        path.mkdir()
-    else:
+    if isinstance(content, str):
         path.write_text(content)
+    else:
+        content(path)
     with pytest.raises(RecordError, match=re.escape(f"{path} {message}")):
         read_record(folder)
 
