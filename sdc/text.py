@@ -24,6 +24,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+DEEPEST = 100
+"""Levels of an expression, of which a chain of operators has one for each. Whoever walks through it is called as often
+within itself, and Python allows a thousand calls, those of the caller included."""
 
 
 class Form(NamedTuple):
@@ -200,7 +203,7 @@ def read_value(kind: Any, text: str) -> Any:
 def _unquoted(text: str) -> str:
     try:
         found = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two are of Python's parser
         found = None
     if not isinstance(found, str):
         raise ValueError("expected a text in quotes that end")
@@ -315,11 +318,27 @@ def expression(
         )
 
     try:
-        return build(ast.parse(text.strip(), mode="eval").body)
+        tree = ast.parse(text.strip(), mode="eval").body
+        _check_depth(tree)
+        return build(tree)
+    except (RecursionError, MemoryError):  # of Python's parser
+        raise ValueError(f"{language} {text!r} cannot be read; {_TOO_DEEP}") from None
     except SyntaxError:
         raise ValueError(f"{language} {text!r} cannot be read; write it as in Python, as in {example!r}") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{language} {text!r}: {error}; as in {example!r}") from None
+
+
+_TOO_DEEP = f"it is nested deeper than {DEEPEST} levels, of which each operator of a chain is one: write less"
+
+
+def _check_depth(tree: ast.AST) -> None:
+    """Counted level by level, without recursion."""
+    level: list[ast.AST] = [tree]
+    for _ in range(DEEPEST + 1):
+        level = [child for node in level for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    if level:
+        raise ValueError(_TOO_DEEP)
 
 
 def _literal(node: ast.expr) -> Any:

@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeAlias
 
 from sdc._lazy import jnp
 from sdc.settings import SettingError
-from sdc.text import expression
+from sdc.text import DEEPEST, expression
 
 from .site import DIRECTIONS, Direction, Site, Where
 
@@ -73,6 +73,12 @@ class Selector:
         self.now: Callable[[Site, Iteration], Any] = now or (lambda site, iteration: chosen(site))
         self._terms, self._operator = tuple(terms), operator
         self._attribute, self._patterns = attribute, tuple(patterns)
+        self._depth: int = 1 + max((term._depth for term in self._terms), default=-1)
+        if self._depth > DEEPEST:
+            raise ValueError(
+                f"this selector is nested deeper than {DEEPEST} terms, of which each operator of a chain is one; give "
+                'several patterns or names to one term, as in named("a", "b")'
+            )
 
     def __call__(self, site: Site) -> bool:
         """Whether the site is chosen, in some iteration at least."""
@@ -235,8 +241,8 @@ def matching(*patterns: str) -> Selector:
 
 def named(*names: str) -> Selector:
     """Selects sites by their exact names, as `sdc.sites` lists them."""
-    if not names:
-        raise ValueError('named(): expected one name or more, as in named("fwd/attn")')
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'named{names}: expected one name or more, as in named("fwd/attn")')
     text = f"named({', '.join(map(_quoted, names))})"
     return Selector(text, lambda site: site.name in names, attribute=lambda site: site.name, patterns=names)
 
@@ -278,6 +284,8 @@ def iteration(*numbers: int, loop: int = -1) -> Selector:
 
 def inside(prefix: str) -> Selector:
     """Selects everything in a scope and in the scopes inside it: `inside("jvp()/attn")`."""
+    if not isinstance(prefix, str):
+        raise ValueError(f'inside({prefix!r}): expected the name of a scope, as in inside("jvp()/attn")')
     wanted = prefix.split("/") if prefix else []
     return Selector(
         f"inside({_quoted(prefix)})",

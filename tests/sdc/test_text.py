@@ -1,5 +1,6 @@
 """The grammar of texts: what is written is read again, what is mistyped is refused in one line, without JAX."""
 
+import contextlib
 import math
 import subprocess
 import sys
@@ -157,6 +158,34 @@ def test_what_is_mistyped_is_refused(text: str, problem: str) -> None:
         parse_fault(text)
     assert str(caught.value).startswith(f"fault {text!r}: ")
     assert "\n" not in str(caught.value)
+
+
+DEEP = {
+    "brackets": lambda n: n * "(" + "probes" + n * ")",
+    "not": lambda n: n * "~" + "probes",
+    "and": lambda n: " & ".join(["probes"] * (n + 1)),
+    "quotes": lambda n: '"' + n * '"' + '"',
+    "sums": lambda n: '"a"' + n * '+"a"',
+    "minus": lambda n: '"a"+' + n * "-" + "1",
+}
+
+
+@pytest.mark.parametrize("levels", [101, 1_000, 100_000])
+@pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (parse_fault, "nan,rate=1,where={}"),
+        (parse_kind, "bitflip,field={}"),
+        (parse_aggregation, "dropcompute,threshold=1,latency={}"),
+        (parse_aggregation, "{}"),
+        (parse_simulation, "nan,step=1,site={}"),
+        (parse_latency, "{}"),
+    ],
+)
+def test_however_deep_a_text_is_it_is_read_or_refused(read: Any, text: str, deep: Any, levels: int) -> None:
+    with contextlib.suppress(ValueError):
+        read(text.format(deep(levels)))
 
 
 def test_brackets_and_quotes_hold_together() -> None:

@@ -1,6 +1,8 @@
 """Selectors choose what they say, combine as sets do, and never hit nothing in silence."""
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,7 @@ from sdc.program.selectors import (
     inside,
     iteration,
     matching,
+    named,
     operations,
     parse_selector,
     primitive,
@@ -203,6 +206,44 @@ def test_near_misses(where: Selector, message: str) -> None:
             tool()
 
 
+LEVELS = (101, 1_000, 100_000)
+"""One too many, about as many as Python allows calls, and more than its parser takes."""
+DEEP = {
+    f"{name} {levels}": text(levels)
+    for name, text in {
+        "brackets": lambda n: n * "(" + "probes" + n * ")",
+        "not": lambda n: n * "~" + "probes",
+        "both": lambda n: n * "~(" + "probes" + n * ")",
+        "and": lambda n: " & ".join(["probes"] * (n + 1)),
+        "or": lambda n: "|".join(["probes"] * (n + 1)),
+        "words": lambda n: n * "not " + "probes",
+        "numbers": lambda n: f"boundary({n * '-'}1)",
+        "sums": lambda n: f"boundary({'+'.join('1' * (n + 1))})",
+        "lists": lambda n: f"named({n * '['}{n * ']'})",
+        "attributes": lambda n: "probes" + n * ".a",
+        "calls": lambda n: "probes" + n * "()",
+    }.items()
+    for levels in LEVELS
+    if (name, levels) != ("brackets", 101)  # which lead nowhere, as in Python
+}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_selectors_nested_too_deeply_are_told_so(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested deeper than 100 levels|cannot be read; write it as in Python"):
+        parse_selector(text)
+
+
+def test_selectors_may_be_long_but_not_deep() -> None:
+    names = [f"a{number}" for number in range(10_000)]
+    assert parse_selector(f"named({', '.join(map(repr, names))})").text.endswith('"a9999")')
+    assert len(parse_selector(" | ".join(100 * ["probes"])).leaves()) == 100
+    with pytest.raises(ValueError, match=r'nested deeper than 100 terms.*as in named\("a", "b"\)'):
+        functools.reduce(operator.or_, map(named, names))
+    with pytest.raises(ValueError, match="nested deeper than 100 terms"):
+        functools.reduce(lambda selector, _: ~selector, names, probes)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -217,6 +258,8 @@ def test_near_misses(where: Selector, message: str) -> None:
         ("iteration(1, step=2)", "unexpected keyword"),
         ("primitive('a') and probes", "is no selector"),
         ("__import__('os')", "is no selector"),
+        ("named(['a'])", "expected one name or more"),
+        ("inside(3)", "expected the name of a scope"),
     ],
 )
 def test_selectors_that_cannot_be_read(text: str, message: str) -> None:
