@@ -6,8 +6,10 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-# The runtime's own log goes to standard error by the hundred lines; what people need, the commands say.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# The runtime's own log goes to standard error by the hundred lines; what people need, the commands say. Of several
+# processes it reports a lost peer as an error of its own, before the command can name it.
+_SEVERAL = any(word.partition("=")[0] == "--coordinator" for word in sys.argv)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if _SEVERAL else "2")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 INCONCLUSIVE = 3
@@ -21,10 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     code = INCONCLUSIVE
     try:
-        code = run(sys.argv[1:] if arguments is None else arguments)
+        from . import signals
         from .runtime import leave_at_once
 
+        signals.listen()
+        code = run(sys.argv[1:] if arguments is None else arguments)
+        signals.deaf()
         leave_at_once(code)
+    except KeyboardInterrupt as interrupt:
+        _interrupted(interrupt)
     except Exception:
         code = _failed()
     sys.exit(code)
@@ -49,11 +56,18 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of our output had enough, as `| head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(Exit.INCONCLUSIVE)
-    except KeyboardInterrupt:
-        print("sdc: inconclusive: interrupted; continue a run with --resume", file=sys.stderr)
-        return int(Exit.INCONCLUSIVE)
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt)
     except Exception:
         return _failed()
+
+
+def _interrupted(interrupt: KeyboardInterrupt) -> int:
+    """Says where the record is and how to go on; what is on record stays."""
+    from .runtime import onward
+
+    print(f"sdc: inconclusive: interrupted by {interrupt or 'SIGINT'}. {onward.how()}", file=sys.stderr)
+    return INCONCLUSIVE
 
 
 def _failed() -> int:

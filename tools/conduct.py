@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +21,9 @@ from sdc.train.jobs import Job, Planned, Training
 from sdc.train.peers import Peers
 from sdc.train.workload import Workload
 
-from .errors import VERDICTS, run_errors, usage_errors
+from .errors import VERDICTS, CommandError, Exit, run_errors, usage_errors
 from .options import CheckedOptions, RunOptions, TextOptions, WorkloadOptions
-from .runtime import end_aborts_well, give_up, keep_standard_output
+from .runtime import end_aborts_well, give_up, keep_standard_output, onward
 
 Found = TypeVar("Found")
 
@@ -91,7 +91,9 @@ def conduct(options: RunOptions, job: Job) -> int:
     from sdc.train import run
     from sdc.train.cluster import joined
     from sdc.train.multihost import everyone
+    from sdc.train.stopping import PATIENCE, Stop
 
+    from . import signals
     from .output import show
     from .progress import Progress
 
@@ -101,23 +103,46 @@ def conduct(options: RunOptions, job: Job) -> int:
         with usage_errors():
             prepare_devices(options, check_devices(options.devices, job, processes))
 
+    def too_late() -> None:
+        give_up(f"interrupted by {stop.asked}, and no step came to its end within {PATIENCE:g} s")
+
     warnings.showwarning = _warn
     end_aborts_well()
-    with run_errors(options.run), joined(peers, start, give_up):
+    stop = Stop(too_late)
+    with run_errors(options.run), joined(peers, start, give_up, stop):
         import jax
 
         first = jax.process_index() == 0
-        folder = Path(everyone(str(options.run.absolute() if options.run else new_folder(job.kind)))[0])
+        onward.folder = folder = _shared_folder(everyone(str(options.run.absolute()) if options.run else ""), job.kind)
+        signals.gently(stop.ask)
         with Progress(job.steps, show=first) as progress:
             record = run(
                 dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
-                on_step=progress.update, command=["sdc", *sys.argv[1:]],
+                on_step=progress.update, command=["sdc", *sys.argv[1:]], stop=stop.reached,
             )  # fmt: skip
+        stop.over()
         summary = conclude(folder) if record is not None else {}
-        verdict = json.loads(everyone(json.dumps(summary.get("verdict")))[0])
+        ended = record is None or record.ended
+        verdict, ended = json.loads(everyone(json.dumps([summary.get("verdict"), ended]))[0])
     if summary:
         show(job.kind, summary, as_json=options.json)
+    if not ended:
+        raise CommandError(f"interrupted by {stop.asked}. {onward.how()}", Exit.INCONCLUSIVE)
     return int(VERDICTS[verdict])
+
+
+def _shared_folder(named: Sequence[str], kind: str) -> Path:
+    """The run folder, which the first process makes; another one that a peer was given is a mistake."""
+    from sdc.train.multihost import everyone
+    from sdc.train.processes import Incomparable
+
+    folder = Path(everyone(named[0] or str(new_folder(kind)))[0])
+    for process, other in enumerate(named):
+        if other and Path(other) != folder:
+            raise Incomparable(
+                f"process {process} was given --run {other}, but process 0 writes to {folder}; give all the same folder"
+            )
+    return folder
 
 
 def prepare_devices(options: WorkloadOptions, count: int) -> None:

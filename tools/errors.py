@@ -66,7 +66,7 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     """
     from sdc.campaigns.runner import NotDeterministic
     from sdc.train.checkpoints import NotWritten
-    from sdc.train.cluster import Unreachable
+    from sdc.train.multihost import Unreachable
     from sdc.train.processes import Incomparable
     from sdc.twins.traces import NotComparable
 

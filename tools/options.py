@@ -100,6 +100,10 @@ class TwinOptions(CheckedOptions):
     """Number of twins. Of two the first is the reference; of three or more the majority is."""
     placement: Literal["mesh", "vmap"] = "mesh"
     """One device per twin and rank (mesh), or all twins of a rank on one device (vmap)."""
+    require_processes: int = 1
+    """Distinct hosts that there must be, one process on each at least; a run on fewer ends with 3 before it starts."""
+    least_elements: int = 0
+    """Elements that must be checked for a verdict of clean; where they are fewer, it is inconclusive."""
     compare: Literal["gated", "always"] = "gated"
     """Move tensors only where digests differ (gated), or compare all of them every time (always)."""
 

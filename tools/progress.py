@@ -1,5 +1,8 @@
-"""A live line on a terminal while a run goes on; nothing where there is no terminal."""
+"""How far a run is: a live line on a terminal, a plain line every ten seconds in a pipe or a file."""
 
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
@@ -7,13 +10,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+EVERY = 10.0
+"""Seconds from one line to the next where standard error is no terminal."""
 
 
 class _Line:
-    """A bar on standard error, with a text that tells how things stand."""
+    """A bar on standard error, with a text that tells how things stand; a plain line now and then if it is piped."""
 
     def __init__(self, what: str, total: int, *, first: int, show: bool = True) -> None:
         console = Console(stderr=True)
+        self._what, self._total = what, total
         self._bar = Bar(
             TextColumn(what),
             MofNCompleteColumn(),
@@ -23,19 +31,34 @@ class _Line:
             console=console,
             disable=not (show and console.is_terminal),
         )
+        self._piped = show and not console.is_terminal
+        self._ended = threading.Event()
         self._task = self._bar.add_task("", total=total, completed=first, text="compiling")
+        self._now = first, "compiling"
 
     def __enter__(self) -> Any:
         self._bar.start()
+        if self._piped:
+            threading.Thread(target=self._repeat, daemon=True, name="progress").start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         self._bar.stop()
 
     def _tell(self, completed: int, text: str) -> None:
+        self._now = completed, text
         self._bar.update(self._task, completed=completed, text=text)
+
+    def _repeat(self) -> None:
+        started = time.monotonic()
+        while not self._ended.wait(EVERY):
+            completed, text = self._now
+            seconds = time.monotonic() - started
+            plain = Text.from_markup(text).plain
+            print(f"{self._what} {completed} of {self._total}  {plain}  {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 class Progress(_Line):

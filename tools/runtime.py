@@ -1,25 +1,65 @@
 """The process around a command: its standard output, its end, and its end when a peer or the runtime is lost."""
 
+import contextlib
 import ctypes
+import dataclasses
 import os
+import shlex
 import signal
 import sys
+import threading
+from pathlib import Path
 
 from .errors import Exit
 
 
 def keep_standard_output() -> None:
-    """Gloo writes on standard output, which belongs to the command: it gets standard error instead."""
+    """Gloo tells its connections on standard output, which belongs to the command: nobody needs to read that."""
     sys.stdout.flush()
     own = os.dup(1)
-    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.stdout = os.fdopen(own, "w", encoding="utf-8")
 
 
 def give_up(message: str) -> None:
-    """Ends the process of a run that lost a peer: the main thread may wait in a collective for ever."""
-    print(f"sdc: inconclusive: {message}", file=sys.stderr, flush=True)
+    """Ends the process at once: the main thread may wait in a collective, or in the compiler, for ever."""
+    os.write(2, f"sdc: inconclusive: {message}. {onward.how()}\n".encode())
+    if (lock := sys.modules.get("sdc.record.lock")) is not None:
+        releasing = threading.Thread(target=lock.release_all, daemon=True)  # storage that is gone may never answer
+        releasing.start()
+        releasing.join(2.0)
     os._exit(Exit.INCONCLUSIVE)
+
+
+@dataclasses.dataclass
+class Onward:
+    """Where the record of a command is, and how to go on with it.
+
+    Attributes:
+        folder: the run folder; None before there is one.
+        resumable: whether the command has the flag `--resume`.
+    """
+
+    folder: Path | None = None
+    resumable: bool = True
+
+    def command(self) -> str:
+        """The command line that goes on."""
+        words = ["sdc", *sys.argv[1:]]
+        if not any(word == "--run" or word.startswith("--run=") for word in words) and self.folder is not None:
+            words += ["--run", str(self.folder)]
+        return shlex.join(words if "--resume" in words else [*words, "--resume"])
+
+    def how(self) -> str:
+        """Both, in a sentence."""
+        if self.folder is None or not (self.folder / "manifest.json").is_file():
+            return "Nothing is on record; give the command again"
+        there = f"The record is in {self.folder}"
+        return f"{there}; continue with: {self.command()}" if self.resumable else there
+
+
+onward = Onward()
+"""Of the command that this process runs."""
 
 
 def leave_at_once(code: int) -> None:
@@ -34,18 +74,23 @@ def leave_at_once(code: int) -> None:
         os._exit(code)
 
 
-def _aborted(_: int) -> None:
-    os.write(2, b"sdc: inconclusive: the runtime gave up on a lost peer (its log is above); nothing can be said\n")
-    os._exit(Exit.INCONCLUSIVE)
+def _lost() -> None:
+    """The runtime ends the process when process 0 is lost; what it says of that is a stack trace."""
+    cluster = sys.modules.get("sdc.train.cluster")
+    give_up("the runtime gave up on a lost peer; nothing can be said" if cluster is None else cluster.unreachable())
 
 
-_ABORTED = ctypes.CFUNCTYPE(None, ctypes.c_int)(_aborted)
-"""Kept alive as long as the module: the C library holds its address."""
+_ABORTED = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _lost())
+_TERMINATED = ctypes.CFUNCTYPE(None)(_lost)
+"""Kept alive as long as the module: the C libraries hold their addresses."""
 
 
 def end_aborts_well() -> None:
-    """The runtime aborts the process when process 0 is lost: let that end with exit code 3 and a message.
+    """Lets the end that the runtime makes when process 0 is lost be one line and exit code 3.
 
-    Python's own signal handlers do not run in an abort, so this one is set below it.
+    Python's own signal handlers do not run in an abort, so this one is set below it. The runtime can call a function
+    instead of aborting (`cluster.joined`), but jaxlib 0.10 fails to convert its argument, and C++ ends the process.
     """
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _ABORTED)
+    with contextlib.suppress(OSError, AttributeError):  # another C++ library
+        ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_TERMINATED)

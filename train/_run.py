@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import jax
 
-from sdc.record.determinism import check_deterministic, environment
+from sdc.record.determinism import check_deterministic, differences, environment
+from sdc.record.devices import describe_devices, on_mesh
+from sdc.record.identity import identify
 from sdc.record.lifecycle import Record, check_free
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
 from sdc.settings import SettingError
 
 from .checkpoints import Checkpoints
+from .cluster import tell
 from .data import batches
 from .golden import Golden
 from .jobs import Job
@@ -42,6 +46,7 @@ def run(
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     devices: Sequence[jax.Device] | None = None,
     command: Sequence[str] = (),
+    stop: Callable[[], bool] = lambda: False,
 ) -> Contents | None:
     """Executes a job. It neither prints nor ends the process.
 
@@ -54,6 +59,8 @@ def run(
         on_step: told of each line of `steps.jsonl`.
         devices: the devices to use, all of them; by default as many as are needed of one process, and all of several.
         command: the command line that asks for the run, for the record.
+        stop: asked after each step whether to end early; all processes must answer alike (`sdc.train.stopping.Stop`). A
+            run that ends early has saved a checkpoint, and its record has not ended: it can be resumed.
 
     Returns:
         The record, in process 0; `sdc.analysis.conclude` says what follows from it. None in other processes.
@@ -75,8 +82,14 @@ def run(
     config, dataset = loaded or job.load()
     if job.folder is None:
         raise SettingError("folder", None, "a run needs a folder for its record; name a new one")
-    folder = Path(everyone(str(Path(job.folder).absolute()))[0])
+    folder = Path(job.folder).absolute()
+    if job.resume:
+        read_manifest(folder, job.kind)
+    start = (Checkpoints(folder / "checkpoints", every=1).latest or 0) if job.resume else 0
+    _check_intents(job, folder, start)
     placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=_devices(job, devices))
+    evidence = _evidence(placement.mesh)
+    job.check_evidence(evidence)
     judges = [each for each in (job.judge(), judge) if each is not None]
     program = described = job.program(config, placement, donate=True)
     if judge is not None:  # the same program, which keeps the state that it is given
@@ -107,12 +120,14 @@ def run(
     elif jax.process_index() == 0:
         check_free(folder)
     check_deterministic(manifest["environment"])
+    tell("at lowering the program")
     manifest["program"] = described.fingerprint()
     check_comparable(manifest)
     for each in judges:
         if isinstance(each, Golden):
             each.check(as_read(manifest))
-    return _execute(job, folder, manifest, program, source, judges, on_step)
+    manifest |= evidence  # which may differ between processes
+    return _execute(job, folder, manifest, program, source, judges, on_step, start, stop)
 
 
 def _execute(
@@ -123,14 +138,12 @@ def _execute(
     source: Any,
     judges: Sequence[Judge],
     on_step: Callable[[Mapping[str, Any]], None],
+    start: int,
+    stop: Callable[[], bool],
 ) -> Contents | None:
     checkpoints = Checkpoints(folder / "checkpoints", every=job.checkpoint_every)
-    start = 0
     if job.resume:
         _check_program(folder, manifest)
-        start = checkpoints.latest or 0
-    if start > job.steps:
-        raise SettingError("steps", job.steps, f"{folder} holds {start} steps already; give {start} or more")
     if start:
         for each in judges:
             if isinstance(each, Golden):
@@ -142,7 +155,7 @@ def _execute(
     first = jax.process_index() == 0
     record = _open(job, folder, manifest, start, program) if first else None
     try:
-        everyone("ready")
+        everyone("ready", at="before the first step")
         with checkpoints:
             done = run_steps(
                 program,
@@ -153,7 +166,11 @@ def _execute(
                 checkpoints=checkpoints,
                 judge=_all_of(judges) if judges else None,
                 on_step=on_step,
+                stop=stop,
             )
+        if done.stopped:
+            return None if record is None else read_record(folder)
+        tell("at the comparison of the final states")
         found: dict[str, Any] = {
             "steps": done.steps, "state_digest": program.digest(done.state), **program.conclude(done.state)
         }  # fmt: skip
@@ -169,6 +186,31 @@ def _execute(
         if record is not None:
             record.close()
     return read_record(folder)
+
+
+def _check_intents(job: Job, folder: Path, start: int) -> None:
+    """What the processes are about to do is compared before the first of them waits for another one on a device."""
+    intent = {
+        "kind": job.kind, "run": str(folder), "resume": job.resume, "from step": start, "steps": job.steps,
+        "checkpoint_every": job.checkpoint_every,
+    }  # fmt: skip
+    said = everyone(json.dumps(intent), at="what each is about to do")
+    if lines := differences([json.loads(text) for text in said]):
+        raise Incomparable(
+            f"the processes are about to do different things ({'; '.join(line.describe() for line in lines)}); start "
+            "all of them with the same flags, and with a folder that they share"
+        )
+    if start > job.steps:
+        raise SettingError("steps", job.steps, f"{folder} holds {start} steps already; give {start} or more")
+
+
+def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The hardware that the run is on: its devices, and how many hosts they are of."""
+    host = identify()
+    mine = {"host": host.boot or f"{host.name} {host.machine}", "devices": describe_devices()}
+    said = [json.loads(text) for text in everyone(json.dumps(mine), at="which devices each has")]
+    devices = [device for each in said for device in each["devices"]]
+    return {"devices": on_mesh(devices, mesh), "hosts": len({each["host"] for each in said})}
 
 
 def _devices(job: Job, devices: Sequence[jax.Device] | None) -> Sequence[jax.Device]:

@@ -119,6 +119,9 @@ class Job(Planned, abc.ABC):
         """What is asked after each step, whatever else is asked."""
         return None
 
+    def check_evidence(self, evidence: Mapping[str, Any]) -> None:
+        """Looks whether the `devices` and `hosts` of a run are enough for what it is to show; by default they are."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedJob(Job):
@@ -219,6 +222,8 @@ class Twins(CheckedJob):
             (`none`).
         compare: move tensors only where digests differ (`gated`), or compare all of them every time (`always`).
         placement: one device per twin and rank (`mesh`), or all twins of a rank on one device (`vmap`).
+        require_processes: distinct hosts that there must be; a run on fewer does not start.
+        least_elements: elements that must be checked for a verdict of clean.
 
     Example:
         >>> from sdc.train.jobs import Twins
@@ -231,6 +236,8 @@ class Twins(CheckedJob):
     sync: Literal["compute", "params", "none"] = "compute"
     compare: Literal["gated", "always"] = "gated"
     placement: Literal["mesh", "vmap"] = "mesh"
+    require_processes: int = 1
+    least_elements: int = 0
 
     @property
     def number(self) -> int | None:
@@ -248,7 +255,27 @@ class Twins(CheckedJob):
         check_types(self)
         if self.twins < 2:
             raise SettingError("twins", self.twins, "expected two or more")
+        if self.require_processes < 1:
+            raise SettingError("require_processes", self.require_processes, "expected a number of at least 1")
+        if self.least_elements < 0:
+            raise SettingError("least_elements", self.least_elements, "expected a number of at least 0")
         super().check()
+
+    def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
+        return {
+            **super().manifest(config),
+            "require_processes": self.require_processes,
+            "least_elements": self.least_elements,
+        }
+
+    def check_evidence(self, evidence: Mapping[str, Any]) -> None:
+        from .processes import Incomparable
+
+        if evidence["hosts"] < self.require_processes:
+            raise Incomparable(
+                f"the twins are on {evidence['hosts']} distinct host(s), and {self.require_processes} were asked for "
+                "(require_processes): nothing would be said of the hardware; start a process on each host"
+            )
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import TwinProgram, sharded

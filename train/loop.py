@@ -12,6 +12,7 @@ from jaxtyping import Array, Int
 from sdc.record.lifecycle import Record
 
 from .checkpoints import Checkpoints
+from .cluster import tell
 from .judging import PATIENCE, Answer, Judge, Judged, JudgeError
 from .multihost import everyone
 from .placement import Placement
@@ -41,12 +42,14 @@ class Done(NamedTuple):
         steps: number of steps on record, those of an earlier part of the run among them.
         reruns: steps that a judge had run again, counted.
         rollbacks: steps after which the run went back, and the steps it went back to.
+        stopped: whether it was asked to end before it was done.
     """
 
     state: Any
     steps: int
     reruns: int
     rollbacks: list[tuple[int, int]]
+    stopped: bool
 
 
 def run_steps(
@@ -59,6 +62,7 @@ def run_steps(
     checkpoints: Checkpoints,
     judge: Judge | None = None,
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Done:
     """Runs the steps of a run.
 
@@ -71,15 +75,17 @@ def run_steps(
         checkpoints: saved when due, and after the last step.
         judge: asked after each step.
         on_step: told of each row that is recorded, for the progress display.
+        stop: asked after each step that is recorded whether to end early; answers alike in all processes.
 
     Raises:
         CheckpointError: a checkpoint cannot be written; told when the next one is due.
         JudgeError: the judge does not let the run go on.
         StepFailed: a step did.
     """
-    number, reruns, impatient = steps.start, 0, 0
+    number, reruns, impatient, stopped = steps.start, 0, 0, False
     rollbacks: list[tuple[int, int]] = []
     while number < steps.stop:
+        tell(f"in step {number}")
         tokens = place_batch(next(batches), program.placement)
         attempt, answer = 0, Answer.RERUN
         while answer is Answer.RERUN:
@@ -104,7 +110,9 @@ def run_steps(
         state = new
         if record is not None:
             record.line(*rows)
-        last = answer is Answer.STOP or number + 1 == steps.stop
+        tell(f"at the end of step {number}")
+        stopped = stop()
+        last = stopped or answer is Answer.STOP or number + 1 == steps.stop
         if record is not None and (last or checkpoints.due(number + 1)):
             record.sync()  # a run that goes on from the checkpoint needs the lines before it
         checkpoints.save(number + 1, state, batches.get_state(), force=last)
@@ -112,7 +120,7 @@ def run_steps(
         number += 1
         if last:
             break
-    return Done(state, number, reruns, rollbacks)
+    return Done(state, number, reruns, rollbacks, stopped and number < steps.stop)
 
 
 def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: int) -> tuple[Any, Rows]:

@@ -1,35 +1,72 @@
-"""What the processes of a run tell each other, so that all take the same way."""
+"""What the processes of a run tell each other, so that all take the same way.
 
+Words go through the key-value store of JAX's distributed runtime, not through a collective on the devices: a process
+that takes another way than its peers is told apart, and a wait has an end.
+"""
+
+import itertools
+import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
+from jax._src import distributed
 
 Result = TypeVar("Result")
+
+LIMIT = 1800.0
+"""Seconds to wait for a peer that is alive but does not come, as one that still compiles."""
+_WAIT_MS = 500
+"""A wait is cut into parts of so many milliseconds, so that signals are seen in between."""
+
+_said = itertools.count()
 
 
 class PeerError(Exception):
     """What another process could not do, in its words."""
 
 
-def everyone(text: str) -> list[str]:
+class Unreachable(RuntimeError):
+    """Processes that cannot be joined, or a peer that was lost: nothing can be said of the hardware."""
+
+
+def everyone(text: str, *, at: str = "") -> list[str]:
     """The texts of all processes, in their order. All processes call it.
+
+    Args:
+        text: what this process has to say.
+        at: where in the run that is, for the message of those that wait in vain.
+
+    Raises:
+        Unreachable: a peer did not come within `LIMIT` seconds.
 
     Example:
         >>> from sdc.train.multihost import everyone
         >>> everyone("ready")
         ['ready']
     """
-    if jax.process_count() == 1:
+    client = distributed.global_state.client
+    if client is None or jax.process_count() == 1:
         return [text]
-    data = np.frombuffer(text.encode(), np.uint8)
-    lengths = multihost_utils.process_allgather(np.int32(data.size))
-    padded = np.zeros(max(1, int(lengths.max())), np.uint8)
-    padded[: data.size] = data
-    rows = multihost_utils.process_allgather(padded)
-    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
+    number, me = next(_said), jax.process_index()
+    client.key_value_set(f"sdc/said/{number}/{me}", text)
+    deadline = time.monotonic() + LIMIT
+    said = [_listen(client, f"sdc/said/{number}/{peer}", peer, at, deadline) for peer in range(jax.process_count())]
+    if number:  # all are here, so all have heard what was said before
+        client.key_value_delete(f"sdc/said/{number - 1}/{me}")
+    return said
+
+
+def _listen(client: Any, key: str, peer: int, at: str, deadline: float) -> str:
+    while True:
+        try:
+            return str(client.blocking_key_value_get(key, _WAIT_MS))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        if time.monotonic() > deadline:
+            where = f" ({at})" if at else ""
+            raise Unreachable(f"process {peer} lives but did not come within {LIMIT:g} s{where}; look at its output")
 
 
 def together(action: Callable[[], Result]) -> Result:

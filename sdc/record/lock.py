@@ -37,6 +37,15 @@ class Holder(Fields, kw_only=True):
     token: Annotated[str, about("a random text, different for each lock")]
 
 
+_held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+def release_all() -> None:
+    """Releases every lock of this process, which is about to end without tidying up: another host could not tell."""
+    for lock in list(_held):
+        lock.release()
+
+
 class Lock:
     """The right to write a run folder, until it is released, garbage collected, or the process ends."""
 
@@ -55,6 +64,7 @@ class Lock:
         for _ in range(TRIES):
             if create_bytes(path, msgspec.json.encode({**stamp(), **msgspec.to_builtins(mine)}) + b"\n"):
                 self._release = weakref.finalize(self, _release, path, mine.token, os.getpid())
+                _held.add(self)
                 return
             holder = _holder(path)
             if holder is None:

@@ -126,6 +126,9 @@ class RunManifest(Manifest, kw_only=True):
     placement: Annotated[str | None, about("where twins lie: `mesh` or `vmap`")] = None
     twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
     processes: Annotated[int | None, about("number of operating-system processes")] = None
+    hosts: Annotated[int | None, about("number of distinct hosts, told apart by the boot of their system")] = None
+    require_processes: Annotated[int | None, about("twins: hosts that there had to be")] = None
+    least_elements: Annotated[int | None, about("twins: elements that must be checked for a verdict of clean")] = None
     devices: Annotated[list[Device], about("the devices that take part, and the hardware behind them; below")] = (
         msgspec.field(default_factory=list)
     )

@@ -1,6 +1,7 @@
 """Runs `sdc` as people do, in a process of its own: forked from one that has imported everything already."""
 
 import atexit
+import contextlib
 import json
 import multiprocessing
 import os
@@ -42,10 +43,15 @@ class Started:
     def ended(self) -> bool:
         return not self.process.is_alive()
 
+    def send(self, how: signal.Signals) -> None:
+        """Sends it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, how)
+
     def kill(self) -> None:
         """Ends it without a chance to tidy up."""
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # killed before
+            self.send(signal.SIGKILL)
         self.process.join()
 
     def end(self) -> tuple[int, str, str]:
@@ -107,9 +113,14 @@ def several(count: int, *arguments: object) -> list[Started]:
 
 def kill_when(process: Started, ready: Callable[[], bool]) -> None:
     """Kills a process, without a chance to tidy up, as soon as a condition holds."""
+    wait(process, ready)
+    process.kill()
+
+
+def wait(process: Started, ready: Callable[[], bool]) -> None:
+    """Waits until a condition holds, or a process ends before it does."""
     deadline = time.monotonic() + LIMIT
     while not ready():
         assert not process.ended, process.end()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.kill()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sdc.record.files import read_json, write_sealed
 from sdc.record.lifecycle import Record
 from sdc.tools import cli, parse
 from sdc.tools.errors import FLAGS, CommandError, Exit, run_errors, usage_errors
@@ -224,7 +225,7 @@ def test_a_place_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) -> Non
 def test_a_verdict_that_is_none_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = words("report {taken}", tmp_path)
     summary = Path(command[1]) / "summary.json"
-    summary.write_text(summary.read_text().replace('"clean"', '"bogus"'))
+    write_sealed(summary, {**read_json(summary), "verdict": "bogus"})
     assert cli.run(command) == Exit.USAGE
     assert "(field verdict: expected clean, corrupt, inconclusive or null, got 'bogus')" in capsys.readouterr().err
 

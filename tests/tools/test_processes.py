@@ -1,22 +1,70 @@
 """Runs of several processes that lose one another, or do not fit together: the others end with a message."""
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.tools.command import kill_when, sdc, several, start
+from sdc.record import read_record
+from sdc.tools import progress
+from tests.tools.command import sdc, several, start, wait
 
 TWIN = ("twin", "--config", "mini", "--devices", 4, "--model", 2, "--steps", 5)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_lost_peer_ends_the_other(victim: int, tmp_path: Path) -> None:
+def told(err: str) -> list[str]:
+    """What a command said at its end: not how far it was, nor the runtime's log, which the parent of all commands has
+    started at a level that the command would not choose."""
+    lines = [line for line in err.splitlines() if not line.startswith("step ")]
+    return [line for line in lines if "coordination_service_agent.cc" not in line]
+
+
+@pytest.mark.parametrize(("victim", "how"), [(0, signal.SIGKILL), (0, signal.SIGSTOP), (1, signal.SIGKILL)])
+def test_a_lost_peer_ends_the_other(victim: int, how: signal.Signals, tmp_path: Path) -> None:
+    processes = several(2, *TWIN[:-1], 100_000, "--run", tmp_path / "run", "--timeout", 10)
+    steps = tmp_path / "run" / "steps.jsonl"
+    wait(processes[victim], lambda: steps.is_file() and steps.stat().st_size > 0)
+    processes[victim].send(how)
+    sent = time.monotonic()
+    code, _, err = processes[1 - victim].end()
+    assert time.monotonic() - sent < 15
+    processes[victim].kill()
+    assert code == 3, err[-2000:]
+    (line,) = told(err)
+    assert line.startswith(f"sdc: inconclusive: process {victim} was lost")
+    assert f"The record is in {tmp_path / 'run'}; continue with: sdc twin " in line
+    assert line.endswith(f"--process {1 - victim} --resume")
+
+
+def test_a_signal_to_one_process_ends_all_after_the_same_step(tmp_path: Path) -> None:
     processes = several(2, *TWIN[:-1], 100_000, "--run", tmp_path / "run")
     steps = tmp_path / "run" / "steps.jsonl"
-    kill_when(processes[victim], lambda: steps.is_file() and steps.stat().st_size > 0)
-    code, _, err = processes[1 - victim].end()
+    wait(processes[0], lambda: steps.is_file() and steps.stat().st_size > 0)
+    processes[1].send(signal.SIGTERM)
+    for process in processes:
+        code, _, err = process.end()
+        assert code == 3, err[-2000:]
+        (line,) = told(err)
+        assert line.startswith("sdc: inconclusive: interrupted by SIGTERM. The record is in ")
+    record = read_record(tmp_path / "run", "twin")
+    assert not record.ended
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [str(len(record.lines))]
+    assert not (tmp_path / "run" / "lock.json").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_compiling_is_not_lost(how: signal.Signals, tmp_path: Path) -> None:
+    process = start(*TWIN, "--run", tmp_path / "run")
+    wait(process, (tmp_path / "run" / "manifest.json").is_file)
+    process.send(how)
+    code, _, err = process.end()
     assert code == 3, err[-2000:]
-    assert "sdc: inconclusive: " in err
+    (line,) = told(err)
+    assert line.startswith(f"sdc: inconclusive: interrupted by {how.name}")
+    assert line.endswith("--resume")
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not (tmp_path / "run" / "lock.json").exists()
 
 
 def test_a_peer_that_does_not_come(tmp_path: Path) -> None:
@@ -37,3 +85,19 @@ def test_processes_that_are_not_comparable(tmp_path: Path) -> None:
         assert "config.model.dtype: process 0 has float32, process 1 has bfloat16" in err
         assert "program.step" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pipe_gets_a_plain_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    with progress.Progress(20, show=True) as bar:
+        time.sleep(0.2)
+        bar.update({"step": 4, "loss": [2.5, 2.5], "state": {"mismatched": 3}})
+        time.sleep(0.2)
+    with progress.Progress(20, show=False):
+        time.sleep(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("step 0 of 20  compiling  ")
+    assert lines[-1].startswith("step 5 of 20  loss 2.5000  3 mismatches  ")
+    assert len(lines) < 10

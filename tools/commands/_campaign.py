@@ -7,6 +7,7 @@ from sdc.train.campaign_job import CampaignJob
 from ..conduct import check_devices, check_folder, new_folder, prepare_devices, settings_of
 from ..errors import Exit, run_errors, usage_errors
 from ..options import CampaignOptions
+from ..runtime import onward
 
 
 def run(options: CampaignOptions) -> int:
@@ -30,6 +31,7 @@ def run(options: CampaignOptions) -> int:
     with usage_errors():
         done = rows_done(job, folder)
         prepare_devices(options, devices)
+    onward.folder = folder
     with run_errors(folder), InjectionProgress(options.injections, first=done) as progress:
         run_campaign(job, loaded=loaded, on_row=progress.update, command=["sdc", *sys.argv[1:]])
         summary = conclude(folder)
