@@ -27,12 +27,24 @@ VERDICTS = {"clean": Exit.CLEAN, "corrupt": Exit.CORRUPT, "inconclusive": Exit.I
 """Exit code of a run's verdict; a training run has none, and ends with 0."""
 
 
+LONGEST, SHOWN = 4_000, 3_000
+"""Characters of a line of a message, and how many are shown at its beginning where it is longer: what a message quotes
+can be of any length, and its remedy stands at the end."""
+
+
 class CommandError(Exception):
     """Ends a command with a message and an exit code."""
 
     def __init__(self, message: str, code: Exit = Exit.USAGE) -> None:
-        super().__init__(message)
+        super().__init__("\n".join(map(_shortened, message.split("\n"))))
         self.code = code
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= LONGEST:
+        return line
+    left_out = len(line) - LONGEST
+    return f"{line[:SHOWN]} ... ({left_out:,} characters) ... {line[SHOWN + left_out :]}"
 
 
 def flag(error: SettingError) -> str:
@@ -64,6 +76,8 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
         folder: where the command writes, for the message; None for a new folder below `runs/`.
         resumable: whether the command has the flag `--resume`.
     """
+    import jax
+
     from sdc.campaigns.runner import NotDeterministic
     from sdc.train.checkpoints import NotWritten
     from sdc.train.multihost import Unreachable
@@ -76,6 +90,14 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
         raise CommandError(flag(error)) from error
     except (Incomparable, NotComparable, NotDeterministic, Unreachable) as error:
         raise CommandError(str(error), Exit.INCONCLUSIVE) from error
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        said = str(error).partition("\n")[0]
+        raise CommandError(
+            f"the devices have too little memory for this run ({said}); take a smaller configuration, more ranks, or "
+            "fewer states on one device"
+        ) from error
     except NotWritten as error:
         raise CommandError(f"{error} with --resume") from error
     except ValueError as error:

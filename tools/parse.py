@@ -57,6 +57,10 @@ def parse(arguments: Sequence[str]) -> Any:
     if "" in arguments:
         before = arguments[arguments.index("") - 1] if arguments[0] else "sdc"
         raise CommandError(f"'' after {before}: expected a value; give one, or leave the flag out")
+    for word in arguments:
+        # A byte that is no UTF-8 comes as half of a surrogate pair, which no record can hold.
+        if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
+            raise CommandError(f"{word!r}: expected text in UTF-8 without zero bytes; give the file another name")
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):

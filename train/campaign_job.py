@@ -9,6 +9,7 @@ from sdc.program.selectors import Selector, as_selector
 from sdc.settings import SettingError
 
 from .jobs import Planned
+from .workload import LARGEST_COUNT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +40,16 @@ class CampaignJob(Planned):
     abft: bool = False
     batch: int | None = None
 
+    @property
+    def copies(self) -> int:
+        """The state before each step of the clean run, and one for each injection that runs at the same time."""
+        return self.steps + (self.batch or 1)
+
     def check(self) -> None:
         super().check()
         for name, value in (("injections", self.injections), ("batch", self.batch)):
-            if value is not None and value < 1:
-                raise SettingError(name, value, "expected a number of at least 1")
+            if value is not None and not 1 <= value <= LARGEST_COUNT:
+                raise SettingError(name, value, f"expected a number of at least 1, and at most {LARGEST_COUNT:,}")
         if not 0 <= self.follow < self.steps:
             raise SettingError(
                 "follow", self.follow, f"expected a number from 0 to {self.steps - 1}, below that of the steps"

@@ -11,6 +11,12 @@ from typing import Literal, TypeAlias
 from sdc.settings import SettingError
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
+STATE_BYTES = 12
+"""Bytes that a parameter takes at least: its value, and the means of its gradient and of its square, in float32."""
+MANY = 1024
+"""Ranks up to which a message says which numbers divide."""
+LARGEST_STATE = 1 << 44
+"""Bytes of state on a device, more than any has: such a size is a mistake, and would be asked of the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +48,13 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
     tied: bool = False
     dtype: DType = "float32"
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        attention = self.width * self.head_dim * 2 * (self.heads + self.kv_heads)
+        layer = attention + 3 * self.width * self.ffn_width + 2 * self.width
+        return self.layers * layer + self.width + self.vocab_size * self.width * (1 if self.tied else 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,18 +229,20 @@ def get_config(name: str) -> TrainConfig:
     return PRESETS[name]()
 
 
-def check(config: TrainConfig, data: int, model: int) -> None:
-    """Checks that a configuration divides over a mesh.
+def check(config: TrainConfig, data: int, model: int, *, copies: int = 1) -> None:
+    """Checks that a configuration divides over a mesh, and that what it keeps could lie in a memory.
 
     Args:
         config: the configuration.
         data: ranks of the `data` axis: data parallelism, optimizer state sharded over the width.
         model: ranks of the `model` axis: heads, feed-forward, vocabulary and sequence are sharded over it.
+        copies: states that lie on the same devices, such as those of twins under `vmap`.
 
     Raises:
-        SettingError: a size is not positive or does not divide.
+        SettingError: a size is not positive, does not divide, or is absurd.
     """
     sizes = config.model
+    _check_sizes(config)
     over_model = {
         "heads": sizes.heads,
         "kv_heads": sizes.kv_heads,
@@ -255,6 +270,25 @@ def check(config: TrainConfig, data: int, model: int) -> None:
             f"heads {sizes.heads} is not divisible by kv_heads {sizes.kv_heads}; choose kv_heads that divide heads",
         )
 
+    needed = STATE_BYTES * sizes.parameters * copies // (data * model)
+    if needed > LARGEST_STATE:
+        raise SettingError(
+            "config",
+            config.name,
+            f"{sizes.parameters:,} parameters and their optimizer's state, {copies:,} times, would take "
+            f"{needed / 2**40:,.0f} TiB on a device, of which none has more than {LARGEST_STATE >> 40} TiB; "
+            "choose a smaller model, fewer copies or more ranks",
+        )
+
+
+def _check_sizes(config: TrainConfig) -> None:
+    names = ("vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "ffn_width")
+    sizes = {name: getattr(config.model, name) for name in names}
+    sizes |= {name: getattr(config, name) for name in ("sequence_length", "batch_size", "microsteps")}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise SettingError("config", config.name, f"{name} is {size}; expected a whole number of at least 1")
+
 
 def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    return [candidate for candidate in range(1, min(number, MANY) + 1) if number % candidate == 0]

@@ -6,6 +6,7 @@ reference step, and in what the manifest says of them.
 
 import abc
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -19,13 +20,17 @@ from .checks import Checks, Simulated, as_aggregated
 from .config import TrainConfig, check
 from .methods import Aggregation, parse_aggregation
 from .simulation import Simulation, parse_simulation
-from .workload import Loaded, Workload
+from .workload import LARGEST_COUNT, Loaded, Workload
 
 if TYPE_CHECKING:
     from .judging import Judge
     from .placement import Placement
     from .programs.device import Transform
     from .programs.protocol import Program
+
+
+LARGEST_MESH = 1 << 16
+"""Devices of a run, more than any cluster gives it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,11 @@ class Planned:
         """Axes of the mesh and their lengths, whose product is the number of devices."""
         return {"data": self.data, "model": self.model}
 
+    @property
+    def copies(self) -> int:
+        """States of the training that lie on the same devices."""
+        return 1
+
     def check(self) -> None:
         """Checks everything that needs no device, no peer and no data.
 
@@ -68,9 +78,25 @@ class Planned:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise SettingError(name, value, "expected a whole number of at least 1")
+            if value > LARGEST_COUNT:
+                raise SettingError(name, value, f"expected at most {LARGEST_COUNT:,}")
         if self.resume and self.folder is None:
             raise SettingError("resume", None, "continues what is in a folder, but none is named; name it")
-        check(self.workload.resolve(), self.data, self.model)
+        self._check_size(self.workload.resolve())
+
+    def _check_size(self, config: TrainConfig) -> None:
+        """Told before anything is allocated: the mesh, and what would lie on each of its devices."""
+        count = math.prod(self.axes.values())
+        if count > LARGEST_MESH:
+            product = " × ".join(f"{number:,} {axis}" for axis, number in self.axes.items())
+            largest = max(self.axes, key=lambda axis: self.axes[axis])
+            name = {"twin": "twins"}.get(largest, largest)
+            raise SettingError(
+                name,
+                self.axes[largest],
+                f"{product} needs {count:,} devices; expected at most {LARGEST_MESH:,}: choose smaller numbers",
+            )
+        check(config, self.data, self.model, copies=self.copies)
 
     def load(self) -> Loaded:
         """Checks the job and reads its data.
@@ -80,7 +106,7 @@ class Planned:
         """
         self.check()
         config, dataset = self.workload.load()
-        check(config, self.data, self.model)
+        self._check_size(config)
         dataset.require(batch_size=config.batch_size, microsteps=config.microsteps)
         return Loaded(config, dataset)
 
@@ -251,10 +277,16 @@ class Twins(CheckedJob):
     def axes(self) -> dict[str, int]:
         return {**({"twin": self.twins} if self.placement == "mesh" else {}), **super().axes}
 
+    @property
+    def copies(self) -> int:
+        return 1 if self.placement == "mesh" else self.twins
+
     def check(self) -> None:
         check_types(self)
         if self.twins < 2:
             raise SettingError("twins", self.twins, "expected two or more")
+        if self.twins > LARGEST_COUNT:
+            raise SettingError("twins", self.twins, f"expected at most {LARGEST_COUNT:,}")
         if self.require_processes < 1:
             raise SettingError("require_processes", self.require_processes, "expected a number of at least 1")
         if self.least_elements < 0:

@@ -1,8 +1,99 @@
 """Where the processes of a run find one another."""
 
 import dataclasses
+import ipaddress
+import platform
+import socket
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from sdc.settings import SettingError
+
+Resolver: TypeAlias = Callable[[str], Sequence[str]]
+"""The addresses of a host by its name; an OSError where it has none."""
+LONGEST = 7 * 86_400
+"""Seconds to wait for the others: timers cannot count to any number, and nobody waits longer than a week."""
+REMEDY = "give the address that the others reach, as in --coordinator 10.0.0.1:4321"
+
+
+def resolved(host: str) -> Sequence[str]:
+    """The addresses of a host by its name, as this host looks it up, in the order in which they are tried.
+
+    Raises:
+        OSError: it has none.
+
+    Example:
+        >>> from sdc.train.peers import resolved
+        >>> resolved("127.0.0.1")
+        ['127.0.0.1']
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"no name of a host: {error}") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class Route(NamedTuple):
+    """How the coordinator is reached, and what may be wrong with that."""
+
+    address: str | None  # the address that is tried, with the port; None for a name that has none
+    hint: str | None  # what to mend; None if nothing is known to be wrong
+
+
+def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resolved) -> Route:
+    """What is tried where the coordinator is named, and what to say if it is not reached.
+
+    Debian gives every host's own name an address that leads back to that host (127.0.1.1). Named as coordinator, such a
+    host is sought by every process on its own host; and CPU processes tell the others to reach them by the address of
+    their own name. On one host this is as it should be: a hint is no error.
+
+    Args:
+        coordinator: `HOST:PORT`.
+        own: name of this host; by default the one that the system knows.
+        resolve: looks names up.
+
+    Example:
+        >>> from sdc.train.peers import route
+        >>> found = route("gpu-1:4321", resolve=lambda host: ["127.0.1.1"])
+        >>> found.address
+        '127.0.1.1:4321'
+        >>> found.hint.partition("; ")[0]
+        'gpu-1 resolves to 127.0.1.1 on this host, which leads back to it'
+    """
+    host, _, port = coordinator.rpartition(":")
+    try:
+        address = resolve(_bare(host))[0]
+    except OSError as error:
+        return Route(None, _unknown(host, error))
+    tried = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    if _leads_back(address):
+        return Route(tried, f"{host} resolves to {address} on this host, which leads back to it; {REMEDY}")
+    own = own or platform.node()
+    try:
+        mine = next(filter(_leads_back, resolve(own)), None)
+    except OSError:
+        mine = None
+    if mine is not None:
+        return Route(
+            tried,
+            f"this host's own name {own} resolves to {mine}, by which CPU processes of other hosts cannot reach it; "
+            "give the name the host's address in /etc/hosts",
+        )
+    return Route(tried, None)
+
+
+def _bare(host: str) -> str:
+    """An address of the sixth version stands in brackets before a port."""
+    return host.removeprefix("[").removesuffix("]")
+
+
+def _unknown(host: str, error: OSError) -> str:
+    return f"{host} has no address on this host ({error.strerror or error}); {REMEDY}"
+
+
+def _leads_back(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,11 +116,14 @@ class Peers:
     process: int | None = None
     timeout: float = 300.0
 
-    def check(self) -> None:
-        """Checks what is said of the processes.
+    def check(self, *, resolve: Resolver = resolved) -> None:
+        """Checks what is said of the processes, and looks the coordinator's name up.
+
+        Args:
+            resolve: looks names up.
 
         Raises:
-            SettingError: it makes no sense.
+            SettingError: it makes no sense, or the name has no address.
         """
         given = {name: getattr(self, name) for name in ("coordinator", "processes", "process")}
         missing = [name for name, value in given.items() if value is None]
@@ -42,10 +136,16 @@ class Peers:
             raise SettingError("process", self.process, f"expected a number from 0 to {self.processes - 1}")
         if self.coordinator is not None and not _is_address(self.coordinator):
             raise SettingError("coordinator", self.coordinator, "expected HOST:PORT, as in 10.0.0.1:4321")
-        if not self.timeout > 0:
-            raise SettingError("timeout", self.timeout, "expected a number of seconds above 0")
+        if not 0 < self.timeout <= LONGEST:
+            raise SettingError("timeout", self.timeout, f"expected a number of seconds above 0, at most {LONGEST:,}")
+        if self.coordinator is not None:
+            host = self.coordinator.rpartition(":")[0]
+            try:
+                resolve(_bare(host))
+            except OSError as error:
+                raise SettingError("coordinator", self.coordinator, _unknown(host, error)) from error
 
 
 def _is_address(text: str) -> bool:
     host, colon, port = text.rpartition(":")
-    return bool(host and colon and port.isdecimal() and 0 < int(port) < 65536)
+    return bool(host and colon and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536)

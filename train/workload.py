@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .data import Dataset
 
 LARGEST_SEED = 2**31 - 2
+LARGEST_COUNT = 2**31 - 1
+"""Steps and injections are numbered by integers of 32 bits in compiled programs."""
 
 
 class Loaded(NamedTuple):

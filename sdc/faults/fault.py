@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float32, Int, PRNGKeyArray
 
 
+LAST_STEP = 2**31 - 1
+"""Steps are numbered by integers of 32 bits."""
+
+
 @dataclasses.dataclass(frozen=True)
 class When:
     """How a fault's rate changes with the step.
@@ -48,11 +52,14 @@ class When:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        if self.onset < 0 or not 0 < self.spike <= 1 or self.burst < 0 or not self.decay > 0:
+        if self.onset < 0 or not 0 < self.spike <= 1 or not 0 <= self.burst < math.inf or not self.decay > 0:
             raise ValueError(
                 f"onset={self.onset}, spike={self.spike}, burst={self.burst}, decay={self.decay}: "
                 "expected onset >= 0, 0 < spike <= 1, burst >= 0, decay > 0"
             )
+        for name, step in (("onset", self.onset), ("end", self.end)):
+            if step is not None and step > LAST_STEP:
+                raise ValueError(f"{name}={step}: steps are numbered up to {LAST_STEP:,}; give one of these")
         if self.end is not None and self.end <= self.onset:
             raise ValueError(f"end={self.end}: the first step without the fault comes after its onset={self.onset}")
         if self.gamma is not None and not 0.1 <= self.gamma < math.inf:
@@ -63,6 +70,13 @@ class When:
         if step < self.onset or (self.end is not None and step >= self.end):
             return 0.0
         return 1.0 + self.burst * math.exp(-(step - self.onset) / self.decay)
+
+    def average(self, steps: int) -> float:
+        """Expected factor on the rate, on average over steps 0 to `steps - 1`: the sum of a geometric series."""
+        last = steps if self.end is None else min(steps, self.end)
+        count = max(0, last - self.onset)
+        bursts = math.expm1(-count / self.decay) / math.expm1(-1 / self.decay) if self.decay < math.inf else count
+        return (count + self.burst * bursts) / max(steps, 1)
 
     def largest(self) -> float:
         """The largest factor that can occur: a true bound, since draws of a gamma distribution are cut off there."""

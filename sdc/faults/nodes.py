@@ -122,7 +122,7 @@ def expected_frequency(name: str, steps: int) -> dict[str, float]:
     if name == HEALTHY:
         return {}
     when = _WHEN.get(_number(name), When())
-    level = sum(when.mean(step) for step in range(steps)) / max(steps, 1)
+    level = when.average(steps)
     return {site: figures.frequency * level for site, figures in published(name).items()}
 
 

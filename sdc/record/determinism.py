@@ -27,6 +27,8 @@ GPU_FLAGS = (
 )
 THREADS = "NPROC"
 """The environment variable from which XLA takes the size of its thread pool on a CPU."""
+MOST_DEVICES = 1024
+"""Simulated devices of a process. Each has threads of its own, and a process that gets no more of them aborts."""
 PACKAGES = ("jax-sdc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 OPTIONS = (
     "jax_default_matmul_precision",
@@ -48,8 +50,14 @@ def prepare(*, cpu_devices: int, cpu_threads: int | None = None, only_cpu: bool 
         only_cpu: use the CPU although there is something better.
 
     Raises:
-        ValueError: the environment already asks for the opposite of a flag that is needed, or JAX has started.
+        ValueError: the environment already asks for the opposite of a flag that is needed, JAX has started, or there
+            would be more simulated devices than a process can have.
     """
+    if not 1 <= cpu_devices <= MOST_DEVICES:
+        raise ValueError(
+            f"cpu_devices={cpu_devices}: expected a number from 1 to {MOST_DEVICES:,} for one process, since each has "
+            "threads of its own; take fewer devices, or more processes"
+        )
     import jax
 
     flags = os.environ.get("XLA_FLAGS", "").split()

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 
 from sdc.record.files import read_json, write_sealed
@@ -84,6 +85,39 @@ CASES: dict[str, tuple[str, str]] = {
     "trace exists": ("trace {taken}", "taken: exists already; name another folder, or continue what is in it with"),
     "calibrate nowhere": ("abft calibrate --out {folder}/none/x", "make it first"),
     "calibrate unwritable": ("abft calibrate --out /proc/x", "--out /proc/x: cannot be written (No such file"),
+    "more devices than needed": (
+        "twin --devices 2147483648",
+        "--devices 2147483648: 2 twin × 1 data × 1 model needs 2",
+    ),
+    "more twins than devices": (
+        "twin --twins 1000000000 --devices 1000000000",
+        "--twins 1000000000: 1,000,000,000 twin × 1 data × 1 model needs 1,000,000,000 devices; expected at",
+    ),
+    "more twins than memory": (
+        "twin --twins 1000000000 --placement vmap",
+        "--config tiny: 238,144 parameters and their optimizer's state, 1,000,000,000 times, would take 2,599 TiB",
+    ),
+    "more steps than memory": (
+        "campaign --steps 2000000000",
+        "--config tiny: 238,144 parameters and their optimizer's state, 2,000,000,001 times, would take 5,198 TiB",
+    ),
+    "no end of time": ("train --timeout inf", "--timeout inf: expected a number of seconds above 0, at most 604,800"),
+    "no such host": (
+        f"twin --coordinator {64 * 'x'}:1 --processes 2 --process 1",
+        "has no address on this host",
+    ),
+    "corpus without end": ("train --corpus /dev/zero", "--corpus /dev/zero: is a device, neither a file nor a folder"),
+    "tokenizer without end": ("train --tokenizer /dev/zero", "--tokenizer /dev/zero: is a device, not a file"),
+    "profile without end": ("train --abft --abft-profile /dev/zero", "(it is a device, not a file)"),
+    "path that is too long": (f"train --corpus {5_000 * 'x'}", "cannot be read (File name too long)"),
+    "run that is too long": (f"report {5_000 * 'x'}", "cannot be read (File name too long)"),
+    "selector that is too deep": (
+        f"trace x --where {100_000 * '~'}probes",
+        "characters) ... ~~",
+    ),
+    "fault that is too deep": (f"twin --fault nan,rate=1,where={100_000 * '~'}probes", "nested deeper than 100 levels"),
+    "not UTF-8": ("train --corpus a\udcff", r"'a\udcff': expected text in UTF-8 without zero bytes"),
+    "zero byte": ("train --run a\0b", r"'a\x00b': expected text in UTF-8 without zero bytes"),
     "bench steps": ("bench lockstep --steps 0", "--steps 0: expected at least 1"),
 }
 WITH_DEVICES: dict[str, tuple[str, str]] = {
@@ -236,6 +270,26 @@ def test_a_full_disk_is_the_users_to_mend(guard: Callable[[], object]) -> None:
         raise OSError(28, os.strerror(28))
     assert error.value.code == Exit.USAGE
     assert "No space left" in str(error.value)
+
+
+def test_too_little_memory_is_the_users_to_mend() -> None:
+    said = "RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes."
+    with (
+        pytest.raises(CommandError, match=rf"too little memory for this run \({said}\); take") as error,
+        run_errors("x"),
+    ):
+        raise jax.errors.JaxRuntimeError(f"{said}\nand more")
+    assert error.value.code == Exit.USAGE
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), run_errors("x"):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+
+def test_a_long_line_keeps_its_beginning_and_its_remedy() -> None:
+    error = CommandError(f"begin {9_000 * 'x'} remedy\nshort")
+    long, short = str(error).split("\n")
+    assert (long[:6], long[-6:], short) == ("begin ", "remedy", "short")
+    assert "x ... (5,013 characters) ... x" in long
+    assert len(long) < 4_100
 
 
 def test_a_disk_that_fills_up_during_a_run(tmp_path: Path) -> None:

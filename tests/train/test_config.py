@@ -1,10 +1,15 @@
 import dataclasses
 import math
+from typing import Any
 
+import jax
 import pytest
 from hypothesis import given, strategies as st
 
+from sdc.settings import SettingError
+from sdc.train import Training, Workload
 from sdc.train.config import PRESETS, check, get_config, tiny
+from sdc.train.model import init_params
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "mini"])  # which tests added
@@ -53,6 +58,42 @@ def test_query_heads_must_divide_over_key_heads() -> None:
     uneven = dataclasses.replace(tiny(), model=dataclasses.replace(tiny().model, heads=6))
     with pytest.raises(ValueError, match="heads 6 is not divisible by kv_heads 4"):
         check(uneven, 1, 1)
+
+
+def test_parameters_are_counted_before_anything_is_allocated() -> None:
+    published = {"smollm2_135m": 134_515_008, "llama3_8b_16l": 4_943_122_432, "llama3_8b": 8_835_567_616}
+    assert {name: get_config(name).model.parameters for name in published} == published
+    for model in (tiny().model, dataclasses.replace(tiny().model, tied=True)):
+        params = jax.eval_shape(lambda model=model: init_params(model, jax.random.key(0)))
+        assert model.parameters == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 0}, "width is 0; expected a whole number of at least 1"),
+        ({"layers": -1}, "layers is -1; expected a whole number"),
+        ({"head_dim": 1.5}, "head_dim is 1.5; expected a whole number"),
+        ({"layers": 10**9}, "49,280,000,041,024 parameters"),
+        (
+            {"width": 10**18, "vocab_size": 2**60},
+            "TiB on a device, of which none has more than 16 TiB; choose",
+        ),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+    config = dataclasses.replace(tiny(), model=dataclasses.replace(tiny().model, **change))
+    with pytest.raises(SettingError, match=f"config=tiny: .*{message}"):
+        check(config, 1, 1)
+    with pytest.raises(SettingError, match="config=tiny: "):
+        Training(workload=Workload(config=config)).check()
+
+
+def test_a_large_common_divisor_is_not_searched() -> None:
+    sizes = dict.fromkeys(("vocab_size", "heads", "kv_heads", "ffn_width"), 2**62)
+    config = dataclasses.replace(tiny(), model=dataclasses.replace(tiny().model, **sizes), sequence_length=2**62)
+    with pytest.raises(SettingError, match=r"model=3: .*; choose 1 or 2 or 4 or "):
+        check(config, 1, 3)
 
 
 @given(data=st.integers(1, 12), model=st.integers(1, 12))

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sdc.record.determinism import environment, prepare
-from sdc.settings import SettingError
 from sdc.train.config import get_config
+from sdc.train.studies.settings import check_measurement
 
 from ..errors import usage_errors
 from .options import BenchOptions
@@ -23,8 +23,7 @@ def run(options: BenchOptions) -> int:
     config = options.config or ("tiny" if options.benchmark == "campaign" else "bench")
     options = dataclasses.replace(options, config=config)
     with usage_errors():
-        if options.steps < 1:
-            raise SettingError("steps", options.steps, "expected at least 1")
+        check_measurement(options.steps, options.dtypes)
         get_config(config)
         benchmark = importlib.import_module(f"._{options.benchmark}", __package__)
         devices = getattr(benchmark, "DEVICES", 1)  # simulated ones of a CPU

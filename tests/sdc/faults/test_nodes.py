@@ -1,9 +1,12 @@
 """Simulated suspects carry the published figures."""
 
+import math
+
 import numpy as np
 import pytest
 
 from sdc.faults import nodes
+from sdc.faults.fault import When
 
 
 @pytest.mark.parametrize("name", nodes.NODES)
@@ -36,6 +39,21 @@ def test_behaviour_in_time() -> None:
     assert nodes.expected_frequency("node11", 5000)["fwd/attn"] == pytest.approx(level, rel=0.01)
     assert nodes.expected_frequency("node14", 10)["bwd/ffn"] == pytest.approx(2.99e-9)
     assert nodes.expected_frequency("healthy", 10) == {}
+    for name in nodes.NODES:  # a run of any length is described at once
+        figures = nodes.published(name)
+        expected = {site: pytest.approx(found.frequency) for site, found in figures.items()}
+        assert nodes.expected_frequency(name, 10**18) == expected
+
+
+@pytest.mark.parametrize(
+    "when",
+    [When(), When(onset=3), When(burst=4.0, decay=7.0), When(onset=2, burst=1.5, decay=1e-9), When(end=5, burst=2.0),
+     When(onset=4, end=9, burst=2.0, decay=math.inf), When(burst=0.5, decay=1e300)],
+)  # fmt: skip
+def test_the_average_is_that_of_the_steps(when: When) -> None:
+    for steps in (0, 1, 2, 5, 9, 40):
+        mean = np.mean([when.mean(step) for step in range(steps)]) if steps else 0.0
+        assert when.average(steps) == pytest.approx(mean, rel=1e-12)
 
 
 @pytest.mark.parametrize("layers", [1, 3, 5, 32])

@@ -60,6 +60,12 @@ def test_prepare_sets_flags_devices_and_threads() -> None:
     assert sorted(flags) == sorted(GPU_FLAGS)
 
 
+@pytest.mark.parametrize("devices", [0, -1, 1025, 2**31, 10**30])
+def test_more_devices_than_a_process_can_have(devices: int) -> None:
+    with pytest.raises(ValueError, match=f"cpu_devices={devices}: expected a number from 1 to 1,024 for one process"):
+        prepare(cpu_devices=devices)
+
+
 def test_contrary_flags_are_refused() -> None:
     result = run("prepare(cpu_devices=1)", XLA_FLAGS="--xla_gpu_deterministic_ops=false")
     assert "remove it from XLA_FLAGS" in result.stderr
