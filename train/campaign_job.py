@@ -48,8 +48,10 @@ class CampaignJob(Planned):
     def check(self) -> None:
         super().check()
         for name, value in (("injections", self.injections), ("batch", self.batch)):
-            if value is not None and not 1 <= value <= LARGEST_COUNT:
-                raise SettingError(name, value, f"expected a number of at least 1, and at most {LARGEST_COUNT:,}")
+            if value is not None and value < 1:
+                raise SettingError(name, value, "expected a number of at least 1")
+            if value is not None and value > LARGEST_COUNT:
+                raise SettingError(name, value, f"expected at most {LARGEST_COUNT:,}")
         if not 0 <= self.follow < self.steps:
             raise SettingError(
                 "follow", self.follow, f"expected a number from 0 to {self.steps - 1}, below that of the steps"
