@@ -7,14 +7,13 @@ None of this decides what is computed, so it is no part of `environment` and nev
 
 import ctypes
 import dataclasses
+import itertools
 import re
 import subprocess
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from .identity import identify
 
@@ -120,8 +119,8 @@ def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> 
     known = {device["id"]: device for device in devices}
     return [
         {**known[device.id], "rank": dict(zip(mesh.axis_names, place, strict=True))}
-        for place, device in np.ndenumerate(mesh.devices)
-        if device.id in known
+        for place in itertools.product(*map(range, mesh.devices.shape))
+        if (device := mesh.devices[place]).id in known
     ]
 
 

@@ -105,7 +105,7 @@ def _holder(path: str) -> Holder | None:
     """Who holds a lock; None if it has just gone, or is not written yet."""
     try:
         return msgspec.json.decode(read_bytes(path), type=Holder)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         return None
 
 

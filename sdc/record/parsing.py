@@ -28,18 +28,23 @@ def parse_json(text: str | bytes) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
-        value, level = None, DEEPEST + 1
+        deep = True
     else:
-        level = _depth(value)
-    if level > DEEPEST:
+        deep = _brackets(text) > DEEPEST and _is_deep(value)
+    if deep:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels")
     return value
 
 
-def _depth(value: Any) -> int:
-    """Levels of a value, as far as they matter; counted level by level, without recursion."""
-    depth, level = 0, [value]
-    while depth <= DEEPEST and (level := [each for each in level if isinstance(each, dict | list)]):
-        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
-        depth += 1
-    return depth
+def _brackets(text: str | bytes) -> int:
+    """Most levels that a text can have, which a line of a record has not: to count them takes no time."""
+    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+
+
+def _is_deep(value: Any) -> bool:
+    """Looked at level by level, without recursion."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [each for each in level if isinstance(each, dict | list)]
+        level = [item for each in inner for item in (each.values() if isinstance(each, dict) else each)]
+    return any(isinstance(each, dict | list) for each in level)
