@@ -134,9 +134,13 @@ def test_locks_of_other_hosts_are_left_alone(tmp_path: Path, host: dict[str, Any
     assert lock.read_bytes() == before
 
 
-def test_a_lock_that_nobody_can_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NESTED = '{"host": {"name": "a"}, "token": "b", "more": ' + 100_000 * "[" + 100_000 * "]" + "}"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", NESTED], ids=["empty", "cut off", "no object", "nested"])
+def test_a_lock_that_nobody_can_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sdc.record.lock.TRIES", 2)
-    (tmp_path / LOCK).write_text("{")
+    (tmp_path / LOCK).write_text(text)
     with pytest.raises(RecordBusy, match=r"lock\.json tells no writer, .*; remove"):
         Lock(tmp_path)
 
