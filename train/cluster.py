@@ -16,7 +16,7 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 
 from .multihost import Unreachable, first_line
-from .peers import Peers
+from .peers import Peers, route
 from .processes import Incomparable
 from .stopping import Stop
 from .watch import BEAT, DONE, FAILED, GRACE, Lost, Watch
@@ -47,7 +47,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM away from the command, and do nothing with it.
     jax.config.update("jax_enable_preemption_service", False)
-    message = f"a peer did not come within {timeout:g} s; start all processes, or wait longer for them"
+    message = f"a peer did not come within {timeout:g} s{_tried(peers)}; start all processes, or wait longer for them"
     with _Guard(timeout, functools.partial(lost, message)):
         # JAX's own limit is longer: it would abort the process.
         count = _initialize(peers, int(timeout) + 60, lambda: lost(unreachable()))
@@ -98,6 +98,14 @@ def unreachable() -> str:
     return f"process {'0' if _watch is None else _watch.missing()} was lost; nothing can be said"
 
 
+def _tried(peers: Peers) -> str:
+    """The address of the coordinator, and what may be wrong with it."""
+    if peers.coordinator is None:
+        return ""
+    found = route(peers.coordinator)
+    return f" at {found.address}" + (f" ({found.hint})" if found.hint else "")
+
+
 class _Guard:
     """Ends the process if a block takes too long."""
 
@@ -122,7 +130,7 @@ def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int
     except Exception as error:
         if isinstance(error, ValueError) and peers.coordinator is None:
             return 1  # no cluster was named or detected
-        raise Unreachable(f"cannot join the other processes ({first_line(error)})") from error
+        raise Unreachable(f"cannot join the other processes{_tried(peers)} ({first_line(error)})") from error
     return int(distributed.global_state.num_processes or 1)
 
 

@@ -287,10 +287,9 @@ class Twins(CheckedJob):
             raise SettingError("twins", self.twins, "expected two or more")
         if self.twins > LARGEST_COUNT:
             raise SettingError("twins", self.twins, f"expected at most {LARGEST_COUNT:,}")
-        if self.require_processes < 1:
-            raise SettingError("require_processes", self.require_processes, "expected a number of at least 1")
-        if self.least_elements < 0:
-            raise SettingError("least_elements", self.least_elements, "expected a number of at least 0")
+        for name, least, most in (("require_processes", 1, LARGEST_COUNT), ("least_elements", 0, 10**18)):
+            if not least <= (value := getattr(self, name)) <= most:
+                raise SettingError(name, value, f"expected a number from {least} to {most:,}")
         super().check()
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:

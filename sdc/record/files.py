@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from .integrity import FIELD, check_line, end_of, is_sound, seal, unlink
+from .parsing import parse_json
 from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -61,8 +62,8 @@ def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) 
     remedy = "restore it or start the run anew"
     try:
         content = read_bytes(path)
-        value = json.loads(content.decode("utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        value = parse_json(content.decode("utf-8"))
+    except (ValueError, OSError) as error:
         if isinstance(error, RecordError):
             raise
         raise RecordError(f"{os.fspath(path)} is damaged ({error}); {remedy}") from error
@@ -157,13 +158,13 @@ def _row(line: bytes, key: str, type: type | None) -> tuple[dict[str, Any], str 
     """A line as an object, and what is wrong with it. What is right is read fast, what is not is looked at closely."""
     problem: str | None = None
     try:
-        row = msgspec.json.decode(line)
+        row = parse_json(line, msgspec.json.decode)
         if type is not None:
             msgspec.json.decode(line, type=type)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as worse:
+            row = parse_json(line)
+        except ValueError as worse:
             return {}, str(worse)
         problem = (misfit(row, type) if type is not None and isinstance(row, dict) else None) or str(error)
     if not isinstance(row, dict) or not isinstance(row.get(key), int):

@@ -66,10 +66,10 @@ class AppendedLines:
     def __init__(self, path: AnyPath, key: str, start: int) -> None:
         self._path, self._key, self._start = path, key, start
         self._new = self._unsynced = True
-        self._file = self._open()
-        content = read_content(path, whole=False)
+        content = read_content(path, whole=False)  # what is no file is told before it is opened
         self.count = content.count(b"\n")
         self.checksum = end_of(content, start)
+        self._file = self._open()
 
     def append(self, lines: Iterable[str]) -> None:
         data, self.checksum = _linked((line.encode("utf-8") for line in lines), self.checksum)

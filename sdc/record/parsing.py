@@ -5,14 +5,19 @@ the version of Python and on who calls. A bound of one's own is the same everywh
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 DEEPEST = 100
 """Lists and objects within one another. Records need seven."""
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, decode: Callable[[str | bytes], Any] = json.loads) -> Any:
     """The value of a JSON text.
+
+    Args:
+        text: the text.
+        decode: reads it, and raises a ValueError or a RecursionError where it cannot.
 
     Raises:
         ValueError: it is no JSON, or is nested deeper than `DEEPEST`.
@@ -26,7 +31,7 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: it is nested deeper than 100 levels
     """
     try:
-        value = json.loads(text)
+        value = decode(text)
     except RecursionError:
         deep = True
     else:
