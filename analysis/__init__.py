@@ -6,7 +6,11 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # A record as a whole.
-    from ._conclude import conclude as conclude, summarize_folder as summarize_folder
+    from ._conclude import (
+        conclude as conclude,
+        report_anew as report_anew,
+        summarize_folder as summarize_folder,
+    )
     from .report import write_report as write_report
     from .summary import summarize as summarize
     from .traces import describe_difference as describe_difference

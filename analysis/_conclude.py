@@ -9,9 +9,7 @@ from sdc.record.identity import stamp
 from sdc.record.kinds import SUMMARY
 from sdc.record.reading import read_record
 
-from . import campaigns
-from .report import write_report
-from .summary import summary_of
+from .report import report_of, summary_of_record, write_pages
 
 
 def conclude(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -23,16 +21,28 @@ def conclude(folder: str | PathLike[str]) -> dict[str, Any]:
         folder: folder of a run, a trace, a campaign or a study.
 
     Returns:
-        Contents of `summary.json`, and the paths of the folder (`run`) and of the page (`report`).
+        Contents of `summary.json`, the verdict in one `sentence`, and the paths of the folder (`run`) and of the page
+        (`report`).
 
     Raises:
         RecordError: the folder holds no readable record, or cannot be written.
     """
-    path = Path(folder)
-    summary = summarize_folder(path)
-    if summary.get("complete") or (path / SUMMARY).is_file():
-        write_sealed(path / SUMMARY, {**stamp(lasting=True), **summary})
-    return {**summary, "run": str(path), "report": str(write_report(path))}
+    return _conclude(Path(folder), write=True)
+
+
+def report_anew(folder: str | PathLike[str]) -> dict[str, Any]:
+    """Writes the report of a record anew, and leaves all else in its folder as it is.
+
+    Args:
+        folder: as in `conclude`.
+
+    Returns:
+        What `conclude` returns.
+
+    Raises:
+        RecordError: see `conclude`.
+    """
+    return _conclude(Path(folder), write=False)
 
 
 def summarize_folder(path: Path) -> dict[str, Any]:
@@ -41,7 +51,14 @@ def summarize_folder(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: see `conclude`.
     """
+    return summary_of_record(read_record(path))
+
+
+def _conclude(path: Path, *, write: bool) -> dict[str, Any]:
     record = read_record(path)
-    if record.kind.name == "campaign":
-        return campaigns.summary_of(record)
-    return summary_of(record) if record.kind.name in ("twin", "train", "trace") else record.summary or {}
+    summary = summary_of_record(record)
+    report = report_of(record, summary)
+    if write and (summary.get("complete") or record.ended):
+        write_sealed(path / SUMMARY, {**stamp(lasting=True), **summary})
+    page = write_pages(path, report)
+    return {**summary, "sentence": report.headline.sentence, "run": str(path), "report": str(page)}

@@ -1,18 +1,19 @@
 """Figures of a campaign, all drawn from its summary."""
 
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.colors import ListedColormap
 
 from sdc.campaigns.outcomes import OUTCOMES
 from sdc.faults.changes import field_bits
 
-from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas, short
+from .canvas import COLOURS, DASHES, FULL, INK, MARKERS, PAPER, ZERO, LeftOut, Picture, canvas, short, whole_numbers
 from .series import Row, mapping
 from .tables import show
 
 REACHED = OUTCOMES[1:]
-FILL = dict(zip(REACHED, ("#d9dee4", "#56B4E9", "#E69F00", "#D55E00", "#6b1a6b"), strict=True))
+FILL = dict(zip(REACHED, (ZERO, COLOURS[4], COLOURS[5], COLOURS[1], FULL), strict=True))
 HATCH = dict(zip(REACHED, ("", "..", "//", "\\\\", "xx"), strict=True))
 
 
@@ -31,23 +32,22 @@ def bits(summary: Row, *, mark: str) -> Picture | LeftOut:
                 for place, outcome in enumerate(REACHED):
                     share[place, int(bit)] = outcomes.get(outcome, 0) / sum(outcomes.values())
             axes.grid(visible=False)
-            axes.pcolormesh(share, cmap="Purples", vmin=0, vmax=1, edgecolors="white", linewidth=0.6)
-            for (row, column), value in np.ndenumerate(share):
-                if value > 0 and width <= 32:
-                    colour = "white" if value > 0.5 else "black"
-                    axes.text(
-                        column + 0.5, row + 0.5, f"{100 * value:.0f}", ha="center", va="center", size=5, color=colour
-                    )
+            style = {"edgecolors": PAPER, "linewidth": 0.6}
+            axes.pcolormesh(np.where(share == 0, 0.0, np.nan), cmap=ListedColormap([ZERO]), **style)
+            # Few colours keep the colour bar a drawing.
+            colours = matplotlib.colormaps["viridis_r"].resampled(10)
+            mesh = axes.pcolormesh(np.where(share > 0, share, np.nan), cmap=colours, vmin=0, vmax=1, **style)
+            drawing.figure.colorbar(mesh, ax=axes, pad=0.02, ticks=(0, 0.5, 1))
             for edge in _fields(dtype, width):
-                axes.axvline(edge, color="black", linewidth=0.8)
+                axes.axvline(edge, color=INK, linewidth=0.9)
             axes.set_yticks(np.arange(len(REACHED)) + 0.5, REACHED)
             axes.set_xticks(np.arange(0, width, 4 if width > 16 else 1) + 0.5, range(0, width, 4 if width > 16 else 1))
             axes.set(xlabel="bit, 0 is the least significant", title=dtype)
             axes.invert_xaxis()
             axes.tick_params(length=0)
     caption = (
-        "Share (in per cent) of the injections into each bit that had each outcome. Lines part sign, exponent and "
-        "mantissa. White columns: no injection."
+        "Share of the injections into each bit that had each outcome. Lines part sign, exponent and mantissa. Grey: "
+        "none; empty columns: no injection."
     )
     return drawing.picture(title, caption)
 
@@ -75,7 +75,7 @@ def by_group(summary: Row, name: str, *, mark: str) -> Picture | LeftOut:
         if len(group) > 8:
             axes.tick_params(axis="x", rotation=60)
         axes.set(xlabel=name, ylabel="share of injections", ylim=(-0.02, 1.02))
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        drawing.legend(axes)
     return drawing.picture(title, "Shares of the injections that reached their site, with exact 95 % intervals.")
 
 
@@ -93,11 +93,11 @@ def operations(summary: Row, *, mark: str, limit: int = 24) -> Picture | LeftOut
         for outcome in reversed(REACHED):
             shares = np.asarray([entry["outcomes"].get(outcome, 0) / entry["injections"] for _, entry in ordered])
             axes.barh(range(len(ordered)), shares, left=left, label=outcome, color=FILL[outcome], hatch=HATCH[outcome],
-                      edgecolor="white", linewidth=0.4)  # fmt: skip
+                      edgecolor=PAPER, linewidth=0.4)  # fmt: skip
             left += shares
         axes.set_yticks(range(len(ordered)), [f"{name} ({show(entry['injections'])})" for name, entry in ordered])
         axes.set(xlabel="share of injections", xlim=(0, 1), ylim=(len(ordered) - 0.5, -0.5))
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        drawing.legend(axes)
     drawn = "" if len(ordered) == len(group) else f" {len(ordered)} of {len(group)} operations; the table has all."
     return drawing.picture(title, f"In brackets the number of injections. The most harmed first.{drawn}")
 
@@ -119,8 +119,8 @@ def latency(summary: Row, *, mark: str) -> Picture | LeftOut:
             axes.plot(steps, share, label=name.replace("_", " "), color=COLOURS[place], linestyle=DASHES[place % 4],
                       drawstyle="steps-post", marker=MARKERS[place], markersize=4)  # fmt: skip
         axes.set(xlabel="steps since the fault", ylabel="share found", ylim=(-0.02, 1.02))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        whole_numbers(axes.xaxis)
+        drawing.legend(axes)
     return drawing.picture(title, "Of the injections that were not masked. The fingerprint needs a recorded trace.")
 
 

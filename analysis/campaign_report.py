@@ -6,10 +6,12 @@ from sdc.campaigns.outcomes import LEAST_FACTOR, LEAST_RISE, OUTCOMES
 from sdc.record.reading import Contents
 
 from . import campaign_figures as figures
-from .campaigns import GROUPS, summary_of
+from .advice import Action
+from .campaigns import GROUPS
 from .canvas import LeftOut
 from .definitions import Definition
-from .page import Report, make_report, sentence
+from .headline import Headline
+from .page import Report, make_report
 from .series import Row, mapping, sequence
 from .tables import NOT_MEASURED, Table, show
 
@@ -20,10 +22,9 @@ LONGEST = 25
 SOURCE = "L and state: of the clean run at the same step; primes: of the struck run."
 
 
-def build(campaign: Contents) -> Report:
+def build(campaign: Contents, summary: Row) -> Report:
     """Collects the text, tables and figures of a campaign's report."""
     manifest = campaign.manifest
-    summary = summary_of(campaign)
     drawn = [
         figures.bits(summary, mark=SIMULATED),
         figures.by_group(summary, "layer", mark=SIMULATED),
@@ -33,15 +34,16 @@ def build(campaign: Contents) -> Report:
     ]
     groups = [_group(summary, name) for name in GROUPS if name != "site"] + [_sites(summary)]
     left_out = [LeftOut(f"By {name}", "no injection belongs to one") for name in GROUPS if not summary["groups"][name]]
-    faults = "; ".join(map(str, sequence(manifest.get("faults"))))
     return make_report(
         manifest,
         mark=SIMULATED,
+        kind="campaign",
         title=campaign.path.resolve().name,
-        verdict="training",
+        verdict="neutral",
         label="CAMPAIGN" + ("" if summary["complete"] else ", NOT ENDED"),
-        reason=sentence(summary["reason"]),
-        simulated=f"every injection is a simulated fault on sound hardware: {faults}",
+        headline=_headline(summary),
+        simulated="every injection is a fault that was made on purpose, on sound hardware",
+        faults=sequence(manifest.get("faults")),
         notes=_notes(summary),
         facts=_facts(manifest, summary),
         measured=[_outcomes(summary), _detectors(summary), *groups],
@@ -54,6 +56,44 @@ def build(campaign: Contents) -> Report:
         definitions=definitions(mapping(manifest.get("thresholds"))),
         definitions_source=SOURCE,
         bursts="Intervals take injections to be independent; they are spread more evenly than that.",
+    )
+
+
+def _headline(summary: Row) -> Headline:
+    worst = max(
+        mapping(summary["groups"]["operation"]).items(),
+        key=lambda item: (item[1]["harm"]["share"] or 0, item[1]["harm"]["count"]),
+        default=None,
+    )
+    harmful = worst and worst[1]["harm"]["count"]
+    operation = "no operation was harmed"
+    if worst and harmful:
+        operation = f"most harmed: {worst[0]} ({show(harmful)} of its {show(worst[1]['injections'])} injections)"
+    best = max(
+        ((name, entry) for name, entry in summary["detectors"].items() if name != "fingerprint"),
+        key=lambda item: item[1]["of_harmful"]["count"],
+        default=None,
+    )
+    actions = []
+    if not summary["complete"]:
+        actions.append(
+            Action("Let it go on, or resume it", "Shares are of what is on record so far; --resume does the rest.")
+        )
+    if harmful:
+        actions.append(Action("Protect what is harmed most", "By checked products (--abft), twins, or more precision."))
+    if best and best[1]["of_harmful"]["count"]:
+        of = best[1]["of_harmful"]
+        found = f"It found {show(of['count'])} of the {show(of['of'])} harmful injections without a recorded trace."
+        actions.append(Action(f"Watch the {best[0].replace('_', ' ')}", found))
+    if not actions:
+        actions.append(Action("Inject more, or elsewhere", "None of these injections harmed training."))
+    return Headline(
+        summary["reason"],
+        "none: simulated on sound hardware, so this says nothing about a device",
+        operation,
+        f"steps until the loss changed visibly, median: {_visible(summary)}",
+        "simulated, all of it",
+        tuple(actions),
     )
 
 
@@ -143,6 +183,8 @@ def _facts(manifest: Row, summary: Row) -> list[tuple[str, Any]]:
 
 def _visible(summary: Row) -> str:
     hits = summary["visible"]
+    if summary["steps_to_visible"] is None:
+        return "none was visible"
     return f"{show(summary['steps_to_visible'])} ({hits['count']:,} of the {hits['of']:,} not masked had one)"
 
 

@@ -71,4 +71,10 @@ DEFINITIONS = (
         "Corrupt: any bit differed anywhere. Clean: something was checked and nothing differed. Inconclusive: too "
         "little was checked to say. What was not checked is not clean.",
     ),
+    Definition(
+        "Course of a fault",
+        "persistent | intermittent | transient",
+        "Of the steps after the first one with a finding: persistent if all of them have one too, transient if none "
+        "has, intermittent otherwise. Unknown if no step followed, or if twins are not synchronized.",
+    ),
 )

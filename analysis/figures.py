@@ -9,11 +9,24 @@ import matplotlib
 import numpy as np
 from jaxtyping import Bool
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from .canvas import COLOURS, DASHES, MARKERS, Drawing, LeftOut, Picture, canvas, short
+from .canvas import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    PAPER,
+    ZERO,
+    Drawing,
+    LeftOut,
+    Picture,
+    canvas,
+    powers,
+    short,
+    whole_numbers,
+)  # fmt: skip
 from .series import Line, PerTwin, Row, mapping, number, per_site, per_twin, step_numbers, thin
 from .tables import show
 
@@ -42,13 +55,13 @@ def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Pic
             known = number(mapping(mapping(summary.get("published")).get(site)).get("frequency"))
             if known is not None and np.isfinite(known) and known > 0:
                 axes.axhline(known, color=colour, linewidth=1, linestyle=DASHES[2])
-        _finish(axes, "mismatch frequency", logarithmic=True)
+        _finish(drawing, axes, "mismatch frequency", logarithmic=True)
     dotted = " Dotted: published mean of the simulated node." if mapping(summary.get("published")) else ""
     return drawing.picture(title, f"Equation (2) per step. A step without a mismatch has no point.{dotted}")
 
 
 def layers_heat_map(summary: Row, *, mark: str) -> Picture | LeftOut:
-    """Frequency and severity of every layer and site, one above the other."""
+    """Frequency and severity of every layer and site, the one above the other."""
     title = "Mismatches by layer"
     layers = mapping(summary.get("layers"))
     sites = [site for site, row in layers.items() if any(number(value) is not None for value in row["frequency"])]
@@ -56,16 +69,16 @@ def layers_heat_map(summary: Row, *, mark: str) -> Picture | LeftOut:
         return LeftOut(title, "no submodule was compared layer by layer (that needs --sync compute)")
     if not any(sum(layers[site]["mismatched"]) for site in sites):
         return LeftOut(title, "no layer mismatched")
-    with canvas("layers", mark, height=1.3 + 0.56 * len(sites)) as drawing:
-        panels = drawing.figure.subplots(1, 2)
+    with canvas("layers", mark, height=1.5 + 0.5 * len(sites)) as drawing:
+        panels = drawing.figure.subplots(2, 1)
         for axes, quantity in zip(panels, ("frequency", "severity"), strict=True):
             lists = [layers[site][quantity] for site in sites]
             table = np.asarray([[np.nan if (v := number(x)) is None else v for x in values] for values in lists])
             _heat_map(drawing.figure, axes, sites, table, quantity)
     return drawing.picture(
         title,
-        "Left: frequency (1) over all steps. Right: severity (3), largest of all steps. Layer 0 is the first. "
-        "Grey: measured, zero. White: nothing to measure.",
+        "Above: frequency (1) over all steps. Below: severity (3), largest of all steps. Layer 0 is the first. "
+        "Grey: measured, zero. Empty: nothing to measure.",
     )
 
 
@@ -149,20 +162,16 @@ def draw_curves(drawing: Drawing, steps: Sequence[Row], lines: dict[str, Line], 
             marker=MARKERS[place % 6] if few else "",
             markersize=3,
         )
-    _finish(axes, label, logarithmic=positive)
+    _finish(drawing, axes, label, logarithmic=positive)
 
 
-def _finish(axes: Axes, label: str, *, logarithmic: bool) -> None:
+def _finish(drawing: Drawing, axes: Axes, label: str, *, logarithmic: bool) -> None:
     axes.set(xlabel="step", ylabel=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(axes.xaxis)
     if logarithmic:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        low, high = axes.get_ylim()
-        if high < 100 * low:  # too few powers of ten to label
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        powers(axes, "y")
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        drawing.legend(axes)
 
 
 def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, quantity: str) -> None:
@@ -170,14 +179,14 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
     positive = cells[np.isfinite(cells) & (cells > 0)]
     axes.set(title=quantity, xlabel="layer")
     axes.grid(visible=False)
-    axes.pcolormesh(np.where(cells == 0, 0.5, np.nan), cmap="Greys", vmin=0, vmax=3, edgecolors="white", linewidth=0.6)
+    axes.pcolormesh(np.where(cells == 0, 0.5, np.nan), cmap=ListedColormap([ZERO]), edgecolors=PAPER, linewidth=0.6)
     if positive.size:
         low, high = positive.min(), positive.max()
         low = low if low < high else low / 10
         # Twelve colours keep the colour bar a drawing; with 50 or more it would become an image.
         colours = matplotlib.colormaps["viridis_r"].resampled(12)
         mesh = axes.pcolormesh(
-            np.where(cells > 0, cells, np.nan), cmap=colours, norm=LogNorm(low, high), edgecolors="white", linewidth=0.6
+            np.where(cells > 0, cells, np.nan), cmap=colours, norm=LogNorm(low, high), edgecolors=PAPER, linewidth=0.6
         )
         bar = figure.colorbar(mesh, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"), pad=0.02)
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
@@ -194,7 +203,7 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
             if value > 0:
                 dark = positive.size and value > np.sqrt(positive.min() * positive.max())
                 colour = "white" if dark else "black"
-                axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=7, color=colour)
+                axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=9, color=colour)
 
 
 def _not_finite(quantities: dict[str, PerTwin]) -> str:

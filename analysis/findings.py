@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas
+from .advice import Action
+from .canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas, powers, whole_numbers
+from .headline import Headline
 from .page import Report, make_report
 from .series import Row, mapping, sequence
 from .tables import Table, show
@@ -109,7 +111,8 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
     """Collects the text, tables and figures of a study's report."""
     study = str(summary.get("study"))
     checks = [mapping(check) for check in sequence(summary.get("checks"))]
-    held = sum(bool(check.get("holds")) for check in checks)
+    missing = [check for check in checks if not check.get("holds")]
+    held = len(checks) - len(missing)
     measured = [
         Table(
             f"[{SIMULATED}] {grid['caption']}",
@@ -126,13 +129,16 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
         draw(f"{study}-{n}", _chart(mapping(chart)), SIMULATED)
         for n, chart in enumerate(sequence(summary.get("charts")))
     ]
-    seen = f"{held} of {len(checks)} of the paper's statements were seen at this scale."
+    seen = f"{held} of {len(checks)} of the paper's statements were seen at this scale"
     return make_report(
         manifest,
+        kind=f"study of {study}",
         title=title,
-        verdict="training",
+        verdict="neutral",
         label=f"STUDY: {study.upper()} ({SIMULATED})",
-        reason=seen if summary else "The study has not ended.",
+        headline=headline_of_study(
+            seen if summary else "the study has not ended", "; ".join(str(check.get("claim")) for check in missing)
+        ),
         simulated="gradients, delays, losses or faults were simulated on sound hardware",
         facts=[(name, manifest.get(name)) for name in ("workers", "steps", "seed", "created", "seconds")],
         measured=measured,
@@ -142,6 +148,20 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
         definitions_source=SOURCES.get(study, ""),
         bursts="",
     )
+
+
+def headline_of_study(sentence: str, missing: str = "") -> Headline:
+    """The headline of a study, which is no test of a device.
+
+    Args:
+        sentence: what was found.
+        missing: statements that were not seen; empty if all were.
+    """
+    none = "none: a study of methods, not a test of a device"
+    actions = [Action("Compare with your own training", "A study is of small workloads: the tables say of which.")]
+    if missing:
+        actions.insert(0, Action("Look at what was not seen", f"It may need more steps or workers: {missing}."))
+    return Headline(sentence, none, none, "not asked", "simulated, all of it", tuple(actions))
 
 
 def _cell(value: Any) -> str:
@@ -176,10 +196,10 @@ def draw(name: str, chart: Chart, mark: str) -> Picture | LeftOut:
             )  # fmt: skip
         axes.set_xlabel(chart.x)
         axes.set_ylabel(chart.y)
-        if "x" in chart.log:
-            axes.set_xscale("log")
-        if "y" in chart.log:
-            axes.set_yscale("log")
+        if chart.x == "step":
+            whole_numbers(axes.xaxis)
+        for which in chart.log:
+            powers(axes, which)
         if len(chart.lines) > 1:
-            drawing.figure.legend(loc="outside right upper", fontsize=7.5)
+            drawing.legend(axes)
     return drawing.picture(chart.title, chart.caption)

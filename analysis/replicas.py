@@ -20,7 +20,7 @@ def summarize_aggregation(steps: Sequence[Row], summary: Row) -> tuple[Table, ..
         steps: lines of `steps.jsonl`.
         summary: contents of `summary.json`.
     """
-    rows = [mapping(row.get("aggregation")) for row in steps]
+    rows = _rows(steps)
     found = [make(rows) for make in (_synchronization, _completed, _losses)]
     found.append(_ranks(mapping(summary.get("shadow"))))
     return tuple(table for table in found if table is not None and table.rows)
@@ -28,7 +28,7 @@ def summarize_aggregation(steps: Sequence[Row], summary: Row) -> tuple[Table, ..
 
 def pictures(steps: Sequence[Row], *, mark: str) -> list[Picture | LeftOut]:
     """Figures of what the methods did, step by step; `mark` is drawn into them where something is simulated."""
-    rows = [mapping(row.get("aggregation")) for row in steps]
+    rows = _rows(steps)
     x = [float(step) for step in step_numbers(steps)]
     charts: list[Chart] = []
 
@@ -37,7 +37,8 @@ def pictures(steps: Sequence[Row], *, mark: str) -> list[Picture | LeftOut]:
 
     if _has(rows, "divergence"):
         add(
-            "Divergence of replicas", "The largest over the data ranks.", "‖mean θ - θ_m‖",
+            "Divergence of replicas", "The largest over the data ranks. Not measured before the first synchronization.",
+            "‖mean θ - θ_m‖",
             Line("measured at the last synchronization", x, _each(rows, "divergence", max)),
             Line("expected now", x, _each(rows, "expected_divergence", max), dashed=True),
         )  # fmt: skip
@@ -65,11 +66,19 @@ def pictures(steps: Sequence[Row], *, mark: str) -> list[Picture | LeftOut]:
     return [draw(f"aggregation-{place}", chart, mark) for place, chart in enumerate(charts)]
 
 
+def _rows(steps: Sequence[Row]) -> list[Row]:
+    """What was recorded of the aggregation, without the zeros that early records have for what was never measured."""
+    rows = [mapping(row.get("aggregation")) for row in steps]
+    never: Row = dict.fromkeys(("divergence", "expected_divergence"))
+    return [{**row, **never} if row.get("synchronizations") == 0 else row for row in rows]
+
+
 def _synchronization(rows: Sequence[Row]) -> Table | None:
     if not _has(rows, "divergence"):
         return None
     last = rows[-1]
-    cells = [("largest divergence measured", show(float(np.nanmax(_each(rows, "divergence", max)))))]
+    found = [value for value in _each(rows, "divergence", max) if not np.isnan(value)]
+    cells = [("largest divergence measured", show(max(found)) if found else "not measured: no synchronization")]
     if "period" in last:
         periods = _each(rows, "period", _one)
         cells += [

@@ -1,29 +1,27 @@
 """The report of a run: `report.html`, one page that needs no network, and `report.md` with the same tables."""
 
-import importlib.resources
-import re
 from pathlib import Path
 from typing import Any
-
-import jinja2
-from markupsafe import Markup
 
 from sdc.record.files import RecordError, write_text
 from sdc.record.reading import Contents, read_record
 
-from . import campaign_report, figures, findings, product_tables, replicas, tables
+from . import campaign_report, campaigns, figures, findings, places, product_tables, replicas, tables
 from .campaign_report import SIMULATED
 from .canvas import LeftOut
-from .page import Report, make_report, sentence
+from .headline import headline
+from .page import Report, make_report
+from .rendering import to_html, to_markdown
 from .series import mapping, sequence
 from .statistics import excluded_interval
 from .studies import products
 from .summary import summary_of
-from .tables import Table, escape, show
+from .tables import Table, show
 
 STUDIES = {products.STUDY: products.build, findings.STUDY: findings.build}
-HTML, MARKDOWN = "report.html", "report.md"
-LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE", "training": "TRAINING RUN"}
+LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE"}
+KINDS = {"twin": "twin run", "train": "training run", "trace": "trace"}
+RUNS = tuple(KINDS)
 SYNC = {
     "compute": "compute: submodules are compared and repaired, forward and backward",
     "params": "params: parameters and optimizer state are overwritten after every step",
@@ -46,35 +44,65 @@ def write_report(path: Path) -> Path:
         RecordError: the folder holds no readable run, or cannot be written.
     """
     record = read_record(path)
+    return write_pages(path, report_of(record, summary_of_record(record)))
+
+
+def summary_of_record(record: Contents) -> dict[str, Any]:
+    """The summary of a record of any kind, ended or not."""
+    if record.kind.name == "campaign":
+        return campaigns.summary_of(record)
+    return summary_of(record) if record.kind.name in RUNS else record.summary or {}
+
+
+def report_of(record: Contents, summary: dict[str, Any]) -> Report:
+    """The report of a record of any kind, with its summary."""
     kind = record.kind.name
     if kind == "campaign":
-        report = campaign_report.build(record)
-    elif kind in STUDIES:
-        report = STUDIES[kind](path.resolve().name, record.manifest, record.summary or {})
-    else:
-        report = build(record)
-    html, markdown = to_html(report), to_markdown(report)
+        return campaign_report.build(record, summary)
+    if kind in STUDIES:
+        return STUDIES[kind](Path(record.path).resolve().name, record.manifest, summary)
+    return build(record, summary)
+
+
+def write_pages(folder: Path, report: Report, *, name: str = "report") -> Path:
+    """Writes a report as `name`.html and `name`.md into a folder, each whole or not at all.
+
+    Returns:
+        Path of the HTML page.
+
+    Raises:
+        RecordError: they cannot be written.
+    """
+    page = folder / f"{name}.html"
+    write_page(folder / f"{name}.md", to_markdown(report))
+    write_page(page, to_html(report))
+    return page
+
+
+def write_page(path: Path, text: str) -> None:
+    """Writes a page whole or not at all.
+
+    Raises:
+        RecordError: it cannot be written.
+    """
     try:
-        write_text(path / MARKDOWN, markdown)
-        write_text(path / HTML, html)
+        write_text(path, text)
     except OSError as error:
         raise RecordError(
-            f"cannot write a report into {path}: {error.strerror}; make room or make it writable"
+            f"cannot write a report into {path.parent}: {error.strerror}; make room or make it writable"
         ) from error
-    return path / HTML
 
 
-def build(run: Contents) -> Report:
-    """Collects the text, tables and figures of a report."""
+def build(run: Contents, summary: dict[str, Any]) -> Report:
+    """Collects the text, tables and figures of the report of a twin, a training run or a trace."""
     manifest = run.manifest
     details = [] if run.kind.name == "trace" else run.details
-    summary = summary_of(run)
     suspect = mapping(manifest.get("suspect"))
     simulated = _simulated(suspect) if summary["simulated"] or suspect.get("simulated") else ""
-    # A training run has no verdict.
-    verdict = summary["verdict"] or "training"
-    label = LABELS.get(verdict, str(verdict))
-    if simulated and verdict == "corrupt":
+    kind = KINDS[run.kind.name]
+    # Where nothing is compared there is no verdict.
+    label = LABELS.get(summary["verdict"], kind.upper())
+    if simulated and summary["verdict"] == "corrupt":
         label += f" ({SIMULATED})"
     if run.summary is None:
         label += ", RUN NOT ENDED"
@@ -85,6 +113,7 @@ def build(run: Contents) -> Report:
     measured: list[tuple[Table | None, str, str]] = []
     if twin:
         drawn = [
+            places.where_and_when(run.lines, details, mark=mark),
             figures.frequency_over_time(summary, run.lines, mark=mark),
             figures.layers_heat_map(summary, mark=mark),
             drawn[1],
@@ -106,6 +135,8 @@ def build(run: Contents) -> Report:
             (product_tables.skipped(summary["abft"]), "Products that were not checked", "every product was checked"),
             (product_tables.by_place(summary["abft"]), "Flagged rows by product, layer and rank", "no row was flagged"),
         ]
+    if summary["verdict"] == "clean" and twin:  # lines that cover each other are what clean looks like
+        drawn.insert(0, drawn.pop())
     if manifest.get("aggregate"):
         drawn = [*replicas.pictures(run.lines, mark=mark), *drawn]
         measured += [(table, table.caption, "") for table in replicas.summarize_aggregation(run.lines, summary)]
@@ -114,11 +145,13 @@ def build(run: Contents) -> Report:
     return make_report(
         manifest,
         mark=mark,
+        kind=kind,
         title=run.path.resolve().name,
-        verdict=verdict,
+        verdict=summary["verdict"] or "neutral",
         label=label,
-        reason=sentence(summary["reason"]),
+        headline=headline(run, summary),
         simulated=simulated,
+        faults=sequence(suspect.get("faults")) if simulated else (),
         notes=_notes(run, summary),
         facts=_facts(manifest, summary, suspect),
         measured=[table for table, *_ in measured],
@@ -131,51 +164,9 @@ def build(run: Contents) -> Report:
     )
 
 
-def to_html(report: Report) -> str:
-    """The report as one HTML page without scripts, images or links to elsewhere."""
-    template = importlib.resources.files(__package__).joinpath("templates", "report.html.jinja")
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["drawing"] = Markup  # matplotlib has escaped the text within its drawings
-    return environment.from_string(template.read_text(encoding="utf-8")).render(report=report)
-
-
-def to_markdown(report: Report) -> str:
-    """The report as Markdown: everything but the figures."""
-    parts = [f"# {escape(report.title)}: {escape(report.label)}", escape(report.reason)]
-    if report.simulated:
-        parts.append(f"> **SIMULATED FAULTS**: {escape(report.simulated)}")
-    parts += [f"> {escape(note)}" for note in report.notes]
-    parts.append("\n".join(f"- {escape(name)}: {escape(value)}" for name, value in report.facts))
-    parts += [table.markdown() for table in report.measured]
-    if report.left_out:
-        parts += [
-            "## Left out",
-            "\n".join(f"- {escape(item.title)}: {escape(item.reason)}" for item in report.left_out),
-        ]
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", report.command)), default=0))
-    parts += ["## How to reproduce", f"{fence}\n{report.command}\n{fence}"]
-    parts += [table.markdown() for table in report.settings]
-    parts += ["## Definitions", escape(report.definitions_source), escape(report.bursts)]
-    parts.append(
-        "\n".join(
-            f"- **{escape(item.name)}** {item.equation}: {escape(item.formula)}. {escape(item.text)}"
-            for item in report.definitions
-        )
-    )
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
-
-
 def _simulated(suspect: Any) -> str:
-    faults = "; ".join(map(str, sequence(suspect.get("faults"))))
     name = suspect.get("name")
-    what = f"suspect {name}" if name else "the suspect"
-    return f"{what} ran on sound hardware and was corrupted on purpose" + (f": {faults}" if faults else "")
+    return f"{f'suspect {name}' if name else 'the suspect'} ran on sound hardware and was corrupted on purpose"
 
 
 def _notes(run: Contents, summary: dict[str, Any]) -> list[str]:
@@ -202,7 +193,7 @@ def _notes(run: Contents, summary: dict[str, Any]) -> list[str]:
 def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[str, Any]]:
     mesh = " × ".join(f"{axis} {size}" for axis, size in mapping(manifest.get("mesh")).items())
     steps = f"{summary['steps']} of {show(manifest.get('steps'))} planned"
-    facts = [("steps", steps), ("started", manifest.get("created"))]
+    facts = [("verdict", summary["reason"]), ("steps", steps), ("started", manifest.get("created"))]
     if manifest.get("kind") == "twin":
         sync = summary["sync"]
         first = summary["first_mismatch_step"]

@@ -4,9 +4,8 @@ import math
 from typing import Any
 
 from sdc.program.selectors import parse_selector
-from sdc.program.site import Site
 from sdc.twins._bisect import guilty_scope
-from sdc.twins._first_difference import FirstDifference
+from sdc.twins._first_difference import FirstDifference, describe_place
 from sdc.twins.traces import Trace, TraceDifference
 
 from .series import mapping
@@ -34,12 +33,10 @@ def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str,
         "reason": f"the traces part at step {step}: {first}",
         "first": {
             "step": step,
-            **_place(first.site, first.iteration),
-            "devices": list(first.devices),
-            "outputs": list(first.outputs),
+            **first.describe(),
         },
         "agreeing": digests * (len(found.steps) - 1) + first.agreeing,
-        "before": [_place(site, iteration) for site, iteration in first.before],
+        "before": [describe_place(site, iteration) for site, iteration in first.before],
         "narrow": narrow(first, str(a.manifest.get("where"))),
     }
 
@@ -51,10 +48,3 @@ def narrow(first: FirstDifference, where: str) -> str | None:
     except ValueError:  # a selector made in Python, of a trace of somebody's own step
         return None
     return None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything"
-
-
-def _place(site: Site, iteration: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "site": site.name, "operation": site.primitive, "direction": site.direction, "scope": site.scope,
-        "source": site.source, "iteration": list(iteration), "layer": iteration[-1] if iteration else None,
-    }  # fmt: skip

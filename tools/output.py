@@ -54,7 +54,10 @@ def _run(summary: Mapping[str, Any]) -> Iterator[Part]:
 
 def _verdict(summary: Mapping[str, Any], simulated: str = "(simulated faults)") -> Text:
     marked = f"  {simulated}" if summary.get("simulated") else ""
-    return Text.assemble((summary["verdict"].upper(), COLOURS[summary["verdict"]]), f"{marked}  {summary['reason']}")
+    return Text.assemble(
+        (summary["verdict"].upper(), COLOURS[summary["verdict"]]),
+        f"{marked}  {summary.get('sentence') or summary['reason']}",
+    )
 
 
 def _table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], **style: Any) -> Table:

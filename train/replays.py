@@ -34,6 +34,9 @@ def aggregation_row(reports: Mapping[str, Any]) -> dict[str, Any]:
                 "repeats": bool(one.repeats), "blamed": np.flatnonzero(one.blamed),
                 "mismatched": one.difference.mismatched, "checked": one.difference.checked,
             }  # fmt: skip
+        elif name == "synchronized":
+            if not value.all():  # a divergence of which nothing was measured is not one of zero
+                row |= {"divergence": None, "expected_divergence": None}
         elif name in ("period", "next", "synchronizations"):
             row[name] = int(value[0])
         else:

@@ -314,7 +314,8 @@ class Replicas:
 def _report(optimizer: Any) -> dict[str, Any]:
     """What the state of the optimizer tells of the method around it."""
     if isinstance(optimizer, PaftSyncState | PaftState):
-        found = {"divergence": optimizer.divergence.measured, "expected_divergence": optimizer.divergence.expected}
+        last = optimizer.divergence
+        found = {"divergence": last.measured, "expected_divergence": last.expected, "synchronized": last.gap > 0}
         if isinstance(optimizer, PaftState):
             found |= {
                 "period": optimizer.period, "next": optimizer.next, "synchronizations": optimizer.synchronizations,

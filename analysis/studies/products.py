@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas
+from ..canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas, powers, whole_numbers
 from ..definitions import Definition
+from ..findings import headline_of_study
 from ..page import Report, make_report
 from ..series import Row, mapping, sequence
 from ..statistics import frequency_upper_bound
@@ -84,10 +85,11 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
     kappa = show(mapping(manifest.get("arithmetic")).get("kappa"))
     return make_report(
         manifest,
+        kind="study of checked products",
         title=title,
-        verdict="training",
+        verdict="neutral",
         label="STUDY OF CHECKSUMMED PRODUCTS",
-        reason=f"The default scheme flagged {alarms:,} of {rows:,} rows of healthy products.",
+        headline=headline_of_study(f"the default scheme flagged {alarms:,} of {rows:,} rows of healthy products"),
         simulated="errors and flips were put into products on sound hardware, to see which are found",
         notes=[f"The profile was measured elsewhere: {'; '.join(map(str, departs))}."] if departs else [],
         facts=[
@@ -134,10 +136,10 @@ def _by_magnitude(variant: str, schemes: Row, magnitudes: Sequence[float]) -> Pi
         for place, (scheme, found) in enumerate(schemes.items()):
             share = np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1)
             _line(axes, magnitudes, share, scheme, place)
-        axes.set_xscale("log")
+        powers(axes, "x")
         axes.set_xlabel("error / rms of the row")
         axes.set_ylabel("share found")
-        axes.legend()
+        drawing.legend(axes)
     return drawing.picture(title, "Share of errors of this size, one in a row, that the scheme flags.")
 
 
@@ -151,7 +153,8 @@ def _by_bit(variant: str, schemes: Row) -> Picture | LeftOut:
             _line(axes, range(len(share)), share, scheme, place)
         axes.set_xlabel("bit (0 is the lowest of the mantissa, the last the sign)")
         axes.set_ylabel("share found")
-        axes.legend()
+        whole_numbers(axes.xaxis)
+        drawing.legend(axes)
     return drawing.picture(title, "Share of flips of this bit of an element, one in a row, that the scheme flags.")
 
 

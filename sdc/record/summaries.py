@@ -86,6 +86,12 @@ class RunSummary(Ending, kw_only=True):
     rehearsal: Annotated[
         bool | None, about("whether all twins ran on simulated devices of one processor, which tests no hardware")
     ] = None
+    first_difference: Annotated[
+        dict[str, Any] | None,
+        about(
+            "of a trace that parted from another: `step`, `site`, `layer`, `devices`, as `sdc diff --json` tells them"
+        ),
+    ] = None
     abft: Annotated[
         dict[str, Any] | None, about("counts of the checked products, summed over steps, if the run checked any")
     ] = None

@@ -39,6 +39,11 @@ class FirstDifference:
     agreeing: int
     before: tuple[tuple[Site, Iteration], ...] = ()
 
+    def describe(self) -> dict[str, Any]:
+        """The place as JSON: that of `describe_place`, the `devices` and the `outputs`."""
+        place = describe_place(self.site, self.iteration)
+        return place | {"devices": list(self.devices), "outputs": list(self.outputs)}
+
     def __str__(self) -> str:
         devices = "; ".join(" ".join(f"{axis}={index}" for axis, index in device.items()) for device in self.devices)
         parts = [self.site.name]
@@ -51,6 +56,14 @@ class FirstDifference:
         if "while" in self.site.order:
             parts.append("or another operation of the while loop that it lies in, whose iterations share one digest")
         return ", ".join(parts)
+
+
+def describe_place(site: Site, iteration: Iteration) -> dict[str, Any]:
+    """An operation as JSON: what it is, where it stands, and in which iteration it ran."""
+    return {
+        "site": site.name, "operation": site.primitive, "direction": site.direction, "scope": site.scope,
+        "source": site.source, "iteration": list(iteration), "layer": iteration[-1] if iteration else None,
+    }  # fmt: skip
 
 
 def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDifference | None:

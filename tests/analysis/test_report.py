@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from sdc.analysis import figures
+from sdc.analysis.canvas import power
+from sdc.analysis.findings import Chart, Line, draw
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summarize
 from sdc.record.files import RecordError, write_sealed
@@ -88,8 +90,8 @@ def test_verdict_published_values_and_figures_are_there(corrupt: Path) -> None:
     page = Page(text)
     for wanted in ("✖ CORRUPT (simulated faults)", "SIMULATED FAULTS", "profile node11", "0.0289", "7.68e+03"):
         assert wanted in page.words
-    assert page.tags.count("svg") == 4
-    for title in ("Mismatch frequency over time", "Mismatches by layer", "Losses of the twins"):
+    assert page.tags.count("svg") == 5
+    for title in ("Where and when", "Mismatch frequency over time", "Mismatches by layer", "Losses of the twins"):
         assert f"<b>{title}</b>" in text
     assert page.words.index("CORRUPT") < page.words.index("Mismatch frequency and severity by submodule")
     assert "sdc twin --devices 4 --model 2 --suspect node11 --steps 20" in page.words
@@ -102,9 +104,9 @@ def test_every_table_and_figure_of_a_simulation_says_so(corrupt: Path) -> None:
     text = html(corrupt)
     before_settings = text[: text.index("<h2>How to reproduce")]
     captions = re.findall(r"<(caption|figcaption)>(.*?)</\1>", before_settings)
-    assert len(captions) == 10
+    assert len(captions) == 11
     assert all(caption.startswith("[simulated faults]") for _, caption in captions)
-    assert len(re.findall(r"<text[^>]*>simulated faults</text>", text)) == 4
+    assert len(re.findall(r"<text[^>]*>simulated faults</text>", text)) == 5
     markdown = (corrupt / "report.md").read_text(encoding="utf-8")
     assert "**SIMULATED FAULTS**" in markdown
 
@@ -114,8 +116,32 @@ def test_real_hardware_is_never_called_simulated(tmp_path: Path) -> None:
     text = html(path)
     assert "✖ CORRUPT" in text
     body = text.split("</style>")[1].split("<h2>How to reproduce")[0]
-    assert "simulated" not in body.lower()
+    assert "simulated" not in body.replace("Real or simulated", "").lower()  # the question is always asked
     assert "what is found here is real" in text
+
+
+def test_every_figure_has_a_name_and_the_colours_of_the_page(corrupt: Path) -> None:
+    text = html(corrupt)
+    ids = dict(re.findall(r'<(?:title|desc) id="([^"]+)">([^<]+)</', text))
+    figures = re.findall(r'<svg role="img" aria-labelledby="(\S+) (\S+)"', text)
+    assert len(figures) == text.count("<svg ") == 5
+    assert all(ids[title] and ids[caption] for title, caption in figures)
+    drawn = "".join(re.findall(r"<svg .*?</svg>", text, re.DOTALL))
+    assert {"ink", "grid", "c1", "c2", "mark"} <= set(re.findall(r"var\(--(\w+), #", drawn))
+    assert not re.search(r"(?:fill|stroke): #(?:18212b|0072b2|e3e6ea)", drawn)  # dark paper would hide them
+    variables = set(re.findall(r"var\(--([\w-]+)", text))
+    for paper in re.findall(r":root \{ (.*?)\}", text.split("@media print")[0], re.DOTALL):
+        defined = set(re.findall(r"--([\w-]+):", paper))
+        assert variables - {"tone", "tone-band"} <= defined
+
+
+def test_the_first_screen_comes_first(corrupt: Path) -> None:
+    page = Page(html(corrupt))
+    order = ["CORRUPT", "Twin 1", "Which device", "What now", "What to do", "Where and when", "Figures", "Measured"]
+    places = [page.words.index(word) for word in order]
+    assert places == sorted(places)
+    assert page.words.index("Parameters of the simulated faults") > places[-1]
+    assert page.tags.count("h1") == page.tags.count("main") == page.tags.count("header") == 1
 
 
 def test_text_in_figures_is_text(corrupt: Path) -> None:
@@ -173,7 +199,7 @@ def test_a_run_that_has_not_ended_can_be_corrupt_already(tmp_path: Path) -> None
 
 def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
     page = Page(html(write_run(tmp_path / "run", manifest(**REAL), [], ended=False)))
-    assert "No step was done" in page.words
+    assert "no step was done" in page.words
     assert "the record holds no losses" in page.words
 
 
@@ -283,7 +309,7 @@ def test_heat_map_has_a_cell_for_every_layer_and_no_image() -> None:
     assert "<image" not in picture.svg
     root = ET.fromstring(picture.svg)
     drawn = root.iter("{http://www.w3.org/2000/svg}path")
-    paths = [item for item in drawn if "stroke: #ffffff" in item.get("style", "")]
+    paths = [item for item in drawn if "stroke: var(--paper" in item.get("style", "")]
     mismatched = np.count_nonzero([summary["layers"][site]["mismatched"] for site in PUBLISHED])
     assert len(paths) >= 2 * mismatched == 2 * 4 * 32
 
@@ -305,3 +331,36 @@ def test_a_full_disk_is_one_clear_line(corrupt: Path, monkeypatch: pytest.Monkey
     assert "\n" not in str(caught.value)
     assert (corrupt / "report.html").read_text(encoding="utf-8") == before
     assert not list(corrupt.glob(".report*"))
+
+
+def test_what_was_never_measured_is_not_zero(tmp_path: Path) -> None:
+    """Before the first synchronization nothing is known of the divergence; earlier records have zeros there."""
+    rows = [
+        {**step_row(step, 1), "aggregation": {
+            "divergence": [0.0, 0.0], "expected_divergence": [0.0, 0.0], "period": 9, "next": 8, "synchronizations": 0,
+        }}
+        for step in range(3)
+    ]  # fmt: skip
+    for name, told in (("old", 0.0), ("new", None)):
+        for row in rows:
+            row["aggregation"] |= {"divergence": told and [told], "expected_divergence": told and [told]}
+        about = manifest(kind="train", twins=None, aggregate="paft", **REAL)
+        words = Page(html(write_run(tmp_path / name, about, rows))).words
+        assert "largest divergence measured not measured: no synchronization" in words
+        assert "Divergence of replicas: nothing finite was measured" in words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1e-7, "10⁻⁷"), (0.01, "0.01"), (2e-7, "2e-07"), (1.0, "1"), (1e5, "10⁵"), (3e9, "3e+09")]
+)
+def test_powers_of_ten_are_plain_text(value: float, text: str) -> None:
+    assert power(value) == text
+
+
+def test_axes_have_no_latex_and_no_fractions_of_steps() -> None:
+    chart = Chart("A chart", "A caption.", "step", "loss", (Line("a", [0, 1, 2], [1e-9, 1e-3, 1e2]),), log="y")
+    picture = draw("chart", chart, "")
+    assert isinstance(picture, figures.Picture)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
+    assert {"10⁻⁸", "10⁻⁶"} <= set(texts)
+    assert not [text for text in texts if "math" in text or "{" in text or text == "0.5"]

@@ -56,6 +56,8 @@ def test_noise_and_paft_resume_to_the_same_bits(tmp_path: Path) -> None:
     assert execute(dataclasses.replace(two, resume=True))["state_digest"] == whole["state_digest"]
     rows = lines(tmp_path / "two")
     assert [row["aggregation"]["synchronizations"] for row in rows][-1] >= 1
+    assert rows[0]["aggregation"]["divergence"] is None  # nothing was measured before the first synchronization
+    assert rows[0]["aggregation"]["expected_divergence"] is None
     assert min(rows[-1]["aggregation"]["divergence"]) > 0
     assert "Synchronization of parameters" in (tmp_path / "two" / "report.md").read_text()
 

@@ -36,6 +36,8 @@ def test_a_struck_run_parts_from_the_golden_trace(golden: Path) -> None:
     assert found["verdict"] == "corrupt"
     assert f"parts from {golden} at step 1: {target.name}, iteration 1, 1, on data=0 model=1" in found["reason"]
     assert len(lines(folder)) == 2  # it stopped there
+    assert (found["first_difference"]["step"], found["first_difference"]["site"]) == (1, target.name)
+    assert f"layer 1, {target.name}" in found["sentence"]
     assert "SIMULATED" in (folder / "report.html").read_text()
     first = diff(read_trace(golden), read_trace(folder))
     assert (first.step, first.first.site.name) == (1, target.name)  # type: ignore[union-attr] # they part

@@ -11,9 +11,8 @@ def run(options: ReportOptions) -> int:
     """Writes the report and returns the exit code of the run's verdict."""
     with usage_errors():
         kind = read_manifest(options.run)["kind"]
-        from sdc.analysis import summarize_folder, write_report  # They import JAX: a wrong path is told before.
+        from sdc.analysis import report_anew  # It imports JAX: a wrong path is told before.
 
-        page = write_report(options.run)
-        summary = summarize_folder(options.run)
-    show(kind, {**summary, "run": str(options.run), "report": str(page)}, as_json=options.json)
+        summary = report_anew(options.run)
+    show(kind, summary, as_json=options.json)
     return int(VERDICTS[summary.get("verdict")])
