@@ -100,7 +100,7 @@ def _course(course: str | None, summary: Row) -> Iterator[Action]:
         steps = 3 * summary["steps"]
         yield Action(
             "Watch it for longer",
-            f"It comes and goes: plan at least {steps:,} steps on the same hosts to see it again.",
+            f"It was not there at every step: plan at least {steps:,} steps on the same hosts to see it again.",
         )
 
 

@@ -1,14 +1,27 @@
 """Figures of a campaign, all drawn from its summary."""
 
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 from matplotlib.colors import ListedColormap
 
 from sdc.campaigns.outcomes import OUTCOMES
 from sdc.faults.changes import field_bits
 
-from .canvas import COLOURS, DASHES, FULL, INK, MARKERS, PAPER, ZERO, LeftOut, Picture, canvas, short, whole_numbers
+from .canvas import (
+    COLOURS,
+    DASHES,
+    FULL,
+    HEAT,
+    INK,
+    MARKERS,
+    PAPER,
+    ZERO,
+    LeftOut,
+    Picture,
+    canvas,
+    short,
+    whole_numbers,
+)
 from .series import Row, mapping
 from .tables import show
 
@@ -34,8 +47,7 @@ def bits(summary: Row, *, mark: str) -> Picture | LeftOut:
             axes.grid(visible=False)
             style = {"edgecolors": PAPER, "linewidth": 0.6}
             axes.pcolormesh(np.where(share == 0, 0.0, np.nan), cmap=ListedColormap([ZERO]), **style)
-            # Few colours keep the colour bar a drawing.
-            colours = matplotlib.colormaps["viridis_r"].resampled(10)
+            colours = ListedColormap(HEAT)
             mesh = axes.pcolormesh(np.where(share > 0, share, np.nan), cmap=colours, vmin=0, vmax=1, **style)
             drawing.figure.colorbar(mesh, ax=axes, pad=0.02, ticks=(0, 0.5, 1))
             for edge in _fields(dtype, width):

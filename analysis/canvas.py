@@ -23,8 +23,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
-INK, GRID, PAPER, ZERO, MARK, FULL = "#18212b", "#e3e6ea", "#fefefe", "#e4e8ec", "#8a3b00", "#6b1a6b"
+INK, GRID, PAPER, ZERO, MARK, FULL = "#18212b", "#e3e6ea", "#fefefe", "#eceef0", "#8a3b00", "#6b1a6b"
+HEAT = (
+    "#c9def2", "#b6d3ed", "#a3c7e8", "#90bbe2", "#7eb0db", "#2f6fb0", "#24609f", "#1b4f8a", "#123e72", "#0a2d59"
+)  # fmt: skip
+"""Colours of a heat map from little to much; text on the upper half is of the colour of paper, else of ink."""
 VARIABLES = {
+    **{colour: f"h{place}" for place, colour in enumerate(HEAT)},
     **{colour: f"c{place}" for place, colour in enumerate(COLOURS, start=1)},
     INK: "ink", GRID: "grid", PAPER: "paper", ZERO: "zero", MARK: "mark", FULL: "full",
 }  # fmt: skip

@@ -5,7 +5,6 @@ Colours are Okabe and Ito's, and every line has a marker or a dash pattern of it
 
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 from jaxtyping import Bool
 from matplotlib.axes import Axes
@@ -16,6 +15,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from .canvas import (
     COLOURS,
     DASHES,
+    HEAT,
+    INK,
     MARKERS,
     PAPER,
     ZERO,
@@ -26,7 +27,7 @@ from .canvas import (
     powers,
     short,
     whole_numbers,
-)  # fmt: skip
+)
 from .series import Line, PerTwin, Row, mapping, number, per_site, per_twin, step_numbers, thin
 from .tables import show
 
@@ -183,8 +184,7 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
     if positive.size:
         low, high = positive.min(), positive.max()
         low = low if low < high else low / 10
-        # Twelve colours keep the colour bar a drawing; with 50 or more it would become an image.
-        colours = matplotlib.colormaps["viridis_r"].resampled(12)
+        colours = ListedColormap(HEAT)  # few of them keep the colour bar a drawing; 50 or more would be an image
         mesh = axes.pcolormesh(
             np.where(cells > 0, cells, np.nan), cmap=colours, norm=LogNorm(low, high), edgecolors=PAPER, linewidth=0.6
         )
@@ -202,7 +202,7 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
         for (row, column), value in np.ndenumerate(table):
             if value > 0:
                 dark = positive.size and value > np.sqrt(positive.min() * positive.max())
-                colour = "white" if dark else "black"
+                colour = PAPER if dark else INK
                 axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=9, color=colour)
 
 

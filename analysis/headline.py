@@ -68,8 +68,15 @@ def headline(run: Contents, summary: Row) -> Headline:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
-    """A headline before its advice."""
+class Found:
+    """A headline before its advice.
+
+    Attributes:
+        sentence, device, operation, since: as in `Headline`.
+        course: how the fault went on, if that is known.
+        first: the first step with a finding.
+        named: the hardware that was found to differ.
+    """
 
     sentence: str
     device: str
@@ -80,25 +87,26 @@ class _Found:
     named: str = ""
 
 
-def _not_corrupt(run: Contents, summary: Row) -> _Found:
+def _not_corrupt(run: Contents, summary: Row) -> Found:
     reason = str(summary.get("reason"))
     if summary.get("verdict") == "clean":
         hosts = count(summary.get("hosts"))
         on = f" on {hosts} hosts" if hosts and hosts > 1 else ""
-        return _Found(
+        return Found(
             reason.partition(";")[0] + on, NOWHERE, NOWHERE, f"at no step of the {summary['steps']:,} that were done"
         )
     if summary.get("verdict") is None:
         nothing = "nothing was compared, so nothing can be said"
         sentence = f"{summary['steps']:,} steps; {reason}"
-        return _Found(sentence, nothing, nothing, nothing)
+        return Found(sentence, nothing, nothing, nothing)
+    reason = reason.partition("; at 95 %")[0]  # of a run that has not ended and is clean so far
     if not run.ended and "has not ended" not in reason:
         reason = f"the run has not ended; {reason}"
     unknown = f"unknown: {_brief(reason)}"
-    return _Found(reason, unknown, unknown, unknown)
+    return Found(reason, unknown, unknown, unknown)
 
 
-def _corrupt(run: Contents, summary: Row) -> _Found:
+def _corrupt(run: Contents, summary: Row) -> Found:
     if run.kind.name == "trace" and (place := mapping(summary.get("first_difference"))):
         return of_place(place)
     if summary.get("first_mismatch_step") is not None:
@@ -106,12 +114,12 @@ def _corrupt(run: Contents, summary: Row) -> _Found:
     if count(mapping(summary.get("abft")).get("flagged")):
         return _products(run, summary, of_products(run))
     suspects = listed([f"data rank {rank}" for rank in sequence(mapping(summary.get("shadow")).get("suspects"))])
-    return _Found(
+    return Found(
         str(summary.get("reason")), suspects or UNKNOWN, UNKNOWN, UNKNOWN, named=suspects,
     )  # fmt: skip
 
 
-def of_place(place: Row) -> _Found:
+def of_place(place: Row) -> Found:
     """The first difference of two traces, as `describe_difference` describes it."""
     layer = "" if place.get("layer") is None else f"layer {place['layer']}, "
     way = WAYS.get(str(place.get("direction")), str(place.get("direction")))
@@ -123,7 +131,7 @@ def of_place(place: Row) -> _Found:
     )
     step = place.get("step")
     operation = f"{layer}{place.get('operation')}, {way}{scope}{source}"
-    return _Found(
+    return Found(
         f"{devices + ': ' if devices else ''}{layer}{place.get('site')}{source}: first difference at step {step}",
         devices or "the only device of the run",
         operation,
@@ -133,7 +141,7 @@ def of_place(place: Row) -> _Found:
     )
 
 
-def _twins(run: Contents, summary: Row, found: Evidence) -> _Found:
+def _twins(run: Contents, summary: Row, found: Evidence) -> Found:
     manifest = run.manifest
     odd = [twin for twin in sequence(summary.get("odd_twins")) if count(twin) is not None]
     odd = odd or sorted({rank[0] for rank in found.ranks if rank[0] is not None})
@@ -153,7 +161,7 @@ def _twins(run: Contents, summary: Row, found: Evidence) -> _Found:
     device = f"{who}{f' ({known})' if known else ''}"
     if pair and not summary.get("simulated"):
         device += "; of two twins the comparison cannot say which is wrong: calling this one so is a convention"
-    return _Found(
+    return Found(
         sentence, device, _spots(found) or f"not located: only {' and '.join(_parts(summary)) or 'whole steps'} differ",
         _since(first, found, course, free=summary.get("sync") == "none"), course, first, who,
     )  # fmt: skip
@@ -215,7 +223,7 @@ def _parts(summary: Row) -> list[str]:
     ]
 
 
-def _products(run: Contents, summary: Row, found: Evidence) -> _Found:
+def _products(run: Contents, summary: Row, found: Evidence) -> Found:
     total, spot = summary["abft"], _spot(found)
     place = listed([name for name in map(_rank_name(run.manifest), found.ranks) if name][:3])
     course, first = found.course, total["first_step"]
@@ -224,7 +232,7 @@ def _products(run: Contents, summary: Row, found: Evidence) -> _Found:
     known = whole(run.manifest, found.ranks)
     device = (place or "the only device of the run") + (f" ({known})" if known else "")
     sentence += f", {course}" if course else ""
-    return _Found(sentence, device, _spots(found) or UNKNOWN, _since(first, found, course), course, first, place)
+    return Found(sentence, device, _spots(found) or UNKNOWN, _since(first, found, course), course, first, place)
 
 
 def _rank_name(manifest: Row) -> Callable[[Any], str]:

@@ -12,12 +12,13 @@ MARKS = 1500
 """Most marks of the figure; in a longer run each column is of several steps."""
 
 
-def where_and_when(lines: Sequence[Row], mismatches: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+def where_and_when(lines: Sequence[Row], mismatches: Sequence[Row], layers: int, *, mark: str) -> Picture | LeftOut:
     """A mark for each submodule, layer and step with a mismatch, larger where more elements differ.
 
     Args:
         lines: lines of `steps.jsonl`.
         mismatches: lines of `mismatches.jsonl`.
+        layers: number of layers of the model.
         mark: text drawn into the figure, such as that faults are simulated; may be empty.
     """
     title = "Where and when"
@@ -30,7 +31,7 @@ def where_and_when(lines: Sequence[Row], mismatches: Sequence[Row], *, mark: str
         return LeftOut(title, "no mismatch of a layer was recorded")
     others = sorted({site for site, *_ in hits} - set(SUBMODULES))
     names = [*(site for site in SUBMODULES if any(hit[0] == site for hit in hits)), *others]
-    layers = max(layer for _, layer, *_ in hits) + 1
+    layers = max(layers, *(layer + 1 for _, layer, *_ in hits))
     last = max([line["step"] for line in lines] + [step for *_, step, _ in hits])
     rows = len({(site, layer) for site, layer, *_ in hits})
     column = max(1, -(-(last + 1) * rows // MARKS))

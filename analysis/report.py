@@ -12,7 +12,7 @@ from .canvas import LeftOut
 from .headline import headline
 from .page import Report, make_report
 from .rendering import to_html, to_markdown
-from .series import mapping, sequence
+from .series import count, mapping, sequence
 from .statistics import excluded_interval
 from .studies import products
 from .summary import summary_of
@@ -86,6 +86,7 @@ def write_page(path: Path, text: str) -> None:
         RecordError: it cannot be written.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     except OSError as error:
         raise RecordError(
@@ -113,7 +114,7 @@ def build(run: Contents, summary: dict[str, Any]) -> Report:
     measured: list[tuple[Table | None, str, str]] = []
     if twin:
         drawn = [
-            places.where_and_when(run.lines, details, mark=mark),
+            places.where_and_when(run.lines, details, count(manifest.get("layers")) or 0, mark=mark),
             figures.frequency_over_time(summary, run.lines, mark=mark),
             figures.layers_heat_map(summary, mark=mark),
             drawn[1],

@@ -187,6 +187,8 @@ def _leaves(prefix: str, value: Any) -> list[tuple[str, str]]:
         return [
             leaf for key, item in value.items() for leaf in _leaves(f"{prefix}.{key}" if prefix else str(key), item)
         ]
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return _leaves(prefix, {str(place): item for place, item in enumerate(value)})
     if isinstance(value, list):
         value = ", ".join(map(str, value))
     return [] if value is None else [(prefix, str(value))]

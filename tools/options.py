@@ -159,6 +159,8 @@ class DiffOptions:
     """Run folder of a trace."""
     run_b: Annotated[Path, tyro.conf.Positional]
     """Run folder of another trace of the same program."""
+    output: Path | None = None
+    """Folder for a report of the comparison, diff.html and diff.md; by default none is written."""
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
 
@@ -195,11 +197,17 @@ class ReportOptions:
     """Writes report.html and report.md of a run, finished or not, and prints its summary.
 
     Example: sdc report runs/demo
+    Example: sdc report runs
+    Example: sdc report runs/demo runs/other
 
-    Exit codes are those of the run: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    Given a folder of runs, it writes the report of each and an index.html with a row for each, the gravest first. Given
+    two runs, it writes one page with both side by side, beside-FIRST.html in the folder of the second. Exit codes are
+    those of the run, of several the gravest: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
     """
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run folder."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folder, a folder of run folders, or two run folders."""
+    output: Path | None = None
+    """Folder for the page of two runs; by default that of the second run."""
     json: bool = False
     """Print the summary as JSON, and nothing else, on standard output."""

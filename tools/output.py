@@ -174,6 +174,15 @@ def _difference(result: Mapping[str, Any]) -> Iterator[Part]:
         yield f"narrow down: trace both again with --where '{result['narrow']}'"
 
 
+def _several(result: Mapping[str, Any]) -> Iterator[Part]:
+    """Several runs, a line for each, and what differs between two."""
+    for one in result["runs"]:
+        verdict = one["verdict"] or "no verdict"
+        yield Text.assemble((verdict.upper(), COLOURS.get(verdict, "bold")), f"  {one['run']}  {one['sentence']}")
+    for name, (first, second) in result.get("settings", {}).items():
+        yield f"  {name}: {first} | {second}"
+
+
 def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
     """Prints what was measured of a device's products."""
     if as_json:
@@ -204,5 +213,6 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {
     "abft study": _products_study,
     "aggregation study": _findings,
     "diff": _difference,
+    "several": _several,
 }
 """What is shown of each kind of record; of all others what is shown of a run."""

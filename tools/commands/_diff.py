@@ -12,12 +12,15 @@ def run(options: DiffOptions) -> int:
     with usage_errors():
         for folder in (options.run_a, options.run_b):  # what is no trace is told before JAX is imported
             read_manifest(folder, "trace")
-    from sdc.analysis.traces import describe_difference
+    from sdc.analysis import describe_difference, write_difference
     from sdc.twins.traces import diff, read_trace
 
     with usage_errors():
         a, b = read_trace(options.run_a), read_trace(options.run_b)
     with run_errors(options.run_a, resumable=False):
-        result = describe_difference(a, b, diff(a, b))
+        found = diff(a, b)
+        result = describe_difference(a, b, found)
+        if options.output is not None:
+            result["report"] = str(write_difference(options.output, a, b, found))
     show("diff", result, as_json=options.json)
     return int(VERDICTS[result["verdict"]])

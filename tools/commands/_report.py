@@ -1,18 +1,41 @@
-"""`sdc report`: the report of a run, written anew from its record."""
+"""`sdc report`: the report of a run, written anew from its record; an index of several; two side by side."""
 
+from typing import Any
+
+from sdc.record.kinds import MANIFEST
 from sdc.record.reading import read_manifest
 
-from ..errors import VERDICTS, usage_errors
+from ..errors import VERDICTS, CommandError, usage_errors
 from ..options import ReportOptions
 from ..output import show
 
 
 def run(options: ReportOptions) -> int:
-    """Writes the report and returns the exit code of the run's verdict."""
+    """Writes the report and returns the exit code of the gravest verdict."""
     with usage_errors():
-        kind = read_manifest(options.run)["kind"]
-        from sdc.analysis import report_anew  # It imports JAX: a wrong path is told before.
+        kind, result = _written(options)
+    show(kind, result, as_json=options.json)
+    return int(VERDICTS[result["verdict"]])
 
-        summary = report_anew(options.run)
-    show(kind, summary, as_json=options.json)
-    return int(VERDICTS[summary.get("verdict")])
+
+def _written(options: ReportOptions) -> tuple[str, dict[str, Any]]:
+    """What to show, and its kind. `sdc.analysis` imports JAX: what is no run is told before."""
+    first, *more = options.runs or (None,)
+    if first is None or len(more) > 1:
+        raise CommandError(f"{len(options.runs)} folders: expected a run, a folder of runs, or two runs")
+    if not more and options.output is not None:
+        raise CommandError("--output: one run has its report in its own folder; give two runs, or leave the flag out")
+    if more:
+        for folder in options.runs:
+            read_manifest(folder)
+        from sdc.analysis import write_beside
+
+        return "several", write_beside(first, more[0], options.output)
+    if not (first / MANIFEST).exists() and any(first.glob(f"*/{MANIFEST}")):
+        from sdc.analysis import write_overview
+
+        return "several", write_overview(first)
+    kind = str(read_manifest(first)["kind"])
+    from sdc.analysis import report_anew
+
+    return kind, report_anew(first)
