@@ -5,7 +5,9 @@ RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 BIN = $(VENV)/bin
 LATEST ?= python3.12
 
-.PHONY: demo docs test test-conformance test-latest test-optimized
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+
+.PHONY: demo docs test test-browser test-conformance test-latest test-optimized
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -34,6 +36,12 @@ test-latest:
 # Everything that the documentation shows, compiled as users compile it: the suite has XLA optimize less.
 test-optimized: $(VENV)/.installed
 	SDC_OPTIMIZED=1 $(BIN)/python -m pytest tests/test_docs.py tests/test_api.py tests/test_examples.py tests/test_forms.py
+
+# Every kind of page in a browser (Debian: apt-get install chromium), which is driven without script and network.
+test-browser: $(VENV)/.installed
+	@test -x "$(CHROMIUM)" || { echo "test-browser: no chromium; install it (Debian: apt-get install chromium) or give CHROMIUM=PATH" >&2; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,browser]'
+	CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest tests/browser -m ""
 
 # Four properties of every tool on models of other packages, which it installs, and on a thousand random programs.
 # With the newest jax: make test-conformance VENV=.venv-latest PYTHON=python3.12

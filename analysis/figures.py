@@ -56,7 +56,7 @@ def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Pic
             known = number(mapping(mapping(summary.get("published")).get(site)).get("frequency"))
             if known is not None and np.isfinite(known) and known > 0:
                 axes.axhline(known, color=colour, linewidth=1, linestyle=DASHES[2])
-        _finish(drawing, axes, "mismatch frequency", logarithmic=True)
+        _finish(drawing, axes, steps, "mismatch frequency", logarithmic=True)
     dotted = " Dotted: published mean of the simulated node." if mapping(summary.get("published")) else ""
     return drawing.picture(title, f"Equation (2) per step. A step without a mismatch has no point.{dotted}")
 
@@ -163,11 +163,13 @@ def draw_curves(drawing: Drawing, steps: Sequence[Row], lines: dict[str, Line], 
             marker=MARKERS[place % 6] if few else "",
             markersize=3,
         )
-    _finish(drawing, axes, label, logarithmic=positive)
+    _finish(drawing, axes, steps, label, logarithmic=positive)
 
 
-def _finish(drawing: Drawing, axes: Axes, label: str, *, logarithmic: bool) -> None:
+def _finish(drawing: Drawing, axes: Axes, steps: Sequence[Row], label: str, *, logarithmic: bool) -> None:
     axes.set(xlabel="step", ylabel=label)
+    first, last = steps[0]["step"], steps[-1]["step"]  # those without a point too
+    axes.set_xlim(first - max(0.5, 0.02 * (last - first)), last + max(0.5, 0.02 * (last - first)))
     whole_numbers(axes.xaxis)
     if logarithmic:
         powers(axes, "y")
@@ -201,7 +203,7 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
     if table.shape[1] <= 4:
         for (row, column), value in np.ndenumerate(table):
             if value > 0:
-                dark = positive.size and value > np.sqrt(positive.min() * positive.max())
+                dark = value > np.sqrt(low * high)
                 colour = PAPER if dark else INK
                 axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=9, color=colour)
 

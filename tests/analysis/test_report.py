@@ -364,3 +364,13 @@ def test_axes_have_no_latex_and_no_fractions_of_steps() -> None:
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
     assert {"10⁻⁸", "10⁻⁶"} <= set(texts)
     assert not [text for text in texts if "math" in text or "{" in text or text == "0.5"]
+
+
+def test_the_only_cell_of_a_heat_map_can_be_read() -> None:
+    """Its colour is the darkest of the scale."""
+    rows, mismatches = steps(3)
+    mismatches = [{"step": 1, "site": "bwd/ffn", "layer": 2, "mismatched": 4}]
+    rows[1]["sites"]["bwd/ffn"]["mismatched"] = 4
+    picture = figures.layers_heat_map(summarize(manifest(), rows, mismatches), mark="")
+    assert isinstance(picture, figures.Picture)
+    assert len(re.findall(r"<text [^>]*var\(--paper[^>]*>[^<]*e-0\d</text>", picture.svg)) == 1

@@ -1,0 +1,75 @@
+"""A page of each kind, written by the functions that the commands call."""
+
+import random
+from pathlib import Path
+
+from sdc.analysis import (
+    conclude,
+    summarize_campaign,
+    write_beside,
+    write_difference,
+    write_overview,
+    write_report,
+)  # fmt: skip
+from sdc.analysis.studies import write_study
+from sdc.record.lifecycle import Record
+from sdc.twins.traces import diff, read_trace
+
+from ..analysis import test_campaigns, test_studies
+from ..analysis.records import PUBLISHED, free_steps, manifest, step_row, steps, write_run
+from ..analysis.test_headline import DEVICES, REAL, TRAIN, flagged, hits
+from ..analysis.traces import write_traces
+
+RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
+
+
+def write_pages(folder: Path) -> dict[str, Path]:
+    """Pages by name."""
+    runs = {
+        "clean": (manifest(**REAL), *steps(20)),
+        "corrupt": (manifest(**REAL, devices=DEVICES[:4]), *hits(31)),
+        "simulated": (manifest(), *steps(20, rates=RATES)),
+        "deep": (manifest(**REAL, layers=32), *steps(8, 32, rates=RATES)),
+        "three twins": (manifest(**REAL, twins=3, devices=DEVICES), *hits(*range(5, 40), twins=(0,))),
+        "free": (manifest(**REAL, sync="none", steps=60), free_steps(60)),
+        "products": (manifest(**TRAIN), *flagged(2)),
+        "training": (manifest(**REAL, kind="train", twins=None, sync=None), [step_row(step, 1) for step in range(20)]),
+        "empty": (manifest(**REAL), []),
+    }
+    pages = {name: Path(conclude(write_run(folder / name, *lines))["report"]) for name, lines in runs.items()}
+    pages["under way"] = write_report(write_run(folder / "under way", manifest(**REAL), *steps(9), ended=False))
+    pages["campaign"] = _campaign(folder / "campaign")
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "steps.jsonl").write_text("{")
+    measured = {
+        "lossy": test_studies.lossy({0.1: 0.2, 0.2: 0.4, 0.4: 0.95}), "paft": test_studies.paft(test_studies.EXACT)
+    }  # fmt: skip
+    for name, study in measured.items():
+        pages[name] = Path(write_study(folder / name, study)["report"])
+    golden, suspect, copy = (read_trace(path) for path in write_traces(folder))
+    pages["trace"] = write_report(Path(golden.path))
+    pages["diff"] = write_difference(folder / "diff", golden, suspect, diff(golden, suspect))
+    pages["diff clean"] = write_difference(folder / "equal", golden, copy, diff(golden, copy))
+    pages["side by side"] = Path(write_beside(folder / "clean", folder / "three twins")["report"])
+    pages["index"] = Path(write_overview(folder)["report"])
+    return pages
+
+
+def _campaign(folder: Path) -> Path:
+    draw = random.Random(0)
+    rows = [
+        test_campaigns.row(
+            number,
+            draw.choice(["masked", "benign", "benign", "spike", "divergence", "nonfinite"]),
+            operation=draw.choice(["dot_general", "exp", "add", "tanh", "reduce_sum", "custom_vjp_call"]),
+            layer=draw.randrange(6), bits=[draw.randrange(32)], phase=draw.choice(["fwd", "bwd", "update"]),
+            detected={"loss_spike": draw.choice([None, 0, 1, 3])},
+        )
+        for number in range(300)
+    ]  # fmt: skip
+    about = {**test_campaigns.MANIFEST, "injections": len(rows)}
+    with Record.create(folder, about) as record:
+        for row in rows:
+            record.line(row)
+        record.finish(summarize_campaign(about, rows))
+    return write_report(folder)
