@@ -1,6 +1,7 @@
 """What a record shows of the corruption in it: the steps, the places in the model and the ranks that were hit."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -58,7 +59,8 @@ def of_twins(run: Contents) -> Evidence:
                 ranks[_rank(rank)] += found
     steps = {row["step"] for row in hits}
     steps |= {row["step"] for row in run.lines if _mismatched(row)}
-    early = [row for row in hits if row["step"] == min(steps)]
+    start = min(steps, default=None)
+    early = [row for row in hits if row["step"] == start]
     first = min(early, key=_order, default=None)
     return _evidence(
         run.lines, steps, ranks, sites, (row.get("layer") for row in hits),
@@ -94,7 +96,8 @@ def _evidence(
     layers: Iterable[Any],
     first: tuple[str, int | None] | None,
 ) -> Evidence:
-    later = sum(line["step"] > min(steps) for line in lines) if steps else 0
+    start = min(steps, default=math.inf)
+    later = sum(line["step"] > start for line in lines)
     numbers = {found for layer in layers if (found := count(layer)) is not None}
     names = tuple(name for name, _ in sites.most_common())
     return Evidence(tuple(sorted(steps)), later, ranks, names, tuple(sorted(numbers)), first)

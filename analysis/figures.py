@@ -51,8 +51,11 @@ def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Pic
         axes = drawing.figure.subplots()
         for place, (site, values) in enumerate(measured.items()):
             x, y = thin(step_numbers(steps), np.where(np.isfinite(values) & (values > 0), values, np.nan))
-            colour, size = COLOURS[place % 6], 3.5 if len(x) < 200 else 2.0
-            axes.plot(x, y, label=short(site), color=colour, linewidth=1, marker=MARKERS[place % 6], markersize=size)
+            colour, few = COLOURS[place % 6], np.isfinite(y).sum() < 200  # more markers would cover each other
+            axes.plot(
+                x, y, label=short(site), color=colour, linewidth=1, marker=MARKERS[place % 6] if few else "",
+                markersize=3.5,
+            )  # fmt: skip
             known = number(mapping(mapping(summary.get("published")).get(site)).get("frequency"))
             if known is not None and np.isfinite(known) and known > 0:
                 axes.axhline(known, color=colour, linewidth=1, linestyle=DASHES[2])

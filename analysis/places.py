@@ -1,8 +1,7 @@
 """The figure that leads a corrupt run: which layer and submodule mismatched at which step."""
 
+import math
 from collections.abc import Sequence
-
-import numpy as np
 
 from .canvas import COLOURS, MARKERS, LeftOut, Picture, canvas, short, whole_numbers
 from .series import Row, count
@@ -10,6 +9,10 @@ from .summary import SUBMODULES
 
 MARKS = 1500
 """Most marks of the figure; in a longer run each column is of several steps."""
+
+
+SIZES = (4.0, 5.5, 7.0)
+"""Sizes of the marks, in points."""
 
 
 def where_and_when(lines: Sequence[Row], mismatches: Sequence[Row], layers: int, *, mark: str) -> Picture | LeftOut:
@@ -44,12 +47,17 @@ def where_and_when(lines: Sequence[Row], mismatches: Sequence[Row], layers: int,
     with canvas("where", mark, height=2.2 + 0.16 * min(layers, 12)) as drawing:
         axes = drawing.figure.subplots()
         for number, site in enumerate(names):
-            here = [(step, layer, size) for (name, layer, _), (size, step) in cells.items() if name == site]
-            x, y, sizes = (np.asarray(values, np.float64) for values in zip(*here, strict=True))
             shift = 0.6 * ((number + 0.5) / len(names) - 0.5)
-            area = 10 + 50 * np.log1p(sizes) / np.log1p(largest)
-            axes.scatter(x, y + shift, s=area, label=short(site), color=COLOURS[number % 6], marker=MARKERS[number % 6],
-                         linewidth=0, alpha=None if len(here) < 200 else 0.8)  # fmt: skip
+            for size in SIZES:  # few sizes, so that a mark is a reference to one of few shapes
+                here = [
+                    (step, layer + shift)
+                    for (name, layer, _), (found, step) in cells.items()
+                    if name == site and _size(found, largest) == size
+                ]
+                x, y = zip(*here, strict=True) if here else ((), ())
+                axes.plot(x, y, MARKERS[number % 6], color=COLOURS[number % 6], markersize=size, markeredgewidth=0)
+            # The legend has one size for all.
+            axes.plot([], [], MARKERS[number % 6], color=COLOURS[number % 6], markersize=SIZES[-1], label=short(site))
         axes.set(xlabel="step", ylabel="layer", ylim=(layers - 0.5, -0.5))
         margin = max(0.5, 0.02 * last)
         axes.set_xlim(-margin, last + margin)
@@ -60,3 +68,9 @@ def where_and_when(lines: Sequence[Row], mismatches: Sequence[Row], layers: int,
     return drawing.picture(
         title, f"A mark for each step with a mismatch, larger where more elements differ; layer 0 is the first.{joined}"
     )
+
+
+def _size(found: int, largest: float) -> float:
+    """The size of a mark, by the logarithm of the elements that differ."""
+    share = math.log1p(found) / math.log1p(largest)
+    return SIZES[min(int(share * len(SIZES)), len(SIZES) - 1)]

@@ -14,13 +14,15 @@ Line: TypeAlias = Float[np.ndarray, " steps"]
 
 def number(value: Any) -> float | None:
     """A recorded number, which may be NaN or infinite; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
+    if type(value) is float:  # a long record has millions of numbers: the usual type first
+        return value
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
 
 
 def count(value: Any) -> int | None:
     """A recorded count: a whole number, not below zero; None for anything else."""
+    if type(value) is int:
+        return value if value >= 0 else None
     found = number(value)
     if found is None or not math.isfinite(found) or found < 0 or found != math.floor(found):
         return None

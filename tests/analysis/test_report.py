@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from sdc.analysis import figures
+from sdc.analysis import figures, places
 from sdc.analysis.canvas import power
 from sdc.analysis.findings import Chart, Line, draw
 from sdc.analysis.report import write_report
@@ -374,3 +374,22 @@ def test_the_only_cell_of_a_heat_map_can_be_read() -> None:
     picture = figures.layers_heat_map(summarize(manifest(), rows, mismatches), mark="")
     assert isinstance(picture, figures.Picture)
     assert len(re.findall(r"<text [^>]*var\(--paper[^>]*>[^<]*e-0\d</text>", picture.svg)) == 1
+
+
+def test_marks_of_a_long_run_are_few_and_keep_the_spike() -> None:
+    hits = [
+        {"step": step, "site": site, "layer": layer, "mismatched": 900_000 if step == 71_717 else 3}
+        for step in range(0, 100_000, 7)
+        for site, layer in (("fwd/attn", 0), ("bwd/ffn", 31), ("my own", 5))
+    ] + [{"step": 71_717, "site": "my own", "layer": 31, "mismatched": 900_000}]
+    lines = [{"step": 99_999}]
+    picture = places.where_and_when(lines, hits, 32, mark="")
+    assert isinstance(picture, figures.Picture)
+    marks = re.findall(r"<use ", picture.svg)
+    assert len(marks) <= places.MARKS + 60  # and ticks
+    assert len(picture.svg) < 250_000
+    flat = places.where_and_when(lines, [{**hit, "mismatched": 3} for hit in hits], 32, mark="")
+    assert isinstance(flat, figures.Picture)
+    shapes = [set(re.findall(r'<path id="[^"]*" d="([^"]*)"', each.svg)) for each in (picture, flat)]
+    assert len(shapes[0]) > len(shapes[1])  # the others are smaller than the spike
+    assert "Each column is of" in picture.caption

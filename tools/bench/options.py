@@ -16,10 +16,13 @@ class BenchOptions:
     are medians. lockstep: twins in lock-step against twins without. transform: fingerprint, inject, digest and
     rewriting against the plain step. campaign: injections through one program against a run of its own for each. abft:
     checked products and steps against plain ones, false alarms and what is detected. aggregation: PAFT, lossy ZeRO-2, a
-    shadow replica and DropCompute against plain data parallelism, on simulated CPU devices.
+    shadow replica and DropCompute against plain data parallelism, on simulated CPU devices. report: time and memory of
+    the report of 100,000 steps.
     """
 
-    benchmark: Annotated[Literal["lockstep", "transform", "campaign", "abft", "aggregation"], tyro.conf.Positional]
+    benchmark: Annotated[
+        Literal["lockstep", "transform", "campaign", "abft", "aggregation", "report"], tyro.conf.Positional
+    ]
     """What to measure."""
     config: str | None = None
     """Configuration; by default bench, and tiny for campaign."""
