@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .report import write_report as write_report
     from .summary import summarize as summarize
     from .traces import describe_difference as describe_difference
-    from .differences import write_difference as write_difference
+    from .trace_report import write_difference as write_difference
     from .overview import write_overview as write_overview
     from .beside import write_beside as write_beside
     from .campaigns import summarize_campaign as summarize_campaign

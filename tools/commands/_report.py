@@ -15,7 +15,7 @@ def run(options: ReportOptions) -> int:
     with usage_errors():
         kind, result = _written(options)
     show(kind, result, as_json=options.json)
-    return int(VERDICTS[result["verdict"]])
+    return int(VERDICTS[result.get("verdict")])
 
 
 def _written(options: ReportOptions) -> tuple[str, dict[str, Any]]:
