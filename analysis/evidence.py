@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from sdc.record.reading import Contents
 
 from .series import Row, count, mapping, sequence
-from .summary import COMPARED
+from .verdict import COMPARED
 
 Course: TypeAlias = Literal["persistent", "intermittent", "transient"]
 Rank: TypeAlias = tuple[int | None, int | None, int | None]

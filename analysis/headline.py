@@ -12,7 +12,7 @@ from .advice import Action
 from .devices import listed, where, whole
 from .evidence import AXES, Evidence, of_products, of_twins
 from .series import Row, count, mapping, sequence
-from .summary import COMPARED
+from .verdict import COMPARED
 
 WAYS = {"fwd": "forward", "bwd": "backward", "remat": "recomputed"}
 UNKNOWN = "the record does not say"

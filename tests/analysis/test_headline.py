@@ -9,7 +9,7 @@ import pytest
 from sdc.analysis import conclude
 from sdc.analysis.headline import Headline, headline
 from sdc.analysis.summary import summary_of
-from sdc.record.files import write_json
+from sdc.record.files import write_sealed
 from sdc.record.reading import read_record
 
 from .records import manifest, step_row, steps, write_run
@@ -165,9 +165,9 @@ def test_terminal_markdown_and_page_say_the_same(tmp_path: Path) -> None:
     assert f"**T{sentence[1:]}.**" in (tmp_path / "run" / "report.md").read_text()
 
 
-def test_what_devices_hold_may_be_damaged(tmp_path: Path) -> None:
-    about = manifest(**REAL, devices=[None, 3, {"rank": 4}, {"host": None, "id": [1], "rank": {"twin": 1, "model": 1}}])
+def test_what_devices_hold_may_be_little(tmp_path: Path) -> None:
+    about = manifest(**REAL, devices=[{}, {"rank": {}}, {"host": None, "rank": {"twin": 1, "model": 1}}])
     assert told(tmp_path / "run", about, hits(3)).sentence.startswith("twin 1 (host ")
-    write_json(tmp_path / "run" / "summary.json", {"verdict": "corrupt", "reason": "so it is"})
+    write_sealed(tmp_path / "run" / "summary.json", {"verdict": "corrupt", "reason": "so it is"})
     run = read_record(tmp_path / "run")
     assert headline(run, summary_of(run) | {"odd_twins": "x"}).sentence

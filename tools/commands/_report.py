@@ -1,5 +1,6 @@
 """`sdc report`: the report of a run, written anew from its record; an index of several; two side by side."""
 
+import os
 from typing import Any
 
 from sdc.record.kinds import MANIFEST
@@ -31,7 +32,7 @@ def _written(options: ReportOptions) -> tuple[str, dict[str, Any]]:
         from sdc.analysis import write_beside
 
         return "several", write_beside(first, more[0], options.output)
-    if not (first / MANIFEST).exists() and any(first.glob(f"*/{MANIFEST}")):
+    if os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}")):
         from sdc.analysis import write_overview
 
         return "several", write_overview(first)
