@@ -5,11 +5,12 @@ JSON knows no NaN and no infinity: they are written as the strings "NaN", "Infin
 numbers. Where the storage fails, functions here raise as `storage` says.
 """
 
+import io
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -138,10 +139,13 @@ def numbered(
     `path` is for messages. What follows the last newline of the content was cut off by a crash. For the rest, and what
     is raised, see `read_lines`.
     """
-    before = start
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+    before, shared = start, _Shared()
+    for number, whole in enumerate(io.BytesIO(content), start=1):  # split at once, they would be in memory twice
+        if not whole.endswith(b"\n"):
+            return
+        line = whole[:-1]
         bare, _ = unlink(line)
-        row, problem = _row(bare, key, type)
+        row, problem = _row(bare, key, type, shared)
         if problem is not None:
             raise RecordError(
                 f"{os.fspath(path)} line {number} is damaged ({problem}); remove that line or restore the file"
@@ -154,11 +158,38 @@ def numbered(
         yield bare, row
 
 
-def _row(line: bytes, key: str, type: type | None) -> tuple[dict[str, Any], str | None]:
+class _Shared:
+    """Decodes lines. Objects within them that are alike are one object: of a healthy run most of them are."""
+
+    MOST = 4096
+    """Different objects that are remembered; a run that has more has few alike."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+
+    def __call__(self, line: bytes) -> Any:
+        try:
+            parts = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError:  # no object
+            return msgspec.json.decode(line)
+        return {name: self._value(bytes(part)) for name, part in parts.items()}
+
+    def _value(self, text: bytes) -> Any:
+        if not text.startswith(b"{"):
+            return msgspec.json.decode(text)
+        if text not in self._known:
+            value = msgspec.json.decode(text)
+            if len(self._known) == self.MOST:
+                return value
+            self._known[text] = value
+        return self._known[text]
+
+
+def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any]) -> tuple[dict[str, Any], str | None]:
     """A line as an object, and what is wrong with it. What is right is read fast, what is not is looked at closely."""
     problem: str | None = None
     try:
-        row = parse_json(line, msgspec.json.decode)
+        row = parse_json(line, decode)
         if type is not None:
             msgspec.json.decode(line, type=type)
     except ValueError as error:

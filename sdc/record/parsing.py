@@ -12,7 +12,7 @@ DEEPEST = 100
 """Lists and objects within one another. Records need seven."""
 
 
-def parse_json(text: str | bytes, decode: Callable[[str | bytes], Any] = json.loads) -> Any:
+def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> Any:
     """The value of a JSON text.
 
     Args:

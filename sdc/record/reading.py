@@ -19,7 +19,7 @@ from .storage import AnyPath, RecordError, names, reason
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """A record as read from its folder.
+    """A record as read from its folder. Parts of lines that are alike are one object: do not change them.
 
     Attributes:
         path: the folder.
