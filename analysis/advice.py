@@ -80,7 +80,8 @@ def _corrupt(manifest: Row, summary: Row, course: str | None, first: int | None,
             f"with its host ({LISTED}).",
         )
     else:
-        yield Action(f"Take {named or 'the host that differs'} out of service", HOLD)
+        what = "Set aside until tested" if course == "transient" else "Take out of service"
+        yield Action(f"{what}: {named or 'the host that differs'}", HOLD)
     yield from _course(course, summary)
     if first is not None:
         before = f"from before step {first}" if first else "of the start"

@@ -159,6 +159,8 @@ def _twins(run: Contents, summary: Row, found: Evidence) -> Found:
     # A rank that only the state or the gradient tells of cannot be named.
     known = whole(manifest, [rank for rank in found.ranks if rank[0] in odd])
     device = f"{who}{f' ({known})' if known else ''}"
+    if manifest.get("placement") == "vmap":
+        device += "; all twins share their devices"
     if pair and not summary.get("simulated"):
         device += "; of two twins the comparison cannot say which is wrong: calling this one so is a convention"
     return Found(

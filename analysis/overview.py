@@ -13,7 +13,7 @@ from sdc.record.reading import read_record
 
 from .rendering import render
 from .report import RUNS, report_of, summary_of_record, write_page, write_pages
-from .series import mapping
+from .series import mapping, sequence
 from .tables import show
 from .verdicts import gravest, order
 
@@ -102,7 +102,8 @@ def _entry(folder: Path) -> Entry:
         return Entry(folder.name, "inconclusive", DAMAGED, str(error))
     page = write_pages(folder, report)
     manifest = record.manifest
-    hosts = dict.fromkeys(str(mapping(device).get("host")) for device in manifest.get("devices") or ())
+    devices = map(mapping, sequence(manifest.get("devices")))
+    hosts = dict.fromkeys(str(device["host"]) for device in devices if device.get("host"))
     own = mapping(manifest.get("host")).get("name")
     planned = manifest.get("steps")
     verdict = summary.get("verdict")

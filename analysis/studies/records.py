@@ -12,8 +12,8 @@ from sdc.record.determinism import environment
 from sdc.record.lifecycle import Record
 
 from .. import findings
+from .._conclude import report_anew
 from ..findings import Findings, summarize_findings
-from ..report import write_report
 from . import _paft, _shadow, dropcompute, lossy, products
 
 FINDINGS: Mapping[str, Callable[[Any], Findings]] = {
@@ -50,7 +50,7 @@ def write_study(folder: Path, measured: Measured, manifest: Mapping[str, Any] | 
         manifest: what else the manifest is to say, such as the command.
 
     Returns:
-        The summary, with the paths of the folder (`run`) and of the HTML page (`report`).
+        The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
 
     Raises:
         RecordError: the folder exists already, or cannot be written.
@@ -77,7 +77,7 @@ def write_products_study(
         manifest: what else the manifest is to say, such as the command and the name of the profile.
 
     Returns:
-        The summary, with the paths of the folder (`run`) and of the HTML page (`report`).
+        The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
 
     Raises:
         RecordError: the folder exists already, or cannot be written.
@@ -100,4 +100,5 @@ def _write(folder: Path, manifest: Mapping[str, Any], summary: dict[str, Any]) -
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with Record.create(folder, {"created": created, "environment": environment(), **manifest}) as record:
         record.finish(summary)
-    return {**summary, "run": str(folder), "report": str(write_report(folder))}
+    told = report_anew(folder)
+    return {**summary, **{key: told[key] for key in ("sentence", "run", "report")}}

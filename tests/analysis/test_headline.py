@@ -95,11 +95,11 @@ TRAIN = {"kind": "train", "twins": None, "sync": None, "abft": {"mode": "detect"
         (REAL, hits(3), {}, True, ("twin 1 (model 1)", "a convention", "real: nothing", "which twin is wrong")),
         (
             {**REAL, "twins": 3, "devices": DEVICES}, hits(3, twins=(0,)), {"odd_twins": [0]}, True,
-            ("twin 0 (host gpu-16, device 3)", "kind H200, serial S01", "real: nothing", "Take twin 0"),
+            ("twin 0 (host gpu-16, device 3)", "kind H200, serial S01", "real: nothing", "until tested: twin 0"),
         ),
         (
             {**REAL, "twins": 3, "devices": DEVICES}, hits(3, 4, twins=(1, 2), layers=(0, 1, 2)), {}, True,
-            ("twin 1 (host gpu-17, device 3) and twin 2 (host gpu-18, device 3): layers 0-2", "Take twin 1"),
+            ("twin 1 (host gpu-17, device 3) and twin 2 (host gpu-18, device 3): layers 0-2", "out of service: twin 1"),
         ),
         ({}, hits(3), {}, True, ("simulated: node11 was corrupted on purpose", "the detection works")),
         (REAL, hits(3), {"rehearsal": True}, True, ("a rehearsal, not a test", "Suspect this machine")),
@@ -114,7 +114,7 @@ TRAIN = {"kind": "train", "twins": None, "sync": None, "abft": {"mode": "detect"
         ),
         (
             TRAIN, flagged(2), {}, True,
-            ("model 1: layer 1, ffn/dot_general, backward: 2 of 400", "step 1, transient", "Take model 1 out"),
+            ("model 1: layer 1, ffn/dot_general, backward: 2 of 400", "step 1, transient", "until tested: model 1"),
         ),
         (TRAIN, flagged(0), {}, True, ("as wrong when computed again", "on another device")),
         (
@@ -146,6 +146,7 @@ def test_twins_that_share_a_device_are_told_so(tmp_path: Path) -> None:
     shared = [{"host": "gpu-9", "id": model, "rank": {"data": 0, "model": model}} for model in range(2)]
     found = told(tmp_path / "run", manifest(**REAL, placement="vmap", devices=shared), hits(3))
     assert found.sentence.startswith("twin 1 (host gpu-9, device 1): ")
+    assert "all twins share" in found.device
 
 
 def test_twins_that_are_not_synchronized_have_no_course(tmp_path: Path) -> None:

@@ -157,3 +157,7 @@ def test_a_page_of_a_comparison_from_the_command_line(tmp_path: Path, capsys: py
     golden, suspect, _ = write_traces(tmp_path)
     assert cli.run(["diff", str(golden), str(suspect), "--output", str(tmp_path)]) == Exit.CORRUPT
     assert f"report: {tmp_path / 'diff.html'}" in capsys.readouterr().out
+    file = golden / "manifest.json"
+    assert cli.run(["diff", str(golden), str(suspect), "--output", str(file)]) == Exit.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"cannot write a report into {file}" in line
