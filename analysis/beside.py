@@ -17,7 +17,7 @@ from .rendering import render
 from .report import report_of, summary_of_record, write_page
 from .series import per_twin, step_numbers
 from .tables import NOT_MEASURED, Table, flat
-from .verdicts import gravest
+from .verdict import gravest
 
 ALWAYS = ("command", "created", "schema", "version", "devices", "host")
 """Fields of a manifest that are no settings: they differ between any two runs."""

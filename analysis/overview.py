@@ -15,7 +15,7 @@ from .rendering import render
 from .report import RUNS, report_of, summary_of_record, write_page, write_pages
 from .series import mapping, sequence
 from .tables import show
-from .verdicts import gravest, order
+from .verdict import grave, gravest
 
 NAME = "index.html"
 TRACES = {MANIFEST, SUMMARY, *(file.name for kind in KINDS.values() for file in kind.files)}
@@ -79,7 +79,7 @@ def write_overview(folder: str | PathLike[str]) -> dict[str, Any]:
     found = runs_in(path)
     if not found:
         raise RecordError(f"{path} holds no run, and none of its folders does; give the folder of a run, or of runs")
-    entries = sorted((_entry(run) for run in found), key=lambda entry: (order(entry.verdict), entry.name))
+    entries = sorted((_entry(run) for run in found), key=lambda entry: (grave(entry.verdict), entry.name))
     said = [
         entry.label.lower() if entry.label == DAMAGED else entry.verdict or "without a verdict" for entry in entries
     ]

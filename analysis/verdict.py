@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .products import products_verdict
@@ -50,10 +50,14 @@ def judge(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str,
     return min(verdict, products[0], key=grave), f"{reason}; {products[1]}"
 
 
-def grave(verdict: object) -> int:
+def grave(verdict: str | None) -> int:
     """The place of a verdict, the gravest first."""
-    order = ("corrupt", "inconclusive", "clean", None)
-    return order.index(verdict) if verdict in order else len(order)
+    return ("corrupt", "inconclusive", "clean", None).index(verdict)
+
+
+def gravest(verdicts: Iterable[str | None]) -> str | None:
+    """The gravest of some verdicts."""
+    return min(verdicts, key=grave, default=None)
 
 
 def graver(one: Verdict, other: Verdict) -> Verdict:
