@@ -7,7 +7,7 @@ LATEST ?= python3.12
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo docs test test-browser test-conformance test-latest test-optimized
+.PHONY: demo docs storms test test-browser test-conformance test-latest test-optimized
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -36,6 +36,11 @@ test-latest:
 # Everything that the documentation shows, compiled as users compile it: the suite has XLA optimize less.
 test-optimized: $(VENV)/.installed
 	SDC_OPTIMIZED=1 $(BIN)/python -m pytest tests/test_docs.py tests/test_api.py tests/test_examples.py tests/test_forms.py
+
+# Kills, mutations, command lines, flips of live memory, cuts of the network (the last two need root): two hours.
+# Some of them, or a part: make storms STORMS="mutations kills --share 0.1"
+storms: $(VENV)/.installed
+	$(BIN)/python -m tests.storms $(STORMS)
 
 # Every kind of page in a browser (Debian: apt-get install chromium), which is driven without script and network.
 test-browser: $(VENV)/.installed

@@ -12,7 +12,7 @@ from .advice import Action
 from .devices import listed, where, whole
 from .evidence import AXES, Evidence, of_products, of_twins
 from .series import Row, count, mapping, sequence
-from .verdict import COMPARED
+from .verdict import COMPARED, REHEARSAL
 
 WAYS = {"fwd": "forward", "bwd": "backward", "remat": "recomputed"}
 UNKNOWN = "the record does not say"
@@ -92,6 +92,7 @@ def _not_corrupt(run: Contents, summary: Row) -> Found:
     if summary.get("verdict") == "clean":
         hosts = count(summary.get("hosts"))
         on = f" on {hosts} hosts" if hosts and hosts > 1 else ""
+        on += f"; {REHEARSAL}" if summary.get("rehearsal") else ""
         return Found(
             reason.partition(";")[0] + on, NOWHERE, NOWHERE, f"at no step of the {summary['steps']:,} that were done"
         )

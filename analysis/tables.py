@@ -98,13 +98,20 @@ def counts(summary: Row) -> Table | None:
     sites = {**mapping(summary.get("submodules")), **mapping(summary.get("other_sites"))}
     if not any(site["checked"] or site["injected"] for site in sites.values()):
         return None
-    rows = tuple((name, *(show(site[key]) for key in COUNTS)) for name, site in sites.items())
+    rows = tuple((name, *_counted(site)) for name, site in sites.items())
     note = ""
     if any(site["checked"] for site in sites.values()) and summary.get("simulated"):
         differ = [name for name, site in sites.items() if site["checked"] and site["mismatched"] != site["injected"]]
         note = f"Mismatched differs from injected at {', '.join(differ)}: the check or the injection is at fault."
         note = note if differ else "Mismatched equals injected at every site that was compared."
     return Table("Elements by submodule", ("site", *(name.replace("_", " ") for name in COUNTS)), rows, note)
+
+
+def _counted(site: Row) -> list[str]:
+    """The counts of a site: what was not compared is not nought."""
+    measured = ("mismatched", "zero_reference", "nonfinite")
+    compared = {"checked": "not compared", **dict.fromkeys(measured, "-")} if not site["checked"] else {}
+    return [compared.get(key, show(site[key])) for key in COUNTS]
 
 
 def whole_step(summary: Row) -> Table | None:

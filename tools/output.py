@@ -79,7 +79,8 @@ def _submodules(summary: Mapping[str, Any]) -> Table:
     rows = []
     for site, row in {**summary["submodules"], **summary["other_sites"]}.items():
         known = published.get(site, {})
-        cells = [site, *(f"{row[name]:,}" for name in columns[1:4]), _number(row["frequency"])]
+        compared = [f"{row[name]:,}" for name in ("checked", "mismatched")] if row["checked"] else ["not compared", "-"]
+        cells = [site, *compared, f"{row['injected']:,}", _number(row["frequency"])]
         cells += [_number(expected.get(site))] if expected else []
         cells += [_number(known.get("frequency"))] if published else []
         cells += [_number(row["severity"]), *([_number(known.get("severity"))] if published else [])]

@@ -10,7 +10,7 @@ from sdc.analysis import tables
 from sdc.analysis.summary import summarize
 from sdc.analysis.tables import Table, show
 
-from .records import PUBLISHED, manifest, steps
+from .records import PUBLISHED, free_steps, manifest, steps
 
 RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 
@@ -119,3 +119,11 @@ def test_a_cell_shows_its_text_literally(text: str) -> None:
     shown = "".join(child.content for child in cells[3].children or [])
     assert shown == " ".join(text.split())
     assert cells[4].content == "after"
+
+
+def test_what_was_not_compared_is_not_nought() -> None:
+    """Under `params` and `none` no submodule is compared, though values are injected in them."""
+    table = tables.counts(summarize(manifest(), free_steps(10), []))
+    assert table is not None
+    for row in table.rows:
+        assert row[1:] == ("not compared", "-", "30", "-", "-")
