@@ -71,7 +71,12 @@ def write_beside(
     return {
         "verdict": gravest(side.summary.get("verdict") for side in sides),
         "runs": [
-            {"run": str(path), "verdict": side.summary.get("verdict"), "sentence": side.report.headline.sentence}
+            {
+                "run": str(path),
+                "verdict": side.summary.get("verdict"),
+                "label": side.report.label,
+                "sentence": side.report.headline.sentence,
+            }
             for path, side in zip(paths, sides, strict=True)
         ],
         "settings": settings,

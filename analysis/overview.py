@@ -88,7 +88,10 @@ def write_overview(folder: str | PathLike[str]) -> dict[str, Any]:
     write_page(path / NAME, render("index.html.jinja", title=title, entries=entries, counts=counts))
     return {
         "verdict": gravest(entry.verdict for entry in entries),
-        "runs": [{"run": entry.name, "verdict": entry.verdict, "sentence": entry.sentence} for entry in entries],
+        "runs": [
+            {"run": entry.name, "verdict": entry.verdict, "label": entry.label, "sentence": entry.sentence}
+            for entry in entries
+        ],
         "report": str(path / NAME),
     }
 
@@ -98,9 +101,9 @@ def _entry(folder: Path) -> Entry:
         record = read_record(folder)
         summary = summary_of_record(record)
         report = report_of(record, summary)
-    except RecordError as error:
-        return Entry(folder.name, "inconclusive", DAMAGED, str(error))
-    page = write_pages(folder, report)
+        page = write_pages(folder, report)
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:  # one run does not hide the others
+        return Entry(folder.name, "inconclusive", DAMAGED, str(error) or type(error).__name__)
     manifest = record.manifest
     devices = map(mapping, sequence(manifest.get("devices")))
     hosts = dict.fromkeys(str(device["host"]) for device in devices if device.get("host"))

@@ -7,6 +7,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
+LARGEST = 10**30
+"""No run counts further; what does is damaged."""
+
 Row: TypeAlias = Mapping[str, Any]
 PerTwin: TypeAlias = Float[np.ndarray, "twins steps"]
 Line: TypeAlias = Float[np.ndarray, " steps"]
@@ -16,13 +19,18 @@ def number(value: Any) -> float | None:
     """A recorded number, which may be NaN or infinite; None for anything else."""
     if type(value) is float:  # a long record has millions of numbers: the usual type first
         return value
-    return None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond all measure
+        return None
 
 
 def count(value: Any) -> int | None:
     """A recorded count: a whole number, not below zero; None for anything else."""
     if type(value) is int:
-        return value if value >= 0 else None
+        return value if 0 <= value <= LARGEST else None
     found = number(value)
     if found is None or not math.isfinite(found) or found < 0 or found != math.floor(found):
         return None

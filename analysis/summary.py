@@ -58,7 +58,7 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) ->
         "final_loss": list(sequence(last.get("loss"))),
         "published": manifest.get("published"),
         "expected": manifest.get("expected"),
-        "simulated": bool(suspect.get("simulated")),
+        "simulated": bool(suspect.get("simulated")) or any(site["injected"] for site in sites.values()),
         "seconds_per_step": statistics.median(seconds) if seconds else None,
         "first_mismatch_step": first_mismatch(steps, mismatches),
         "odd_twins": odd_twins(steps, mismatches),
@@ -85,10 +85,12 @@ def summary_of(run: Contents) -> dict[str, Any]:
     verdict = summary["verdict"], summary["reason"]
     again = summarize(run.manifest, run.discarded, [])
     if run.discarded and grave(again["verdict"]) < grave(verdict[0]):
-        told = f"{verdict[1]}; but in {len(run.discarded)} steps that were run again, {again['reason']}"
+        told = f"in {len(run.discarded)} steps that were run again, {again['reason']}; after that, {verdict[1]}"
         verdict = again["verdict"], told
     if found := final_states(run.manifest, stored.get("state_digest")):
         verdict = graver(verdict, found)
+    if (ended := count(stored.get("steps"))) is not None and ended != len(run.lines):
+        verdict = graver(verdict, ("inconclusive", f"{len(run.lines)} of the {ended} steps are on record"))
     if run.summary is not None:
         verdict = graver(verdict, (stored.get("verdict"), str(stored.get("reason"))))
     elif run.kind.name == "trace" and run.manifest.get("against"):  # it writes at its end what it found

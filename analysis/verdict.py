@@ -12,8 +12,12 @@ from .statistics import frequency_upper_bound
 COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite")
 BITWISE = {"loss": "losses", "gradient_norm": "gradient norms", "parameter_norm": "parameter norms"}
 """What a line has once for each twin: equal numbers, if the twins are equal."""
-APART = {"gradient_difference": "gradients", "parameter_difference": "parameters"}
+APART = {
+    "gradient_difference": "gradients", "parameter_difference": "parameters", "noise_to_signal": "gradients"
+}  # fmt: skip
 """How far each twin is from the reference: zeros, if the twins are equal."""
+DIFFERENT = ("mismatched", "zero_reference", "nonfinite")
+"""Counts of elements that differed."""
 COMPARED = {"state": "parameters and optimizer state", "gradient": "gradients"}
 REHEARSAL = "a rehearsal, not a test of hardware: all twins share one processor"
 
@@ -76,23 +80,50 @@ def final_states(manifest: Row, digests: object) -> Verdict | None:
         A verdict, or None where they agree or there are none.
     """
     found = [str(digest) for digest in sequence(digests)]
-    if manifest.get("kind") != "twin" or len(set(found)) <= 1:
+    if manifest.get("kind") != "twin" or not found:
         return None
+    if len(set(found)) == 1:
+        lacking = len(found) != (count(manifest.get("twins")) or len(found))
+        return ("inconclusive", f"the record has the final state of {len(found)} twin only") if lacking else None
     told = ", ".join(f"twin {twin} has {digest}" for twin, digest in enumerate(found))
     return "corrupt", f"the twins' final states differ, by their digests: {told}"
 
 
 def first_mismatch(steps: Sequence[Row], mismatches: Sequence[Row]) -> int | None:
     """Number of the first step in which anything differs that must be equal."""
-    found = [row["step"] for row in mismatches if count(row.get("mismatched"))]
+    found = [row["step"] for row in mismatches if _found(row)]
     for row in steps:
         compared = [*mapping(row.get("sites")).values(), *(row.get(part) for part in COMPARED)]
-        counted = any(count(mapping(entry).get("mismatched")) for entry in compared)
+        counted = any(_found(mapping(entry)) for entry in compared)
         unequal = any(_unequal(row, key) for key in BITWISE) or any(_apart(row, key) for key in APART)
         if counted or unequal:
             found.append(row["step"])
             break  # the lines are in order
     return min(found, default=None)
+
+
+def _found(entry: Row) -> bool:
+    """Whether any of the numbers of a comparison says that something differed."""
+    counts = (*(entry.get(key) for key in DIFFERENT), *(mapping(rank).get("mismatched") for rank in _ranks(entry)))
+    return any(count(value) for value in counts) or bool(number(entry.get("frequency")))
+
+
+def _ranks(entry: Row) -> Sequence[Any]:
+    return sequence(entry.get("ranks"))
+
+
+def unreadable(row: Row) -> str | None:
+    """What in a line is no count or no number, though the verdict needs it; None for a sound line."""
+    parts = {**mapping(row.get("sites")), **{part: row[part] for part in COMPARED if row.get(part) is not None}}
+    for name, entry in parts.items():
+        for key in ("checked", "mismatched"):
+            if key in mapping(entry) and count(entry[key]) is None:
+                return f"{key} of {name}"
+    for key in BITWISE:
+        values = sequence(row.get(key))
+        if any(number(value) is None for value in values):
+            return key
+    return None
 
 
 def odd_twins(steps: Sequence[Row], mismatches: Sequence[Row]) -> list[int]:
@@ -111,8 +142,10 @@ def is_rehearsal(manifest: Row) -> bool:
     if not devices:  # of a record that does not name them
         environment = mapping(manifest.get("environment"))
         return environment.get("platform") == "cpu" and manifest.get("processes") == 1
-    machines = {(device.get("host"), device.get("machine")) for device in devices}
-    return len(machines) == 1 and mapping(manifest.get("environment")).get("platform") == "cpu"
+    machines = {device.get("machine") or device.get("host") for device in devices}
+    return min(len(machines), count(manifest.get("hosts")) or len(machines)) == 1 and (
+        mapping(manifest.get("environment")).get("platform") == "cpu"
+    )
 
 
 def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> Verdict:
@@ -133,6 +166,8 @@ def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str
     what, elements = next((item for item in checked.items() if item[1]), ("", 0))
     if not elements:
         return "inconclusive", f"nothing was checked in {summary['steps']} steps"
+    if gap := _gap(manifest, steps):
+        return "inconclusive", gap
     if total["injected"]:
         return "inconclusive", f"{total['injected']:,} values were corrupted on purpose and no check saw any of them"
     if elements < (least := count(manifest.get("least_elements")) or 0):
@@ -145,6 +180,20 @@ def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str
         f"no mismatch in {elements:,} checked elements ({what}) over {summary['steps']} steps; at 95 % confidence the "
         f"mismatch frequency is below {bound:.2g} per element, if elements fail independently{_rests_on(manifest)}"
     )
+
+
+def _gap(manifest: Row, steps: Sequence[Row]) -> str | None:
+    """Why the lines of twins that agree do not speak for the whole run; None where they do."""
+    twins = count(manifest.get("twins"))
+    for place, row in enumerate(steps):
+        if row["step"] != place:
+            return f"step {place} is not on record; nothing differs in the {len(steps)} that are"
+        if problem := unreadable(row):
+            return f"step {place} has no readable {problem}; nothing differs in all else"
+        losses = len(sequence(row.get("loss")))
+        if twins and losses not in (0, twins):
+            return f"step {place} has the loss of {losses} of {twins} twins; nothing differs in all else"
+    return None
 
 
 def _rests_on(manifest: Row) -> str:

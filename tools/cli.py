@@ -66,7 +66,8 @@ def _interrupted(interrupt: KeyboardInterrupt) -> int:
     """Says where the record is and how to go on; what is on record stays."""
     from .runtime import onward
 
-    print(f"sdc: inconclusive: interrupted by {interrupt or 'SIGINT'}. {onward.how()}", file=sys.stderr)
+    told = filter(None, [f"interrupted by {interrupt or 'SIGINT'}", onward.how()])
+    print(f"sdc: inconclusive: {'. '.join(told)}", file=sys.stderr)
     return INCONCLUSIVE
 
 

@@ -83,7 +83,8 @@ def conduct(options: RunOptions, job: Job) -> int:
         job.check()
         check_devices(options.devices, job, options.processes or 1)
         check_clock(job, options.processes)
-        if options.run is not None and not options.process:  # the first process makes the folder for the others
+        # Of several processes all must hear of a folder that is taken: they join before they look.
+        if options.run is not None and options.coordinator is None:
             check_folder(options.run, options.resume, job.kind)
         loaded = job.load()
     # Devices and peers from here on.

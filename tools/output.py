@@ -40,7 +40,7 @@ def _run(summary: Mapping[str, Any]) -> Iterator[Part]:
     if summary.get("abft"):
         yield _products(summary)
         yield from _skipped(summary["abft"])
-    losses = ", ".join(f"{float(loss):.4f}" for loss in summary["final_loss"])
+    losses = ", ".join("none" if loss is None else f"{float(loss):.4f}" for loss in summary["final_loss"])
     yield f"{summary['steps']} steps, last loss {losses or 'none'}"
     for key, label in (
         ("worst_noise_to_signal", "worst noise-to-signal of the gradient (equation 5)"),
@@ -179,7 +179,7 @@ def _several(result: Mapping[str, Any]) -> Iterator[Part]:
     """Several runs, a line for each, and what differs between two."""
     for one in result["runs"]:
         verdict = one["verdict"] or "no verdict"
-        yield Text.assemble((verdict.upper(), COLOURS.get(verdict, "bold")), f"  {one['run']}  {one['sentence']}")
+        yield Text.assemble((one["label"], COLOURS.get(verdict, "bold")), f"  {one['run']}  {one['sentence']}")
     for name, (first, second) in result.get("settings", {}).items():
         yield f"  {name}: {first} | {second}"
 

@@ -23,7 +23,8 @@ def keep_standard_output() -> None:
 
 def give_up(message: str) -> None:
     """Ends the process at once: the main thread may wait in a collective, or in the compiler, for ever."""
-    os.write(2, f"sdc: inconclusive: {message}. {onward.how()}\n".encode())
+    shown = "\x1b[?25h\n" if os.isatty(2) else ""  # a bar hides the cursor
+    os.write(2, f"{shown}sdc: inconclusive: {'. '.join(filter(None, [message, onward.how()]))}\n".encode())
     if (lock := sys.modules.get("sdc.record.lock")) is not None:
         releasing = threading.Thread(target=lock.release_all, daemon=True)  # storage that is gone may never answer
         releasing.start()
@@ -36,7 +37,7 @@ class Onward:
     """Where the record of a command is, and how to go on with it.
 
     Attributes:
-        folder: the run folder; None before there is one.
+        folder: the run folder; None for a command that makes none.
         resumable: whether the command has the flag `--resume`.
     """
 
@@ -46,13 +47,16 @@ class Onward:
     def command(self) -> str:
         """The command line that goes on."""
         words = ["sdc", *sys.argv[1:]]
-        if not any(word == "--run" or word.startswith("--run=") for word in words) and self.folder is not None:
+        named = words[1:2] == ["trace"] or any(word.partition("=")[0] == "--run" for word in words)
+        if not named and self.folder is not None:
             words += ["--run", str(self.folder)]
         return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
     def how(self) -> str:
         """Both, in a sentence."""
-        if self.folder is None or not (self.folder / "manifest.json").is_file():
+        if self.folder is None:
+            return ""
+        if not (self.folder / "manifest.json").is_file():
             return "Nothing is on record; give the command again"
         there = f"The record is in {self.folder}"
         return f"{there}; continue with: {self.command()}" if self.resumable else there

@@ -6,17 +6,12 @@ waits in a collective, and in a callback an exception from it gets lost. So a th
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from .runtime import give_up
-
-PATIENCE = 10.0
-"""Seconds until a command that is interrupted and does not end is ended at once."""
 
 AGAIN = 1.0
 """Seconds after which another signal is somebody's impatience; until then it may be the same one, sent to a group."""
@@ -25,7 +20,11 @@ _gentle: Callable[[str], None] | None = None
 
 
 def listen() -> None:
-    """Begins to listen. Signals raise KeyboardInterrupt, unless a command is to be told gently; see `gently`."""
+    """Begins to listen. A signal ends the process at once, unless a command is to be told gently; see `gently`.
+
+    Nothing is lost by that: files are written whole, and lines as soon as they are known. An exception in the main
+    thread would get lost in a callback or an import, and end the process in the middle of a compilation with a crash.
+    """
     if threading.current_thread() is not threading.main_thread():
         return  # signals belong to somebody else's program
     reading, writing = os.pipe()
@@ -33,12 +32,11 @@ def listen() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _handle)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    sys.unraisablehook = _unraisable
     threading.Thread(target=_wait, args=(reading,), daemon=True, name="signals").start()
 
 
 def gently(tell: Callable[[str], None]) -> None:
-    """From now on the first signal does not interrupt: a function is told its name. The second one ends the process."""
+    """From now on the first signal does not end the process: a function is told its name. The second one does."""
     global _gentle
     _gentle = tell
 
@@ -50,8 +48,7 @@ def deaf() -> None:
 
 
 def _handle(number: int, _: FrameType | None) -> None:
-    if _gentle is None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
+    """Does nothing; the thread has heard of the signal."""
 
 
 def _wait(reading: int) -> None:
@@ -66,15 +63,7 @@ def _wait(reading: int) -> None:
                     give_up(f"interrupted again, by {name}")
                 continue
             first = now
-            if _gentle is not None:
-                _gentle(name)
+            if _gentle is None:
+                give_up(f"interrupted by {name}")
             else:
-                timer = threading.Timer(PATIENCE, give_up, [f"interrupted by {name}"])
-                timer.daemon = True
-                timer.start()
-
-
-def _unraisable(raised: Any) -> None:
-    """An interrupt in a callback or a finalizer is no failure to tell; the thread ends the command."""
-    if not issubclass(raised.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(raised)
+                _gentle(name)

@@ -42,7 +42,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
     """
     global _watch
     peers.check()
-    stop = stop or Stop()
+    stop, _watch = stop or Stop(), None
     timeout = peers.timeout
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM away from the command, and do nothing with it.
@@ -51,17 +51,21 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
     with _Guard(timeout, functools.partial(lost, message)):
         # JAX's own limit is longer: it would abort the process.
         count = _initialize(peers, int(timeout) + 60, lambda: lost(unreachable()))
-        prepare(count)
         if count > 1:
             _watch = Watch(distributed.global_state.client, timeout, lost, stop)
-        devices = _devices()
-    if count == 1:
+            stop.among(several=True)
+            _watch.start()
+        try:
+            prepare(count)
+            devices = _devices()
+        except BaseException:
+            if _watch is not None:
+                _end_early(_watch)
+            raise
+    if _watch is None:
         yield
         return
     watch = _watch
-    assert watch is not None
-    stop.among(several=True)
-    watch.start()
     try:
         counts = Counter(device.process_index for device in devices)
         if len(set(counts.values())) > 1:
@@ -77,14 +81,19 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
             f"the run failed although all processes are alive ({first_line(error)}); nothing can be said"
         ) from error
     except BaseException:
-        watch.end(FAILED)
-        watch.wait_for_the_others(GRACE + 2 * BEAT)
+        _end_early(watch)
         raise
     else:
         watch.end(DONE)
         watch.wait_for_the_others(watch.patience)
     finally:
         _watch = None
+
+
+def _end_early(watch: Watch) -> None:
+    """Tells the others that this process ends, and gives them the time to hear it."""
+    watch.end(FAILED)
+    watch.wait_for_the_others(GRACE + 2 * BEAT)
 
 
 def tell(doing: str) -> None:

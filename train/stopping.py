@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
+from jax._src import distributed
 
 PREFIX = "sdc/stop"
 PATIENCE = 10.0
@@ -86,7 +86,7 @@ class Stop:
         """
         if self._agreed or not (said or self.asked):
             return
-        me = jax.process_index()
+        me = distributed.global_state.process_id
         if not said:
             client.key_value_set(f"{PREFIX}/why", str(self.asked), allow_overwrite=True)
         self.ask(said.get(f"{PREFIX}/why", str(self.asked)))
@@ -98,6 +98,6 @@ class Stop:
                 client.blocking_key_value_get(
                     f"{PREFIX}/passed/{peer}", max(1, int(1000 * (deadline - time.monotonic())))
                 )
-                for peer in range(jax.process_count())
+                for peer in range(distributed.global_state.num_processes)
             ]
             self._last = max(map(int, passed)) + 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax._src import distributed
 
 from .stopping import PREFIX, Stop
 
@@ -51,16 +52,16 @@ class Watch:
         """Stops looking and leaves a last word."""
         self._ended.set()
         try:
-            self._client.key_value_set(f"{SIGNS}/{jax.process_index()}", word, allow_overwrite=True)
+            self._client.key_value_set(f"{SIGNS}/{distributed.global_state.process_id}", word, allow_overwrite=True)
         except jax.errors.JaxRuntimeError:
             return  # process 0 is gone, so nobody asks
 
     def wait_for_the_others(self, seconds: float) -> None:
         """Process 0 carries the runtime: if it left first, the others would think that it was lost."""
         deadline = time.monotonic() + seconds
-        while jax.process_index() == 0 and time.monotonic() < deadline:
+        while distributed.global_state.process_id == 0 and time.monotonic() < deadline:
             words = self._signs(SIGNS).values()
-            if sum(word in (DONE, FAILED) for word in words) == jax.process_count():
+            if sum(word in (DONE, FAILED) for word in words) == distributed.global_state.num_processes:
                 time.sleep(BEAT)  # the others leave now
                 return
             time.sleep(0.1)
@@ -78,7 +79,7 @@ class Watch:
         return max(late, key=silent.__getitem__, default="0")
 
     def _ask(self) -> None:
-        beat, me = 0, jax.process_index()
+        beat, me = 0, distributed.global_state.process_id
         while not self._ended.wait(BEAT):
             beat += 1
             try:

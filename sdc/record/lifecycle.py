@@ -20,6 +20,7 @@ from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .lines import Lines, Pace, open_lines, seal_lines
 from .lock import LOCK, Lock
 from .reading import Contents, read_manifest, read_record
+from .rows import MismatchRow
 from .storage import AnyPath, RecordError, appends, names, reason, remove
 
 
@@ -184,10 +185,21 @@ class Record:
             self.flush()
             file = self.path / self.kind.lines.name
             lines = read_lines(file, whole=False, key=self.kind.number, start=start(file.name))
-            self.discard(line for line in lines if line[self.kind.number] >= at)
+            self.discard([*(line for line in lines if line[self.kind.number] >= at), *self._orphans(lines)])
         # Lines without details would say that nothing was found; details without a line are passed over.
         for file in reversed(self.kind.files):
             self._files[file.name].rewind(at)
+
+    def _orphans(self, lines: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """What details found whose line a crash has cut off: as lines, since the details are dropped."""
+        if self.kind.details is None or self.kind.details.row is not MismatchRow:
+            return
+        known = {line[self.kind.number] for line in lines}
+        file = self.path / self.kind.details.name
+        for row in read_lines(file, whole=False, key=self.kind.number, start=start(file.name)):
+            if row[self.kind.number] not in known and row.get("mismatched"):
+                counts = {key: row.get(key) for key in ("checked", "mismatched")}
+                yield {self.kind.number: row[self.kind.number], "sites": {str(row.get("site")): counts}}
 
     def discard(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Keeps lines that are not, or no longer, among those of the record, since their steps are run again.

@@ -65,7 +65,8 @@ def test_the_gravest_verdict_is_the_exit_code(
         (runs / name).rename(runs.parent / name)
     assert cli.run(["report", str(runs)]) == code
     out = capsys.readouterr().out
-    assert "INCONCLUSIVE  e lost" in out
+    assert "CANNOT BE READ  e lost" in out
+    assert "(simulated faults)" not in out
     assert f"report: {runs / 'index.html'}" in out
 
 

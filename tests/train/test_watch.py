@@ -85,8 +85,15 @@ def test_all_processes_stop_after_the_same_step(seed: int, monkeypatch: pytest.M
     """Main threads in step with one another, as collectives keep them, and watches that look in now and then."""
     count, store, draw = 3, Store(), random.Random(seed)
     me = threading.local()
-    monkeypatch.setattr(stopping.jax, "process_index", lambda: me.index)
-    monkeypatch.setattr(stopping.jax, "process_count", lambda: count)
+
+    class State:
+        num_processes = count
+
+        @property
+        def process_id(self) -> int:
+            return int(me.index)
+
+    monkeypatch.setattr(stopping.distributed, "global_state", State())
     stops = [Stop() for _ in range(count)]
     step = threading.Barrier(count)
     passed: list[int | None] = [None] * count

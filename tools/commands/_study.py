@@ -7,7 +7,7 @@ import time
 from sdc.train.studies.settings import LEAST, check_training
 
 from ..conduct import experiment, new_folder
-from ..errors import CommandError, Exit, run_errors, usage_errors
+from ..errors import Exit, run_errors, usage_errors
 from ..study_options import StudyOptions
 
 
@@ -27,10 +27,7 @@ def run(options: StudyOptions) -> int:
         chosen = STUDIES[options.study](seed=options.seed, **steps)
         tasks = chosen_tasks(options.workload, images=options.images, corpus=options.corpus)
     started = time.perf_counter()
-    try:
-        measured = experiment(options.study, chosen.count(tasks), chosen.run(tasks))
-    except KeyboardInterrupt as error:
-        raise CommandError("interrupted; nothing was written: run the study again", Exit.INCONCLUSIVE) from error
+    measured = experiment(options.study, chosen.count(tasks), chosen.run(tasks))
     manifest = {
         "command": ["sdc", *sys.argv[1:]],
         "seconds": round(time.perf_counter() - started),

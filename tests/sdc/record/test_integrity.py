@@ -151,3 +151,17 @@ def test_lines_are_on_disk_after_a_sync(tmp_path: Path, monkeypatch: pytest.Monk
         record.line({"step": 0})
         record.sync()
         assert len(synced) == 1  # steps.jsonl alone
+
+
+def test_what_details_found_stays_found_though_a_crash_cut_off_their_line(tmp_path: Path) -> None:
+    with Record.create(tmp_path, {}, kind="twin") as record:
+        record.line({"step": 0})
+        hit = {"step": 1, "site": "fwd/ffn", "layer": 1, "checked": 64, "mismatched": 4}
+        record.line({"step": 1}, [hit, {**hit, "mismatched": 0}])
+    lines = (tmp_path / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "steps.jsonl").write_bytes(lines[0])
+    with Record.resume(tmp_path, {}, at=1, expected=1):
+        pass
+    contents = read_record(tmp_path)
+    assert contents.details == []
+    assert contents.discarded == [{"step": 1, "sites": {"fwd/ffn": {"checked": 64, "mismatched": 4}}}]
