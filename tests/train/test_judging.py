@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from sdc.analysis import conclude
+from sdc.record.files import write_sealed
+from sdc.record.integrity import start
+from sdc.record.lines import seal_lines
 from sdc.train import Answer, Judged, JudgeError, Training, Twins, run
 
 from .runs import WORKLOAD, execute, lines, loaded
@@ -86,6 +89,11 @@ def test_what_is_no_judge_is_told_before_anything_is_read() -> None:
         run(JOB, judge=3)  # type: ignore[arg-type]
 
 
+def write_discarded(folder: Path, row: dict[str, Any]) -> None:
+    (folder / "discarded.jsonl").write_text(json.dumps(row) + "\n")
+    seal_lines(folder / "discarded.jsonl", "step", start("discarded.jsonl"))
+
+
 def test_what_a_judge_discards_is_not_forgotten(tmp_path: Path) -> None:
     """A fault that struck a discarded attempt only: the steps on record are clean, and the verdict is not."""
     job = Twins(workload=WORKLOAD, steps=2, suspect="healthy", checkpoint_every=1, folder=tmp_path / "run")
@@ -93,14 +101,14 @@ def test_what_a_judge_discards_is_not_forgotten(tmp_path: Path) -> None:
     assert found["verdict"] == "clean"
     rows = lines(job.folder)
     rows[1]["sites"]["fwd/ffn"]["mismatched"] = 3
-    (Path(str(job.folder)) / "discarded.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    write_discarded(Path(str(job.folder)), rows[1])
     again = conclude(str(job.folder))
     assert again["verdict"] == "corrupt"
-    assert "but in 1 steps that were run again, the twins differ in 3 of " in again["reason"]
+    assert "in 1 steps that were run again, the twins differ in 3 of " in again["reason"]
     assert again["submodules"]["fwd/ffn"]["mismatched"] == 0
     rows[1]["sites"]["fwd/ffn"] |= {"mismatched": 0, "injected": 3}  # a fault that no check saw
-    (Path(str(job.folder)) / "discarded.jsonl").write_text(json.dumps(rows[1]) + "\n")
-    (Path(str(job.folder)) / "summary.json").write_text(json.dumps(found))
+    write_discarded(Path(str(job.folder)), rows[1])
+    write_sealed(Path(str(job.folder)) / "summary.json", found)
     assert conclude(str(job.folder))["verdict"] == "inconclusive"
 
 

@@ -13,7 +13,8 @@ from jax import lax
 import sdc
 from sdc.faults.kinds import BitFlip
 from sdc.program.selectors import arithmetic, operations, primitive
-from sdc.record.files import RecordError
+from sdc.record.files import RecordError, write_sealed
+from sdc.record.reading import read_manifest
 from sdc.twins._bisect import FEW
 from sdc.twins.traces import NotComparable, TraceWriter, diff, read_trace
 
@@ -184,8 +185,7 @@ def drop_line(path: Path) -> None:
 
 
 def other_schema(path: Path) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps({**manifest, "schema": 9}))
+    write_sealed(path / "manifest.json", {**read_manifest(path), "schema": 9})
 
 
 def no_sites(path: Path) -> None:
@@ -208,13 +208,13 @@ def cut_consistently(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_digit, r"digests of step 1 are damaged \(their check sum is wrong\)"),
+        (damage_digit, "trace.jsonl line 2 does not fit its checksum"),
         (cut_off, "trace.jsonl is cut off after line 2"),
-        (drop_line, "lacks step 1"),
-        (other_schema, "has schema 9, this version of jax-sdc .* reads schemas 1 and 2"),
+        (drop_line, "trace.jsonl line 2 does not fit its checksum"),
+        (other_schema, "has schema 9, this version of jax-sdc .* reads schemas 1, 2 and 3"),
         (no_sites, "lacks sites.json; trace that run anew"),
-        (other_source, r"sites.json is damaged \(its check sum is wrong\)"),
-        (cut_consistently, "holds 1 steps, but ended with 3"),
+        (other_source, r"sites.json is damaged \(its checksum is wrong\)"),
+        (cut_consistently, r"steps.jsonl has 1 lines .*, but the run ended with 3"),
         (broken_sites, "sites.json is damaged"),
     ],
 )
