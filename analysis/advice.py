@@ -105,14 +105,20 @@ def _course(course: str | None, summary: Row) -> Iterator[Action]:
         )
 
 
+def excluded(steps: int) -> str:
+    """Which bursts a run of so many steps excludes that showed none, as words."""
+    interval = excluded_interval(steps)
+    if interval < 1:
+        return "no bursts at all, so short is it"
+    often = "at every step" if interval < 2 else f"every {interval:.3g} steps or oftener"
+    return f"(95 %) bursts that come, on average, {often}"
+
+
 def _clean(summary: Row) -> Iterator[Action]:
     yield Action("Nothing to mend", "These hosts, as far as this run goes, can stay in service.")
-    if summary["steps"]:
-        yield Action(
-            "Run longer against rare bursts",
-            f"This run excludes (95 %) bursts that come every {excluded_interval(summary['steps']):.3g} steps or "
-            "oftener; for rarer ones give more --steps.",
-        )
+    yield Action(
+        "Run longer against rare bursts", f"This run excludes {excluded(summary['steps'])}; for more give more --steps."
+    )
 
 
 def _rehearsed() -> Iterator[Action]:

@@ -2,7 +2,7 @@
 real, and what now. The terminal, the page and the Markdown show the same."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sdc.record.reading import Contents
@@ -10,9 +10,10 @@ from sdc.record.reading import Contents
 from . import advice
 from .advice import Action
 from .devices import listed, where, whole
-from .evidence import AXES, Evidence, of_products, of_twins
+from .evidence import AXES, Evidence, Rank, of_products, of_twins
 from .series import Row, count, mapping, sequence
-from .verdict import COMPARED, REHEARSAL
+from .summary import summarize
+from .verdict import COMPARED, REHEARSAL, odd_digests
 
 WAYS = {"fwd": "forward", "bwd": "backward", "remat": "recomputed"}
 UNKNOWN = "the record does not say"
@@ -110,14 +111,27 @@ def _not_corrupt(run: Contents, summary: Row) -> Found:
 def _corrupt(run: Contents, summary: Row) -> Found:
     if run.kind.name == "trace" and (place := mapping(summary.get("first_difference"))):
         return of_place(place)
+    seen = _seen(summary)
+    if run.discarded:  # what a step showed counts, although it was run again
+        run = run.attempts
+        kept = {key: summary[key] for key in ("verdict", "reason", "steps", "simulated")}
+        summary = {**summary, **summarize(run.manifest, run.lines, run.details, whole=False), **kept}
     if summary.get("first_mismatch_step") is not None:
-        return _twins(run, summary, of_twins(run))
-    if count(mapping(summary.get("abft")).get("flagged")):
-        return _products(run, summary, of_products(run))
-    suspects = listed([f"data rank {rank}" for rank in sequence(mapping(summary.get("shadow")).get("suspects"))])
-    return Found(
-        str(summary.get("reason")), suspects or UNKNOWN, UNKNOWN, UNKNOWN, named=suspects,
-    )  # fmt: skip
+        found = _twins(run, summary, of_twins(run))
+    elif _seen(summary):
+        found = _products(run, summary, of_products(run))
+    elif apart := odd_digests(summary.get("state_digest")):
+        found = _final(run, summary, apart)
+    else:
+        suspects = listed([f"data rank {rank}" for rank in sequence(mapping(summary.get("shadow")).get("suspects"))])
+        return Found(str(summary.get("reason")), suspects or UNKNOWN, UNKNOWN, UNKNOWN, named=suspects)
+    again = ", in steps that were run again" if _seen(summary) and not seen else ""
+    return dataclasses.replace(found, sentence=found.sentence + again, since=found.since + again)
+
+
+def _seen(summary: Row) -> bool:
+    """Whether a step shows what is wrong."""
+    return summary.get("first_mismatch_step") is not None or bool(count(mapping(summary.get("abft")).get("flagged")))
 
 
 def of_place(place: Row) -> Found:
@@ -143,36 +157,52 @@ def of_place(place: Row) -> Found:
 
 
 def _twins(run: Contents, summary: Row, found: Evidence) -> Found:
-    manifest = run.manifest
     odd = [twin for twin in sequence(summary.get("odd_twins")) if count(twin) is not None]
     odd = odd or sorted({rank[0] for rank in found.ranks if rank[0] is not None})
-    pair = manifest.get("twins") in (2, None)
-    if not odd and pair:
-        odd = [1]  # by convention the first of two is the reference
-    names = [_twin(manifest, twin, found) for twin in odd]
-    who = listed(names) or "the twins"
-    spot = _spot(found)
-    what = _elements(summary, spot)
+    who, device = _odd(run.manifest, summary, odd, found.ranks)
     first = summary["first_mismatch_step"]
     # Twins that are not synchronized go on differing whatever the fault does.
     course = None if summary.get("sync") == "none" else found.course
+    what = _elements(summary, _spot(found))
     sentence = f"{who}: {what}, first at step {first}{f', {course}' if course else ''}"
-    # A rank that only the state or the gradient tells of cannot be named.
-    known = whole(manifest, [rank for rank in found.ranks if rank[0] in odd])
-    device = f"{who}{f' ({known})' if known else ''}"
-    if manifest.get("placement") == "vmap":
-        device += "; all twins share their devices"
-    if pair and not summary.get("simulated"):
-        device += "; of two twins the comparison cannot say which is wrong: calling this one so is a convention"
     return Found(
         sentence, device, _spots(found) or f"not located: only {' and '.join(_parts(summary)) or 'whole steps'} differ",
         _since(first, found, course, free=summary.get("sync") == "none"), course, first, who,
     )  # fmt: skip
 
 
-def _twin(manifest: Row, twin: int, found: Evidence) -> str:
-    place = where(manifest, [rank for rank in found.ranks if rank[0] == twin] or [(twin, None, None)])
-    return f"twin {twin}" + (f" ({place})" if place else "")
+def _final(run: Contents, summary: Row, odd: Sequence[int]) -> Found:
+    """Twins that agreed at every step and not in the end."""
+    who, device = _odd(run.manifest, summary, odd, ())
+    return Found(
+        f"{who}: the final state differs, although no step showed a difference",
+        device,
+        "none that was compared: it changed in memory, or while the last checkpoint was written",
+        f"after the last comparison, that of step {summary['steps'] - 1:,}",
+        first=summary["steps"],
+        named=who,
+    )
+
+
+def _odd(manifest: Row, summary: Row, odd: Sequence[int], ranks: Iterable[Rank]) -> tuple[str, str]:
+    """The twins that differ, as they are called, and what hardware they are."""
+    pair = manifest.get("twins") in (2, None)
+    if not odd and pair:
+        odd = [1]  # by convention the first of two is the reference
+    # A rank that only the state or the gradient tells of cannot be named.
+    known = [rank for rank in ranks if rank[0] in odd]
+    names = []
+    for twin in odd:
+        place = where(manifest, [rank for rank in known if rank[0] == twin] or [(twin, None, None)])
+        names.append(f"twin {twin}" + (f" ({place})" if place else ""))
+    who = listed(names) or "the twins"
+    parts = whole(manifest, known)
+    device = f"{who}{f' ({parts})' if parts else ''}"
+    if manifest.get("placement") == "vmap":
+        device += "; all twins share their devices"
+    if pair and not summary.get("simulated"):
+        device += "; of two twins the comparison cannot say which is wrong: calling this one so is a convention"
+    return who, device
 
 
 def _spot(found: Evidence) -> str:

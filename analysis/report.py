@@ -7,13 +7,13 @@ from sdc.record.files import RecordError, write_text
 from sdc.record.reading import Contents, read_record
 
 from . import campaign_report, campaigns, figures, findings, places, product_tables, replicas, tables
+from .advice import excluded
 from .campaign_report import SIMULATED
 from .canvas import LeftOut
 from .headline import headline
 from .page import Report, make_report
 from .rendering import to_html, to_markdown
 from .series import count, mapping, sequence
-from .statistics import excluded_interval
 from .studies import products
 from .summary import summary_of
 from .tables import Table, show
@@ -97,7 +97,8 @@ def write_page(path: Path, text: str) -> None:
 def build(run: Contents, summary: dict[str, Any]) -> Report:
     """Collects the text, tables and figures of the report of a twin, a training run or a trace."""
     manifest = run.manifest
-    details = [] if run.kind.name == "trace" else run.details
+    every = run.attempts
+    details = [] if run.kind.name == "trace" else every.details
     suspect = mapping(manifest.get("suspect"))
     simulated = _simulated(suspect) if summary["simulated"] or suspect.get("simulated") else ""
     kind = KINDS[run.kind.name]
@@ -114,7 +115,7 @@ def build(run: Contents, summary: dict[str, Any]) -> Report:
     measured: list[tuple[Table | None, str, str]] = []
     if twin:
         drawn = [
-            places.where_and_when(run.lines, details, count(manifest.get("layers")) or 0, mark=mark),
+            places.where_and_when(every.lines, details, count(manifest.get("layers")) or 0, mark=mark),
             figures.frequency_over_time(summary, run.lines, mark=mark),
             figures.layers_heat_map(summary, mark=mark),
             drawn[1],
@@ -180,15 +181,24 @@ def _notes(run: Contents, summary: dict[str, Any]) -> list[str]:
         )
     elif isinstance(planned, int) and summary["steps"] < planned:
         notes.append(f"This run ended early: {summary['steps']} of {planned} planned steps were done.")
+    if run.discarded:
+        notes.append(
+            f"Run again: {_steps(len(run.discarded))}. What that showed the time before counts for the verdict, and is "
+            "in the figure of where and when and in the tables of ranks and first mismatches; all else is of the steps "
+            "on record."
+        )
     if departs := sequence(mapping(run.manifest.get("abft")).get("departs")):
         notes.append(f"The profile of the products was measured elsewhere: {'; '.join(map(str, departs))}.")
     if summary["verdict"] == "clean":
         notes.append(
             "The bound takes elements to fail independently. Corruption is bursty: what speaks for itself is only that "
-            f"{summary['steps']} steps without one exclude (95 %) bursts that come, on average, every "
-            f"{excluded_interval(summary['steps']):.3g} steps or oftener."
+            f"{_steps(summary['steps'])} without one exclude {excluded(summary['steps'])}."
         )
     return notes
+
+
+def _steps(number: int) -> str:
+    return f"{number:,} step{'' if number == 1 else 's'}"
 
 
 def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[str, Any]]:

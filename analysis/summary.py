@@ -19,13 +19,14 @@ from .verdict import COMPARED, COUNTS, final_states, first_mismatch, grave, grav
 SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
 
 
-def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) -> dict[str, Any]:
+def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row], *, whole: bool = True) -> dict[str, Any]:
     """Computes the summary of a run, finished or not.
 
     Args:
         manifest: contents of `manifest.json`.
         steps: lines of `steps.jsonl`.
         mismatches: lines of `mismatches.jsonl`.
+        whole: the lines are those of the whole run, so that none may be missing; else those of some of its steps.
 
     Returns:
         Contents of `summary.json`. `verdict` is `corrupt` if anything mismatched anywhere, `clean` only if at least one
@@ -67,7 +68,7 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row]) ->
         "rehearsal": is_rehearsal(manifest),
         "abft": summarize_products(steps),
     }
-    verdict, reason = judge(manifest, steps, summary, sites)
+    verdict, reason = judge(manifest, steps, summary, sites, whole=whole)
     return {"verdict": verdict, "reason": reason, **summary}
 
 
@@ -83,7 +84,8 @@ def summary_of(run: Contents) -> dict[str, Any]:
     stored = run.summary or {}
     summary = stored | summarize(run.manifest, run.lines, details)
     verdict = summary["verdict"], summary["reason"]
-    again = summarize(run.manifest, run.discarded, [])
+    again = summarize(run.manifest, run.again.lines, run.again.details, whole=False)
+    summary["simulated"] |= again["simulated"]
     if run.discarded and grave(again["verdict"]) < grave(verdict[0]):
         told = f"in {len(run.discarded)} steps that were run again, {again['reason']}; after that, {verdict[1]}"
         verdict = again["verdict"], told

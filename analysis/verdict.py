@@ -2,6 +2,7 @@
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,9 @@ Verdict = tuple[str | None, str]
 """`corrupt`, `clean`, `inconclusive` or None, and the reason in words."""
 
 
-def judge(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> Verdict:
+def judge(
+    manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], *, whole: bool = True
+) -> Verdict:
     """The verdict that follows from the lines of a run.
 
     Args:
@@ -33,6 +36,7 @@ def judge(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str,
         steps: lines of `steps.jsonl`.
         summary: their totals.
         sites: totals by site.
+        whole: the lines are those of the whole run; else those of some of its steps.
     """
     products = None
     if summary["abft"] is not None:
@@ -43,11 +47,11 @@ def judge(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str,
             injected=injected,
             least=number(mapping(manifest.get("abft")).get("least_coverage")) or 0.0,
         )
-    elif mapping(manifest.get("abft")):
+    elif whole and mapping(manifest.get("abft")):
         products = "inconclusive", "no row of a matrix product was checked: no step was done"
     if manifest.get("kind") != "twin":
         return products or (None, "a training run has no twin to compare with")
-    verdict, reason = _twins(manifest, steps, summary, sites)
+    verdict, reason = _twins(manifest, steps, summary, sites, whole)
     if products is None or products[0] == "clean":
         return verdict, reason
     # Of two findings the graver one is the verdict; twins that agree do not clear a product that is flagged.
@@ -87,6 +91,18 @@ def final_states(manifest: Row, digests: object) -> Verdict | None:
         return ("inconclusive", f"the record has the final state of {len(found)} twin only") if lacking else None
     told = ", ".join(f"twin {twin} has {digest}" for twin, digest in enumerate(found))
     return "corrupt", f"the twins' final states differ, by their digests: {told}"
+
+
+def odd_digests(digests: object) -> list[int]:
+    """Numbers of the twins whose final state is not that of the majority; of two, by convention, the second.
+
+    Empty where all agree, or no majority does.
+    """
+    found = [str(digest) for digest in sequence(digests)]
+    if len(found) == 2:
+        return [1] if found[0] != found[1] else []
+    most = next((digest for digest, times in Counter(found).items() if 2 * times > len(found)), None)
+    return [] if most is None else [twin for twin, digest in enumerate(found) if digest != most]
 
 
 def first_mismatch(steps: Sequence[Row], mismatches: Sequence[Row]) -> int | None:
@@ -148,7 +164,7 @@ def is_rehearsal(manifest: Row) -> bool:
     )
 
 
-def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row]) -> Verdict:
+def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], whole: bool) -> Verdict:
     total = {name: sum(site[name] for site in sites.values()) for name in COUNTS}
     first = summary["first_mismatch_step"]
     if first is not None:
@@ -164,17 +180,19 @@ def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str
     checked = {"submodule outputs and input gradients": total["checked"]}
     checked |= {name: summary[part]["checked"] for part, name in reversed(COMPARED.items())}
     what, elements = next((item for item in checked.items() if item[1]), ("", 0))
-    if not elements:
+    if whole and not elements:
         return "inconclusive", f"nothing was checked in {summary['steps']} steps"
-    if gap := _gap(manifest, steps):
+    if gap := _gap(manifest, steps, whole):
         return "inconclusive", gap
     if total["injected"]:
         return "inconclusive", f"{total['injected']:,} values were corrupted on purpose and no check saw any of them"
-    if elements < (least := count(manifest.get("least_elements")) or 0):
+    if whole and elements < (least := count(manifest.get("least_elements")) or 0):
         return "inconclusive", (
             f"no mismatch, but only {elements:,} elements ({what}) were checked over {summary['steps']} steps, and at "
             f"least {least:,} were asked for; run more steps"
         )
+    if not elements:
+        return "clean", "nothing was checked, nor had to be"
     bound = frequency_upper_bound(0, elements)
     return "clean", (
         f"no mismatch in {elements:,} checked elements ({what}) over {summary['steps']} steps; at 95 % confidence the "
@@ -182,17 +200,18 @@ def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str
     )
 
 
-def _gap(manifest: Row, steps: Sequence[Row]) -> str | None:
-    """Why the lines of twins that agree do not speak for the whole run; None where they do."""
+def _gap(manifest: Row, steps: Sequence[Row], whole: bool) -> str | None:
+    """Why the lines of twins that agree do not speak for their steps, or for all of the run; None where they do."""
     twins = count(manifest.get("twins"))
     for place, row in enumerate(steps):
-        if row["step"] != place:
+        step = row["step"]
+        if whole and step != place:
             return f"step {place} is not on record; nothing differs in the {len(steps)} that are"
         if problem := unreadable(row):
-            return f"step {place} has no readable {problem}; nothing differs in all else"
+            return f"step {step} has no readable {problem}; nothing differs in all else"
         losses = len(sequence(row.get("loss")))
         if twins and losses not in (0, twins):
-            return f"step {place} has the loss of {losses} of {twins} twins; nothing differs in all else"
+            return f"step {step} has the loss of {losses} of {twins} twins; nothing differs in all else"
     return None
 
 

@@ -92,7 +92,7 @@ def run_steps(
             new, rows = _advance(program, state, tokens, number, attempt)
             answer = _agreed(judge, Judged(number, attempt, *rows))
             if record is not None and answer in (Answer.RERUN, Answer.ROLL_BACK):
-                record.discard([rows.row])
+                record.discard([rows.row], rows.details)
             attempt, impatient = attempt + 1, 0 if answer in (Answer.CONTINUE, Answer.STOP) else impatient + 1
             if impatient > PATIENCE:
                 raise JudgeError(f"the judge kept the run from going on at step {number} for {PATIENCE} times")

@@ -4,7 +4,7 @@ import dataclasses
 
 from .fields import Fields
 from .manifests import CampaignManifest, Manifest, RunManifest, StudyManifest, TraceManifest
-from .rows import InjectionRow, MismatchRow, StepRow, TraceRow
+from .rows import DiscardedRow, InjectionRow, MismatchRow, StepRow, TraceRow
 from .storage import RecordError
 from .summaries import CampaignSummary, Ending, RunSummary, StudySummary
 
@@ -49,7 +49,7 @@ class Kind:
         return tuple(file for file in (self.details, self.lines) if file is not None)
 
 
-_STEPS, _DISCARDED = LineFile(STEPS, StepRow), LineFile(DISCARDED, StepRow)
+_STEPS, _DISCARDED = LineFile(STEPS, StepRow), LineFile(DISCARDED, DiscardedRow)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind

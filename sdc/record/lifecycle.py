@@ -3,6 +3,7 @@
 Runs, traces, campaigns and studies all live this way. `kinds.KINDS` says which files each of them has.
 """
 
+import collections
 import datetime
 import os
 import sys
@@ -164,7 +165,7 @@ class Record:
         if self.kind.lines is None or (lines and self.kind.details is None):
             raise RecordError(f"a record of kind {self.kind.name!r} has no {'details' if self.kind.lines else 'lines'}")
         assert isinstance(row.get(self.kind.number), int), f"a line without its number: {self.kind.number}"
-        if taken := sorted({"details", "discarded", FIELD} & set(row)):
+        if taken := sorted({"details", "discarded", "mismatches", FIELD} & set(row)):
             raise RecordError(f"a line cannot have a field {taken[0]!r}, which the record adds; name it otherwise")
         beside = {"details": len(lines), "discarded": self._discarded}
         if self.kind.details is not None:
@@ -175,7 +176,7 @@ class Record:
     def rewind(self, at: int) -> None:
         """Takes out the lines numbered `at` and higher, and their details: the run was rolled back.
 
-        Lines of steps are kept in `discarded.jsonl`, for what they found was found.
+        Lines of steps are kept in `discarded.jsonl` with their mismatches, for what they found was found.
 
         Raises:
             RecordError: the record has ended or is closed.
@@ -183,26 +184,19 @@ class Record:
         self._check_open()
         if self.kind.discarded is not None and self.kind.lines is not None:
             self.flush()
-            file = self.path / self.kind.lines.name
-            lines = read_lines(file, whole=False, key=self.kind.number, start=start(file.name))
-            self.discard([*(line for line in lines if line[self.kind.number] >= at), *self._orphans(lines)])
+            lines, beside = self._read(self.kind.lines), self._mismatches()
+            gone = [line for line in lines if line[self.kind.number] >= at]
+            self.discard([*gone, *_orphans(lines, beside, self.kind.number)], beside)
         # Lines without details would say that nothing was found; details without a line are passed over.
         for file in reversed(self.kind.files):
             self._files[file.name].rewind(at)
 
-    def _orphans(self, lines: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """What details found whose line a crash has cut off: as lines, since the details are dropped."""
-        if self.kind.details is None or self.kind.details.row is not MismatchRow:
-            return
-        known = {line[self.kind.number] for line in lines}
-        file = self.path / self.kind.details.name
-        for row in read_lines(file, whole=False, key=self.kind.number, start=start(file.name)):
-            if row[self.kind.number] not in known and row.get("mismatched"):
-                counts = {key: row.get(key) for key in ("checked", "mismatched")}
-                yield {self.kind.number: row[self.kind.number], "sites": {str(row.get("site")): counts}}
-
-    def discard(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def discard(self, rows: Iterable[Mapping[str, Any]], details: Iterable[Mapping[str, Any]] = ()) -> None:
         """Keeps lines that are not, or no longer, among those of the record, since their steps are run again.
+
+        Args:
+            rows: the lines, no two of them with one number.
+            details: lines for the file beside it. Mismatches are kept with the line of their number, nothing else is.
 
         Raises:
             RecordError: the record has ended or is closed, or its kind keeps no such lines.
@@ -210,7 +204,11 @@ class Record:
         self._check_open()
         if self.kind.discarded is None:
             raise RecordError(f"a record of kind {self.kind.name!r} keeps nothing that was run again")
-        if lines := [encode(row) for row in rows]:
+        found = collections.defaultdict(list)
+        for detail in details if self._has_mismatches else ():
+            found[detail[self.kind.number]].append(detail)
+        number = self.kind.number
+        if lines := [encode({**row, **({"mismatches": hits} if (hits := found[row[number]]) else {})}) for row in rows]:
             file = self._lines(self.kind.discarded)
             file.rewind(sys.maxsize)  # drops nothing but a last line that a crash cut off
             file.append(lines)
@@ -289,6 +287,17 @@ class Record:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _has_mismatches(self) -> bool:
+        return self.kind.details is not None and self.kind.details.row is MismatchRow
+
+    def _mismatches(self) -> list[dict[str, Any]]:
+        return self._read(self.kind.details) if self.kind.details is not None and self._has_mismatches else []
+
+    def _read(self, file: LineFile) -> list[dict[str, Any]]:
+        """The lines of a file that is being written."""
+        return read_lines(self.path / file.name, whole=False, key=self.kind.number, start=start(file.name))
+
     def _lines(self, file: LineFile) -> Lines:
         return open_lines(self.path / file.name, self.kind.number, start(file.name))
 
@@ -317,6 +326,21 @@ def _check_lines(record: Contents, at: int, expected: int | None) -> None:
             f"{record.path / record.kind.lines.name} has {found} of the {expected} lines before {record.kind.number} "
             f"{at}; restore it, or start the run anew"
         )
+
+
+def _orphans(
+    lines: Iterable[Mapping[str, Any]], mismatches: Iterable[Mapping[str, Any]], number: str
+) -> Iterable[dict[str, Any]]:
+    """Lines, with the totals of their mismatches, that a crash has cut off although it left the mismatches."""
+    known = {line[number] for line in lines}
+    orphans: dict[int, dict[str, Any]] = {}
+    for row in mismatches:
+        if row[number] not in known and row.get("mismatched"):
+            sites = orphans.setdefault(row[number], {number: row[number], "sites": {}})["sites"]
+            total = sites.setdefault(str(row.get("site")), {"checked": 0, "mismatched": 0})
+            for key in total:
+                total[key] += row.get(key) or 0
+    return orphans.values()
 
 
 def _all(kind: Kind) -> tuple[LineFile, ...]:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etils import epath
@@ -43,6 +43,25 @@ class Contents:
     def ended(self) -> bool:
         """Whether the run wrote its summary."""
         return self.summary is not None
+
+    @property
+    def again(self) -> "Contents":
+        """What was run again, as a record of its own: lines in the order of their numbers, with their mismatches."""
+        lines = sorted(self.discarded, key=lambda row: row[self.kind.number])
+        return dataclasses.replace(self, lines=lines, details=_mismatches(lines), discarded=[])
+
+    @property
+    def attempts(self) -> "Contents":
+        """Every time that a step was run: what is on record and what was run again, in the order of their numbers."""
+        lines = sorted([*self.discarded, *self.lines], key=lambda row: row[self.kind.number])
+        return dataclasses.replace(
+            self, lines=lines, details=[*self.details, *_mismatches(self.discarded)], discarded=[]
+        )
+
+
+def _mismatches(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What was beside discarded lines."""
+    return [row for line in lines for row in line.get("mismatches") or ()]
 
 
 def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:

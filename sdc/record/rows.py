@@ -122,6 +122,14 @@ class MismatchRow(SiteCounts, kw_only=True):
     )
 
 
+class DiscardedRow(StepRow, kw_only=True):
+    """A line of `discarded.jsonl`: one that left `steps.jsonl`, and what was beside it."""
+
+    mismatches: Annotated[
+        list[MismatchRow], about("lines of `mismatches.jsonl` that left with it; absent where it had none")
+    ] = msgspec.field(default_factory=list)
+
+
 class TraceRow(Fields, kw_only=True):
     """A line of `trace.jsonl`."""
 

@@ -8,7 +8,8 @@ import pytest
 
 from sdc.analysis import conclude
 from sdc.analysis.headline import Headline, headline
-from sdc.analysis.summary import summary_of
+from sdc.analysis.summary import summarize, summary_of
+from sdc.record import Record
 from sdc.record.files import write_sealed
 from sdc.record.reading import read_record
 
@@ -156,6 +157,58 @@ def test_twins_that_are_not_synchronized_have_no_course(tmp_path: Path) -> None:
     found = told(tmp_path / "run", manifest(**REAL, sync="none"), (rows, []))
     assert found.sentence.endswith("15 of 900,000 elements of the parameters and optimizer state, first at step 4")
     assert "go on differing" in found.since
+
+
+def test_what_a_step_showed_before_it_was_run_again_is_named(tmp_path: Path) -> None:
+    about = manifest(**REAL, devices=DEVICES)
+    rows, found = hits(31)
+    with Record.create(tmp_path / "run", about) as record:
+        for row in rows[:32]:
+            record.line(row, [hit for hit in found if hit["step"] == row["step"]])
+        record.rewind(30)
+        for row in steps(40)[0][30:]:
+            record.line(row)
+        record.finish(summarize(about, steps(40)[0], []))
+    run = read_record(tmp_path / "run")
+    summary = summary_of(run)
+    assert (summary["verdict"], summary["first_mismatch_step"]) == ("corrupt", None)
+    told = headline(run, summary)
+    assert told.sentence == (
+        "twin 1 (host gpu-17, device 3): layer 2, ffn, backward: 4 of 1.8e8 elements, first at step 31, transient, in "
+        "steps that were run again"
+    )
+    assert dict(told.answers)["Which operation"] == "layer 2, ffn, backward"
+    assert "serial S11" in told.device
+    page = conclude(tmp_path / "run")["report"]
+    assert "Run again: 2 steps." in Path(page).read_text()
+
+
+@pytest.mark.parametrize(
+    ("twins", "digests", "who"),
+    [
+        (2, ["a", "b"], "twin 1 (host gpu-17, devices 2 and 3)"),
+        (3, ["a", "b", "b"], "twin 0 (host gpu-16, devices 2 and 3)"),
+        (3, ["a", "b", "c"], None),
+    ],
+)
+def test_twins_whose_final_states_alone_differ_are_named(
+    twins: int, digests: list[str], who: str | None, tmp_path: Path
+) -> None:
+    rows, _ = steps(5)
+    for row in rows:
+        row |= {key: row[key][:1] * twins for key in ("loss", "gradient_norm")}
+    about = manifest(**REAL | {"twins": twins, "devices": DEVICES})
+    write_run(tmp_path / "run", about, rows)
+    run = read_record(tmp_path / "run")
+    assert run.summary is not None
+    run.summary["state_digest"] = digests
+    found = headline(run, summary_of(run))
+    if who is None:  # no majority
+        assert "twin 0 has a, twin 1 has b, twin 2 has c" in found.sentence
+        return
+    assert found.sentence == f"{who}: the final state differs, although no step showed a difference"
+    assert found.device.startswith(who)
+    assert found.since == "after the last comparison, that of step 4"
 
 
 def test_terminal_markdown_and_page_say_the_same(tmp_path: Path) -> None:

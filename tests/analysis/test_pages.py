@@ -81,7 +81,7 @@ def test_two_runs_side_by_side(runs: Path, tmp_path: Path) -> None:
     assert Path(found["report"]) == runs / "b corrupt" / "beside-a clean.html"
     text = Path(found["report"]).read_text()
     page = Page(text)
-    order = ["Settings that differ", "✔ CLEAN", "✖ CORRUPT", "Over each other", "Answers", "Figures", "Measured"]
+    order = ["✔ CLEAN", "✖ CORRUPT", "Over each other", "Answers", "Settings that differ", "Figures", "Measured"]
     places = [page.words.index(word) for word in order]
     assert places == sorted(places)
     ids = [value for name, value in page.attributes if name == "id"]

@@ -1,6 +1,7 @@
 """Verdict and totals from the lines of a record."""
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from etils import epath
 
 from sdc.analysis import product_tables
+from sdc.analysis.advice import excluded
 from sdc.analysis.summary import SUBMODULES, summarize, summary_of
 from sdc.record.kinds import kind_of
 from sdc.record.reading import Contents
@@ -324,3 +326,27 @@ def test_products_that_were_not_checked_are_not_clean(
     table = product_tables.skipped(summary["abft"])
     assert table is not None
     assert len(table.rows) == len(summary["abft"]["skipped"]) == (coverage in (0.0, 0.5))
+
+
+def test_steps_that_were_run_again_and_agreed_leave_a_run_clean() -> None:
+    """As after a resumption: some of the last steps are in the record twice, and the first of them are not."""
+    rows, _ = steps(6)
+    about = manifest(**REAL)
+    run = contents(about, rows, [], summarize(about, rows, []), [rows[4], rows[3], rows[4]])
+    assert summary_of(run)["verdict"] == "clean"
+    bare = {"step": 4, "loss": [1.0, 1.0]}  # a step at which nothing was compared
+    assert summary_of(dataclasses.replace(run, discarded=[bare]))["verdict"] == "clean"
+    for lines in ([{**rows[4], "loss": ["x", 2.0]}], [{**bare, "sites": {"fwd/ffn": {"injected": 2}}}]):
+        assert summary_of(dataclasses.replace(run, discarded=lines))["verdict"] == "inconclusive"
+    hit = {"step": 4, "site": "fwd/ffn", "mismatched": 1}
+    again = summary_of(dataclasses.replace(run, discarded=[{**bare, "mismatches": [hit]}]))
+    assert again["verdict"] == "corrupt"
+    assert "in 1 steps that were run again" in again["reason"]
+
+
+@pytest.mark.parametrize(
+    ("steps_done", "told"),
+    [(1, "no bursts at all"), (3, "at every step"), (30, "every 10 steps or oftener"), (3000, "every 1e+03 steps")],
+)
+def test_which_bursts_are_excluded(steps_done: int, told: str) -> None:
+    assert told in excluded(steps_done)

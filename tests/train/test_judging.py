@@ -81,7 +81,10 @@ def test_twins_are_run_again_too(tmp_path: Path) -> None:
     )
     assert again["state_digest"] == once["state_digest"]
     assert without_attempts(lines(tmp_path / "again")) == lines(tmp_path / "once")
-    assert lines(tmp_path / "again", "discarded.jsonl") == lines(tmp_path / "once")
+    discarded = lines(tmp_path / "again", "discarded.jsonl")
+    beside = [row for line in discarded for row in line.pop("mismatches", ())]
+    assert discarded == lines(tmp_path / "once")
+    assert beside == lines(tmp_path / "once", "mismatches.jsonl")
 
 
 def test_what_is_no_judge_is_told_before_anything_is_read() -> None:
@@ -117,7 +120,10 @@ def test_lines_of_a_run_that_goes_back_are_kept(plain: tuple[Path, dict[str, Any
     execute(dataclasses.replace(JOB, folder=tmp_path / "run"), judge=lambda judged: next(answers, Answer.CONTINUE))
     discarded = lines(tmp_path / "run", "discarded.jsonl")
     assert sorted(row["step"] for row in discarded) == [2, 3]
-    assert sorted(discarded, key=lambda row: row["step"]) == lines(plain[0])[2:]
+    discarded.sort(key=lambda row: row["step"])
+    beside = [row for line in discarded for row in line.pop("mismatches", ())]
+    assert discarded == lines(plain[0])[2:]
+    assert beside == [row for row in lines(plain[0], "mismatches.jsonl") if row["step"] >= 2]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ def write(path: Path, *, ended: bool, loss: float = 2.5) -> Path:
     """A run that went back once and was continued once."""
     with Record.create(path, {"seed": 0}, kind="twin") as record:
         for step in range(4):
-            record.line({"step": step, "loss": [loss, loss]}, [{"step": step, "site": "fwd/ffn"}] * (step % 2 + 1))
+            hit = {"step": step, "site": "fwd/ffn", "severity": loss}
+            record.line({"step": step, "loss": [loss, loss]}, [hit] * (step % 2 + 1))
         record.rewind(3)
     with Record.resume(path, {"seed": 0}, at=2, expected=2) as record:
         for step in range(2, 5):
@@ -81,7 +82,6 @@ LOSSES: dict[str, Callable[[list[bytes], int], list[bytes]]] = {
     "cut": lambda lines, at: lines[:at],
     "cut within": lambda lines, at: [*lines[:at], lines[at][: len(lines[at]) // 2]],
     "empty": lambda lines, at: [],
-    "foreign": lambda lines, at: [],
 }
 
 
@@ -90,18 +90,24 @@ LOSSES: dict[str, Callable[[list[bytes], int], list[bytes]]] = {
 def test_lines_that_are_lost_repeated_or_moved_are_found(whole: Path, tmp_path: Path, name: str, loss: str) -> None:
     contents, copy = read_record(whole), tmp_path / "run"
     shutil.copytree(whole, copy)
-    foreign = write(tmp_path / "other", ended=False, loss=9.0) / name
     lines = (copy / name).read_bytes().splitlines(keepends=True)
-    if loss == "foreign" and not contents.ended:
-        pytest.skip("only the summary knows the lines of its own run")
     for at in range(len(lines)):
-        changed = LOSSES[loss](lines, at) if loss != "foreign" else foreign.read_bytes().splitlines(keepends=True)
+        changed = LOSSES[loss](lines, at)
         (copy / name).write_bytes(b"".join(changed))
         if changed != lines:
             assert same(copy, contents), at
         if name == "discarded.jsonl" and changed != lines:  # what was found in steps that were run again stays found
             with pytest.raises(RecordError):
                 read_record(copy)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_of_another_run_are_found(tmp_path: Path, name: str) -> None:
+    """By the summary, which alone knows the lines of its own run."""
+    ours, theirs = write(tmp_path / "run", ended=True), write(tmp_path / "other", ended=True, loss=9.0)
+    shutil.copy(theirs / name, ours / name)
+    with pytest.raises(RecordError, match=name):
+        read_record(ours)
 
 
 @pytest.mark.parametrize("name", [*LINES, "manifest.json", "summary.json"])
@@ -133,7 +139,7 @@ def test_a_run_is_not_continued_over_lost_lines(whole: Path, tmp_path: Path) -> 
 
 def test_the_fields_of_the_record_are_its_own(tmp_path: Path) -> None:
     with Record.create(tmp_path, {}, kind="twin") as record:
-        for name in ("details", "discarded", FIELD):
+        for name in ("details", "discarded", "mismatches", FIELD):
             with pytest.raises(RecordError, match=f"cannot have a field '{name}'"):
                 record.line({"step": 0, name: 1})
         with pytest.raises(RecordError, match=f"cannot have a field '{FIELD}'"):
@@ -164,4 +170,24 @@ def test_what_details_found_stays_found_though_a_crash_cut_off_their_line(tmp_pa
         pass
     contents = read_record(tmp_path)
     assert contents.details == []
-    assert contents.discarded == [{"step": 1, "sites": {"fwd/ffn": {"checked": 64, "mismatched": 4}}}]
+    sites = {"fwd/ffn": {"checked": 64, "mismatched": 4}}
+    assert contents.discarded == [{"step": 1, "sites": sites, "mismatches": [hit, {**hit, "mismatched": 0}]}]
+
+
+def test_what_is_run_again_keeps_its_mismatches(tmp_path: Path) -> None:
+    with Record.create(tmp_path, {}, kind="twin") as record:
+        hits = [{"step": step, "site": "fwd/ffn", "layer": 1, "mismatched": step} for step in range(4)]
+        for hit in hits:
+            record.line({"step": hit["step"]}, [hit])
+        record.rewind(2)
+        record.discard([{"step": 2}], [hits[2]])
+        record.line({"step": 2})
+    contents = read_record(tmp_path)
+    assert [row["step"] for row in contents.discarded] == [2, 3, 2]
+    assert contents.details == hits[:2]
+    assert [(row["step"], row.get("mismatches")) for row in contents.again.lines] == [
+        (2, [hits[2]]), (2, [hits[2]]), (3, [hits[3]])
+    ]  # fmt: skip
+    assert contents.again.details == [hits[2], hits[2], hits[3]]
+    assert [row["step"] for row in contents.attempts.lines] == [0, 1, 2, 2, 2, 3]
+    assert contents.attempts.details == [*hits[:2], hits[2], hits[3], hits[2]]
