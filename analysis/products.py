@@ -94,3 +94,26 @@ def products_verdict(found: Row, *, steps: int, injected: int, least: float = 0.
         f"confidence fewer than {frequency_upper_bound(0, found['checked']):.2g} of the rows have an error that the "
         "check can see, if rows fail independently"
     )
+
+
+def gap(steps: Sequence[Row]) -> str | None:
+    """Why the lines of a run without a flag do not speak for all its products; None where they do.
+
+    Args:
+        steps: lines of `steps.jsonl`.
+    """
+    for row in steps:
+        line, step = mapping(row.get("abft")), row["step"]
+        if not line:
+            return f"step {step} has no counts of its products; no row is flagged in all else"
+        covered = number(line.get("coverage", 1.0))
+        if covered is None or not 0 <= covered <= 1:
+            return f"step {step} has no readable coverage of its products; no row is flagged in all else"
+        sites = [mapping(site) for site in mapping(line.get("sites")).values()]
+        for key in COUNTS:
+            parts = [count(site.get(key)) for site in sites]
+            if None in parts or count(line.get(key)) != sum(part or 0 for part in parts):
+                return f"step {step} has counts of products that do not add up ({key}); no row is flagged in all else"
+        if any(count(mapping(place).get("flagged")) != 0 for place in sequence(line.get("rows"))):
+            return f"step {step} names flagged rows of products that its counts do not have"
+    return None

@@ -9,6 +9,8 @@ from jaxtyping import Float
 
 LARGEST = 10**30
 """No run counts further; what does is damaged."""
+DRAWABLE = 1e150
+"""Larger magnitudes are drawn as infinite ones are: the arithmetic of axes overflows before that of numbers does."""
 
 Row: TypeAlias = Mapping[str, Any]
 PerTwin: TypeAlias = Float[np.ndarray, "twins steps"]
@@ -70,7 +72,8 @@ def per_twin(steps: Sequence[Row], key: str) -> PerTwin | None:
         key: name of the quantity.
 
     Returns:
-        float64 array of shape (twins, steps), NaN where a line lacks the number; None where no line has it.
+        float64 array of shape (twins, steps), NaN where a line lacks the number, infinite above `DRAWABLE`; None where
+        no line has it.
     """
     lists = [[number(value) for value in sequence(row.get(key))] for row in steps]
     twins = max((len(values) for values in lists), default=0)
@@ -80,7 +83,7 @@ def per_twin(steps: Sequence[Row], key: str) -> PerTwin | None:
     for step, values in enumerate(lists):
         for twin, value in enumerate(values):
             table[twin, step] = np.nan if value is None else value
-    return table
+    return np.where(np.abs(table) > DRAWABLE, np.copysign(np.inf, table), table)
 
 
 def per_site(steps: Sequence[Row], site: str, key: str) -> Line:

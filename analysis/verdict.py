@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .products import products_verdict
+from .products import gap as products_gap, products_verdict
 from .series import Row, count, mapping, number, sequence
 from .statistics import frequency_upper_bound
 
@@ -47,6 +47,8 @@ def judge(
             injected=injected,
             least=number(mapping(manifest.get("abft")).get("least_coverage")) or 0.0,
         )
+        if products[0] == "clean" and (lacking := products_gap(steps)):
+            products = "inconclusive", lacking
     elif whole and mapping(manifest.get("abft")):
         products = "inconclusive", "no row of a matrix product was checked: no step was done"
     if manifest.get("kind") != "twin":

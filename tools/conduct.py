@@ -96,9 +96,12 @@ def conduct(options: RunOptions, job: Job) -> int:
 
     from . import signals
     from .output import show
-    from .progress import Progress
+    from .progress import Progress, Waiting
+
+    waiting = Waiting(peers)
 
     def start(processes: int) -> None:
+        waiting.over()
         if processes > 1:
             keep_standard_output()
         with usage_errors():
@@ -110,7 +113,7 @@ def conduct(options: RunOptions, job: Job) -> int:
     warnings.showwarning = _warn
     end_aborts_well()
     stop = Stop(too_late)
-    with run_errors(options.run), joined(peers, start, give_up, stop):
+    with run_errors(options.run), waiting, joined(peers, start, give_up, stop):
         import jax
 
         first = jax.process_index() == 0

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdc.analysis.products import COUNTS
+from sdc.analysis.series import number
 from sdc.checksums.profile import Profile, hardware
 from sdc.record.files import to_json
 from sdc.record.identity import stamp
@@ -34,13 +35,18 @@ def show(kind: str, summary: Mapping[str, Any], *, as_json: bool) -> None:
         console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
 
 
+def _loss(value: Any) -> str:
+    loss = number(value)
+    return "none" if loss is None else f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.4g}"
+
+
 def _run(summary: Mapping[str, Any]) -> Iterator[Part]:
     if summary["sync"] is not None:
         yield _submodules(summary)
     if summary.get("abft"):
         yield _products(summary)
         yield from _skipped(summary["abft"])
-    losses = ", ".join("none" if loss is None else f"{float(loss):.4f}" for loss in summary["final_loss"])
+    losses = ", ".join(map(_loss, summary["final_loss"]))
     yield f"{summary['steps']} steps, last loss {losses or 'none'}"
     for key, label in (
         ("worst_noise_to_signal", "worst noise-to-signal of the gradient (equation 5)"),

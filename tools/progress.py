@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from sdc.train.peers import Peers, route
+
 EVERY = 10.0
 """Seconds from one line to the next where standard error is no terminal."""
 
@@ -59,6 +61,38 @@ class _Line:
             seconds = time.monotonic() - started
             plain = Text.from_markup(text).plain
             print(f"{self._what} {completed} of {self._total}  {plain}  {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+class Waiting:
+    """Says every ten seconds that other processes are awaited; at once if there is no way to them yet."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._over = threading.Event()
+
+    def __enter__(self) -> "Waiting":
+        threading.Thread(target=self._repeat, daemon=True, name="waiting").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.over()
+
+    def over(self) -> None:
+        """They are there."""
+        self._over.set()
+
+    def _repeat(self) -> None:
+        started = time.monotonic()
+        coordinator = self._peers.coordinator
+        there = coordinator is None or route(coordinator).address is not None
+        while not (there and self._over.wait(EVERY)):
+            tried, seconds = self._peers.tried(), time.monotonic() - started
+            if self._over.is_set():
+                return
+            print(f"waiting for the other processes{tried}  {seconds:.0f} s", file=sys.stderr, flush=True)
+            there = True
 
 
 class Progress(_Line):

@@ -6,6 +6,7 @@ threads look whether the others are alive (`watch`). When one is not, they call 
 
 import functools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,8 +48,9 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM away from the command, and do nothing with it.
     jax.config.update("jax_enable_preemption_service", False)
-    message = f"a peer did not come within {timeout:g} s{_tried(peers)}; start all processes, or wait longer for them"
-    with _Guard(timeout, functools.partial(lost, message)):
+    late = f"a peer did not come within {timeout:g} s"
+    with _Guard(timeout, lambda: lost(f"{late}{peers.tried()}; start all processes, or wait longer for them")):
+        _await_name(peers)
         # JAX's own limit is longer: it would abort the process.
         count = _initialize(peers, int(timeout) + 60, lambda: lost(unreachable()))
         if count > 1:
@@ -107,12 +109,10 @@ def unreachable() -> str:
     return f"process {'0' if _watch is None else _watch.missing()} was lost; nothing can be said"
 
 
-def _tried(peers: Peers) -> str:
-    """The address of the coordinator, and what may be wrong with it."""
-    if peers.coordinator is None:
-        return ""
-    found = route(peers.coordinator)
-    return f" at {found.address}" + (f" ({found.hint})" if found.hint else "")
+def _await_name(peers: Peers) -> None:
+    """Waits until the name of the coordinator has an address: where a cluster is just starting it may have none yet."""
+    while peers.coordinator is not None and route(peers.coordinator).address is None:
+        time.sleep(BEAT)
 
 
 class _Guard:
@@ -139,7 +139,7 @@ def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int
     except Exception as error:
         if isinstance(error, ValueError) and peers.coordinator is None:
             return 1  # no cluster was named or detected
-        raise Unreachable(f"cannot join the other processes{_tried(peers)} ({first_line(error)})") from error
+        raise Unreachable(f"cannot join the other processes{peers.tried()} ({first_line(error)})") from error
     return int(distributed.global_state.num_processes or 1)
 
 

@@ -88,8 +88,8 @@ def _bare(host: str) -> str:
     return host.removeprefix("[").removesuffix("]")
 
 
-def _unknown(host: str, error: OSError) -> str:
-    return f"{host} has no address on this host ({error.strerror or error}); {REMEDY}"
+def _unknown(host: str, error: OSError | UnicodeError) -> str:
+    return f"{host} has no address on this host ({getattr(error, 'strerror', None) or error}); {REMEDY}"
 
 
 def _leads_back(address: str) -> bool:
@@ -116,14 +116,11 @@ class Peers:
     process: int | None = None
     timeout: float = 300.0
 
-    def check(self, *, resolve: Resolver = resolved) -> None:
-        """Checks what is said of the processes, and looks the coordinator's name up.
-
-        Args:
-            resolve: looks names up.
+    def check(self) -> None:
+        """Checks what is said of the processes.
 
         Raises:
-            SettingError: it makes no sense, or the name has no address.
+            SettingError: it makes no sense.
         """
         given = {name: getattr(self, name) for name in ("coordinator", "processes", "process")}
         missing = [name for name, value in given.items() if value is None]
@@ -141,9 +138,16 @@ class Peers:
         if self.coordinator is not None:
             host = self.coordinator.rpartition(":")[0]
             try:
-                resolve(_bare(host))
-            except OSError as error:
+                _bare(host).encode("idna")
+            except UnicodeError as error:
                 raise SettingError("coordinator", self.coordinator, _unknown(host, error)) from error
+
+    def tried(self, *, resolve: Resolver = resolved) -> str:
+        """The address of the coordinator, and what may be wrong with it; empty where none is named."""
+        if self.coordinator is None:
+            return ""
+        found = route(self.coordinator, resolve=resolve)
+        return f" at {found.address or self.coordinator}" + (f" ({found.hint})" if found.hint else "")
 
 
 def _is_address(text: str) -> bool:

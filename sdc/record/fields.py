@@ -18,12 +18,12 @@ Numbers: TypeAlias = Number | list[Number]
 """One number for each twin, or a single one."""
 
 
-def about(text: str, *, ge: int | None = None) -> msgspec.Meta:
+def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
     """Describes a field in Markdown, for the published schema and the tables of the documentation.
 
-    It stands beside the type in `Annotated`. `ge` is the smallest number allowed, if there is one.
+    It stands beside the type in `Annotated`. `ge` and `le` are the smallest and the largest number allowed, if any is.
     """
-    return msgspec.Meta(description=text, ge=ge)
+    return msgspec.Meta(description=text, ge=ge, le=le)
 
 
 class Fields(msgspec.Struct):

@@ -6,6 +6,9 @@ import msgspec
 
 from .fields import Fields, Number, Numbers, about
 
+LAST = 10**15
+"""The largest number of a line: no run comes so far."""
+
 
 class Counts(Fields, kw_only=True):
     """Elements compared outside sites."""
@@ -61,7 +64,7 @@ class TwinCounts(Counts, kw_only=True):
 class StepRow(Fields, kw_only=True):
     """A line of `steps.jsonl`."""
 
-    step: Annotated[int, about("number of the step, from 0", ge=0)]
+    step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
     loss: Annotated[Numbers, about("mean cross entropy in nats per token")] = None
     gradient_norm: Annotated[Numbers, about("L2 norm of the gradient before clipping")] = None
     learning_rate: Annotated[Numbers, about("learning rate of this step")] = None
@@ -110,7 +113,7 @@ class StepRow(Fields, kw_only=True):
 class MismatchRow(SiteCounts, kw_only=True):
     """A line of `mismatches.jsonl`. Counts are those of one layer."""
 
-    step: Annotated[int, about("number of the step, from 0", ge=0)]
+    step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
     microstep: Annotated[Number, about("number of the microstep, from 0")] = None
     site: Annotated[str | None, about("name of the site")] = None
     layer: Annotated[Number, about("number of the layer, from 0")] = None
@@ -133,7 +136,7 @@ class DiscardedRow(StepRow, kw_only=True):
 class TraceRow(Fields, kw_only=True):
     """A line of `trace.jsonl`."""
 
-    step: Annotated[int, about("number of the step, from 0", ge=0)]
+    step: Annotated[int, about("number of the step, from 0", ge=0, le=LAST)]
     digests: Annotated[
         str, about("digests of all sites, one after the other, as 32-bit words, little-endian, hexadecimal")
     ]
@@ -143,7 +146,7 @@ class TraceRow(Fields, kw_only=True):
 class InjectionRow(Fields, kw_only=True):
     """A line of `injections.jsonl`."""
 
-    injection: Annotated[int, about("number of the injection, from 0", ge=0)]
+    injection: Annotated[int, about("number of the injection, from 0", ge=0, le=LAST)]
     site: Annotated[str | None, about("name of the site that was struck")] = None
     operation: Annotated[str | None, about("primitive of that site")] = None
     phase: Annotated[

@@ -57,3 +57,8 @@ def test_thinning_keeps_spikes_and_order(length: int, seed: int) -> None:
     if np.isfinite(y).any():
         assert np.nanmax(thin_y) == np.nanmax(y)
         assert np.nanmin(thin_y) == np.nanmin(y)
+
+
+def test_what_no_axis_can_show_is_drawn_as_infinite() -> None:
+    table = per_twin([{"loss": [1.7e308, -1e200]}, {"loss": [1e100, float("nan")]}], "loss")
+    np.testing.assert_array_equal(table, [[np.inf, 1e100], [-np.inf, np.nan]])  # type: ignore[arg-type] # not None

@@ -328,6 +328,30 @@ def test_products_that_were_not_checked_are_not_clean(
     assert len(table.rows) == len(summary["abft"]["skipped"]) == (coverage in (0.0, 0.5))
 
 
+QUIET = dict.fromkeys(("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite"), 0) | {"checked": 64}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({**QUIET, "sites": {"a": QUIET}, "coverage": 1.0}, None),
+        ({**QUIET, "sites": {"a": QUIET}, "coverage": None}, "step 1 has no readable coverage"),
+        ({**QUIET, "sites": {"a": QUIET}, "coverage": math.nan}, "step 1 has no readable coverage"),
+        ({**QUIET, "sites": {"a": {**QUIET, "flagged": None}}}, "do not add up (flagged)"),
+        ({**QUIET, "sites": {"a": QUIET}, "flagged": 3}, "do not add up (flagged)"),
+        ({**QUIET, "sites": {"a": QUIET}, "confirmed": math.nan}, "do not add up (confirmed)"),
+        ({**QUIET, "sites": {"a": QUIET, "b": QUIET}}, "do not add up (checked)"),
+        ({**QUIET, "sites": {"a": QUIET}, "rows": [{"site": "a", "flagged": 1}]}, "step 1 names flagged rows"),
+        (None, "step 1 has no counts of its products"),
+    ],
+)
+def test_products_whose_numbers_disagree_are_not_clean(line: dict[str, Any] | None, told: str | None) -> None:
+    rows = [{"step": 0, "abft": {**QUIET, "sites": {"a": QUIET}}}, {"step": 1, "abft": line}]
+    summary = summarize(manifest(**REAL, kind="train", abft={"mode": "detect"}), rows, [])
+    assert summary["verdict"] == ("inconclusive" if told else "clean")
+    assert (told or "no flag in 128 checked rows") in summary["reason"]
+
+
 def test_steps_that_were_run_again_and_agreed_leave_a_run_clean() -> None:
     """As after a resumption: some of the last steps are in the record twice, and the first of them are not."""
     rows, _ = steps(6)

@@ -14,9 +14,9 @@ TWIN = ("twin", "--config", "mini", "--devices", 4, "--model", 2, "--steps", 5)
 
 
 def told(err: str) -> list[str]:
-    """What a command said at its end: not how far it was, nor the runtime's log, which the parent of all commands has
-    started at a level that the command would not choose."""
-    lines = [line for line in err.splitlines() if not line.startswith("step ")]
+    """What a command said at its end: not how far it was, for whom it waited, nor the runtime's log, which the parent
+    of all commands has started at a level that the command would not choose."""
+    lines = [line for line in err.splitlines() if not line.startswith(("step ", "waiting "))]
     return [line for line in lines if "coordination_service_agent.cc" not in line]
 
 
@@ -72,6 +72,17 @@ def test_a_peer_that_does_not_come(tmp_path: Path) -> None:
     code, _, err = sdc(*TWIN, *flags, "--run", tmp_path / "run")
     assert code == 3
     assert "a peer did not come within 3 s at 127.0.0.1:9 (127.0.0.1 resolves to 127.0.0.1 on this host, which" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_coordinator_whose_name_has_no_address_yet_is_awaited(tmp_path: Path) -> None:
+    """As while a cluster is starting; why nothing goes on is told at once."""
+    flags = ("--coordinator", "gpu-9.invalid:4321", "--processes", 2, "--process", 1, "--timeout", 3)
+    code, _, err = sdc(*TWIN, *flags, "--run", tmp_path / "run")
+    assert code == 3
+    first, last = err.splitlines()
+    assert first.startswith("waiting for the other processes at gpu-9.invalid:4321 (gpu-9.invalid has no address on")
+    assert last.startswith("sdc: inconclusive: a peer did not come within 3 s at gpu-9.invalid:4321 (gpu-9.invalid has")
     assert not (tmp_path / "run").exists()
 
 

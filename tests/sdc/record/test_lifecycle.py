@@ -223,3 +223,10 @@ def test_discarded_lines_outlive_a_crash(tmp_path: Path) -> None:
         pytest.raises(RecordError, match="keeps nothing"),
     ):
         record.discard([{"injection": 0}])
+
+
+def test_a_number_that_no_run_reaches_is_refused(tmp_path: Path) -> None:
+    with Record.create(tmp_path, {}, kind="twin") as record:
+        record.line({"step": 2**70})
+    with pytest.raises(RecordError, match=r"steps\.jsonl line 1.*step"):
+        read_record(tmp_path)
