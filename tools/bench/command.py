@@ -20,7 +20,7 @@ from .options import BenchOptions
 
 def run(options: BenchOptions) -> int:
     """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
-    config = options.config or ("tiny" if options.benchmark == "campaign" else "bench")
+    config = options.config or ("tiny" if options.benchmark in ("campaign", "record") else "bench")
     options = dataclasses.replace(options, config=config)
     with usage_errors():
         check_measurement(options.steps, options.dtypes)

@@ -17,18 +17,18 @@ class BenchOptions:
     rewriting against the plain step. campaign: injections through one program against a run of its own for each. abft:
     checked products and steps against plain ones, false alarms and what is detected. aggregation: PAFT, lossy ZeRO-2, a
     shadow replica and DropCompute against plain data parallelism, on simulated CPU devices. report: time and memory of
-    the report of 100,000 steps.
+    the report of 100,000 steps. record: checksums and syncs of a record, as a share of the run's time.
     """
 
     benchmark: Annotated[
-        Literal["lockstep", "transform", "campaign", "abft", "aggregation", "report"], tyro.conf.Positional
+        Literal["lockstep", "transform", "campaign", "abft", "aggregation", "report", "record"], tyro.conf.Positional
     ]
     """What to measure."""
     config: str | None = None
-    """Configuration; by default bench, and tiny for campaign."""
+    """Configuration; by default bench, and tiny for campaign and record."""
     steps: int = 15
     """Measured steps of each program, after two that are not measured; a campaign makes ten injections for each."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Types to measure; campaign and aggregation measure float32."""
+    """Types to measure; campaign, aggregation and record measure float32."""
     json: bool = False
     """Print the figures as JSON."""

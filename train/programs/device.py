@@ -158,8 +158,7 @@ class Placed:
         return state, None
 
     def digest(self, state: Any) -> list[str]:
-        digest = tree_digest if self.placement.twins is None else jax.vmap(tree_digest)
-        rows = np.atleast_2d(fetch(jax.jit(digest)(state)))
+        rows = np.atleast_2d(fetch((_digest if self.placement.twins is None else _digest_of_each)(state)))
         return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
 
     def files(self) -> Mapping[str, Any]:
@@ -167,6 +166,9 @@ class Placed:
 
     def conclude(self, state: Any) -> Mapping[str, Any]:
         return self.work.conclude(state)
+
+
+_digest, _digest_of_each = jax.jit(tree_digest), jax.jit(jax.vmap(tree_digest))
 
 
 def scalar_row(metrics: Any, *, rate: float) -> dict[str, Any]:
