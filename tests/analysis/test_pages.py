@@ -8,7 +8,9 @@ import pytest
 
 from sdc.analysis import describe_difference, write_beside, write_difference, write_overview
 from sdc.analysis.beside import differing
+from sdc.analysis.report import summary_of_record
 from sdc.record.files import RecordError
+from sdc.record.reading import Contents
 from sdc.tools import cli
 from sdc.tools.errors import Exit
 from sdc.twins.traces import diff, read_trace
@@ -68,6 +70,19 @@ def test_the_gravest_verdict_is_the_exit_code(
     assert "CANNOT BE READ  e lost" in out
     assert "(simulated faults)" not in out
     assert f"report: {runs / 'index.html'}" in out
+
+
+def test_a_run_whose_report_fails_does_not_hide_the_others(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(record: Contents) -> dict[str, Any]:
+        if record.path.name == "a clean":
+            raise TypeError("what nobody thought of")
+        return summary_of_record(record)
+
+    monkeypatch.setattr("sdc.analysis.overview.summary_of_record", fail)
+    found = {one["run"]: one for one in write_overview(runs)["runs"]}
+    assert found["a clean"]["verdict"] == "inconclusive"
+    assert found["a clean"]["sentence"] == "what nobody thought of"
+    assert found["b corrupt"]["verdict"] == "corrupt"
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sdc.record import read_record
+from sdc.record import Record, read_record
 from sdc.tools import progress
+from sdc.tools.runtime import Onward
 from tests.tools.command import sdc, several, start, wait
 
 TWIN = ("twin", "--config", "mini", "--devices", 4, "--model", 2, "--steps", 5)
@@ -16,7 +17,7 @@ TWIN = ("twin", "--config", "mini", "--devices", 4, "--model", 2, "--steps", 5)
 def told(err: str) -> list[str]:
     """What a command said at its end: not how far it was, for whom it waited, nor the runtime's log, which the parent
     of all commands has started at a level that the command would not choose."""
-    lines = [line for line in err.splitlines() if not line.startswith(("step ", "waiting "))]
+    lines = [line for line in err.splitlines() if not line.startswith(("step ", "injection ", "waiting "))]
     return [line for line in lines if "coordination_service_agent.cc" not in line]
 
 
@@ -53,9 +54,15 @@ def test_a_signal_to_one_process_ends_all_after_the_same_step(tmp_path: Path) ->
     assert not (tmp_path / "run" / "lock.json").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_compiling_is_not_lost(how: signal.Signals, tmp_path: Path) -> None:
-    process = start(*TWIN, "--run", tmp_path / "run")
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        (TWIN, signal.SIGTERM),
+        (("campaign", "--config", "mini", "--injections", 9, "--where", "probes"), signal.SIGINT),
+    ],
+)
+def test_a_signal_while_compiling_is_not_lost(command: tuple[object, ...], how: signal.Signals, tmp_path: Path) -> None:
+    process = start(*command, "--run", tmp_path / "run")
     wait(process, (tmp_path / "run" / "manifest.json").is_file)
     process.send(how)
     code, _, err = process.end()
@@ -96,6 +103,36 @@ def test_processes_that_are_not_comparable(tmp_path: Path) -> None:
         assert "config.model.dtype: process 0 has float32, process 1 has bfloat16" in err
         assert "program.step" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_are_about_to_do_different_things(tmp_path: Path) -> None:
+    """One is told to resume, the other one is not, and the run folder is there."""
+    with Record.create(tmp_path / "run", {}, kind="twin") as record:
+        record.line({"step": 0})
+    processes = several(2, *TWIN, "--run", tmp_path / "run")
+    processes[1].kill()
+    processes[1] = start(*processes[1].arguments, "--resume")
+    for process in processes:
+        code, _, err = process.end()
+        assert code == 3, err[-2000:]
+        assert "different things (resume: process 0 has False, process 1 has True" in err
+    assert [row["step"] for row in read_record(tmp_path / "run").lines] == [0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["twin", "--steps", "9"], "sdc twin --steps 9 --run {folder} --resume"),
+        (["twin", "--run=x y", "--resume"], "sdc twin '--run=x y' --resume"),
+        (["trace", "runs/golden", "--where", "probes"], "sdc trace runs/golden --where probes --resume"),
+    ],
+)
+def test_how_to_go_on(words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["sdc", *words])
+    onward = Onward(tmp_path)
+    assert onward.how() == "Nothing is on record; give the command again"
+    Record.create(tmp_path, {}, kind="twin").close()
+    assert onward.how() == f"The record is in {tmp_path}; continue with: {told.format(folder=tmp_path)}"
 
 
 def test_a_pipe_gets_a_plain_line_now_and_then(
