@@ -396,13 +396,3 @@ def test_marks_of_a_long_run_are_few_and_keep_the_spike() -> None:
     shapes = [set(re.findall(r'<path id="[^"]*" d="([^"]*)"', each.svg)) for each in (picture, flat)]
     assert len(shapes[0]) > len(shapes[1])  # the others are smaller than the spike
     assert "Each column is of" in picture.caption
-
-
-@pytest.mark.parametrize("size", [1.7e308, -1e308, 1e200, 5e-324])
-def test_numbers_at_the_end_of_their_range_make_a_page(size: float, tmp_path: Path) -> None:
-    rows, _ = steps(3)
-    for row in rows:
-        row |= {"loss": [size / (row["step"] + 1)] * 2, "gradient_norm": [abs(size)] * 2}
-        row |= {key: [0.0, abs(size)] for key in ("gradient_difference", "parameter_difference")}
-    write_run(tmp_path / "run", manifest(), rows)
-    assert write_report(tmp_path / "run").is_file()

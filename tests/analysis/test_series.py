@@ -1,12 +1,16 @@
 """Numbers out of records, whatever stands in their place."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from sdc.analysis.report import write_report
 from sdc.analysis.series import count, number, per_site, per_twin, thin, worst
+
+from .records import manifest, steps, write_run
 
 
 @pytest.mark.parametrize("value", [None, True, "3", [3], {}])
@@ -62,3 +66,13 @@ def test_thinning_keeps_spikes_and_order(length: int, seed: int) -> None:
 def test_what_no_axis_can_show_is_drawn_as_infinite() -> None:
     table = per_twin([{"loss": [1.7e308, -1e200]}, {"loss": [1e100, float("nan")]}], "loss")
     np.testing.assert_array_equal(table, [[np.inf, 1e100], [-np.inf, np.nan]])  # type: ignore[arg-type] # not None
+
+
+@pytest.mark.parametrize("size", [1.7e308, -1e308, 1e200, 5e-324])
+def test_numbers_at_the_end_of_their_range_make_a_page(size: float, tmp_path: Path) -> None:
+    rows, _ = steps(3)
+    for row in rows:
+        row |= {"loss": [size / (row["step"] + 1)] * 2, "gradient_norm": [abs(size)] * 2}
+        row |= {key: [0.0, abs(size)] for key in ("gradient_difference", "parameter_difference")}
+    write_run(tmp_path / "run", manifest(), rows)
+    assert write_report(tmp_path / "run").is_file()
