@@ -1,10 +1,13 @@
 """Kills: a signal to a process of a command at any moment; then the record is read, and the run goes on to its end."""
 
+import contextlib
+import os
 import random
+import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,12 @@ from .tally import Tally, verdict_of
 
 LIMITS = {signal.SIGKILL: 20.0, signal.SIGSTOP: 20.0, signal.SIGTERM: 25.0, signal.SIGINT: 25.0}
 """Seconds until all processes have ended: 15 for a loss, 10 and a checkpoint for an end, and some for two cores."""
+WARM = 0.5
+"""How long a run takes that need not compile, as a share of one that has to."""
+TIMEOUT = 20
+"""Seconds that a process waits for one that was killed before they met."""
 MINI = ("--config", "mini", "--steps", 12, "--checkpoint-every", 3)
+KEPT = "JAX_COMPILATION_CACHE_DIR"
 RUNS: dict[str, tuple[int, tuple[object, ...]]] = {
     "twin compute": (1, ("twin", *MINI, "--model", 2)),
     "twin params, suspect": (1, ("twin", *MINI, "--sync", "params", "--suspect", "node11")),
@@ -36,15 +44,29 @@ RUNS: dict[str, tuple[int, tuple[object, ...]]] = {
 def run(count: int, seed: int) -> Tally:
     """So many kills, spread over the commands, the signals and the moments."""
     tally, draw = Tally("kills"), random.Random(seed)
+    os.environ[KEPT] = tempfile.mkdtemp()  # before the parent of all commands starts
     whole = {name: _whole(*each) for name, each in RUNS.items()}
     for number in range(count):
         name = list(RUNS)[number % len(RUNS)]
         how = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)[number // len(RUNS) % 4]
-        moment = draw.uniform(0.0, whole[name]["seconds"])
-        _trial(tally, name, how, moment, draw.randrange(RUNS[name][0]), whole[name])
+        moment = draw.uniform(0.0, whole[name]["seconds"]) * (1.0 if number % 2 else WARM)
+        victim, cold = draw.randrange(RUNS[name][0]), bool(number % 2)
+        _trial(tally, name, how, moment, victim, whole[name], cold=cold)
         tally.trials += 1
         print(f"  kill {tally.trials} of {count}: {name}, {how.name} after {moment:.1f} s", flush=True)
     return tally
+
+
+@contextlib.contextmanager
+def _nothing_kept(cold: bool) -> Iterator[None]:
+    """Half of the runs that are killed compile everything; all others read what was compiled before."""
+    kept, aside = Path(os.environ[KEPT]), Path(f"{os.environ[KEPT]}-aside")
+    if cold:
+        kept.rename(aside)
+    yield
+    if cold:
+        shutil.rmtree(kept, ignore_errors=True)
+        aside.rename(kept)
 
 
 def _whole(processes: int, words: Sequence[object]) -> dict[str, Any]:
@@ -68,35 +90,26 @@ def _found(folder: Path) -> dict[str, Any]:
 def _start(processes: int, words: Sequence[object], folder: Path, *more: object) -> list[Started]:
     run = ("--run", folder) if words[0] != "trace" else ()
     command = (words[0], *((folder,) if words[0] == "trace" else ()), *words[1:], *run, *more)
-    return [start(*command)] if processes == 1 else several(processes, *command)
+    return [start(*command)] if processes == 1 else several(processes, *command, "--timeout", TIMEOUT)
 
 
-def _trial(tally: Tally, name: str, how: signal.Signals, moment: float, victim: int, whole: dict[str, Any]) -> None:
+def _trial(
+    tally: Tally, name: str, how: signal.Signals, moment: float, victim: int, whole: dict[str, Any], *, cold: bool
+) -> None:
     processes, words = RUNS[name]
     folder = Path(tempfile.mkdtemp()) / "run"
     where = f"{name}, {how.name} to process {victim} after {moment:.2f} s, {folder}"
-    running = _start(processes, words, folder)
-    time.sleep(moment)
-    if running[victim].ended:
-        tally.note("had ended before")
-    else:
-        running[victim].send(how)
-        if how is signal.SIGSTOP and processes == 1:
-            time.sleep(1.0)
-            running[victim].send(signal.SIGCONT)  # and it goes on
-    deadline = time.monotonic() + (LIMITS[how] if processes > 1 or how is not signal.SIGSTOP else 120.0)
-    for number, process in enumerate(running):
-        stopped = how is signal.SIGSTOP and number == victim and processes > 1
-        process.process.join(0.1 if stopped else max(0.1, deadline - time.monotonic()))
-        if not process.ended:
-            if not stopped:
-                tally.fail("hang", f"process {number} of {where}: {process.err.read_text()[-500:]}")
-            process.kill()
-        code, err = process.process.exitcode, process.err.read_text()
-        tally.read(err, where)
-        tally.note(f"exit {code}")
-        if code not in (0, 1, 3, -signal.SIGKILL) or (code in (0, 1) and code != whole["code"]):
-            tally.fail("odd exit code", f"{code} of process {number} of {where}: {err[-500:]}")
+    with _nothing_kept(cold):
+        running = _start(processes, words, folder)
+        time.sleep(moment)
+        if running[victim].ended:
+            tally.note("had ended before")
+        else:
+            running[victim].send(how)
+            if how is signal.SIGSTOP and processes == 1:
+                time.sleep(1.0)
+                running[victim].send(signal.SIGCONT)  # and it goes on
+        _await(tally, running, how, victim, whole, where)
     resumable = (folder / "manifest.json").is_file()
     if resumable:
         said = verdict_of(folder)
@@ -117,3 +130,23 @@ def _trial(tally: Tally, name: str, how: signal.Signals, moment: float, victim: 
             return
     if _found(folder) != whole["found"]:
         tally.fail("other bits", where)
+
+
+def _await(
+    tally: Tally, running: list[Started], how: signal.Signals, victim: int, whole: dict[str, Any], where: str
+) -> None:
+    """Looks how all processes of a run end of which one was struck."""
+    alone = len(running) == 1
+    deadline = time.monotonic() + (120.0 if alone and how is signal.SIGSTOP else LIMITS[how])
+    for number, process in enumerate(running):
+        stopped = how is signal.SIGSTOP and number == victim and not alone
+        process.process.join(0.1 if stopped else max(0.1, deadline - time.monotonic()))
+        if not process.ended:
+            if not stopped:
+                tally.fail("hang", f"process {number} of {where}: {process.err.read_text()[-500:]}")
+            process.kill()
+        code, err = process.process.exitcode, process.err.read_text()
+        tally.read(err, where)
+        tally.note(f"exit {code}")
+        if code not in (0, 1, 3, -signal.SIGKILL) or (code in (0, 1) and code != whole["code"]):
+            tally.fail("odd exit code", f"{code} of process {number} of {where}: {err[-500:]}")
