@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from sdc.record.reading import Contents
 
+from .agreement import differs
 from .series import Row, count, mapping, sequence
-from .verdict import COMPARED
 
 Course: TypeAlias = Literal["persistent", "intermittent", "transient"]
 Rank: TypeAlias = tuple[int | None, int | None, int | None]
@@ -58,7 +58,7 @@ def of_twins(run: Contents) -> Evidence:
             if found := count(rank.get("mismatched")):
                 ranks[_rank(rank)] += found
     steps = {row["step"] for row in hits}
-    steps |= {row["step"] for row in run.lines if _mismatched(row)}
+    steps |= {row["step"] for row in run.lines if differs(row)}
     start = min(steps, default=None)
     early = [row for row in hits if row["step"] == start]
     first = min(early, key=_order, default=None)
@@ -97,15 +97,10 @@ def _evidence(
     first: tuple[str, int | None] | None,
 ) -> Evidence:
     start = min(steps, default=math.inf)
-    later = sum(line["step"] > start for line in lines)
+    later = len({line["step"] for line in lines if line["step"] > start})
     numbers = {found for layer in layers if (found := count(layer)) is not None}
     names = tuple(name for name, _ in sites.most_common())
     return Evidence(tuple(sorted(steps)), later, ranks, names, tuple(sorted(numbers)), first)
-
-
-def _mismatched(row: Row) -> bool:
-    compared = [*mapping(row.get("sites")).values(), *(row.get(part) for part in COMPARED)]
-    return any(count(mapping(entry).get("mismatched")) for entry in compared)
 
 
 def _order(row: Row) -> tuple[int, bool, int, bool]:

@@ -9,11 +9,12 @@ from sdc.record.reading import Contents
 
 from . import advice
 from .advice import Action
+from .agreement import COMPARED, what_differs
 from .devices import listed, where, whole
 from .evidence import AXES, Evidence, Rank, of_products, of_twins
 from .series import Row, count, mapping, sequence
 from .summary import summarize
-from .verdict import COMPARED, REHEARSAL, odd_digests
+from .verdict import REHEARSAL, odd_digests
 
 WAYS = {"fwd": "forward", "bwd": "backward", "remat": "recomputed"}
 UNKNOWN = "the record does not say"
@@ -163,7 +164,9 @@ def _twins(run: Contents, summary: Row, found: Evidence) -> Found:
     first = summary["first_mismatch_step"]
     # Twins that are not synchronized go on differing whatever the fault does.
     course = None if summary.get("sync") == "none" else found.course
-    what = _elements(summary, _spot(found))
+    parts = what_differs(run.lines)
+    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    what = _elements(summary, _spot(found)) or listed(parts[:3]) + more or "details of a step without a line"
     sentence = f"{who}: {what}, first at step {first}{f', {course}' if course else ''}"
     return Found(
         sentence, device, _spots(found) or f"not located: only {' and '.join(_parts(summary)) or 'whole steps'} differ",
@@ -245,7 +248,7 @@ def _elements(summary: Row, spot: str) -> str:
     mismatched, checked = (sum(count(site.get(key)) or 0 for site in sites) for key in ("mismatched", "checked"))
     if mismatched:
         return f"{spot + ': ' if spot else ''}{amount(mismatched)} of {amount(checked)} elements"
-    return " and ".join(_parts(summary)) or "losses or gradient norms"
+    return " and ".join(_parts(summary))
 
 
 def _parts(summary: Row) -> list[str]:

@@ -11,11 +11,14 @@ from typing import Any
 
 from sdc.record.reading import Contents
 
+from .agreement import COMPARED, first_mismatch
 from .products import summarize_products
 from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_upper_bound
-from .verdict import COMPARED, COUNTS, final_states, first_mismatch, grave, graver, is_rehearsal, judge, odd_twins
+from .verdict import COUNTS, Verdict, final_states, grave, graver, is_rehearsal, judge, odd_twins
 
+MOST_LAYERS = 10_000
+"""Layers of a table: no model has more."""
 SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
 
 
@@ -68,7 +71,7 @@ def summarize(manifest: Row, steps: Sequence[Row], mismatches: Sequence[Row], *,
         "rehearsal": is_rehearsal(manifest),
         "abft": summarize_products(steps),
     }
-    verdict, reason = judge(manifest, steps, summary, sites, whole=whole)
+    verdict, reason = judge(manifest, steps, mismatches, summary, sites, whole=whole)
     return {"verdict": verdict, "reason": reason, **summary}
 
 
@@ -89,17 +92,25 @@ def summary_of(run: Contents) -> dict[str, Any]:
     if run.discarded and grave(again["verdict"]) < grave(verdict[0]):
         told = f"in {len(run.discarded)} steps that were run again, {again['reason']}; after that, {verdict[1]}"
         verdict = again["verdict"], told
-    if found := final_states(run.manifest, stored.get("state_digest")):
+    if found := final_states(run.manifest, stored.get("state_digest"), ended=run.ended):
         verdict = graver(verdict, found)
     if (ended := count(stored.get("steps"))) is not None and ended != len(run.lines):
         verdict = graver(verdict, ("inconclusive", f"{len(run.lines)} of the {ended} steps are on record"))
     if run.summary is not None:
-        verdict = graver(verdict, (stored.get("verdict"), str(stored.get("reason"))))
+        verdict = graver(verdict, _stored(stored, verdict))
     elif run.kind.name == "trace" and run.manifest.get("against"):  # it writes at its end what it found
         verdict = "inconclusive", "the run has not ended"
     elif verdict[0] == "clean":
         verdict = "inconclusive", f"the run has not ended; so far: {verdict[1]}"
     return {**summary, "verdict": verdict[0], "reason": verdict[1]}
+
+
+def _stored(stored: Row, computed: Verdict) -> Verdict:
+    """The verdict that the run wrote itself, and that it is not what follows from its lines, if anything does."""
+    verdict, reason = stored.get("verdict"), str(stored.get("reason"))
+    if verdict != "corrupt" or computed[0] is None:
+        return verdict, reason
+    return verdict, f"summary.json says {verdict} ({reason}), although the lines do not: {computed[1]}"
 
 
 def _site(steps: Sequence[Row], site: str) -> dict[str, Any]:
@@ -132,12 +143,12 @@ def _layers(
     """Per-layer frequency (1) and severity (3); every layer has the same number of checked elements."""
     recorded = {row["step"] for row in steps}  # a crash can leave mismatches of a step that has no line
     rows = [row for row in mismatches if row["step"] in recorded and isinstance(row.get("layer"), int)]
-    layers = max([_total([manifest], ["layers"])["layers"], *(row["layer"] + 1 for row in rows)])
+    layers = min(max([_total([manifest], ["layers"])["layers"], *(row["layer"] + 1 for row in rows)]), MOST_LAYERS)
     table: dict[str, dict[str, list[Any]]] = {}
     for site, total in sites.items():
         here: list[list[Row]] = [[] for _ in range(layers)]
         for row in rows:
-            if row.get("site") == site and row["layer"] >= 0:
+            if row.get("site") == site and 0 <= row["layer"] < layers:
                 here[row["layer"]].append(row)
         counts = [_total(lines, ("mismatched", "injected")) for lines in here]
         checked = total["checked"] / layers if layers else 0

@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from .agreement import COMPARED
 from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_interval, frequency_upper_bound
 from .summary import SUBMODULES
-from .verdict import COMPARED, COUNTS
+from .verdict import COUNTS
 
 NOT_MEASURED = "–"
 

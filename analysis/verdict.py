@@ -1,25 +1,16 @@
 """From the totals of a run to its verdict: what differs, what was checked, and what that rests on."""
 
-import math
-import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from sdc.record.fields import SEALED
+
+from .agreement import APART, BITWISE, COMPARED, apart, gap, unequal
 from .products import gap as products_gap, products_verdict
 from .series import Row, count, mapping, number, sequence
 from .statistics import frequency_upper_bound
 
 COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite")
-BITWISE = {"loss": "losses", "gradient_norm": "gradient norms", "parameter_norm": "parameter norms"}
-"""What a line has once for each twin: equal numbers, if the twins are equal."""
-APART = {
-    "gradient_difference": "gradients", "parameter_difference": "parameters", "noise_to_signal": "gradients"
-}  # fmt: skip
-"""How far each twin is from the reference: zeros, if the twins are equal."""
-DIFFERENT = ("mismatched", "zero_reference", "nonfinite")
-"""Counts of elements that differed."""
-COMPARED = {"state": "parameters and optimizer state", "gradient": "gradients"}
 REHEARSAL = "a rehearsal, not a test of hardware: all twins share one processor"
 
 Verdict = tuple[str | None, str]
@@ -27,13 +18,20 @@ Verdict = tuple[str | None, str]
 
 
 def judge(
-    manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], *, whole: bool = True
+    manifest: Row,
+    steps: Sequence[Row],
+    mismatches: Sequence[Row],
+    summary: Row,
+    sites: Mapping[str, Row],
+    *,
+    whole: bool = True,
 ) -> Verdict:
     """The verdict that follows from the lines of a run.
 
     Args:
         manifest: contents of `manifest.json`.
         steps: lines of `steps.jsonl`.
+        mismatches: lines of `mismatches.jsonl`.
         summary: their totals.
         sites: totals by site.
         whole: the lines are those of the whole run; else those of some of its steps.
@@ -52,8 +50,15 @@ def judge(
     elif whole and mapping(manifest.get("abft")):
         products = "inconclusive", "no row of a matrix product was checked: no step was done"
     if manifest.get("kind") != "twin":
-        return products or (None, "a training run has no twin to compare with")
+        nothing = (
+            "a trace has to be compared with another"
+            if manifest.get("kind") == "trace"
+            else ("a training run has no twin to compare with")
+        )
+        return products or (None, nothing)
     verdict, reason = _twins(manifest, steps, summary, sites, whole)
+    if verdict == "clean" and (lacking := gap(manifest, steps, mismatches, whole=whole)):
+        verdict, reason = "inconclusive", lacking
     if products is None or products[0] == "clean":
         return verdict, reason
     # Of two findings the graver one is the verdict; twins that agree do not clear a product that is flagged.
@@ -75,22 +80,25 @@ def graver(one: Verdict, other: Verdict) -> Verdict:
     return other if grave(other[0]) < grave(one[0]) else one
 
 
-def final_states(manifest: Row, digests: object) -> Verdict | None:
+def final_states(manifest: Row, digests: object, *, ended: bool = True) -> Verdict | None:
     """What the digests of the twins' final states say: bits may change after the last step was compared.
 
     Args:
         manifest: contents of `manifest.json`.
         digests: one for each twin.
+        ended: the run has ended, so that there must be some; records before schema 3 may have none.
 
     Returns:
-        A verdict, or None where they agree or there are none.
+        A verdict, or None where they agree, or need not be there.
     """
     found = [str(digest) for digest in sequence(digests)]
-    if manifest.get("kind") != "twin" or not found:
+    needed = ended and (count(manifest.get("schema")) or 0) >= SEALED
+    if manifest.get("kind") != "twin" or not (found or needed):
         return None
-    if len(set(found)) == 1:
-        lacking = len(found) != (count(manifest.get("twins")) or len(found))
-        return ("inconclusive", f"the record has the final state of {len(found)} twin only") if lacking else None
+    if len(set(found)) < 2:
+        twins = count(manifest.get("twins")) or len(found)
+        told = f"the record has {len(found)} final states of {twins} twins"
+        return ("inconclusive", told) if len(found) != twins else None
     told = ", ".join(f"twin {twin} has {digest}" for twin, digest in enumerate(found))
     return "corrupt", f"the twins' final states differ, by their digests: {told}"
 
@@ -105,43 +113,6 @@ def odd_digests(digests: object) -> list[int]:
         return [1] if found[0] != found[1] else []
     most = next((digest for digest, times in Counter(found).items() if 2 * times > len(found)), None)
     return [] if most is None else [twin for twin, digest in enumerate(found) if digest != most]
-
-
-def first_mismatch(steps: Sequence[Row], mismatches: Sequence[Row]) -> int | None:
-    """Number of the first step in which anything differs that must be equal."""
-    found = [row["step"] for row in mismatches if _found(row)]
-    for row in steps:
-        compared = [*mapping(row.get("sites")).values(), *(row.get(part) for part in COMPARED)]
-        counted = any(_found(mapping(entry)) for entry in compared)
-        unequal = any(_unequal(row, key) for key in BITWISE) or any(_apart(row, key) for key in APART)
-        if counted or unequal:
-            found.append(row["step"])
-            break  # the lines are in order
-    return min(found, default=None)
-
-
-def _found(entry: Row) -> bool:
-    """Whether any of the numbers of a comparison says that something differed."""
-    counts = (*(entry.get(key) for key in DIFFERENT), *(mapping(rank).get("mismatched") for rank in _ranks(entry)))
-    return any(count(value) for value in counts) or bool(number(entry.get("frequency")))
-
-
-def _ranks(entry: Row) -> Sequence[Any]:
-    return sequence(entry.get("ranks"))
-
-
-def unreadable(row: Row) -> str | None:
-    """What in a line is no count or no number, though the verdict needs it; None for a sound line."""
-    parts = {**mapping(row.get("sites")), **{part: row[part] for part in COMPARED if row.get(part) is not None}}
-    for name, entry in parts.items():
-        for key in ("checked", "mismatched"):
-            if key in mapping(entry) and count(entry[key]) is None:
-                return f"{key} of {name}"
-    for key in BITWISE:
-        values = sequence(row.get(key))
-        if any(number(value) is None for value in values):
-            return key
-    return None
 
 
 def odd_twins(steps: Sequence[Row], mismatches: Sequence[Row]) -> list[int]:
@@ -184,8 +155,6 @@ def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str
     what, elements = next((item for item in checked.items() if item[1]), ("", 0))
     if whole and not elements:
         return "inconclusive", f"nothing was checked in {summary['steps']} steps"
-    if gap := _gap(manifest, steps, whole):
-        return "inconclusive", gap
     if total["injected"]:
         return "inconclusive", f"{total['injected']:,} values were corrupted on purpose and no check saw any of them"
     if whole and elements < (least := count(manifest.get("least_elements")) or 0):
@@ -200,21 +169,6 @@ def _twins(manifest: Row, steps: Sequence[Row], summary: Row, sites: Mapping[str
         f"no mismatch in {elements:,} checked elements ({what}) over {summary['steps']} steps; at 95 % confidence the "
         f"mismatch frequency is below {bound:.2g} per element, if elements fail independently{_rests_on(manifest)}"
     )
-
-
-def _gap(manifest: Row, steps: Sequence[Row], whole: bool) -> str | None:
-    """Why the lines of twins that agree do not speak for their steps, or for all of the run; None where they do."""
-    twins = count(manifest.get("twins"))
-    for place, row in enumerate(steps):
-        step = row["step"]
-        if whole and step != place:
-            return f"step {place} is not on record; nothing differs in the {len(steps)} that are"
-        if problem := unreadable(row):
-            return f"step {step} has no readable {problem}; nothing differs in all else"
-        losses = len(sequence(row.get("loss")))
-        if twins and losses not in (0, twins):
-            return f"step {step} has the loss of {losses} of {twins} twins; nothing differs in all else"
-    return None
 
 
 def _rests_on(manifest: Row) -> str:
@@ -236,27 +190,10 @@ def _evidence(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], tota
         if counts["mismatched"]:
             parts.append(f"{counts['mismatched']:,} of {counts['checked']:,} elements of the {name}")
     for key, name in BITWISE.items():
-        if differing := sum(_unequal(row, key) for row in steps):
+        if differing := sum(unequal(row, key) for row in steps):
             parts.append(f"the {name} of {differing:,} steps")
     if not parts:
-        parts = [f"the {name}" for key, name in APART.items() if any(_apart(row, key) for row in steps)]
+        parts = [f"the {name}" for key, name in APART.items() if any(apart(row, key) for row in steps)]
     odd = summary["odd_twins"]
     who = f"twin {' and '.join(map(str, odd))} differs from the majority" if odd and (summary["twins"] or 0) > 2 else ""
     return f"{who or 'the twins differ'} in {'; '.join(parts) or 'a step whose totals are not on record'}"
-
-
-def _unequal(row: Row, key: str) -> bool:
-    """Whether the twins' numbers differ in any bit; two NaNs are equal."""
-    return key in row and len({bits for value in sequence(row[key]) if (bits := _bits(value)) is not None}) > 1
-
-
-def _apart(row: Row, key: str) -> bool:
-    """Whether any twin is away from the reference."""
-    return key in row and any(number(value) not in (None, 0.0) for value in sequence(row[key]))
-
-
-def _bits(value: Any) -> bytes | None:
-    found = number(value)
-    if found is None:
-        return None
-    return b"NaN" if math.isnan(found) else struct.pack("<d", found)

@@ -168,7 +168,7 @@ def test_what_a_step_showed_before_it_was_run_again_is_named(tmp_path: Path) -> 
         record.rewind(30)
         for row in steps(40)[0][30:]:
             record.line(row)
-        record.finish(summarize(about, steps(40)[0], []))
+        record.finish({"state_digest": ["ab"] * 2, **summarize(about, steps(40)[0], [])})
     run = read_record(tmp_path / "run")
     summary = summary_of(run)
     assert (summary["verdict"], summary["first_mismatch_step"]) == ("corrupt", None)

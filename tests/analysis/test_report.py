@@ -209,7 +209,8 @@ def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
 def test_what_the_run_says_of_itself_wins(tmp_path: Path) -> None:
     about = manifest(**REAL)
     path = write_run(tmp_path / "run", about, *steps(3), ended=False)
-    verdict = {"verdict": "inconclusive", "reason": "the peer vanished at step 3"}
+    digests = ["ab"] * 2
+    verdict = {"verdict": "inconclusive", "reason": "the peer vanished at step 3", "state_digest": digests}
     write_sealed(path / "summary.json", verdict)
     assert "The peer vanished at step 3." in Page(html(path)).words
 
