@@ -1,6 +1,7 @@
 """What to do next, as a record has it: one to three things, the first first."""
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,10 +131,13 @@ def _rehearsed() -> Iterator[Action]:
 
 
 def _unfinished(manifest: Row, summary: Row) -> Iterator[Action]:
+    words = [str(word) for word in sequence(manifest.get("command"))]
+    named = {"--run", "trace"} & set(words)  # else the command that goes on has a further flag
+    again = shlex.join([*(word for word in words if word != "--resume"), "--resume"])
     yield Action(
         "Let it go on, or resume it",
         f"{summary['steps']:,} of {manifest.get('steps', '?')} planned steps are on record. If it was stopped, start "
-        "it again with --resume; then there will be a verdict.",
+        f"it again {f'by: {again}' if named else 'with --resume'}; then there will be a verdict.",
     )
 
 
@@ -161,5 +165,10 @@ def _inconclusive(summary: Row) -> Iterator[Action]:
             "Check more of the products", "The table of products that were not checked says why; --least-coverage sets "
             "how much is enough."
         )  # fmt: skip
+    elif summary.get("simulated"):
+        yield Action(
+            "Aim the fault at what is checked",
+            "It struck where no check looks, or after all was NaN: choose a site, a smaller rate or other bits.",
+        )
     else:
         yield Action("Mend what the reason names, and run again", "This says nothing about the hardware.")

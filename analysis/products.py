@@ -71,13 +71,14 @@ def products_verdict(found: Row, *, steps: int, injected: int, least: float = 0.
             f"{rows}, and as wrong when computed again: a permanent fault or a false alarm; "
             "run the same steps on another device"
         )
-    unjudged = f" ({found['nonfinite']:,} more had inputs that are not finite)" if found["nonfinite"] else ""
+    blind = found["nonfinite"]
+    unjudged = f" ({blind:,} rows of products had inputs that are not finite, and cannot be judged)" if blind else ""
     if not found["checked"]:
         return "inconclusive", f"no row of a matrix product was checked in {steps} steps{unjudged}"
     if injected:
         return (
             "inconclusive",
-            f"{injected:,} values were corrupted on purpose and no check of a product saw any of them",
+            f"{injected:,} values were corrupted on purpose and no check of a product saw any of them{unjudged}",
         )
     covered = found.get("coverage")
     if covered is not None and covered < least:

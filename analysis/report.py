@@ -184,8 +184,8 @@ def _notes(run: Contents, summary: dict[str, Any]) -> list[str]:
     if run.discarded:
         notes.append(
             f"Run again: {_steps(len(run.discarded))}. What that showed the time before counts for the verdict, and is "
-            "in the figure of where and when and in the tables of ranks and first mismatches; all else is of the steps "
-            "on record."
+            "in the sentence, the figure of where and when and the tables of ranks and first mismatches; all else is "
+            "of the steps on record."
         )
     if departs := sequence(mapping(run.manifest.get("abft")).get("departs")):
         notes.append(f"The profile of the products was measured elsewhere: {'; '.join(map(str, departs))}.")

@@ -112,6 +112,7 @@ def conduct(options: RunOptions, job: Job) -> int:
 
     warnings.showwarning = _warn
     end_aborts_well()
+    onward.folder = options.run or Path("runs")  # until the processes have agreed on one
     stop = Stop(too_late)
     with run_errors(options.run), waiting, joined(peers, start, give_up, stop):
         import jax

@@ -1,6 +1,7 @@
 """What a command prints at its end: tables and a verdict for people, or JSON for programs."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,17 +23,35 @@ COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold y
 Part: TypeAlias = Table | Text | str
 
 
+class Output(Console):
+    """Standard output. A reader that has had enough, as `| head` has, does not change the exit code."""
+
+    def __init__(self) -> None:
+        # A table cut to the width of a pipe or a narrow window would hide figures.
+        super().__init__(highlight=False, width=max(124, shutil.get_terminal_size().columns))
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def show(kind: str, summary: Mapping[str, Any], *, as_json: bool) -> None:
     """Prints the summary of a record of some kind on standard output."""
     if as_json:
-        sys.stdout.write(json.dumps(to_json({**stamp(lasting=True), **summary}), allow_nan=False, indent=1) + "\n")
+        write(json.dumps(to_json({**stamp(lasting=True), **summary}), allow_nan=False, indent=1))
         return
-    # A table cut to the width of a pipe or a narrow window would hide figures.
-    console = Console(highlight=False, width=max(124, shutil.get_terminal_size().columns))
+    console = Output()
     for part in PARTS.get(kind, _run)(summary):
         console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
     if "report" in summary:
         console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
+
+
+def write(text: str) -> None:
+    """Writes a text for programs on standard output, and a new line after it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        Output().on_broken_pipe()
 
 
 def _loss(value: Any) -> str:
@@ -210,7 +229,7 @@ def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
     lines.append(f"products that begin with the second tier: {', '.join(profile.second_tier) or 'none'}")
     if found["kernel_seconds"]:
         lines.append(f"fused kernel: {json.dumps(found['kernel_seconds'])}; {'used' if profile.fused else 'not used'}")
-    console = Console(highlight=False)
+    console = Output()
     for line in [*lines, f"profile: {path}"]:
         console.print(line, soft_wrap=True, markup=False)
 

@@ -84,14 +84,15 @@ class Waiting:
         self._over.set()
 
     def _repeat(self) -> None:
-        started = time.monotonic()
+        started, before = time.monotonic(), ""
         coordinator = self._peers.coordinator
         there = coordinator is None or route(coordinator).address is not None
         while not (there and self._over.wait(EVERY)):
             tried, seconds = self._peers.tried(), time.monotonic() - started
             if self._over.is_set():
                 return
-            print(f"waiting for the other processes{tried}  {seconds:.0f} s", file=sys.stderr, flush=True)
+            told, before = "" if tried == before else tried, tried  # what to mend is said once
+            print(f"waiting for the other processes{told}  {seconds:.0f} s", file=sys.stderr, flush=True)
             there = True
 
 

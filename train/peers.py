@@ -68,7 +68,8 @@ def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resol
         return Route(None, _unknown(host, error))
     tried = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     if _leads_back(address):
-        return Route(tried, f"{host} resolves to {address} on this host, which leads back to it; {REMEDY}")
+        leads = "" if _bare(host) == address else f"resolves to {address} on this host, which "
+        return Route(tried, f"{host} {leads}leads back to {'it' if leads else 'this host'}; {REMEDY}")
     own = own or platform.node()
     try:
         mine = next(filter(_leads_back, resolve(own)), None)

@@ -183,6 +183,34 @@ def test_what_a_step_showed_before_it_was_run_again_is_named(tmp_path: Path) -> 
     assert "Run again: 2 steps." in Path(page).read_text()
 
 
+def test_a_step_that_was_run_twice_is_one_step(tmp_path: Path) -> None:
+    rows, found = hits(*range(5), count=5)
+    with Record.create(tmp_path / "run", manifest(**REAL)) as record:
+        for row in rows[:3]:
+            record.line(row, [hit for hit in found if hit["step"] == row["step"]])
+        record.rewind(1)
+        for row in rows[1:]:
+            record.line(row, [hit for hit in found if hit["step"] == row["step"]])
+    run = read_record(tmp_path / "run")
+    assert "persistent: 4 of the 4 steps after it" in headline(run, summary_of(run)).since
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"parameter_norm": [1.0, 2.0]}, "parameter norms"),
+        ({"gradient_difference": [0.0, 0.1]}, "distances of the gradients"),
+        ({"state": {"checked": 100_000, "mismatched": 0, "nonfinite": 2}}, "counts of state"),
+    ],
+)
+def test_what_differs_without_a_count_of_elements_is_named(change: Any, what: str, tmp_path: Path) -> None:
+    rows, _ = steps(5)
+    rows[2] |= change
+    found = told(tmp_path / "run", manifest(**REAL), (rows, []))
+    assert found.sentence == f"twin 1: {what}, first at step 2, transient"
+    assert "0 of the 2 steps after it" in found.since
+
+
 @pytest.mark.parametrize(
     ("twins", "digests", "who"),
     [

@@ -11,6 +11,7 @@ from sdc.record.files import read_json, write_sealed
 from sdc.record.lifecycle import Record
 from sdc.tools import cli, parse
 from sdc.tools.errors import FLAGS, CommandError, Exit, run_errors, usage_errors
+from tests.analysis.records import manifest, steps, write_run
 from tests.tools.command import sdc
 
 
@@ -233,6 +234,22 @@ def test_a_failure_of_the_tool_is_no_verdict(
     monkeypatch.setattr(parse, "command_of", lambda options: broken)
     assert cli.run(["train"]) == Exit.INCONCLUSIVE
     assert "please report it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_reader_that_has_had_enough_does_not_change_the_exit_code(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As `sdc report RUN | head -1`."""
+    rows, _ = steps(3)
+    rows[1]["state"]["mismatched"] = 3
+    write_run(tmp_path / "run", manifest(), rows)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        assert cli.run(["report", str(tmp_path / "run"), *flags]) == Exit.CORRUPT
+    assert capfd.readouterr().err == ""
 
 
 def test_a_study_does_not_offer_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

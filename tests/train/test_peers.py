@@ -31,7 +31,7 @@ def resolve(host: str) -> Sequence[str]:
         ("gpu-1:4", "gpu-1", "127.0.1.1:4", "gpu-1 resolves to 127.0.1.1 on this host, which leads back to it; "),
         ("gpu-1:4", "gpu-2", "127.0.1.1:4", "gpu-1 resolves to 127.0.1.1 on this host"),
         ("localhost:4", "gpu-2", "127.0.0.1:4", "localhost resolves to 127.0.0.1 on this host"),
-        ("[::1]:4", "gpu-2", "[::1]:4", "[::1] resolves to ::1 on this host"),
+        ("[::1]:4", "gpu-2", "[::1]:4", "[::1] leads back to this host; "),
         ("gpu-2:4", "gpu-1", "10.0.0.2:4", "this host's own name gpu-1 resolves to 127.0.1.1, by which CPU"),
         ("gpu-2:4", "gpu-2", "10.0.0.2:4", None),
         ("gpu-2:4", "unknown", "10.0.0.2:4", None),
