@@ -89,6 +89,11 @@ def _headline(told: Row) -> Headline:
         keep = Action("Nothing to mend", "Up to here both machines computed the same. Trace more steps to know more.")
         return Headline(told["reason"], nothing, nothing, "at no step that both have", real, (keep,))
     found = of_place(told["first"])
+    places = [
+        f"{Path(run).name} (host {host})" if host else Path(run).name
+        for run, host in zip(told["runs"], told["hosts"], strict=True)
+    ]
+    device = f"{found.device}, in {' or in '.join(places)}: of two traces the comparison cannot say which is wrong"
     actions = [
         Action("Trace again on a third machine", "Of two traces one is wrong; sdc diff with a third tells which."),
         Action("Reproduce it", "Trace the suspect again: a difference at the same place is persistent."),
@@ -97,7 +102,7 @@ def _headline(told: Row) -> Headline:
         actions.insert(0, Action("Narrow it down", f"Trace both again with --where '{told['narrow']}'."))
     if told["simulated"]:
         actions = [Action("Nothing to mend: the detection works", "The fault was made on purpose, and it was found.")]
-    return Headline(found.sentence, found.device, found.operation, found.since, real, tuple(actions))
+    return Headline(found.sentence, device, found.operation, found.since, real, tuple(actions))
 
 
 def _before(told: Row) -> Table:

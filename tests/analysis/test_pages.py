@@ -10,7 +10,7 @@ from sdc.analysis import describe_difference, write_beside, write_difference, wr
 from sdc.analysis.beside import differing
 from sdc.analysis.report import summary_of_record
 from sdc.record.files import RecordError
-from sdc.record.reading import Contents
+from sdc.record.reading import Contents, read_manifest
 from sdc.tools import cli
 from sdc.tools.errors import Exit
 from sdc.twins.traces import diff, read_trace
@@ -158,7 +158,9 @@ def test_a_comparison_of_traces_has_a_page(tmp_path: Path, simulated: bool) -> N
     words = Page(page.read_text()).words
     assert found.first is not None
     assert f"Layer 2, {found.first.site.name}" in words
-    for part in ("first difference at step 2", "How it spreads", "What agrees before it", "sdc diff"):
+    host = read_manifest(golden)["host"]["name"]
+    device = f"the only device of the run, in golden (host {host}) or in suspect (host {host}): of two traces"
+    for part in (device, "first difference at step 2", "How it spreads", "What agrees before it", "sdc diff"):
         assert part in words
     assert ("SIMULATED FAULTS" in words) == simulated
     assert ("Trace again on a third machine" in words) != simulated
