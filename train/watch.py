@@ -12,8 +12,9 @@ from .stopping import PREFIX, Stop
 
 BEAT = 1.0
 """Seconds between two signs of life."""
-PATIENCE = 13.0
-"""Seconds without a sign of life after which a peer counts as lost: with the time to notice it, 15 at most."""
+PATIENCE = 12.0
+"""Seconds without a sign of life after which a peer counts as lost. A sign may still come through when a network is cut
+in one direction only, and it takes a beat to see it and half of one to look: 15 at most."""
 GRACE = 3.0
 """Seconds between a peer's failure and the end of this process, which may be about to fail by itself and say why."""
 DONE, FAILED = "done", "failed"

@@ -108,7 +108,8 @@ def _trial(
             running[victim].send(how)
             if how is signal.SIGSTOP and processes == 1:
                 time.sleep(1.0)
-                running[victim].send(signal.SIGCONT)  # and it goes on
+                with contextlib.suppress(ProcessLookupError):  # it had just ended
+                    running[victim].send(signal.SIGCONT)  # and it goes on
         _await(tally, running, how, victim, whole, where)
     resumable = (folder / "manifest.json").is_file()
     if resumable:
