@@ -69,14 +69,16 @@ def gap(manifest: Row, steps: Sequence[Row], mismatches: Iterable[Row], *, whole
     """
     twins = count(manifest.get("twins"))
     first = steps[0] if whole and steps else {}
+    at_first = compared(first)
     for place, row in enumerate(steps):
         step = row["step"]
         if whole and step != place:
             return f"step {place} is not on record; nothing differs in the {len(steps)} that are"
-        for name, entry in compared(row).items():
+        here = compared(row)
+        for name, entry in here.items():
             if problem := _unreadable(entry):
                 return f"step {step} has no readable {problem} of {name}; nothing differs in all else"
-        if whole and (lacking := _lacking(compared(first), compared(row))):
+        if lacking := _lacking(at_first, here):
             return f"step {step} did not compare {lacking} as step 0 did; nothing differs in all else"
         for key in (*BITWISE, *APART):
             values = sequence(row.get(key))

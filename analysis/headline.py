@@ -164,9 +164,7 @@ def _twins(run: Contents, summary: Row, found: Evidence) -> Found:
     first = summary["first_mismatch_step"]
     # Twins that are not synchronized go on differing whatever the fault does.
     course = None if summary.get("sync") == "none" else found.course
-    parts = what_differs(run.lines)
-    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
-    what = _elements(summary, _spot(found)) or listed(parts[:3]) + more or "details of a step without a line"
+    what = _elements(summary, _spot(found)) or _other(run.lines)
     sentence = f"{who}: {what}, first at step {first}{f', {course}' if course else ''}"
     return Found(
         sentence, device, _spots(found) or f"not located: only {' and '.join(_parts(summary)) or 'whole steps'} differ",
@@ -249,6 +247,13 @@ def _elements(summary: Row, spot: str) -> str:
     if mismatched:
         return f"{spot + ': ' if spot else ''}{amount(mismatched)} of {amount(checked)} elements"
     return " and ".join(_parts(summary))
+
+
+def _other(lines: Sequence[Row]) -> str:
+    """What differs without a count of elements."""
+    parts = what_differs(lines)
+    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return listed(parts[:3]) + more or "details of a step without a line"
 
 
 def _parts(summary: Row) -> list[str]:

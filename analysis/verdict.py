@@ -12,6 +12,9 @@ from .statistics import frequency_upper_bound
 
 COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite")
 REHEARSAL = "a rehearsal, not a test of hardware: all twins share one processor"
+NOTHING = {
+    "trace": "a trace has to be compared with another", "train": "a training run has no twin to compare with"
+}  # fmt: skip
 
 Verdict = tuple[str | None, str]
 """`corrupt`, `clean`, `inconclusive` or None, and the reason in words."""
@@ -50,12 +53,7 @@ def judge(
     elif whole and mapping(manifest.get("abft")):
         products = "inconclusive", "no row of a matrix product was checked: no step was done"
     if manifest.get("kind") != "twin":
-        nothing = (
-            "a trace has to be compared with another"
-            if manifest.get("kind") == "trace"
-            else ("a training run has no twin to compare with")
-        )
-        return products or (None, nothing)
+        return products or (None, NOTHING.get(str(manifest.get("kind")), NOTHING["train"]))
     verdict, reason = _twins(manifest, steps, summary, sites, whole)
     if verdict == "clean" and (lacking := gap(manifest, steps, mismatches, whole=whole)):
         verdict, reason = "inconclusive", lacking
