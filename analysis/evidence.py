@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from sdc.record.reading import Contents
 
-from .agreement import differs
+from .equality import differs
 from .series import Row, count, mapping, sequence
 
 Course: TypeAlias = Literal["persistent", "intermittent", "transient"]

@@ -9,8 +9,8 @@ from sdc.record.reading import Contents
 
 from . import advice
 from .advice import Action
-from .agreement import COMPARED, what_differs
 from .devices import listed, where, whole
+from .equality import COMPARED, what_differs
 from .evidence import AXES, Evidence, Rank, of_products, of_twins
 from .series import Row, count, mapping, sequence
 from .summary import summarize

@@ -11,7 +11,7 @@ from typing import Any
 
 from sdc.record.reading import Contents
 
-from .agreement import COMPARED, first_mismatch
+from .equality import COMPARED, first_mismatch
 from .products import summarize_products
 from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_upper_bound

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .agreement import COMPARED
+from .equality import COMPARED
 from .series import Row, count, mapping, number, sequence, worst
 from .statistics import frequency_interval, frequency_upper_bound
 from .summary import SUBMODULES

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sdc.record.fields import SEALED
 
-from .agreement import APART, BITWISE, COMPARED, apart, gap, unequal
+from .equality import APART, BITWISE, COMPARED, apart, gap, unequal
 from .products import gap as products_gap, products_verdict
 from .series import Row, count, mapping, number, sequence
 from .statistics import frequency_upper_bound
