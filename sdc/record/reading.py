@@ -92,6 +92,8 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
     def rows(file: LineFile | None) -> list[dict[str, Any]]:
         if file is None:
             return []
+        if ends and file.name not in ends and file is not kind.discarded:
+            raise _lost(folder / SUMMARY, f"does not say where {file.name} ends")
         ended = summary is not None and file is not kind.discarded
         first = start(file.name) if manifest["schema"] >= SEALED else None
         return read_lines(

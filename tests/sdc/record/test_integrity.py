@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sdc.record import Record, RecordError, read_record
+from sdc.record.files import write_sealed
 from sdc.record.integrity import FIELD
 from sdc.record.reading import Contents
 
@@ -108,6 +109,16 @@ def test_lines_of_another_run_are_found(tmp_path: Path, name: str) -> None:
     shutil.copy(theirs / name, ours / name)
     with pytest.raises(RecordError, match=name):
         read_record(ours)
+
+
+def test_a_summary_that_leaves_a_file_out(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", ended=True)
+    summary = read_record(run).summary
+    assert summary is not None
+    del summary["lines"]["mismatches.jsonl"]
+    write_sealed(run / "summary.json", summary)
+    with pytest.raises(RecordError, match=r"summary\.json does not say where mismatches\.jsonl ends"):
+        read_record(run)
 
 
 @pytest.mark.parametrize("name", [*LINES, "manifest.json", "summary.json"])
