@@ -50,7 +50,6 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
     jax.config.update("jax_enable_preemption_service", False)
     late = f"a peer did not come within {timeout:g} s"
     with _Guard(timeout, lambda: lost(f"{late}{peers.tried()}; start all processes, or wait longer for them")):
-        _await_name(peers)
         # JAX's own limit is longer: it would abort the process.
         count = _initialize(peers, int(timeout) + 60, lambda: lost(unreachable()))
         if count > 1:
@@ -131,6 +130,7 @@ class _Guard:
 
 def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int:
     """Starts JAX's runtime where peers or the environment name a cluster; returns the number of processes."""
+    _await_name(peers)
     try:
         with _told_of_its_end(gave_up):
             jax.distributed.initialize(

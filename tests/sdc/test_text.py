@@ -184,6 +184,7 @@ DEEP = {
     ],
 )
 def test_however_deep_a_text_is_it_is_read_or_refused(read: Any, text: str, deep: Any, levels: int) -> None:
+    """Any other error, such as a RecursionError, fails this test."""
     with contextlib.suppress(ValueError):
         read(text.format(deep(levels)))
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from sdc.settings import SettingError
-from sdc.train.peers import REMEDY, Peers, resolved, route
+from sdc.train import cluster
+from sdc.train.multihost import Unreachable
+from sdc.train.peers import REMEDY, Peers, Route, resolved, route
 
 HOSTS = {
     "localhost": ["127.0.0.1"],
@@ -58,6 +60,19 @@ def test_what_was_tried_and_what_may_be_wrong_with_it() -> None:
     assert tried("gpu-1").startswith(" at 127.0.1.1:4321 (gpu-1 resolves to 127.0.1.1 on this host")
     assert tried("gpu-2").startswith(" at 10.0.0.2:4321")
     assert Peers().tried() == ""
+
+
+def test_the_runtime_starts_when_the_coordinators_name_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([Route(None, "not yet"), Route(None, "not yet"), Route("10.0.0.9:4321", None)])
+
+    def initialize(*_: object, **__: object) -> None:
+        raise RuntimeError(f"started with {len(list(answers))} answers to come")
+
+    monkeypatch.setattr(cluster, "route", lambda coordinator: next(answers))
+    monkeypatch.setattr(cluster, "BEAT", 0.01)
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    with pytest.raises(Unreachable, match="started with 0 answers to come"):
+        cluster._initialize(Peers(coordinator="127.0.0.1:4321", processes=2, process=1), 1, lambda: None)
 
 
 @pytest.mark.parametrize("host", [64 * "x", "a..b"])
