@@ -109,7 +109,8 @@ class Watch:
             for process, (value, doing, since) in list(self._seen.items()):
                 if value == FAILED and now - since > GRACE:
                     self._give_up(f"process {process} ended early, and its output says why; nothing can be said")
-                if value not in (DONE, FAILED) and now - since > self.patience:
+                # silent while the store answered: if it does not, process 0 is the one that is lost
+                if value not in (DONE, FAILED) and self._contact - since > self.patience:
                     self._tell_lost(process, doing)
 
     def _tell_lost(self, process: str, doing: str) -> None:

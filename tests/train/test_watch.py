@@ -80,6 +80,21 @@ def test_what_is_said_of_a_peer(told: list[str], peer: str, message: str | None)
         assert told[0].endswith("nothing can be said")
 
 
+def test_a_store_that_hangs_after_a_late_sign_is_the_one_that_is_lost(told: list[str]) -> None:
+    store = Store()
+    store.key_value_set(f"{SIGNS}/1", "1 in step 7")
+    watching = Watch(store, 300.0, told.append, Stop())
+    watching.start()
+    time.sleep(0.25)  # the store answers, and the peer's sign is old already when it stops to
+    store.hangs.set()
+    deadline = time.monotonic() + 2
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.01)
+    store.hangs.clear()
+    watching.end(DONE)
+    assert told[0].startswith("process 0 was lost")
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_all_processes_stop_after_the_same_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Main threads in step with one another, as collectives keep them, and watches that look in now and then."""
