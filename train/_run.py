@@ -17,6 +17,7 @@ from sdc.record.lifecycle import Record, check_free
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
 from sdc.settings import SettingError
+from sdc.twins.digests import ALGORITHM
 
 from .checkpoints import Checkpoints
 from .cluster import tell
@@ -111,6 +112,7 @@ def run(
         "mesh": dict(placement.mesh.shape),
         "processes": jax.process_count(),
         "environment": environment(),
+        "digests": ALGORITHM,
         "program": None,  # found below, since it takes longest
         "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
         **job.manifest(config),
@@ -242,7 +244,7 @@ def _check_settings(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 def _check_program(folder: Path, manifest: Mapping[str, Any]) -> None:
     then = read_manifest(folder)
-    if changed := changes(then, manifest, ("program", "environment"), ("the run had", "now")):
+    if changed := changes(then, manifest, ("program", "environment", "digests"), ("the run had", "now")):
         raise Incomparable(
             f"{folder} was run by another program, so that its steps could not be compared ({'; '.join(changed)}); "
             "restore that environment, or start a new run"

@@ -17,6 +17,7 @@ from sdc.record.lifecycle import Record
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
 from sdc.settings import SettingError
+from sdc.twins.digests import ALGORITHM
 
 from .campaign_job import CampaignJob
 from .data import batches
@@ -136,6 +137,7 @@ def _manifest(
         "mesh": dict(placement.mesh.shape),
         "sites": len(runner.sites),
         "environment": environment(),
+        "digests": ALGORITHM,
         "devices": on_mesh(describe_devices(), placement.mesh),
         "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
         "thresholds": {"spike": SPIKE, "visible": VISIBLE, **runner.limits._asdict()},
@@ -156,7 +158,7 @@ def _check_resumable(folder: Path, manifest: Mapping[str, Any]) -> None:
             f"{folder} is another campaign ({'; '.join(changed[:5])}); "
             "resume it with its own settings and on its own machine, or name another folder"
         )
-    if changes(old, manifest, ["clean"], words):
+    if changes(old, manifest, ["digests", "clean"], words):
         raise Incomparable(
             f"the clean run of {folder} gives other numbers here, so that injections before and after could not be "
             "compared; resume it on the machine and with the versions that it was started with"

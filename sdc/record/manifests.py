@@ -108,6 +108,10 @@ class Manifest(Stamp, kw_only=True):
     environment: Annotated[Environment | str | None, about("what must be equal for bits to be comparable; below")] = (
         None
     )
+    digests: Annotated[
+        str | None,
+        about("algorithm of the digests; absent in records of before it had a name. Two algorithms are never compared"),
+    ] = None
     data: Annotated[Data | str | None, about("what the run is trained on; below")] = None
     suspect: Annotated[Suspect | None, about("the hardware under suspicion; below")] = None
 

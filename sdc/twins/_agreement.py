@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float32, Int32, Shaped, UInt32
+from jaxtyping import Array, Bool, Float32, Int32, Shaped, UInt, UInt32
 
-from sdc.bits import from_words, to_words
+from sdc.bits import as_bits, from_bits
 from sdc.program.axes import bound_axes, varying
 
 from .compare import Difference, difference, merge, no_difference
@@ -57,8 +57,8 @@ def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
 
 def gather_twins(x: Shaped[Array, "*shape"], axis_name: str) -> list[Shaped[Array, "*shape"]]:
     """The tensor as each twin holds it, bit for bit, on every device."""
-    words = _one_row_each(to_words(x), axis_name)
-    return [from_words(row, x) for row in words]
+    rows = _one_row_each(as_bits(x), axis_name)
+    return [from_bits(row, x) for row in rows]
 
 
 def choose(copies: list[Shaped[Array, "*shape"]], index: Int32[Array, ""]) -> Shaped[Array, "*shape"]:
@@ -71,7 +71,8 @@ def from_reference(tree: Tree, axis_name: str, reference: Int32[Array, ""]) -> T
     mine = lax.axis_index(axis_name) == reference
 
     def broadcast(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-        return from_words(lax.psum(jnp.where(mine, to_words(x), jnp.uint32(0)), axis_name), x)
+        bits = as_bits(x)
+        return from_bits(lax.psum(jnp.where(mine, bits, jnp.zeros_like(bits)), axis_name), x)
 
     return jax.tree.map(broadcast, tree)
 
@@ -127,8 +128,8 @@ def squared_distance(
     return lax.bitcast_convert_type(_one_row_each(lax.bitcast_convert_type(total, jnp.uint32), axis_name), jnp.float32)
 
 
-def _one_row_each(mine: UInt32[Array, "*shape"], axis_name: str) -> UInt32[Array, "twins *shape"]:
+def _one_row_each(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:
     """All twins' values, one row each, equal on every device also in the eyes of `shard_map`'s type checker."""
     row = jnp.arange(lax.axis_size(axis_name)) == lax.axis_index(axis_name)
-    rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.uint32(0))
+    rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.zeros_like(mine)[None])
     return lax.psum(rows, axis_name)

@@ -1,14 +1,20 @@
 """Fingerprints: 64-bit digests of tensors and of every selected value of a step.
 
-The digest of a tensor works on its 32-bit words w_i (see `bits.to_words`), i being the index in the whole tensor:
+The digest of a tensor works on the 32-bit words w_i of its elements (see `bits.element_words`). With n words to an
+element, i is n times the element's index in the whole tensor, plus the number of the word in it:
 
-    h_i = fmix32(w_i + i * 0x9E3779B1);   g_i = h_i * 0xC2B2AE3D;   g_i ^= g_i >> 15
-    digest = (sum_i h_i, sum_i g_i)  mod 2**32
+    v_i = w_i + i * 0x9E3779B1;    of elements of more than 16 bits: v_i ^= v_i >> 16
+    p_i = v_i * 0x85EBCA6B;   h_i = p_i ^ (p_i >> 15);   digest = (sum_i h_i, sum_i h_i**2)   mod 2**32
 
-fmix32 is the finalizer of MurmurHash3 (Appleby, 2008). Integer sums wrap and are associative, so the digest does not
-depend on sharding or on the order of the reduction, and the digests of shards add up to that of the whole. Every step
-up to h_i is a bijection of the word: a change inside one word is never missed, any other with probability of about
-2**-64. Sums, index-weighted sums and XOR, which are cheaper, each miss whole classes of changes.
+Integer sums wrap and are associative, so the digest does not depend on sharding or on the order of the reduction, and
+the digests of shards add up to that of the whole. Every step up to h_i is a bijection of the word, so that a change
+inside one word is never missed. Two changes that leave the sum alone (by d and -d, of h_i and h_j) leave that of the
+squares alone too only if d * (h_i - h_j + d) is a multiple of 2**31. Sums, index-weighted sums and XOR, which are
+cheaper, each miss whole classes of changes.
+
+The multiplier 0x9E3779B1 is 2**32 over the golden ratio: its multiples keep away from each other, so that the words of
+narrow elements meet only where they lie more than 29,000 apart (Knuth, The Art of Computer Programming, volume 3,
+section 6.4). The other one is from the finalizer of MurmurHash3 (Appleby, 2008).
 """
 
 import math
@@ -20,9 +26,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, Shaped, UInt32
 
-from sdc.bits import as_bits, packs, to_words
+from sdc.bits import element_words
 
-GOLDEN, MIX = 0x9E3779B1, 0xC2B2AE3D
+ALGORITHM = "sum-and-squares"
+"""Name of the definition above. Records say by which one their digests were made; those that do not, by one that took
+MurmurHash3's finalizer of packed words. Digests of two algorithms are never compared."""
+GOLDEN, MIX = 0x9E3779B1, 0x85EBCA6B
 ROW = 256
 """Words that are summed at a time."""
 
@@ -43,51 +52,39 @@ def digest(
     """The 64-bit digest of a tensor; see the module.
 
     Args:
-        x: a tensor of any type that `bits.to_words` takes, or a shard of one.
+        x: a tensor of any type that `bits.as_bits` takes, or a shard of one.
         shape: shape of the whole tensor, where `x` is a shard.
         offset: index of the shard's first element in the whole, one number per dimension.
 
     Returns:
         Two words. Those of all shards of a tensor, added with wrap-around, are those of the whole.
-
-    Raises:
-        ValueError: 16-bit elements are packed in pairs, and the shard's last axis is odd while the whole's is even.
     """
-    bits = jax.eval_shape(as_bits, x)
-    trailing = bits.shape[x.ndim :]  # key data and parts of complex numbers
-    whole = jax.ShapeDtypeStruct((*(x.shape if shape is None else shape), *trailing), bits.dtype)
-    start = [*(offset or [0] * x.ndim), *[0] * len(trailing)]
-    if packs(whole) and not packs(bits) and math.prod(bits.shape):
-        raise ValueError(
-            f"a shard of shape {x.shape} cuts pairs of 16-bit elements of the whole {tuple(shape or ())}; "
-            "shard the last axis into even parts"
-        )
-    words = to_words(x, pack=packs(whole))
-    if words.size == 0:
+    words = element_words(x)
+    if not words[0].size:
         return jnp.zeros(2, jnp.uint32)
-    extent = list(whole.shape)
-    if packs(whole):
-        extent[-1] //= 2
-        start[-1] = jnp.asarray(start[-1], jnp.uint32) // 2
-    if words.ndim > len(extent):  # two words for an element of 64 bits
-        extent, start = [*extent, 2], [*start, 0]
-
+    trailing = words[0].shape[x.ndim :]  # key data
+    extent = [*(x.shape if shape is None else shape), *trailing]
+    start = [*(offset or [0] * x.ndim), *[0] * len(trailing)]
     # i * GOLDEN, summed over the axes: one multiplication by a constant for each, and none on top.
-    spread = jnp.zeros(words.shape, jnp.uint32)
-    stride = GOLDEN
-    for axis in reversed(range(words.ndim)):
-        position = lax.broadcasted_iota(jnp.uint32, words.shape, axis) + jnp.asarray(start[axis], jnp.uint32)
+    spread = jnp.zeros(words[0].shape, jnp.uint32)
+    stride = GOLDEN * len(words)
+    for axis in reversed(range(len(extent))):
+        position = lax.broadcasted_iota(jnp.uint32, spread.shape, axis) + jnp.asarray(start[axis], jnp.uint32)
         spread += position * jnp.uint32(stride % 2**32)
         stride *= extent[axis]
-    h = fmix32(words + spread)
-    g = h * jnp.uint32(MIX)
-    g = g ^ (g >> 15)
+    narrow = x.dtype.itemsize <= 2
+    h, squares = jnp.uint32(0), jnp.uint32(0)
+    for number, word in enumerate(words):
+        v = word + spread + jnp.uint32(number * GOLDEN % 2**32)
+        p = (v if narrow else v ^ (v >> 16)) * jnp.uint32(MIX)
+        mixed = p ^ (p >> 15)
+        h, squares = h + mixed, squares + mixed * mixed
     # Variadic reductions fuse with the hash; two sums would write the hash to memory. Rows first: their loop is short
     # and straight, so that a CPU computes several words at once.
-    rows = words.ndim - 1
-    while rows > 1 and math.prod(words.shape[rows:]) < ROW:
+    rows = spread.ndim - 1
+    while rows > 1 and math.prod(spread.shape[rows:]) < ROW:
         rows -= 1
-    return jnp.stack(_sums(_sums((h, g), range(max(rows, 0), words.ndim)), range(max(rows, 0))))
+    return jnp.stack(_sums(_sums((h, squares), range(max(rows, 0), spread.ndim)), range(max(rows, 0))))
 
 
 def _sums(

@@ -6,7 +6,8 @@ A trace is a run folder with two files more:
     trace.jsonl   one line a step: digests of all sites in hexadecimal, and their CRC-32
 
 The check sum tells a damaged trace from a difference. A trace belongs to its program: the manifest holds the program's
-fingerprint, and traces of different programs are not compared, since instrumentation alone changes last bits.
+fingerprint, and traces of different programs are not compared, since instrumentation alone changes last bits. Nor are
+those whose digests were made by different algorithms.
 """
 
 import dataclasses
@@ -30,9 +31,10 @@ from sdc.record.reading import read_record
 from sdc.record.storage import AnyPath, names
 
 from ._first_difference import FirstDifference, first_difference
+from .digests import ALGORITHM
 
 SITES = "sites.json"
-COMPARABLE = ("program", "environment", "data", "seed", "config", "mesh")
+COMPARABLE = ("program", "digests", "environment", "data", "seed", "config", "mesh")
 """What two traces must have in common in their manifests."""
 
 
@@ -110,7 +112,7 @@ class TraceWriter:
         """
         if not manifest.get("program"):
             raise ValueError("a trace needs the fingerprint of its program: give {'program': program_fingerprint(...)}")
-        whole = {**manifest, "kind": "trace"}
+        whole = {**manifest, "kind": "trace", "digests": ALGORITHM}
         self.record = Record.create(path, whole) if at is None else Record.resume(path, whole, at=at)
         self._listed = False
 

@@ -20,18 +20,14 @@ MESH = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 
 def reference(x: np.ndarray) -> np.ndarray:
     """The definition, word by word."""
-    if (x.dtype.itemsize == 2 and x.ndim and x.shape[-1] % 2 == 0) or x.dtype.itemsize >= 4:
-        words = np.ascontiguousarray(x).reshape(-1).view(np.uint32).astype(np.uint64)
-    else:
-        words = np.ascontiguousarray(x).reshape(-1).view(f"u{x.dtype.itemsize}").astype(np.uint64)
+    narrow = x.dtype.itemsize <= 2
+    words = np.ascontiguousarray(x).reshape(-1).view(f"u{min(x.dtype.itemsize, 4)}").tolist()
     sums = [0, 0]
-    for i, word in enumerate(words.tolist()):
-        h = (word + i * 0x9E3779B1) % 2**32
-        h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
-        h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32
-        h ^= h >> 16
-        g = h * 0xC2B2AE3D % 2**32
-        sums = [(sums[0] + h) % 2**32, (sums[1] + (g ^ g >> 15)) % 2**32]
+    for i, word in enumerate(words):
+        v = (word + i * 0x9E3779B1) % 2**32
+        p = (v if narrow else v ^ v >> 16) * 0x85EBCA6B % 2**32
+        h = p ^ p >> 15
+        sums = [(sums[0] + h) % 2**32, (sums[1] + h * h) % 2**32]
     return np.asarray(sums, np.uint32)
 
 
@@ -42,10 +38,18 @@ def test_the_definition(dtype: str, shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(digest(jnp.asarray(x)), reference(x))
 
 
-def test_64_bit_elements() -> None:
+@pytest.mark.parametrize("dtype", ["float64", "int64", "complex128"])
+def test_64_bit_elements(dtype: str) -> None:
     with jax.enable_x64():
-        x = np.random.default_rng(0).normal(size=(3, 2))
+        x = random_array(dtype, (3, 2))
         np.testing.assert_array_equal(digest(jnp.asarray(x)), reference(x))
+        last = digest(jnp.asarray(x)[2:], shape=(3, 2), offset=(2, 0))
+        np.testing.assert_array_equal(digest(jnp.asarray(x)[:2], shape=(3, 2)) + last, reference(x))
+
+
+def test_keys() -> None:
+    keys = jax.random.split(jax.random.key(3), 5)
+    np.testing.assert_array_equal(digest(keys), reference(np.asarray(jax.random.key_data(keys))))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -65,20 +69,52 @@ def test_independent_of_sharding(dtype: str) -> None:
     np.testing.assert_array_equal(rows[3], reference(x[3:4]))
 
 
-def test_a_shard_that_cuts_pairs_is_refused() -> None:
-    with pytest.raises(ValueError, match="cuts pairs"):
-        digest(jnp.zeros((2, 3), jnp.bfloat16), shape=(2, 6), offset=(0, 3))
+def test_a_shard_may_cut_anywhere() -> None:
+    x = random_array("bfloat16", (2, 6))
+    parts = [digest(jnp.asarray(x[:, a:b]), shape=(2, 6), offset=(0, a)) for a, b in ((0, 3), (3, 4), (4, 6))]
+    np.testing.assert_array_equal(sum(parts), reference(x))
 
 
-@settings(max_examples=50)
-@given(st.integers(0, 63), st.integers(0, 31), st.integers(0, 1000))
-def test_no_single_bit_is_missed(element: int, bit: int, seed: int) -> None:
-    x = random_array("float32", (64,), seed)
-    y = x.copy()
-    y.view(np.uint32)[element] ^= np.uint32(1 << bit)
-    before, after = np.asarray(digest(jnp.asarray(x))), np.asarray(digest(jnp.asarray(y)))
-    assert (before != after).any()
-    assert before[0] != after[0]  # bijective in one word: the first half alone tells
+@settings(max_examples=60)
+@given(st.sampled_from(["float32", "bfloat16", "int8", "float64"]), st.data())
+def test_no_change_in_one_word_is_missed(dtype: str, data: Any) -> None:
+    with jax.enable_x64():
+        x = random_array(dtype, (64,), data.draw(st.integers(0, 1000)))
+        y = x.copy()
+        words = y.view(f"u{min(x.itemsize, 4)}")
+        words[data.draw(st.integers(0, len(words) - 1))] ^= data.draw(st.integers(1, 2 ** (8 * words.itemsize) - 1))
+        before, after = np.asarray(digest(jnp.asarray(x))), np.asarray(digest(jnp.asarray(y)))
+    assert before[0] != after[0]  # a bijection of one word: the first half alone tells
+
+
+def hashes(words: np.ndarray, index: np.ndarray, width: int) -> np.ndarray:
+    """The definition's h, of many words."""
+    v = words + index * np.uint32(0x9E3779B1)
+    p = (v if width == 16 else v ^ (v >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    return p ^ (p >> np.uint32(15))
+
+
+@pytest.mark.parametrize("apart", [None, 1, 1024, 2**20, 2**25])
+@pytest.mark.parametrize("width", [16, 32])
+def test_pairs_of_changes_are_seen(width: int, apart: int | None) -> None:
+    """Of 2**20 pairs of random places each: their elements swapped, both signs flipped, both lowest bits flipped.
+
+    That none is missed says at 95 % that fewer than 3 in a million are (each); the first sum alone misses up to one
+    in 16.
+    """
+    draw, count = np.random.default_rng(0), 2**20
+    at = draw.integers(0, 2**26, (2, count), dtype=np.uint32)
+    if apart is not None:
+        at[1] = at[0] + np.uint32(apart)
+    words = draw.standard_normal((2, count)).astype(np.float32).view(np.uint32) >> np.uint32(32 - width)
+    top = np.uint32(1 << (width - 1))
+    h = hashes(words, at, width)
+    for changed in (words[::-1], words ^ top, words ^ np.uint32(1)):
+        other, there = hashes(changed, at, width), (changed != words).any(axis=0) & (at[0] != at[1])
+        alike = (h.sum(0, dtype=np.uint32) == other.sum(0, dtype=np.uint32)) & there
+        missed = alike & ((h * h).sum(0, dtype=np.uint32) == (other * other).sum(0, dtype=np.uint32))
+        assert there.mean() > 0.99
+        assert not missed.any()
 
 
 @pytest.mark.parametrize(
@@ -125,8 +161,8 @@ def test_size_of_the_index_is_no_limit() -> None:
     """Indices beyond 2**32 wrap as the definition says."""
     far = digest(jnp.ones((1, 1)), shape=(2**20, 2**20), offset=(2**19, 5))
     index = (2**19 * 2**20 + 5) % 2**32
-    one = int(np.float32(1).view(np.uint32))
-    near = digest(lax.bitcast_convert_type(jnp.asarray([(one + index * 0x9E3779B1) % 2**32], jnp.uint32), jnp.float32))
+    word = (int(np.float32(1).view(np.uint32)) + index * 0x9E3779B1) % 2**32
+    near = digest(lax.bitcast_convert_type(jnp.asarray([word], jnp.uint32), jnp.float32))
     np.testing.assert_array_equal(far, near)
     assert math.prod((2**20, 2**20)) > 2**32
 

@@ -159,7 +159,10 @@ def test_a_trace_reads_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("manifest", "message"),
-    [({"program": "q"}, "program: one has p, the other q"), ({"seed": 1}, "seed: one has 0, the other 1")],
+    [
+        ({"program": "q"}, "program: one has p, the other q"),
+        ({"seed": 1}, "seed: one has 0, the other 1"),
+    ],
 )
 def test_traces_that_mean_nothing_together(tmp_path: Path, manifest: dict[str, Any], message: str) -> None:
     a, b = written(tmp_path / "a", CLEAN), written(tmp_path / "b", CLEAN, **manifest)
