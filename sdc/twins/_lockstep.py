@@ -28,6 +28,8 @@ from ._agreement import Agreement, agreement, measure, nothing_found
 from .compare import Difference, merge as merge_differences, no_difference
 
 Compare: TypeAlias = Literal["gated", "always"]
+REPAIR = "sdc.repair"
+"""Scope of what runs only where twins differ, by which an estimate of a step in which nothing is wrong leaves it out."""
 Tree = TypeVar("Tree")
 
 
@@ -144,10 +146,18 @@ def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Com
         chosen, found = measure(leaves, axis_name, reference)
         return [typed_as(new, old) for new, old in zip(chosen, leaves, strict=True)], varying(found)
 
-    def keep(leaves: Values) -> tuple[Values, Difference]:
-        return leaves, varying(nothing_found(leaves, axis_name, reference))
+    def once(carried: tuple[Values, Difference, Array]) -> tuple[Values, Difference, Array]:
+        leaves, _, differs = carried
+        return *repair(leaves), differs & False
 
-    leaves, found = repair(leaves) if compare == "always" else lax.cond(differs, repair, keep, leaves)
+    if compare == "always":
+        leaves, found = repair(leaves)
+        return leaves, Mismatch(found, undecided)
+    # A loop of one turn or none: what goes through it stays where it is, while a conditional has its result in a buffer
+    # of its own, and copies there what it only hands on.
+    nothing = varying(nothing_found(leaves, axis_name, reference))
+    with jax.named_scope(REPAIR):
+        leaves, found, _ = lax.while_loop(lambda carried: carried[2], once, (list(leaves), nothing, differs))
     return leaves, Mismatch(found, undecided)
 
 

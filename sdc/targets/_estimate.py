@@ -1,0 +1,256 @@
+"""`estimate`: what a step costs on chips that are not here, by what their compiler makes of it."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from sdc.program.arguments import traced
+from sdc.program.objects import is_array
+from sdc.settings import SettingError
+
+from .chips import Target, find_target
+from .collectives import Collective, collectives_of
+from .compilers import devices_of
+from .cycles import cycles_of
+from .hlo import Module, parse_module
+from .schedules import read_schedules
+from .traffic import traffic_of
+
+MOST = 12
+"""Operations that are named."""
+_OPTION = re.compile(r"[Nn]o such compile option:? '?([\w.\-]+)")
+_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+
+
+class DoesNotFit(ValueError):
+    """A program needs more memory than the chips have.
+
+    Attributes:
+        needed: bytes on each device.
+        there: bytes that there are.
+    """
+
+    def __init__(self, target: str, needed: float, there: float) -> None:
+        self.needed, self.there = needed, there
+        times = -(-needed // there)
+        super().__init__(
+            f"the step needs {needed / 2**30:.1f} GiB on each device of {target}, which has {there / 2**30:.1f} GiB: "
+            f"{(needed - there) / 2**30:.1f} GiB too much; shard its state over at least {times:.0f} times as many devices"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a compiled program costs on a device, by the compiler's estimate. Nothing of it was measured.
+
+    Attributes:
+        target: name of the target.
+        devices: number of devices that the program runs on.
+        cycles: TPU: cycles, kernels and collectives included. None for GPUs.
+        kernel_cycles: TPU: those of custom kernels, by their instructions.
+        kernels: GPU: number of kernels. None for TPUs.
+        moved: GPU: bytes of the kernels' operands and results.
+        seconds: GPU: moving them and the collectives take, at stated bandwidths; TPU: cycles at the chip's clock.
+        parts: share of the dearest operations of the step, by name.
+        collectives: what devices say to each other.
+        arguments: bytes of the inputs, on each device.
+        outputs: bytes of the outputs that do not take the place of an input.
+        temporaries: bytes of what is in between.
+        memory: bytes of all three, at most, or the compiler's peak where it tells one.
+        capacity: bytes of the device's memory.
+        code: bytes of the program itself.
+        compile_seconds: lowering aside.
+    """
+
+    target: str
+    devices: int
+    cycles: int | None
+    kernel_cycles: int
+    kernels: int | None
+    moved: int
+    seconds: float
+    parts: Mapping[str, float]
+    collectives: Sequence[Collective]
+    arguments: int
+    outputs: int
+    temporaries: int
+    memory: int
+    capacity: int
+    code: int
+    compile_seconds: float
+
+    @property
+    def cost(self) -> float:
+        """What programs for the same chips are compared by: cycles, or seconds at stated bandwidths."""
+        return self.seconds if self.cycles is None else float(self.cycles)
+
+
+def estimate(
+    step: Callable[..., Any],
+    *args: Any,
+    target: str,
+    donate: Sequence[int] = (),
+    options: Mapping[str, Any] | None = None,
+    schedules: Path | None = None,
+    **kwargs: Any,
+) -> Estimate:
+    """Compiles a step for chips that are not here, and says what it costs there.
+
+    Call `prepare_compilers` before, in a process that starts no device.
+
+    Args:
+        step: any function that JAX can trace, transformed or not. Objects of Flax NNX may be among its arguments.
+        *args: arguments: arrays, or their shapes (`jax.ShapeDtypeStruct`). Those with a `NamedSharding` over the
+            target's devices (`devices_of`) are sharded so; without any the step runs on the first device.
+        target: see `find_target`.
+        donate: positions of arguments whose memory the step may take for its outputs.
+        options: options of the compiler by name.
+        schedules: the folder that `prepare_compilers` was given, if the step has Pallas kernels.
+        **kwargs: further arguments.
+
+    Raises:
+        SettingError: the target or an option is unknown, or the compiler is not installed.
+        DoesNotFit: the step needs more memory than there is.
+        Uncharged: a kernel has no schedule.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sdc.targets import estimate, prepare_compilers
+        >>> prepare_compilers()
+        >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+        >>> estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0  # needs the extra `targets`
+        True
+    """
+    devices = devices_of(target)
+    with traced(step, args, kwargs) as program:
+        return measure(
+            _lower(program.closed, program.inputs, devices, _donated(args, kwargs, donate, len(program.inputs))),
+            target,
+            options=options,
+            schedules=schedules,
+        )
+
+
+def measure(
+    lowered: jax.stages.Lowered,
+    target: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    schedules: Path | None = None,
+) -> Estimate:
+    """The same of a program that is lowered already, for devices of the target.
+
+    Args:
+        lowered: what `jax.jit(...).lower(...)` returned.
+        target: see `find_target`.
+        options: options of the compiler by name.
+        schedules: see `estimate`.
+
+    Raises:
+        SettingError: an option is unknown.
+        DoesNotFit: see `estimate`.
+        Uncharged: see `estimate`.
+    """
+    about = find_target(target)
+    started = time.perf_counter()
+    compiled = _compiled(lowered, about, options)
+    seconds = time.perf_counter() - started
+    mesh, devices = _mesh(compiled)
+    return _estimated(compiled, parse_module(compiled.as_text() or ""), about, mesh, devices, seconds, schedules)
+
+
+def _estimated(
+    compiled: jax.stages.Compiled,
+    module: Module,
+    target: Target,
+    mesh: Mapping[str, int],
+    devices: Sequence[Any],
+    seconds: float,
+    schedules: Path | None,
+) -> Estimate:
+    chip, stats = target.chip, compiled.memory_analysis()
+    assert stats is not None
+    outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    whole = stats.argument_size_in_bytes + outputs + stats.temp_size_in_bytes
+    memory = max(getattr(stats, "peak_memory_in_bytes", 0), 0) or whole
+    if memory > chip.memory:
+        raise DoesNotFit(target.name, memory, chip.memory)
+    collectives = collectives_of(module, chip, devices, mesh)
+    waiting = sum(each.seconds for each in collectives)
+    if chip.platform == "tpu":
+        found = cycles_of(module, chip, None if schedules is None else read_schedules(schedules))
+        cycles, kernels, moved = found.operations + found.kernels + round(waiting * chip.clock), None, 0
+        took, own, parts = cycles / chip.clock, found.kernels, found.parts
+        whole_cost = float(cycles)
+    else:
+        traffic = traffic_of(module, chip)
+        cycles, kernels, moved, own = None, traffic.kernels, traffic.moved, 0
+        took, parts = traffic.seconds + waiting, traffic.parts
+        whole_cost = took * chip.bandwidth
+    return Estimate(
+        target=target.name, devices=len(devices), cycles=cycles, kernel_cycles=own, kernels=kernels, moved=moved,
+        seconds=took, parts={name: part / whole_cost for name, part in parts.most_common(MOST)},
+        collectives=collectives, arguments=stats.argument_size_in_bytes, outputs=outputs,
+        temporaries=stats.temp_size_in_bytes, memory=memory, capacity=chip.memory,
+        code=stats.generated_code_size_in_bytes, compile_seconds=seconds,
+    )  # fmt: skip
+
+
+def _lower(closed: Any, inputs: Sequence[Any], devices: Sequence[Any], donate: Sequence[int]) -> jax.stages.Lowered:
+    on_mesh = any(isinstance(_sharding(one), NamedSharding) for one in inputs)
+    meshes = [_sharding(one).mesh for one in inputs if isinstance(_sharding(one), NamedSharding)]
+    alone: Any = SingleDeviceSharding(devices[0])
+    if on_mesh:
+        alone = NamedSharding(meshes[0], jax.sharding.PartitionSpec())
+    shapes = []
+    for one in inputs:
+        sharding = _sharding(one) if isinstance(_sharding(one), NamedSharding) else alone
+        shapes.append(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding))
+    return jax.jit(jaxpr_as_fun(closed), donate_argnums=tuple(donate)).lower(*shapes)
+
+
+def _sharding(one: Any) -> Any:
+    return getattr(one, "sharding", None)
+
+
+def _donated(args: Sequence[Any], kwargs: Mapping[str, Any], donate: Sequence[int], inputs: int) -> list[int]:
+    """Numbers of the arrays in some of the arguments, among those of all."""
+    counts = [sum(is_array(leaf) for leaf in jax.tree.leaves(one)) for one in (*args, kwargs)]
+    if not donate:
+        return []
+    if sum(counts) != inputs or not all(0 <= number < len(args) for number in donate):
+        raise SettingError(
+            "donate", list(donate), f"expected positions among {len(args)} arguments that are trees of arrays alone"
+        )
+    return [sum(counts[:number]) + leaf for number in donate for leaf in range(counts[number])]
+
+
+def _compiled(lowered: jax.stages.Lowered, target: Target, options: Mapping[str, Any] | None) -> jax.stages.Compiled:
+    try:
+        return lowered.compile(compiler_options=dict(options or {}))
+    except Exception as error:  # jaxlib's own type, and its message, which differs by platform
+        if found := _OPTION.search(str(error)):
+            raise SettingError(
+                "compiler_option", found[1], f"the compiler of {target.name} has no such option; look for another name"
+            ) from error
+        if found := _MEMORY.search(str(error)):
+            needed, there = (float(found[at]) * 2 ** (10 * (1 + "KMGT".index(found[at + 1]))) for at in (1, 3))
+            raise DoesNotFit(target.name, needed, there) from error
+        raise
+
+
+def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[Any]]:
+    """The mesh of a program's inputs, and its devices in that order."""
+    shardings = [*jax.tree.leaves(compiled.input_shardings), *jax.tree.leaves(compiled.output_shardings)]
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+            return dict(sharding.mesh.shape), list(sharding.mesh.devices.flat)
+    devices = next((list(sharding.device_set) for sharding in shardings), [])
+    return {}, sorted(devices, key=lambda device: int(device.id))

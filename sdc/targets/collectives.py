@@ -1,0 +1,121 @@
+"""Collectives of a compiled program: over which axes of the mesh, how many bytes, and what crosses hosts or slices.
+
+The compiler's cost model has nothing of them. They are charged here by what a ring sends over a stated bandwidth, with
+n devices to a group and s bytes of the largest array that a device holds of it (Patarasu and Yuan, *Bandwidth optimal
+all-reduce algorithms*, 2009, section 3): 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an all-gather, a
+reduce-scatter and an all-to-all, s for a permutation. Each takes a stated latency besides.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .chips import Chip
+from .hlo import Instruction, Module, bytes_of
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+_LISTED = re.compile(r"replica_groups=\{(\{[\d,{}]*\})\}")
+_SPREAD = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """What a program does over some axes, on the way of a step in which nothing is wrong.
+
+    Attributes:
+        kind: of operation.
+        axes: of the mesh, joined by `,`; empty where the groups are none that axes give.
+        crosses: `slices`, `hosts` or `` (nothing).
+        blocking: whether it is a single operation, so that nothing else runs beside it.
+        count: how often it runs.
+        sent: bytes that a device sends in all.
+        seconds: that takes, over the stated bandwidth.
+    """
+
+    kind: str
+    axes: str
+    crosses: str
+    blocking: bool
+    count: int
+    sent: float
+    seconds: float
+
+
+def kind_of(one: Instruction) -> str | None:
+    """The kind of collective that an instruction is, or begins; None for all others."""
+    kind = one.opcode.removesuffix("-start")
+    return kind if kind in KINDS else None
+
+
+def collectives_of(module: Module, chip: Chip, devices: Sequence[Any], mesh: Mapping[str, int]) -> list[Collective]:
+    """The collectives of a program, alike ones together.
+
+    Args:
+        module: the program.
+        chip: what its devices can do.
+        devices: in the order of the mesh.
+        mesh: sizes of its axes.
+    """
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for one, times in module.way():
+        for each in [one, *module.inside(one)]:
+            kind = kind_of(each)
+            if kind is None:
+                continue
+            groups = _groups(each.line, len(devices))
+            size = max(len(group) for group in groups)
+            if size < 2:
+                continue
+            crosses = _crosses(groups, devices)
+            sent = _sent(kind, size, max(each.bytes if "-start" not in each.opcode else 0, _operands(module, each)))
+            key = kind, ",".join(_axes(groups, mesh)), crosses, each is one and each.opcode == kind
+            total = found.setdefault(key, [0, 0.0, 0.0])
+            total[0] += times
+            total[1] += times * sent
+            far = crosses == "slices" or (crosses == "hosts" and chip.platform == "gpu")
+            total[2] += times * (sent / (chip.network if far else chip.link) + chip.latency[far])
+    return [Collective(*key, int(count), sent, seconds) for key, (count, sent, seconds) in found.items()]
+
+
+def _operands(module: Module, one: Instruction) -> int:
+    return sum(bytes_of(module.shapes.get(name, "")) for name in one.operands)
+
+
+def _sent(kind: str, size: int, held: float) -> float:
+    if kind in ("collective-permute", "collective-broadcast"):
+        return held
+    share = (size - 1) / size * held
+    return 2 * share if kind == "all-reduce" else share
+
+
+def _groups(line: str, devices: int) -> list[list[int]]:
+    if (listed := _LISTED.search(line)) or (listed := _PAIRS.search(line)):
+        return [[int(one) for one in group.split(",") if one] for group in re.findall(r"\{([\d,]*)\}", listed[1])]
+    if spread := _SPREAD.search(line):
+        count, size = int(spread[1]), int(spread[2])
+        ids = np.arange(count * size).reshape([int(side) for side in spread[3].split(",")])
+        order = [int(axis) for axis in spread[4].split(",")] if spread[4] else range(ids.ndim)
+        groups: list[list[int]] = ids.transpose(order).reshape(count, size).tolist()
+        return groups
+    return [list(range(devices))]
+
+
+def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]:
+    """The axes along which the members of a group differ."""
+    shape = tuple(mesh.values())
+    if not shape or math.prod(shape) <= max(max(group) for group in groups):
+        return []
+    places = np.stack(np.unravel_index(np.asarray(groups[0]), shape))
+    return [axis for axis, row in zip(mesh, places, strict=True) if (row != row[0]).any()]
+
+
+def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any]) -> str:
+    for place, what in (("slice_index", "slices"), ("process_index", "hosts")):
+        if any(len({getattr(devices[one], place, None) for one in group}) > 1 for group in groups):
+            return what
+    return ""

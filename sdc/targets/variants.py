@@ -1,0 +1,96 @@
+"""A step with each of the tools, for anybody's step: what an estimate compares with the plain one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+import sdc
+from sdc.faults.kinds import BitFlip
+from sdc.program.arguments import traced
+from sdc.program.site import Where
+from sdc.settings import SettingError
+
+Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
+TOOLS: tuple[Tool, ...] = get_args(Tool)
+TWIN = "twin"
+
+
+class Variant(NamedTuple):
+    """A transformed step, and what it is called with."""
+
+    step: Callable[..., Any]
+    args: Sequence[Any]
+
+
+def with_tool(
+    tool: Tool,
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    devices: Sequence[Any],
+    *,
+    where: Where | None = None,
+    twins: int = 2,
+) -> Variant:
+    """A step with one of the tools, as `estimate` takes it.
+
+    Args:
+        tool: `plain` for none; `lockstep` for twins, each on devices of its own; `inject` for one fault that never hits.
+        step: the step.
+        args: its arguments, or their shapes.
+        devices: the target's.
+        where: selects sites; by default probes, of `abft` and `inject` all matrix products.
+        twins: how many, of `lockstep`.
+
+    Raises:
+        ValueError: no site is selected.
+        SettingError: there are too few devices for the twins, or the step is on a mesh that it has from elsewhere than
+            its arguments.
+    """
+    if tool == "fingerprint":
+        return Variant(sdc.fingerprint(step) if where is None else sdc.fingerprint(step, where), args)
+    if tool == "abft":
+        return Variant(sdc.abft(step) if where is None else sdc.abft(step, where=where), args)
+    if tool == "inject":
+        fault = sdc.Fault(BitFlip(), 1e-9, "products" if where is None else where)
+        injected = sdc.inject(step, [fault])
+        moment = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), np.int32)
+        return Variant(lambda key, number, *args: injected(sdc.Moment(key, number), *args), (*moment, *args))
+    return Variant(step, args) if tool == "plain" else _twins(step, args, devices, where, twins)
+
+
+def _twins(
+    step: Callable[..., Any], args: Sequence[Any], devices: Sequence[Any], where: Where | None, twins: int
+) -> Variant:
+    with traced(step, args, {}) as program:
+        flat, inputs = jaxpr_as_fun(program.closed), program.inputs
+    shardings = [getattr(one, "sharding", None) for one in inputs]
+    own = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
+    shape: Mapping[str, int] = {} if own is None else dict(own.shape)
+    each = int(np.prod([*shape.values()], dtype=int))
+    if twins * each > len(devices):
+        raise SettingError(
+            "twins", twins, f"of {each} devices need {twins * each}, and the target has {len(devices)}; give a larger one"
+        )
+    grid = np.asarray(devices[: twins * each], dtype=object).reshape(twins, *shape.values())
+    mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto,) * (1 + len(shape)))
+    lockstep = sdc.lockstep(flat, TWIN) if where is None else sdc.lockstep(flat, TWIN, where=where)
+
+    def one(*leaves: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[None], lockstep(*(leaf[0] for leaf in leaves)))
+
+    stacked = [
+        jax.ShapeDtypeStruct((twins, *given.shape), given.dtype, sharding=NamedSharding(mesh, P(TWIN, *_spec(sharding))))
+        for given, sharding in zip(inputs, shardings, strict=True)
+    ]
+    mapped = jax.shard_map(
+        one, mesh=mesh, in_specs=P(TWIN), out_specs=P(TWIN), axis_names={TWIN}, check_vma=False
+    )
+    return Variant(mapped, stacked)
+
+
+def _spec(sharding: Any) -> tuple[Any, ...]:
+    return tuple(sharding.spec) if isinstance(sharding, NamedSharding) else ()
