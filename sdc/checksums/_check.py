@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 from sdc.bits import as_bits, select
 from sdc.program.axes import agreed, varying
 from sdc.program.once import traced_once
+from sdc.program.rarely import rarely
 from sdc.program.reports import Values
 
 from .indexed import Indexed
@@ -172,10 +173,8 @@ def _mapped(product: Product, settings: Settings, axes: int) -> Any:
     return checked
 
 
-def _check(product: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
-    c = given.c
-    if isinstance(product, Indexed):
-        product = dataclasses.replace(product, indices=given.indices)
+def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
+    c, product = given.c, _at_indices(whole, given)
     scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
     tier = min(settings.tier, scheme.tiers)
     decided = tier == scheme.tiers
@@ -192,11 +191,11 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
     judged = jnp.full(margins.shape[:axes], math.prod(margins.shape[axes:]), jnp.uint32)
     most = largest(margins)
 
-    def clean(_: Operands) -> tuple[Any, Flags]:
-        found = nothing._replace(checked=judged)
-        return c, varying(found._replace(margin=most) if decided else found._replace(first_margin=most))
+    clean = nothing._replace(checked=judged)
+    clean = varying(clean._replace(margin=most) if decided else clean._replace(first_margin=most))
 
-    def examine(given: Operands) -> tuple[Any, Flags]:
+    def examine(given: Operands, margins: Float[Array, "*rows"]) -> tuple[Any, Flags]:
+        product = _at_indices(whole, given)
         usable = jnp.broadcast_to(product.finite(given.a, given.b), margins.shape)
         suspicious = ~(margins <= 1)
         # Nothing of the first tier is used again: it may be the check that went wrong.
@@ -213,7 +212,17 @@ def _check(product: Product, settings: Settings, axes: int, given: Operands) -> 
 
         return lax.cond(any_above(most), recompute, lambda given: (given.c, varying(found)), given)
 
-    return lax.cond(any_above(most), examine, clean, given)
+    if settings.mode != "correct":  # then the product itself need not go through a conditional
+        return c, lax.cond(any_above(most), lambda *given: examine(*given)[1], lambda *_: clean, given, margins)
+
+    def mend(state: tuple[Any, Flags], margins: Float[Array, "*rows"], a: Any, b: Any, *others: Any) -> Any:
+        return examine(Operands(a, b, state[0], *others), margins)
+
+    return rarely(any_above(most), mend, (c, clean), margins, given.a, given.b, *given[3:])
+
+
+def _at_indices(product: Product, given: Operands) -> Product:
+    return dataclasses.replace(product, indices=given.indices) if isinstance(product, Indexed) else product
 
 
 def _recompute(

@@ -14,10 +14,11 @@ from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UI
 
 from sdc.bits import as_bits, from_bits
 from sdc.program.arguments import check_function, taking
-from sdc.program.axes import bound_axes
+from sdc.program.axes import agreed, bound_axes
 from sdc.program.interpreter import rewrite, sites
 from sdc.program.marks import HIDDEN
 from sdc.program.once import traced_once
+from sdc.program.rarely import rarely
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import Selector, check_hits, probes
 from sdc.program.site import Site
@@ -225,30 +226,39 @@ class _Inject:
     ) -> tuple[Shaped[Array, "*shape"], Events]:
         # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
         old = as_bits(before).reshape(before.shape or (1,))
-        new = old
-        drawn = jnp.uint32(0)
-        touched: list[Int32[Array, _]] = []
-        masked: list[Bool[Array, "#size"]] = []
+        nothing = jnp.uint32(0), self._no_hits()
+        if not old.size:
+            return before, Events(jnp.uint32(0), *nothing)
+        like = jax.ShapeDtypeStruct(before.shape, before.dtype)
+        draws, found = [], []
         for number, rate in rates.items():
-            if not old.size:
-                continue
-            fault = self.faults[number]
             keys = jax.random.split(jax.random.fold_in(key, number))
-            draw = Draw(fault, keys, rate, new, before, layer)
-            if isinstance(fault.pattern, Whole):
-                new, hit = draw.whole()
-                drawn += jnp.where(hit, jnp.uint32(old.size), jnp.uint32(0))
-                masked.append(hit[None])
-            elif fault.largest_rate() > DENSE:
-                new, hit = draw.densely()
-                drawn += jnp.sum(hit, dtype=jnp.uint32)
-                masked.append(hit)
-            else:
-                new, at = draw.sparsely()
-                drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
-                touched.append(at)
-        changed, hits = self._compare(output, old, new, touched, masked)
-        return from_bits(new.reshape(before.shape), before), Events(drawn, changed, hits)
+            draws.append(Draw(self.faults[number], keys, rate, like, layer))
+            found.append(_drawn(draws[-1]))
+        any_hit = functools.reduce(jnp.logical_or, (jnp.any(hit < old.size if _sparse(hit) else hit) for hit in found))
+
+        def change(carried: Any, draws: Sequence[Any], found: Sequence[Any]) -> Any:
+            old, *_ = carried
+            new, touched, masked, drawn = old, [], [], jnp.uint32(0)
+            for number, arrays, hit in zip(rates, draws, found, strict=True):
+                draw = Draw(self.faults[number], *arrays[:2], like, arrays[2])
+                if _sparse(hit):
+                    new, at = draw.at(new, hit)
+                    drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
+                    touched.append(at)
+                else:
+                    new = draw.where(new, hit)
+                    drawn += jnp.sum(jnp.broadcast_to(hit, (old.size,)), dtype=jnp.uint32)
+                    masked.append(jnp.atleast_1d(hit))
+            return new, drawn, *self._compare(output, old, new, touched, masked)
+
+        arrays = [(draw.keys, draw.rate, draw.layer) for draw in draws]
+        new, *events = rarely(agreed(any_hit), change, (old, jnp.uint32(0), *nothing), arrays, found)
+        return from_bits(new.reshape(before.shape), before), Events(*events)
+
+    def _no_hits(self) -> Hits | None:
+        none, pairs = jnp.zeros(self.record, jnp.uint32), jnp.zeros((self.record, 2), jnp.uint32)
+        return Hits(none, none, pairs, pairs) if self.record else None
 
     def _rate(
         self, fault: Fault, factor: Float32[Array, ""], now: Bool[ArrayLike, ""], layer: Int[Array, ""]
@@ -307,6 +317,17 @@ class _Inject:
 
         outputs = jnp.where(known, jnp.uint32(output), 0).astype(jnp.uint32)
         return changed, Hits(outputs, pick(at), pick(_words(old)), pick(_words(new)))
+
+
+def _drawn(draw: Draw) -> Array:
+    """What a fault hits: a boolean for all elements or for each of them, or places at which hits start."""
+    if isinstance(draw.fault.pattern, Whole):
+        return draw.whole()
+    return draw.densely() if draw.fault.largest_rate() > DENSE else draw.starts()
+
+
+def _sparse(hit: Array) -> bool:
+    return hit.dtype != jnp.bool_
 
 
 def _may_hit(fault: Fault, site: Site) -> bool:

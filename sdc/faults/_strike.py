@@ -24,6 +24,7 @@ from sdc.program.aside import aside
 from sdc.program.axes import agreed, bound_axes, varying
 from sdc.program.interpreter import required
 from sdc.program.once import traced_once
+from sdc.program.rarely import rarely
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import Selector, as_selector
 from sdc.program.site import Site, Where
@@ -247,8 +248,8 @@ class _Strike:
         for output, x in enumerate(outs):
             if strikable(x):
                 hit = here & (strike.output == output)
-                run = functools.partial(_hit, strike, output, hit)
-                outs[output], events = lax.cond(agreed(hit), run, lambda x: (x, nothing), x)
+                run = functools.partial(_hit, output)
+                outs[output], events = rarely(agreed(hit), run, (x, nothing), strike, hit)
                 total = self.merge(total, events)
         return outs, total
 
@@ -272,8 +273,9 @@ def _is_here(strike: Strike, number: UInt32[Array, ""], iteration: tuple[Int32[A
 
 
 def _hit(
-    strike: Strike, output: int, here: Bool[Array, ""], x: Shaped[Array, "*shape"]
+    output: int, state: tuple[Shaped[Array, "*shape"], Events], strike: Strike, here: Bool[Array, ""]
 ) -> tuple[Shaped[Array, "*shape"], Events]:
+    x, _ = state
     flat = x.reshape(-1)
     elements = jnp.asarray(strike.elements)
     known = (elements >= 0) & (elements < flat.size) & here

@@ -1,4 +1,7 @@
-"""Draws which elements are hit, and what becomes of them: densely, sparsely or all at once."""
+"""Draws which elements are hit, and what becomes of them: densely, sparsely or all at once.
+
+Which they are is drawn always; what becomes of them is computed only where there are any, see `rarely`.
+"""
 
 from typing import NamedTuple
 
@@ -9,7 +12,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt
 
 from sdc.bits import as_bits, from_bits
-from sdc.program.axes import agreed, typed_as
 
 from .fault import Fault
 from .patterns import One
@@ -24,37 +26,41 @@ class Draw(NamedTuple):
     fault: Fault
     keys: PRNGKeyArray  # of the places, and of what becomes of them
     rate: Float32[Array, ""]  # probability that a hit starts at an element
-    bits: UInt[Array, "*shape"]  # of all elements
-    like: Shaped[Array, "*shape"]  # the array of these bits
+    like: jax.ShapeDtypeStruct  # shape and type of the array
     layer: Int[Array, ""]
 
-    def whole(self) -> tuple[UInt[Array, "*shape"], Bool[Array, ""]]:
-        """Hits all elements if a hit starts at any: with probability 1 - (1 - rate)^size. Returns whether it does."""
-        any_start = -jnp.expm1(self.bits.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
-        hit = (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
-        return self._where(hit, hit), hit
+    def whole(self) -> Bool[Array, ""]:
+        """Whether all elements are hit, as they are if a hit starts at any: with probability 1 - (1 - rate)^size."""
+        any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
+        return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
 
-    def densely(self) -> tuple[UInt[Array, "*shape"], Bool[Array, "size"]]:
-        """Draws for every element. Returns which are hit."""
+    def densely(self) -> Bool[Array, "size"]:
+        """Which elements are hit, drawn for every one."""
         if self.fault.pattern != One():
             raise ValueError(
                 f"rate={self.fault.rate} of a pattern of several elements would hit most of the tensor; "
                 f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
             )
-        hit = jax.random.uniform(self.keys[0], (self.bits.size,)) < self.rate
-        return self._where(hit.reshape(self.bits.shape), self.rate > 0), hit
+        return jax.random.uniform(self.keys[0], (self.like.size,)) < self.rate
 
-    def sparsely(self) -> tuple[UInt[Array, "*shape"], Int32[Array, "hits"]]:
-        """Draws the places at which hits start. Returns the elements hit, each once, among places beyond the last one.
+    def starts(self) -> Int32[Array, "hits"]:
+        """Places at which hits start, filled up with the first place beyond the last one."""
+        return _bernoulli_positions(self.keys[0], self.rate, self.like.size, self.fault.largest_rate())
+
+    def where(self, bits: UInt[Array, "*shape"], hit: Bool[Array, "*#size"]) -> UInt[Array, "*shape"]:
+        """The bits afterwards, changed where elements are hit."""
+        mask = hit.reshape(bits.shape) if hit.ndim else hit
+        return jnp.where(mask, self._after(bits.reshape(-1)).reshape(bits.shape), bits)
+
+    def at(
+        self, bits: UInt[Array, "*shape"], starts: Int32[Array, "hits"]
+    ) -> tuple[UInt[Array, "*shape"], Int32[Array, "_"]]:
+        """The bits afterwards, and the elements hit, each once, among places beyond the last one.
 
         Where patterns overlap, an element is what the first of them makes of it: writing twice to one place would leave
         the order to the hardware.
         """
-        bits = self.bits
-        starts = _bernoulli_positions(self.keys[0], self.rate, bits.size, self.fault.largest_rate())
-        groups = self.fault.pattern.positions(starts, self.like.shape)
-        if groups.shape[-1] > 1:
-            groups = jnp.sort(groups, axis=-1)  # so that those cut off at an edge come last
+        groups = self._groups(starts)
         count = jnp.sum(groups < bits.size, axis=-1, dtype=jnp.int32)
         values = self._after(take(bits, groups), count)
         at, values = groups.reshape(-1), values.reshape(-1)
@@ -65,25 +71,16 @@ class Draw(NamedTuple):
             at = jnp.where(again, bits.size, at).astype(at.dtype)
         return bits.at[_indices(at, bits.shape)].set(values, mode="drop"), at
 
+    def _groups(self, starts: Int32[Array, "hits"]) -> Int32[Array, "hits n"]:
+        groups = self.fault.pattern.positions(starts, self.like.shape)
+        # Those cut off at an edge come last.
+        return jnp.sort(groups, axis=-1) if groups.shape[-1] > 1 else groups
+
     def _after(
         self, bits: UInt[Array, "*groups n"], count: Int[Array, "*#groups"] | None = None
     ) -> UInt[Array, "*groups n"]:
         """What becomes of elements that are hit, as bits."""
         return as_bits(self.fault.what(self.keys[1], from_bits(bits, self.like), self.layer, count))
-
-    def _where(self, hit: Bool[Array, "*#shape"], any_hit: Bool[Array, ""]) -> UInt[Array, "*shape"]:
-        """The bits afterwards, changed where elements are hit.
-
-        What comes out of a conditional is one value for the step and for its events. Otherwise XLA computes it anew for
-        each, now and then to another last bit: so it is under `vmap`, where a conditional becomes a choice. `_compare`
-        therefore looks at elements that were hit only.
-        """
-        kept = typed_as(self.bits, hit)
-
-        def changed() -> UInt[Array, "*shape"]:
-            return jnp.where(hit, self._after(self.bits.reshape(-1)).reshape(self.bits.shape), kept)
-
-        return lax.cond(agreed(any_hit), changed, lambda: kept)
 
 
 def take(x: Shaped[Array, "*shape"], at: Int32[Array, "*n"]) -> Shaped[Array, "*n"]:

@@ -39,10 +39,10 @@ class DoesNotFit(ValueError):
 
     def __init__(self, target: str, needed: float, there: float) -> None:
         self.needed, self.there = needed, there
-        times = -(-needed // there)
+        much, has, over = (size / 2**30 for size in (needed, there, needed - there))
         super().__init__(
-            f"the step needs {needed / 2**30:.1f} GiB on each device of {target}, which has {there / 2**30:.1f} GiB: "
-            f"{(needed - there) / 2**30:.1f} GiB too much; shard its state over at least {times:.0f} times as many devices"
+            f"the step needs {much:.1f} GiB on each device of {target}, which has {has:.1f} GiB: {over:.1f} GiB too "
+            f"much; shard its state over at least {-(-needed // there):.0f} times as many devices"
         )
 
 

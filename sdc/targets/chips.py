@@ -3,8 +3,8 @@
 `v5p:2x2x4` is one TPU slice of 16 chips and `2xv5p:2x2x4` two such slices; `h100x8` is one host of eight GPUs and
 `2xh100x8` two hosts.
 
-Sources: the pages of Cloud TPU on v4, v5e, v5p, v6e and TPU7x (memory, bandwidths, peak arithmetic), NVIDIA's data sheet
-of the H100 SXM. Clocks follow from the peak arithmetic and the number and size of the matrix units.
+Sources: the pages of Cloud TPU on v4, v5e, v5p, v6e and TPU7x (memory, bandwidths, peak arithmetic), NVIDIA's data
+sheet of the H100 SXM. Clocks follow from the peak arithmetic and the number and size of the matrix units.
 """
 
 import dataclasses
@@ -58,9 +58,11 @@ CHIPS = {
     "7x": Chip("tpu", "tpu7x", 96 * GIB, 3690 * GB, 2.2e9, 200 * GB, 6.25 * GB, NEAR, (2, 2, 1), devices=2),
     "h100": Chip("gpu", "h100", 85_899_345_920, 3352 * GB, 1.98e9, 450 * GB, 50 * GB, (5e-6, 3e-5), (8,)),
 }
-"""A ring along one axis of a slice has the two links of that axis: a third (3D torus) or half (2D) of all of them. Of v4
-no figure of the network is published; that of v5p stands in."""
-_NAME = re.compile(r"(?:(?P<slices>\d{1,4})x)?(?P<chip>[a-z0-9]+?)(?::(?P<shape>\d{1,4}(?:x\d{1,4}){1,2})|x(?P<count>\d{1,4}))")
+"""A ring along one axis of a slice has the two links of that axis: a third (3D torus) or half (2D) of all of them. Of
+v4 no figure of the network is published; that of v5p stands in."""
+_NAME = re.compile(
+    r"(?:(?P<slices>\d{1,4})x)?(?P<chip>[a-z0-9]+?)(?::(?P<shape>\d{1,4}(?:x\d{1,4}){1,2})|x(?P<count>\d{1,4}))"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +100,9 @@ def find_target(name: str) -> Target:
     """
     found = _NAME.fullmatch(name.lower().removeprefix("tpu"))
     if found is None or found["chip"] not in CHIPS:
-        raise SettingError("target", name, f"expected a target such as v5p:2x2x4, 2xv5e:4x4 or h100x8; known are {_known()}")
+        raise SettingError(
+            "target", name, f"expected a target such as v5p:2x2x4, 2xv5e:4x4 or h100x8; known are {_known()}"
+        )
     chip = CHIPS[found["chip"]]
     if (found["shape"] is None) is (chip.platform == "tpu"):
         example = "v5p:2x2x4" if chip.platform == "tpu" else "h100x8"

@@ -8,19 +8,16 @@ reduce-scatter and an all-to-all, s for a permutation. Each takes a stated laten
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .chips import Chip
+from .groups import groups_of
 from .hlo import Instruction, Module, bytes_of
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-_LISTED = re.compile(r"replica_groups=\{(\{[\d,{}]*\})\}")
-_SPREAD = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +64,7 @@ def collectives_of(module: Module, chip: Chip, devices: Sequence[Any], mesh: Map
             kind = kind_of(each)
             if kind is None:
                 continue
-            groups = _groups(each.line, len(devices))
+            groups = groups_of(each.line) or (tuple(range(len(devices))),)
             size = max(len(group) for group in groups)
             if size < 2:
                 continue
@@ -91,18 +88,6 @@ def _sent(kind: str, size: int, held: float) -> float:
         return held
     share = (size - 1) / size * held
     return 2 * share if kind == "all-reduce" else share
-
-
-def _groups(line: str, devices: int) -> list[list[int]]:
-    if (listed := _LISTED.search(line)) or (listed := _PAIRS.search(line)):
-        return [[int(one) for one in group.split(",") if one] for group in re.findall(r"\{([\d,]*)\}", listed[1])]
-    if spread := _SPREAD.search(line):
-        count, size = int(spread[1]), int(spread[2])
-        ids = np.arange(count * size).reshape([int(side) for side in spread[3].split(",")])
-        order = [int(axis) for axis in spread[4].split(",")] if spread[4] else range(ids.ndim)
-        groups: list[list[int]] = ids.transpose(order).reshape(count, size).tolist()
-        return groups
-    return [list(range(devices))]
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]:

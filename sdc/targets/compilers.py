@@ -1,4 +1,4 @@
-"""The compilers of accelerators on a machine that has none: how they are started, and the devices that they describe."""
+"""The compilers of accelerators on a machine that has none: how they start, and what devices they describe."""
 
 import functools
 import importlib.metadata
@@ -45,7 +45,9 @@ def prepare_compilers(schedules: Path | None = None) -> None:
     os.environ.update(TPU | GPU)
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "autotune_level" not in flag]
     flags += ["--xla_gpu_autotune_level=0"]  # there is nothing to try kernels on
-    if (tools := importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None) is not None:
+    if (
+        tools := importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
+    ) is not None:
         flags += [f"--xla_gpu_cuda_data_dir={next(iter(tools.submodule_search_locations or ()))}"]
     os.environ["XLA_FLAGS"] = " ".join(flags)
     if schedules is not None:
@@ -63,14 +65,13 @@ def check_compiler(target: Target) -> None:
     try:
         installed = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        raise SettingError("target", target.name, f"needs the compiler in {package}, which is not installed; {INSTALL}") from None
+        raise SettingError(
+            "target", target.name, f"needs the compiler in {package}, which is not installed; {INSTALL}"
+        ) from None
     expected = importlib.metadata.version("jaxlib") if gpu else _libtpu_of_jax()
     if expected is not None and not (installed == expected or installed.startswith(expected.removesuffix("*"))):
-        raise SettingError(
-            "target",
-            target.name,
-            f"{package} {installed} does not go with jax {importlib.metadata.version('jax')}, which expects {expected}; {INSTALL}",
-        )
+        ours = f"jax {importlib.metadata.version('jax')}, which expects {expected}"
+        raise SettingError("target", target.name, f"{package} {installed} does not go with {ours}; {INSTALL}")
 
 
 def _libtpu_of_jax() -> str | None:

@@ -1,9 +1,10 @@
 """Cycles of a program for a TPU, by the compiler's own estimate of each operation.
 
-The text of a compiled program carries `estimated_cycles` for most operations. They are added up along the way of a step
-in which nothing is wrong. What the compiler has no estimate of is charged by a bound: kernels by their instructions, and
-never with less than their operands and results take to move; collectives by bytes over a stated bandwidth. That some of
-it overlaps is not modelled. The sum compares programs for the same chips; it is no prediction of a time.
+The text of a compiled program carries `estimated_cycles` for most operations. They are added up along the way of a
+step in which nothing is wrong. What the compiler has no estimate of is charged by a bound: kernels by their
+instructions, and never with less than their operands and results take to move; collectives by bytes over a stated
+bandwidth. That some of it overlaps is not modelled. The sum compares programs for the same chips; it is no prediction
+of a time.
 """
 
 import collections

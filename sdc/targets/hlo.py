@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from sdc.program.marks import HIDDEN
-from sdc.twins._lockstep import REPAIR
+from sdc.program.rarely import RARELY
 
 _HEAD = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
 _START = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = ")
@@ -72,8 +72,8 @@ class Module:
     def way(self, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """The instructions of the way that a step takes when nothing is wrong, and how often each runs.
 
-        Loops run as often as the compiler knows, or once. Of this library's own conditionals the first branch runs, that
-        of `lax.cond`'s false; of the step's the one that makes most bytes. What is inside of a fusion is not told.
+        Loops run as often as the compiler knows, or once. Of this library's own conditionals the first branch runs,
+        that of `lax.cond`'s false; of the step's the one that makes most bytes. What is inside of a fusion is not told.
         """
         for one in self.computations[self.entry if name is None else name]:
             yield one, times
@@ -89,14 +89,17 @@ class Module:
     def trips(self, loop: Instruction) -> int:
         """How often a loop runs: what the compiler tells, or the constant that its condition compares with; else once.
 
-        What repairs differences does not run, as there are none.
+        What runs only if something is wrong does not run.
         """
-        if REPAIR in loop.line:
+        if RARELY in loop.line:
             return 0
         if found := _TRIPS.search(loop.line):
             return int(found[1])
         condition = self.computations[_named(loop.line, "condition")]
-        constants = (re.fullmatch(r"s32\[\]\S* constant\((\d+)\)", f"{each.shape} {each.opcode}({each.arguments})") for each in condition)
+        constants = (
+            re.fullmatch(r"s32\[\]\S* constant\((\d+)\)", f"{each.shape} {each.opcode}({each.arguments})")
+            for each in condition
+        )
         return max((int(found[1]) for found in constants if found), default=1)
 
     def _weight(self, branch: str) -> int:

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import sdc
 from sdc.faults.kinds import BitFlip
 from sdc.program.arguments import traced
+from sdc.program.selectors import direction, primitive
 from sdc.program.site import Where
 from sdc.settings import SettingError
 
@@ -38,11 +39,12 @@ def with_tool(
     """A step with one of the tools, as `estimate` takes it.
 
     Args:
-        tool: `plain` for none; `lockstep` for twins, each on devices of its own; `inject` for one fault that never hits.
+        tool: `plain` for none; `lockstep` for twins, each on devices of its own; `inject` for a fault that hits nothing.
         step: the step.
         args: its arguments, or their shapes.
         devices: the target's.
-        where: selects sites; by default probes, of `abft` and `inject` all matrix products.
+        where: selects sites; by default probes, of `abft` all matrix products, of `inject` those of the
+            backward pass.
         twins: how many, of `lockstep`.
 
     Raises:
@@ -55,7 +57,7 @@ def with_tool(
     if tool == "abft":
         return Variant(sdc.abft(step) if where is None else sdc.abft(step, where=where), args)
     if tool == "inject":
-        fault = sdc.Fault(BitFlip(), 1e-9, "products" if where is None else where)
+        fault = sdc.Fault(BitFlip(), 1e-9, primitive("dot_general") & direction("bwd") if where is None else where)
         injected = sdc.inject(step, [fault])
         moment = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), np.int32)
         return Variant(lambda key, number, *args: injected(sdc.Moment(key, number), *args), (*moment, *args))
@@ -73,7 +75,9 @@ def _twins(
     each = int(np.prod([*shape.values()], dtype=int))
     if twins * each > len(devices):
         raise SettingError(
-            "twins", twins, f"of {each} devices need {twins * each}, and the target has {len(devices)}; give a larger one"
+            "twins",
+            twins,
+            f"of {each} devices need {twins * each}, and the target has {len(devices)}; give a larger one",
         )
     grid = np.asarray(devices[: twins * each], dtype=object).reshape(twins, *shape.values())
     mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto,) * (1 + len(shape)))
@@ -83,12 +87,12 @@ def _twins(
         return jax.tree.map(lambda leaf: leaf[None], lockstep(*(leaf[0] for leaf in leaves)))
 
     stacked = [
-        jax.ShapeDtypeStruct((twins, *given.shape), given.dtype, sharding=NamedSharding(mesh, P(TWIN, *_spec(sharding))))
+        jax.ShapeDtypeStruct(
+            (twins, *given.shape), given.dtype, sharding=NamedSharding(mesh, P(TWIN, *_spec(sharding)))
+        )
         for given, sharding in zip(inputs, shardings, strict=True)
     ]
-    mapped = jax.shard_map(
-        one, mesh=mesh, in_specs=P(TWIN), out_specs=P(TWIN), axis_names={TWIN}, check_vma=False
-    )
+    mapped = jax.shard_map(one, mesh=mesh, in_specs=P(TWIN), out_specs=P(TWIN), axis_names={TWIN}, check_vma=False)
     return Variant(mapped, stacked)
 
 

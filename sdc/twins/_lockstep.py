@@ -20,6 +20,7 @@ from sdc.program.axes import axis_size, typed_as, varying
 from sdc.program.interpreter import required
 from sdc.program.objects import has_type
 from sdc.program.once import traced_once
+from sdc.program.rarely import rarely
 from sdc.program.reports import Place, Reports, Values
 from sdc.program.selectors import probes
 from sdc.program.site import Where
@@ -28,8 +29,6 @@ from ._agreement import Agreement, agreement, measure, nothing_found
 from .compare import Difference, merge as merge_differences, no_difference
 
 Compare: TypeAlias = Literal["gated", "always"]
-REPAIR = "sdc.repair"
-"""Scope of what runs only where twins differ, by which an estimate of a step in which nothing is wrong leaves it out."""
 Tree = TypeVar("Tree")
 
 
@@ -142,22 +141,13 @@ def _synchronized(outs: Values, axis_name: str, compare: Compare) -> tuple[Value
 def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Compare) -> tuple[Values, Mismatch]:
     reference, undecided, differs = agreed
 
-    def repair(leaves: Values) -> tuple[Values, Difference]:
+    def repair(state: tuple[Values, Difference], reference: Array) -> tuple[Values, Difference]:
+        leaves, _ = state
         chosen, found = measure(leaves, axis_name, reference)
         return [typed_as(new, old) for new, old in zip(chosen, leaves, strict=True)], varying(found)
 
-    def once(carried: tuple[Values, Difference, Array]) -> tuple[Values, Difference, Array]:
-        leaves, _, differs = carried
-        return *repair(leaves), differs & False
-
-    if compare == "always":
-        leaves, found = repair(leaves)
-        return leaves, Mismatch(found, undecided)
-    # A loop of one turn or none: what goes through it stays where it is, while a conditional has its result in a buffer
-    # of its own, and copies there what it only hands on.
-    nothing = varying(nothing_found(leaves, axis_name, reference))
-    with jax.named_scope(REPAIR):
-        leaves, found, _ = lax.while_loop(lambda carried: carried[2], once, (list(leaves), nothing, differs))
+    kept = list(leaves), varying(nothing_found(leaves, axis_name, reference))
+    leaves, found = repair(kept, reference) if compare == "always" else rarely(differs, repair, kept, reference)
     return leaves, Mismatch(found, undecided)
 
 

@@ -5,17 +5,13 @@ import math
 import re
 from collections.abc import Sequence
 
-import numpy as np
+from sdc.program.rarely import RARELY
+from sdc.targets.groups import groups_of
 
 KINDS = ("all-reduce", "all-gather", "collective-permute", "reduce-scatter", "all-to-all", "collective-broadcast")
 _OPCODE = re.compile(rf" = (?P<shape>.*?) (?P<kind>{'|'.join(KINDS)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b(?P<type>[a-z]+\d+\w*|pred)\[(?P<dims>[\d,]*)\]")
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
-_GROUPS = re.compile(
-    r"(?:replica_groups|source_target_pairs)=(?:\{(?P<lists>(?:\{[\d,]*\},?)*)\}|(?P<other>[^\]]*\]\S*(?: \{[^}]*\})?))"
-)
-_IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
-_MESH = re.compile(r"mesh\[(?P<mesh>[^\]]*)\]\s*\{(?P<axes>[^}]*)\}")
 _CALLS = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 
 
@@ -28,7 +24,7 @@ class Collective:
         sizes: bytes of each array that it returns on a device (XLA joins several into one instruction).
         groups: the devices that talk to one another, by their position in the program's device assignment; empty for
             all with all.
-        conditional: whether it runs only inside a branch of a conditional.
+        conditional: whether it runs only inside a branch of a conditional, or in a loop that hardly ever runs.
     """
 
     kind: str
@@ -62,41 +58,21 @@ def collectives(hlo: str) -> list[Collective]:
             continue
         always.add(name)
         for line in bodies[name]:
+            if RARELY in line and " while(" in line:
+                continue
             for one, several in _CALLS.findall(line):
                 pending.extend(part.strip(" %") for part in (one or several).split(","))
     return [
         Collective(
             match["kind"],
             tuple(_bytes(*array) for array in _ARRAY.findall(match["shape"])),
-            _groups(line),
+            groups_of(line),
             name not in always,
         )
         for name, lines in bodies.items()
         for line in lines
         if (match := _OPCODE.search(line))
     ]
-
-
-def _groups(line: str) -> tuple[tuple[int, ...], ...]:
-    match = _GROUPS.search(line)
-    if match is None:
-        return ()
-    if match["lists"] is not None:
-        return tuple(_numbers(group) for group in re.findall(r"\{([\d,]+)\}", match["lists"]))
-    if mesh := _MESH.match(match["other"]):  # XLA of jax 0.12
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh["mesh"])}
-        talking = re.findall(r"'([^']+)'", mesh["axes"])
-        order = [*(axis for axis in sizes if axis not in talking), *talking]
-        grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-        grid = grid.transpose([list(sizes).index(axis) for axis in order])
-        return tuple(tuple(group) for group in grid.reshape(-1, math.prod(sizes[a] for a in talking)).tolist())
-    iota = _IOTA.match(match["other"])
-    if iota is None:
-        raise ValueError(f"cannot read the replica groups of {line.strip()[:200]!r}")
-    devices = np.arange(math.prod(_numbers(iota["dims"]))).reshape(_numbers(iota["dims"]))
-    if iota["order"]:
-        devices = devices.transpose(_numbers(iota["order"]))
-    return tuple(tuple(group) for group in devices.reshape(_numbers(iota["shape"])).tolist())
 
 
 def _numbers(text: str) -> tuple[int, ...]:
