@@ -7,7 +7,7 @@ LATEST ?= python3.12
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo docs storms test test-browser test-conformance test-latest test-optimized
+.PHONY: demo docs storms targets targets-quick test test-browser test-conformance test-latest test-optimized
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -53,6 +53,19 @@ test-browser: $(VENV)/.installed
 test-conformance: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,conformance]'
 	$(BIN)/python -m pytest tests/conformance -m "" --dist=load
+
+# What the tools cost on TPUs and GPUs that are not here, by their compilers' estimate: a minute, and the whole table (an
+# hour). The compilers are 700 MB, in an environment of their own.
+.venv-targets/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv .venv-targets
+	.venv-targets/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,targets]'
+	touch $@
+
+targets-quick: .venv-targets/.installed
+	.venv-targets/bin/python -m pytest tests/targets -m targets -n0
+
+targets: .venv-targets/.installed
+	.venv-targets/bin/sdc bench targets
 
 # The pages of docs/ as HTML, in docs/_build; any warning is an error.
 docs: $(VENV)/.installed

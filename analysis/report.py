@@ -14,11 +14,11 @@ from .headline import headline
 from .page import Report, make_report
 from .rendering import to_html, to_markdown
 from .series import count, mapping, sequence
-from .studies import products
+from .studies import estimates, products
 from .summary import summary_of
 from .tables import Table, show
 
-STUDIES = {products.STUDY: products.build, findings.STUDY: findings.build}
+STUDIES = {products.STUDY: products.build, findings.STUDY: findings.build, estimates.STUDY: estimates.build}
 LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE"}
 KINDS = {"twin": "twin run", "train": "training run", "trace": "trace"}
 RUNS = tuple(KINDS)

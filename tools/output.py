@@ -15,6 +15,7 @@ from rich.text import Text
 
 from sdc.analysis.products import COUNTS
 from sdc.analysis.series import number
+from sdc.analysis.studies.estimates import size
 from sdc.checksums.profile import Profile, hardware
 from sdc.record.files import to_json
 from sdc.record.identity import stamp
@@ -168,6 +169,32 @@ def _products_study(summary: Mapping[str, Any]) -> Iterator[Part]:
     yield "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
 
 
+def _estimate(summary: Mapping[str, Any]) -> Iterator[Part]:
+    columns = ["target", "program", "ratio", "cycles", "kernels", "moved", "memory", "of", "collectives", "compiled in"]
+    rows = []
+    for row in summary["programs"]:
+        if "does_not_fit" in row:
+            continue
+        count = sum(each["count"] for each in row["collectives"])
+        cells = [row["target"], row["tool"], f"{row['ratio']:.3f}"]
+        cells += [
+            "-" if row["cycles"] is None else f"{row['cycles']:,}",
+            "-" if row["kernels"] is None else f"{row['kernels']:,}",
+        ]
+        cells += [size(row["moved"] or None), size(row["memory"]), size(row["capacity"]), f"{count:,}"]
+        rows.append([*cells, f"{row['compile_seconds']:.1f} s"])
+    yield _table("Cost on each device (compiler's estimate, nothing was run)", columns, rows, padding=(0, 1))
+    for row in summary["programs"]:
+        if "does_not_fit" in row:
+            yield Text.assemble(
+                ("DOES NOT FIT", "bold red"), f"  {row['target']}, {row['tool']}: {row['does_not_fit']}"
+            )
+            continue
+        for each in row["collectives"]:
+            over = f"over {each['axes'] or 'no axis'}{', crossing ' + each['crosses'] if each['crosses'] else ''}"
+            yield f"{row['target']}, {row['tool']}: {each['count']:,} {each['kind']} {over}, {size(each['sent'])}"
+
+
 def _findings(summary: Mapping[str, Any]) -> Iterator[Part]:
     for grid in summary.get("grids", []):
         rows = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in grid["rows"]]
@@ -239,6 +266,7 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {
     "abft study": _products_study,
     "aggregation study": _findings,
     "diff": _difference,
+    "estimate": _estimate,
     "several": _several,
 }
 """What is shown of each kind of record; of all others what is shown of a run."""

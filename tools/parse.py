@@ -12,6 +12,7 @@ import tyro
 
 from .bench.options import BenchOptions
 from .errors import CommandError
+from .estimate_options import EstimateOptions
 from .options import CampaignOptions, DiffOptions, ReportOptions, TraceOptions, TrainOptions, TwinOptions
 from .study_options import AbftOptions, StudyOptions
 
@@ -25,6 +26,7 @@ Command = (
     | Annotated[CampaignOptions, tyro.conf.subcommand("campaign")]
     | Annotated[AbftOptions, tyro.conf.subcommand("abft")]
     | Annotated[StudyOptions, tyro.conf.subcommand("study")]
+    | Annotated[EstimateOptions, tyro.conf.subcommand("estimate")]
     | Annotated[ReportOptions, tyro.conf.subcommand("report")]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
 )
@@ -36,6 +38,7 @@ MODULES: dict[type, str] = {
     CampaignOptions: ".commands._campaign",
     AbftOptions: ".commands._abft",
     StudyOptions: ".commands._study",
+    EstimateOptions: ".commands._estimate",
     ReportOptions: ".commands._report",
     BenchOptions: ".bench.command",
 }

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .processes import Incomparable as Incomparable
     from .checkpoints import CheckpointError as CheckpointError, Checkpoints as Checkpoints
 
+    # What it would cost elsewhere.
+    from .estimating import Subject as Subject, estimate_subject as estimate_subject
+
     # Programs of one's own.
     from . import programs as programs
 

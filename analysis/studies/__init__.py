@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from .records import (
         findings_of as findings_of,
+        write_estimate as write_estimate,
         write_products_study as write_products_study,
         write_study as write_study,
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from sdc.record.lifecycle import Record
 from .. import findings
 from .._conclude import report_anew
 from ..findings import Findings, summarize_findings
-from . import _paft, _shadow, dropcompute, lossy, products
+from . import _paft, _shadow, dropcompute, estimates, lossy, products
 
 FINDINGS: Mapping[str, Callable[[Any], Findings]] = {
     "paft": _paft.findings,
@@ -94,6 +94,25 @@ def write_products_study(
     }
     summary = products.summarize_products(measured.counts, measured.magnitudes)
     return _write(folder, {"kind": products.STUDY, **about, **(manifest or {})}, summary)
+
+
+def write_estimate(
+    folder: Path, rows: Iterable[Mapping[str, Any]], manifest: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Writes the record and the report of what programs cost on chips that are not here.
+
+    Args:
+        folder: a new one.
+        rows: for each program the fields of its `sdc.targets.Estimate`, and `tool`.
+        manifest: what else the manifest is to say, such as the command.
+
+    Returns:
+        The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
+
+    Raises:
+        RecordError: the folder exists already, or cannot be written.
+    """
+    return _write(folder, {"kind": estimates.STUDY, **(manifest or {})}, estimates.summarize_estimates(rows))
 
 
 def _write(folder: Path, manifest: Mapping[str, Any], summary: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ KINDS: dict[str, Kind] = {
         Kind("campaign", CampaignManifest, CampaignSummary, LineFile(INJECTIONS, InjectionRow), number="injection"),
         Kind("abft study", StudyManifest, StudySummary),
         Kind("aggregation study", StudyManifest, StudySummary),
+        Kind("estimate", StudyManifest, StudySummary),
     )
 }
 """Every kind, by its name in the manifest."""

@@ -86,7 +86,10 @@ class Manifest(Stamp, kw_only=True):
     """`manifest.json` of any kind."""
 
     kind: Annotated[
-        str, about("`twin`, `train`, `trace`, `campaign`, `abft study` or `aggregation study`; see [above](#kinds)")
+        str,
+        about(
+            "`twin`, `train`, `trace`, `campaign`, `abft study`, `aggregation study` or `estimate`; see [above](#kinds)"
+        ),
     ]
     discarded: Annotated[
         int | None, about("lines of `discarded.jsonl` when the run was last continued; absent where there were none")

@@ -39,7 +39,7 @@ def with_tool(
     """A step with one of the tools, as `estimate` takes it.
 
     Args:
-        tool: `plain` for none; `lockstep` for twins, each on devices of its own; `inject` for a fault that hits nothing.
+        tool: `plain` for none; `lockstep` for twins, each on devices of its own; `inject` for a fault that never hits.
         step: the step.
         args: its arguments, or their shapes.
         devices: the target's.

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sdc.record.determinism import environment, prepare
+from sdc.targets import prepare_compilers
 from sdc.train.config import get_config
 from sdc.train.studies.settings import check_measurement
 
@@ -27,7 +28,10 @@ def run(options: BenchOptions) -> int:
         get_config(config)
         benchmark = importlib.import_module(f"._{options.benchmark}", __package__)
         devices = getattr(benchmark, "DEVICES", 1)  # simulated ones of a CPU
-        prepare(cpu_devices=devices, cpu_threads=os.cpu_count(), only_cpu=options.benchmark == "aggregation")
+        if options.benchmark == "targets":
+            prepare_compilers()
+        else:
+            prepare(cpu_devices=devices, cpu_threads=os.cpu_count(), only_cpu=options.benchmark == "aggregation")
     measured: dict[str, Any] = benchmark.measure(options)
     about = environment()
     if options.json:

@@ -17,11 +17,13 @@ class BenchOptions:
     rewriting against the plain step. campaign: injections through one program against a run of its own for each. abft:
     checked products and steps against plain ones, false alarms and what is detected. aggregation: PAFT, lossy ZeRO-2, a
     shadow replica and DropCompute against plain data parallelism, on simulated CPU devices. report: time and memory of
-    the report of 100,000 steps. record: checksums and syncs of a record, as a share of the run's time.
+    the report of 100,000 steps. record: checksums and syncs of a record, as a share of the run's time. targets:
+    digests, lock-step, fingerprint, inject and abft on TPUs and GPUs that are not here, by their compilers' estimate.
     """
 
     benchmark: Annotated[
-        Literal["lockstep", "transform", "campaign", "abft", "aggregation", "report", "record"], tyro.conf.Positional
+        Literal["lockstep", "transform", "campaign", "abft", "aggregation", "report", "record", "targets"],
+        tyro.conf.Positional,
     ]
     """What to measure."""
     config: str | None = None

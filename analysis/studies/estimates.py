@@ -1,0 +1,140 @@
+"""What a step and its tools cost on chips that are not here: ratios to the first of them, and a report."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..canvas import COLOURS, LeftOut, Picture, canvas
+from ..definitions import Definition
+from ..headline import Action, Headline
+from ..page import Report, make_report
+from ..series import Row, sequence
+from ..tables import Table, show
+
+STUDY = "estimate"
+MARK = "compiler's estimate"
+SOURCE = "The compiler's own estimates where there are any; docs/estimate.md says what is charged for the rest."
+DEFINITIONS = (
+    Definition("Cycles", "sum of the compiler's", "Of operations, kernels and collectives; overlap is not modelled."),
+    Definition("Kernels, moved", "GPU", "Kernels that are launched, and bytes of their operands and results."),
+    Definition("Ratio", "cost / cost of the first", "Of programs for the same chips, on each device."),
+    Definition("Memory", "arguments + outputs + temporaries", "On each device, or the compiler's peak."),
+)
+
+
+def summarize_estimates(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The programs of an estimate, each with its ratio to the first of the same target.
+
+    Args:
+        rows: fields of `sdc.targets.Estimate` with `tool`, or `target`, `tool` and `does_not_fit`.
+    """
+    programs: list[dict[str, Any]] = []
+    first: dict[str, float] = {}
+    for row in rows:
+        cost = None
+        if "does_not_fit" not in row:
+            cost = float(row["seconds"] if row["cycles"] is None else row["cycles"])
+            first.setdefault(row["target"], cost)
+        ratio = None if cost is None or not first[row["target"]] else cost / first[row["target"]]
+        programs.append({**row, "ratio": ratio})
+    return {"verdict": None, "reason": "an estimate tests no device", "programs": programs}
+
+
+def build(title: str, manifest: Row, summary: Row) -> Report:
+    """Collects the text, tables and figures of the report."""
+    programs = sequence(summary.get("programs"))
+    none = "none: an estimate, not a test of a device"
+    sentence = "; ".join(_said(row) for row in programs if row.get("ratio") is not None) or "nothing could be estimated"
+    actions = (Action("Measure it", "An estimate compares programs; only the chips tell a time: sdc bench transform."),)
+    return make_report(
+        manifest,
+        kind="estimate",
+        title=title,
+        verdict="neutral",
+        label="COMPILER'S ESTIMATE",
+        headline=Headline(sentence, none, none, "not asked", "nothing was run: an estimate", actions),
+        simulated="nothing was run: all figures are the compiler's estimate",
+        notes=[str(row["does_not_fit"]) for row in programs if "does_not_fit" in row],
+        facts=[("step", manifest.get("subject")), ("started", manifest.get("created"))],
+        measured=[_costs(programs), _memory(programs), _collectives(programs), *map(_parts, programs)],
+        drawn=[_drawn(programs)],
+        settings={"Settings": manifest.get("settings")},
+        definitions=DEFINITIONS,
+        definitions_source=SOURCE,
+        bursts="",
+    )
+
+
+def _said(row: Row) -> str:
+    return f"{row['target']}: {row['tool']} {row['ratio']:.3f}"
+
+
+def _costs(programs: Sequence[Any]) -> Table:
+    header = ("target", "program", "ratio", "cycles", "of kernels", "kernels", "moved", "compiled in")
+    rows = [
+        (
+            row["target"], row["tool"], show(row.get("ratio")), show(row.get("cycles")), show(row.get("kernel_cycles")),
+            show(row.get("kernels")), size(row.get("moved") or None), f"{row['compile_seconds']:.1f} s",
+        )
+        for row in programs
+        if "does_not_fit" not in row
+    ]  # fmt: skip
+    return Table(f"[{MARK}] Cost on each device", header, tuple(rows))
+
+
+def _memory(programs: Sequence[Any]) -> Table:
+    header = ("target", "program", "devices", "arguments", "outputs", "temporaries", "in all", "there are", "program")
+    names = ("arguments", "outputs", "temporaries", "memory", "capacity", "code")
+    rows = [
+        (row["target"], row["tool"], show(row["devices"]), *(size(row[name]) for name in names))
+        for row in programs
+        if "does_not_fit" not in row
+    ]
+    return Table(f"[{MARK}] Memory of each device", header, tuple(rows))
+
+
+def _collectives(programs: Sequence[Any]) -> Table:
+    header = ("target", "program", "collective", "axes", "crosses", "blocking", "count", "sent", "time")
+    rows = [
+        (
+            row["target"], row["tool"], each["kind"], each["axes"] or "-", each["crosses"] or "-",
+            "yes" if each["blocking"] else "no", show(each["count"]), size(each["sent"]),
+            f"{1e3 * each['seconds']:.3g} ms",
+        )
+        for row in programs
+        for each in sequence(row.get("collectives"))
+    ]  # fmt: skip
+    return Table("Collectives, by bytes over a stated bandwidth", header, tuple(rows))
+
+
+def _parts(row: Row) -> Table:
+    rows = [(name, f"{share:.1%}") for name, share in dict(row.get("parts") or {}).items()]
+    return Table(f"[{MARK}] Dearest operations: {row['tool']} on {row['target']}", ("operation", "share"), tuple(rows))
+
+
+def _drawn(programs: Sequence[Any]) -> Picture | LeftOut:
+    title = "Cost of each tool, as a multiple of the first program"
+    known = [row for row in programs if row.get("ratio") is not None]
+    if not known:
+        return LeftOut(title, "nothing could be estimated")
+    with canvas("estimate-ratios", MARK) as drawing:
+        axes = drawing.figure.subplots()
+        drawing.figure.set_figheight(0.9 + 0.32 * len(known))
+        places = range(len(known), 0, -1)
+        targets = list(dict.fromkeys(row["target"] for row in known))
+        colours = [COLOURS[targets.index(row["target"]) % len(COLOURS)] for row in known]
+        axes.barh(list(places), [row["ratio"] for row in known], color=colours, height=0.7)
+        axes.set_yticks(list(places), [f"{row['target']}  {row['tool']}" for row in known])
+        axes.set_xlabel("cost / cost of the first program")
+    return drawing.picture(title, "Cycles (TPU), or time to move the kernels' bytes (GPU), on each device.")
+
+
+def size(value: Any) -> str:
+    """Bytes for people."""
+    if value is None:
+        return "-"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} GiB"

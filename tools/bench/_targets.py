@@ -1,0 +1,124 @@
+"""`sdc bench targets`: what the tools cost on TPUs and GPUs, by their compilers' estimate; nothing is measured.
+
+The step is the hard case: two products of 4096 by 4096 forward and three backward, with a probe at each tensor between
+them, so that every probe is as large as a product's result and nothing else is there to hide behind.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import sdc
+from sdc.program.selectors import primitive
+from sdc.program.site import Where
+from sdc.targets import Estimate, Tool, devices_of, estimate, with_tool
+from sdc.train.estimating import Subject, estimate_subject
+from sdc.twins.digests import digest
+
+from .options import BenchOptions
+
+BARS = {
+    "digest": 1.15,
+    "digest_temporary_mib": 1.0,
+    "lockstep": 1.15,
+    "lockstep_llama3_8b_16l": 1.05,
+    "lockstep_llama3_8b_16l_memory": 1.02,
+    "fingerprint_products": 1.10,
+    "inject": 1.05,
+    "abft": 1.15,
+    "abft_compiling": 2.0,
+}
+TARGETS = ("v5p:2x2x1", "v6e:2x2", "h100x2")
+ELEMENTS = (8192, 8192)
+"""Shape of the array whose digest is taken: 64 Mi elements."""
+WIDTH = 4096
+PRODUCTS = primitive("dot_general")
+TOOLS: dict[str, tuple[Tool, Where | None]] = {
+    "lockstep": ("lockstep", None),
+    "fingerprint_probes": ("fingerprint", None),
+    "fingerprint_products": ("fingerprint", PRODUCTS),
+    "inject": ("inject", None),
+    "abft": ("abft", None),
+}
+"""By name of a figure the tool, and what it selects."""
+
+
+def measure(options: BenchOptions) -> dict[str, Any]:
+    """Estimates for each target and type; of the study's model with two twins of eight chips on the v5p only."""
+    found = {
+        f"{target} {dtype}": {**digest_costs(target, dtype), **step_costs(target, dtype, list(TOOLS))}
+        for target in TARGETS
+        for dtype in options.dtypes
+    }
+    if "bfloat16" in options.dtypes:
+        found["v5p:2x2x1 bfloat16"] |= _study()
+    return found
+
+
+def digest_costs(target: str, dtype: str) -> dict[str, float]:
+    """A digest against a float sum of the same array, and its temporary memory."""
+    x = jax.ShapeDtypeStruct(ELEMENTS, dtype)
+    plain = estimate(lambda x: jnp.sum(x, dtype=jnp.float32), x, target=target)
+    own = estimate(digest, x, target=target)
+    return {"digest": own.cost / plain.cost, "digest_temporary_mib": own.temporaries / 2**20}
+
+
+def step_costs(target: str, dtype: str, names: Sequence[str], width: int = WIDTH) -> dict[str, float]:
+    """The step with some of the `TOOLS` against the plain one; of `abft` also the time of compiling.
+
+    Args:
+        target: the chips.
+        dtype: type of all tensors.
+        names: of tools.
+        width: sides of the matrices.
+    """
+    plain = _estimated(target, dtype, "plain", None, width)
+    found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
+    for name in names:
+        own = _estimated(target, dtype, *TOOLS[name], width)
+        found[name] = own.cost / plain.cost
+        found[f"{name}_memory"] = own.memory / plain.memory
+        if name == "abft":
+            found["abft_compiling"] = own.compile_seconds / plain.compile_seconds
+        if own.kernels and plain.kernels:
+            found[f"{name}_more_kernels"] = own.kernels - plain.kernels
+    return found
+
+
+def mlp(dtype: str, width: int = WIDTH) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """The step and its arguments."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        hidden = sdc.probe(x @ weights[0], "up")
+        active = sdc.probe(jax.nn.silu(hidden), "act")
+        out = sdc.probe(active @ weights[1], "down")
+        return jnp.mean(jnp.square(out.astype(jnp.float32)))
+
+    def step(weights: Any, x: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(weights, x)
+        return [weight - weight.dtype.type(0.1) * part for weight, part in zip(weights, gradient, strict=True)], value
+
+    array = jax.ShapeDtypeStruct((width, width), dtype)
+    return step, ([array, array], array)
+
+
+def _estimated(target: str, dtype: str, tool: Tool, where: Where | None, width: int) -> Estimate:
+    step, args = mlp(dtype, width)
+    variant = with_tool(tool, step, args, devices_of(target), where=where)
+    return estimate(variant.step, *variant.args, target=target)
+
+
+def _study() -> dict[str, float]:
+    plain, own = _llama()
+    return {
+        "lockstep_llama3_8b_16l": own.cost / plain.cost,
+        "lockstep_llama3_8b_16l_memory": own.memory / plain.memory,
+    }
+
+
+def _llama() -> Iterator[Estimate]:
+    """Two twins of eight chips, without and with lock-step."""
+    for sync in ("none", "compute"):
+        yield estimate_subject(Subject(target="v5p:2x2x4", config="llama3_8b_16l", tool="lockstep", sync=sync, model=8))

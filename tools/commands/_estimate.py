@@ -1,0 +1,107 @@
+"""`sdc estimate`: compiles programs for chips that are not here, each in a process of its own."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sdc.settings import SettingError
+from sdc.targets.compilers import prepare_compilers
+from sdc.train.estimating import Subject
+
+from ..conduct import new_folder
+from ..errors import CommandError, Exit, run_errors, usage_errors
+from ..estimate_options import EstimateOptions
+
+LAST = 12
+"""Lines of a compiler's output that are shown if it crashes."""
+
+
+def run(options: EstimateOptions) -> int:
+    """Estimates each tool on each target."""
+    with usage_errors():
+        subjects = _subjects(options)
+        for subject in subjects:
+            subject.check()
+        folder = new_folder("estimate", options.run)
+    prepare_compilers()  # for what this process asks of JAX at the end
+    from ..progress import CountProgress
+
+    rows: list[dict[str, Any]] = []
+    with CountProgress("estimate", len(subjects)) as progress:
+        for subject in subjects:
+            rows.append({"tool": subject.tool, **_estimated(subject)})
+            progress.advance(f"{subject.target} {subject.tool}")
+    from sdc.analysis.studies import write_estimate
+
+    from ..output import show
+
+    about = {"command": ["sdc", *sys.argv[1:]], "subject": options.config or options.step}
+    with run_errors(folder, resumable=False):
+        settings = {key: value for key, value in dataclasses.asdict(options).items() if key not in ("json", "run")}
+        summary = write_estimate(folder, rows, about | {"settings": settings})
+    show("estimate", summary, as_json=options.json)
+    return int(Exit.USAGE if any("does_not_fit" in row for row in rows) else Exit.CLEAN)
+
+
+def _subjects(options: EstimateOptions) -> list[Subject]:
+    if not options.tool:
+        raise SettingError("tool", None, "expected at least one")
+    shared = {
+        key: getattr(options, key)
+        for key in ("config", "step", "dtype", "where", "sync", "compare", "twins", "data", "model")
+    }
+    chosen = _options(options.compiler_option)
+    return [
+        Subject(target=target, tool=tool, options=chosen, **shared)
+        for target in dict.fromkeys(options.target)
+        for tool in dict.fromkeys(options.tool)
+    ]
+
+
+def _options(given: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise SettingError("compiler_option", text, "expected NAME=VALUE")
+        found[name] = {"true": True, "false": False}.get(value.lower(), int(value) if value.isdigit() else value)
+    return found
+
+
+def _estimated(subject: Subject) -> Mapping[str, Any]:
+    """What a process found of a program; one with kernels is compiled once more, for their schedules."""
+    found = _process(subject, None)
+    if "uncharged" in found:
+        with tempfile.TemporaryDirectory(prefix="sdc-schedules-") as folder:
+            found = _process(subject, Path(folder))
+    for wrong in ("usage", "uncharged"):
+        if wrong in found:
+            raise CommandError(found[wrong])
+    return {"target": subject.target, **found.get("estimate", found)}
+
+
+def _process(subject: Subject, schedules: Path | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="sdc-estimate-") as folder:
+        given, result = Path(folder) / "subject.json", Path(folder) / "result.json"
+        given.write_text(json.dumps(dataclasses.asdict(subject)), encoding="utf-8")
+        words = [sys.executable, "-m", "sdc.tools.estimator", str(given), str(result)]
+        words += [str(schedules)] if schedules else []
+        ended = subprocess.run(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, env={**os.environ}
+        )
+        if ended.returncode == 0 and result.exists():
+            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+            return found
+        how = signal.Signals(-ended.returncode).name if ended.returncode < 0 else f"exit code {ended.returncode}"
+        said = "\n  ".join(ended.stderr.decode(errors="replace").splitlines()[-LAST:])
+        raise CommandError(
+            f"the compiler of {subject.target} ended with {how} on the {subject.tool} step, and estimated nothing; its "
+            f"last words:\n  {said}",
+            Exit.INCONCLUSIVE,
+        )

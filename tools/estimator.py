@@ -1,0 +1,46 @@
+"""One program compiled in a process of its own: a compiler that crashes takes nothing else with it.
+
+    python -m sdc.tools.estimator SUBJECT RESULT [SCHEDULES]
+
+It reads a `Subject` as JSON and writes what it found as JSON, an error of the user's among that. What the compilers
+write to standard error stays there for the process that started this one.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from .errors import flag
+
+
+def main() -> None:
+    """Estimates one program."""
+    subject, result, *rest = map(Path, sys.argv[1:])
+    schedules = rest[0] if rest else None
+    result.write_text(json.dumps(_found(json.loads(subject.read_text(encoding="utf-8")), schedules)), encoding="utf-8")
+
+
+def _found(subject: dict[str, Any], schedules: Path | None) -> dict[str, Any]:
+    from sdc.targets.compilers import prepare_compilers
+
+    prepare_compilers(schedules)
+    from sdc.settings import SettingError
+    from sdc.targets import DoesNotFit, Uncharged
+    from sdc.train.estimating import Subject, estimate_subject
+
+    try:
+        return {"estimate": dataclasses.asdict(estimate_subject(Subject(**subject), schedules))}
+    except DoesNotFit as error:
+        return {"does_not_fit": str(error)}
+    except Uncharged as error:
+        return {"uncharged": str(error)}
+    except SettingError as error:
+        return {"usage": flag(error)}
+    except (ValueError, TypeError) as error:
+        return {"usage": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    main()

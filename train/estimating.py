@@ -1,0 +1,153 @@
+"""Programs to estimate on chips that are not here: those of the reference workload, or of anybody's step."""
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from sdc.settings import SettingError
+
+from .config import DType, get_config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A program to estimate.
+
+    Attributes:
+        target: see `sdc.targets.find_target`.
+        tool: `plain`, or the tool that the step is transformed by; see `sdc.targets.with_tool`.
+        config: configuration of the reference workload; None where `step` is given.
+        step: `MODULE:FUNCTION`, a function that returns `(step, *arguments)`. If it has a parameter `devices`, it is
+            given those of the target, to make a mesh of; twins get as many for each as the mesh has.
+        dtype: type of activations and compute parameters; None for the configuration's.
+        where: selector of sites, of the tools that take one; None for their own.
+        sync: what twins of a configuration synchronize, see `Twins`.
+        compare: when they compare tensors.
+        twins: number of twins.
+        data: data-parallel ranks of a configuration.
+        model: tensor-parallel ranks of a configuration.
+        options: options of the compiler by name.
+
+    Example:
+        >>> from sdc.train.estimating import Subject
+        >>> Subject(target="v5p:2x2x4", config="llama3_8b_16l", tool="lockstep", model=8).check()
+    """
+
+    target: str
+    tool: Literal["plain", "lockstep", "fingerprint", "abft", "inject"] = "plain"
+    config: str | None = None
+    step: str | None = None
+    dtype: DType | None = None
+    where: str | None = None
+    sync: Literal["compute", "params", "none"] = "compute"
+    compare: Literal["gated", "always"] = "gated"
+    twins: int = 2
+    data: int = 1
+    model: int = 1
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def needed(self) -> int:
+        """Devices that a configuration needs."""
+        return self.data * self.model * (self.twins if self.tool == "lockstep" else 1)
+
+    def check(self) -> None:
+        """Looks at everything that can be known without a compiler.
+
+        Raises:
+            SettingError: a setting is wrong, or the target has too few devices.
+            ValueError: the selector cannot be read.
+        """
+        from sdc.program.selectors import parse_selector
+        from sdc.targets.chips import find_target
+
+        from .config import check
+
+        target = find_target(self.target)
+        if (self.config is None) is (self.step is None):
+            raise SettingError("step", self.step, "expected either a configuration or a step of one's own; give one")
+        if self.where is not None:
+            parse_selector(self.where)
+        if self.twins < 2:
+            raise SettingError("twins", self.twins, "expected two or more")
+        if self.config is not None:
+            check(get_config(self.config), self.data, self.model)
+            if self.needed > target.devices:
+                what = f"{self.twins} twin × " if self.tool == "lockstep" else ""
+                raise SettingError(
+                    "target",
+                    self.target,
+                    f"has {target.devices} devices, and {what}{self.data} data × {self.model} model needs "
+                    f"{self.needed}; give a larger target, or fewer ranks",
+                )
+        elif ":" not in str(self.step):
+            raise SettingError("step", self.step, "expected MODULE:FUNCTION, as in mymodel:train_step")
+
+
+def estimate_subject(subject: Subject, schedules: Path | None = None) -> Any:
+    """Compiles a program and returns its `sdc.targets.Estimate`.
+
+    Args:
+        subject: what to estimate.
+        schedules: see `sdc.targets.estimate`.
+
+    Raises:
+        SettingError: see `Subject.check`, or the step cannot be found, or an option is unknown.
+        DoesNotFit: the step needs more memory than the chips have.
+        Uncharged: it has a kernel without a schedule.
+    """
+    from sdc.targets import devices_of, estimate, measure, with_tool
+
+    subject.check()
+    devices = devices_of(subject.target)
+    if subject.config is not None:
+        lowered = _configured(subject, devices[: subject.needed])
+        return measure(lowered, subject.target, options=subject.options, schedules=schedules)
+    step, args = _imported(str(subject.step), devices)
+    variant = with_tool(subject.tool, step, args, devices, where=subject.where, twins=subject.twins)
+    return estimate(variant.step, *variant.args, target=subject.target, options=subject.options, schedules=schedules)
+
+
+def _configured(subject: Subject, devices: Sequence[Any]) -> Any:
+    import jax
+
+    from sdc.targets import with_tool
+
+    from .placement import place
+    from .programs import TwinProgram, sharded
+    from .programs.device import described, described_batch, plain
+
+    config = get_config(str(subject.config))
+    work = sharded(config if subject.dtype is None else config.of_type(subject.dtype))
+    twins = subject.twins if subject.tool == "lockstep" else None
+    placement = place(twins=twins, data=subject.data, model=subject.model, devices=devices)
+    if subject.tool == "lockstep":
+        program = TwinProgram(work, placement, subject.sync, subject.compare)
+        return program.compiled.lower(program.abstract(), (program.batch, jax.eval_shape(jax.random.key, 0)))
+    state = described(work.abstract(), placement.sharding(placement.spec(work.state_specs)))
+    args = state, described_batch(work.config, placement)
+    variant = with_tool(subject.tool, plain(work, placement), args, devices, where=subject.where)
+    donated = len(variant.args) - len(args)
+    return jax.jit(variant.step, donate_argnums=donated).lower(*variant.args)
+
+
+def _imported(name: str, devices: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SettingError(
+            "step", name, f"cannot be imported ({error}); name a module that Python finds here"
+        ) from error
+    if not callable(function):
+        raise SettingError("step", name, "is no function; name one that returns (step, *arguments)")
+    given = {"devices": devices} if "devices" in inspect.signature(function).parameters else {}
+    found = function(**given)
+    if not isinstance(found, tuple) or len(found) < 2 or not callable(found[0]):
+        raise SettingError("step", name, f"returned {type(found).__name__}; expected a tuple (step, *arguments)")
+    return found[0], found[1:]
