@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..advice import Action
 from ..canvas import COLOURS, LeftOut, Picture, canvas
 from ..definitions import Definition
-from ..headline import Action, Headline
+from ..headline import Headline
 from ..page import Report, make_report
 from ..series import Row, sequence
 from ..tables import Table, show

@@ -240,8 +240,8 @@ class _Inject:
         def change(carried: Any, draws: Sequence[Any], found: Sequence[Any]) -> Any:
             old, *_ = carried
             new, touched, masked, drawn = old, [], [], jnp.uint32(0)
-            for number, arrays, hit in zip(rates, draws, found, strict=True):
-                draw = Draw(self.faults[number], *arrays[:2], like, arrays[2])
+            for number, (keys, rate, layer), hit in zip(rates, draws, found, strict=True):
+                draw = Draw(self.faults[number], keys, rate, like, layer)
                 if _sparse(hit):
                     new, at = draw.at(new, hit)
                     drawn += jnp.sum(at < old.size, dtype=jnp.uint32)

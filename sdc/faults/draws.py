@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt
 
-from sdc.bits import as_bits, from_bits
+from sdc.bits import as_bits
 
 from .fault import Fault
 from .patterns import One
@@ -80,7 +80,8 @@ class Draw(NamedTuple):
         self, bits: UInt[Array, "*groups n"], count: Int[Array, "*#groups"] | None = None
     ) -> UInt[Array, "*groups n"]:
         """What becomes of elements that are hit, as bits."""
-        return as_bits(self.fault.what(self.keys[1], from_bits(bits, self.like), self.layer, count))
+        numbers = lax.bitcast_convert_type(bits, self.like.dtype)
+        return as_bits(self.fault.what(self.keys[1], numbers, self.layer, count))
 
 
 def take(x: Shaped[Array, "*shape"], at: Int32[Array, "*n"]) -> Shaped[Array, "*n"]:

@@ -121,12 +121,12 @@ def estimate(
         Uncharged: a kernel has no schedule.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import importlib.util, jax, jax.numpy as jnp
         >>> from sdc.targets import estimate, prepare_compilers
-        >>> prepare_compilers()
         >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
-        >>> estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0  # needs the extra `targets`
-        True
+        >>> if importlib.util.find_spec("libtpu"):  # the extra `targets`
+        ...     prepare_compilers()
+        ...     assert estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0
     """
     devices = devices_of(target)
     with traced(step, args, kwargs) as program:

@@ -58,7 +58,7 @@ def collectives_of(module: Module, chip: Chip, devices: Sequence[Any], mesh: Map
         devices: in the order of the mesh.
         mesh: sizes of its axes.
     """
-    found: dict[tuple[Any, ...], list[float]] = {}
+    found: dict[tuple[str, str, str, bool], tuple[int, float, float]] = {}
     for one, times in module.way():
         for each in [one, *module.inside(one)]:
             kind = kind_of(each)
@@ -68,15 +68,17 @@ def collectives_of(module: Module, chip: Chip, devices: Sequence[Any], mesh: Map
             size = max(len(group) for group in groups)
             if size < 2:
                 continue
-            crosses = _crosses(groups, devices)
-            sent = _sent(kind, size, max(each.bytes if "-start" not in each.opcode else 0, _operands(module, each)))
+            crosses, far = _crosses(groups, devices, chip)
+            # What an operation begins with `-start` has its operands among its results.
+            sent = _sent(kind, size, max(0 if "-start" in each.opcode else each.bytes, _operands(module, each)))
             key = kind, ",".join(_axes(groups, mesh)), crosses, each is one and each.opcode == kind
-            total = found.setdefault(key, [0, 0.0, 0.0])
-            total[0] += times
-            total[1] += times * sent
-            far = crosses == "slices" or (crosses == "hosts" and chip.platform == "gpu")
-            total[2] += times * (sent / (chip.network if far else chip.link) + chip.latency[far])
-    return [Collective(*key, int(count), sent, seconds) for key, (count, sent, seconds) in found.items()]
+            count, bytes_, seconds = found.get(key, (0, 0.0, 0.0))
+            took = sent / (chip.network if far else chip.link) + chip.latency[far]
+            found[key] = count + times, bytes_ + times * sent, seconds + times * took
+    return [
+        Collective(kind, axes, crosses, blocking, count, sent, seconds)
+        for (kind, axes, crosses, blocking), (count, sent, seconds) in found.items()
+    ]
 
 
 def _operands(module: Module, one: Instruction) -> int:
@@ -99,8 +101,9 @@ def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]
     return [axis for axis, row in zip(mesh, places, strict=True) if (row != row[0]).any()]
 
 
-def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any]) -> str:
+def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip) -> tuple[str, bool]:
+    """What a collective crosses, and whether that is the data-centre network."""
     for place, what in (("slice_index", "slices"), ("process_index", "hosts")):
         if any(len({getattr(devices[one], place, None) for one in group}) > 1 for group in groups):
-            return what
-    return ""
+            return what, what == "slices" or chip.platform == "gpu"
+    return "", False

@@ -93,10 +93,11 @@ def devices_of(name: str) -> tuple[Any, ...]:
         SettingError: there is no such target, the compiler is not installed, or knows no such topology.
 
     Example:
+        >>> import importlib.util
         >>> from sdc.targets import devices_of, prepare_compilers
-        >>> prepare_compilers()
-        >>> [device.device_kind for device in devices_of("v5e:2x2")]  # needs the extra `targets`
-        ['TPU v5 lite', 'TPU v5 lite', 'TPU v5 lite', 'TPU v5 lite']
+        >>> if importlib.util.find_spec("libtpu"):  # the extra `targets`
+        ...     prepare_compilers()
+        ...     assert len(devices_of("v5e:2x2")) == 4
     """
     from jax.experimental import topologies
 

@@ -78,7 +78,8 @@ class Module:
         for one in self.computations[self.entry if name is None else name]:
             yield one, times
             if one.opcode == "while":
-                yield from self.way(_named(one.line, "body"), times * self.trips(one))
+                if turns := self.trips(one):
+                    yield from self.way(_named(one.line, "body"), times * turns)
             elif one.opcode == "conditional":
                 branches = _branches(one.line)
                 own = HIDDEN in one.line

@@ -50,8 +50,9 @@ def run(options: EstimateOptions) -> int:
 
 
 def _subjects(options: EstimateOptions) -> list[Subject]:
-    if not options.tool:
-        raise SettingError("tool", None, "expected at least one")
+    for name in ("target", "tool"):
+        if not getattr(options, name):
+            raise SettingError(name, None, "expected at least one")
     shared = {
         key: getattr(options, key)
         for key in ("config", "step", "dtype", "where", "sync", "compare", "twins", "data", "model")
@@ -92,9 +93,7 @@ def _process(subject: Subject, schedules: Path | None) -> dict[str, Any]:
         given.write_text(json.dumps(dataclasses.asdict(subject)), encoding="utf-8")
         words = [sys.executable, "-m", "sdc.tools.estimator", str(given), str(result)]
         words += [str(schedules)] if schedules else []
-        ended = subprocess.run(
-            words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, env={**os.environ}
-        )
+        ended = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if ended.returncode == 0 and result.exists():
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
             return found

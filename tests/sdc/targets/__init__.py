@@ -1,0 +1,1 @@
+"""Tests of sdc.targets that need no compiler."""

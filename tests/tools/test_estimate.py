@@ -1,0 +1,130 @@
+"""`sdc estimate` with compilers in whose place a test answers, and without any."""
+
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdc.tools import cli
+from sdc.tools.commands import _estimate
+
+EXCHANGE = {
+    "kind": "all-reduce", "axes": "twin", "crosses": "slices", "blocking": True, "count": 4, "sent": 64.0,
+    "seconds": 1e-5,
+}  # fmt: skip
+FOUND: dict[str, Any] = {
+    "devices": 8, "cycles": 1_000, "kernel_cycles": 0, "kernels": None, "moved": 0, "seconds": 1e-6,
+    "parts": {"dot_general": 0.9}, "collectives": [EXCHANGE], "arguments": 2**20, "outputs": 10, "temporaries": 0,
+    "memory": 2**30, "capacity": 2**34, "code": 1, "compile_seconds": 0.5,
+}  # fmt: skip
+
+
+class Compilers:
+    """What the process of each program is to say, by tool."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers, self.asked = answers, list[Any]()
+
+    def __call__(self, words: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        subject = json.loads(Path(words[3]).read_text())
+        self.asked.append((subject, words[5:]))
+        answer = self.answers[subject["tool"]]
+        answer = answer.pop(0) if isinstance(answer, list) else answer
+        if isinstance(answer, int):
+            return subprocess.CompletedProcess(words, answer, stderr=b"check failed: layout\n")
+        Path(words[4]).write_text(json.dumps(answer))
+        return subprocess.CompletedProcess(words, 0, stderr=b"")
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Compilers:
+    compilers = Compilers(**answers)
+    monkeypatch.setattr(_estimate.subprocess, "run", compilers)
+    monkeypatch.setattr(_estimate, "prepare_compilers", lambda: None)
+    return compilers
+
+
+class Told:
+    """What a command printed; it runs in this process, where the compilers' place is taken."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *words: object, code: int) -> Any:
+        assert cli.run([str(word) for word in words]) == code
+        return self.capsys.readouterr()
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Told:
+    return Told(capsys)
+
+
+COMMAND = ("estimate", "--target", "v5p:2x2x4", "--config", "tiny")
+
+
+def test_ratios_and_a_report(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slower = {"estimate": FOUND | {"cycles": 1_100}}
+    compilers = use(monkeypatch, plain={"estimate": FOUND}, lockstep=[{"uncharged": "a kernel"}, slower])
+    option = ("--compiler-option", "xla_tpu_enable_sdc_checker=true", "count=2", "name=x")
+    found = json.loads(run(*COMMAND, *option, "--run", tmp_path / "run", "--json", code=0).out)
+    assert [(row["tool"], row["ratio"]) for row in found["programs"]] == [("plain", 1.0), ("lockstep", 1.1)]
+    assert compilers.asked[0][0]["options"] == {"xla_tpu_enable_sdc_checker": True, "count": 2, "name": "x"}
+    assert [len(rest) for _, rest in compilers.asked] == [0, 0, 1]  # once more, with a folder for schedules
+    page = (tmp_path / "run" / "report.html").read_text()
+    for said in ("COMPILER", "lockstep 1.100", "all-reduce", "slices", "an estimate, not a test of a device"):
+        assert said in page
+    again = run("report", tmp_path / "run", code=0)
+    assert "lockstep" in again.out
+
+
+def test_what_does_not_fit_is_told_beside_the_rest(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, plain={"estimate": FOUND}, lockstep={"does_not_fit": "the step needs 100.0 GiB: 5 GiB too much"})
+    told = run(*COMMAND, "--run", tmp_path / "run", code=2)
+    assert "DOES NOT FIT" in told.out
+    assert "5 GiB too much" in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "message"),
+    [
+        (-6, 3, "the compiler of v5p:2x2x4 ended with SIGABRT on the plain step, and estimated nothing"),
+        (9, 3, "ended with exit code 9"),
+        ({"usage": "--compiler-option x: the compiler has no such option"}, 2, "--compiler-option x: the compiler has"),
+    ],
+)
+def test_a_compiler_that_fails(
+    run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, code: int, message: str
+) -> None:
+    use(monkeypatch, plain=answer)
+    told = run(*COMMAND, "--run", tmp_path / "run", code=code)
+    assert message in told.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--target", "v9:1x1", "--config", "tiny"), "--target v9:1x1: expected a target"),
+        (("--target", "v5e:2x2"), "--step: expected either a configuration or a step of one's own"),
+        (("--target", "v5e:2x2", "--config", "tiny", "--step", "a:b"), "expected either a configuration or a step"),
+        (("--target", "v5e:2x2", "--step", "mymodel"), "--step mymodel: expected MODULE:FUNCTION"),
+        (("--target", "v5e:2x2", "--config", "tiny", "--model", "4"), "has 4 devices, and 2 twin × 1 data × 4 model"),
+        (("--target", "v5e:2x2", "--config", "tiny", "--twins", "1"), "--twins 1: expected two or more"),
+        (("--target", "v5e:2x2", "--config", "tiny", "--compiler-option", "fast"), "expected NAME=VALUE"),
+        (("--target", "v5e:2x2", "--config", "huge"), "--config huge: unknown"),
+        (("--target", "v5e:2x2", "--config", "tiny", "--tool"), "--tool: expected at least one"),
+        (("--target", "--config", "tiny"), "--target: expected at least one"),
+    ],
+)
+def test_wrong_flags(run: Told, flags: tuple[str, ...], message: str) -> None:
+    assert message in run("estimate", *flags, code=2).err
+
+
+def test_without_the_compiler_one_line_says_how_to_get_it(run: Told, tmp_path: Path) -> None:
+    if importlib.util.find_spec("libtpu"):
+        pytest.skip("the compiler is installed here")
+    told = run("estimate", "--target", "v5e:2x2", "--config", "tiny", "--run", tmp_path / "run", code=2)
+    assert told.err.strip().endswith("libtpu, which is not installed; pip install 'jax-sdc[targets]'")
