@@ -235,15 +235,15 @@ class _Inject:
             keys = jax.random.split(jax.random.fold_in(key, number))
             draws.append(Draw(self.faults[number], keys, rate, like, layer))
             found.append(_drawn(draws[-1]))
-        any_hit = functools.reduce(jnp.logical_or, (jnp.any(hit < old.size if _sparse(hit) else hit) for hit in found))
+        any_hit = functools.reduce(jnp.logical_or, map(jnp.any, found))
 
         def change(carried: Any, draws: Sequence[Any], found: Sequence[Any]) -> Any:
             old, *_ = carried
             new, touched, masked, drawn = old, [], [], jnp.uint32(0)
             for number, (keys, rate, layer), hit in zip(rates, draws, found, strict=True):
                 draw = Draw(self.faults[number], keys, rate, like, layer)
-                if _sparse(hit):
-                    new, at = draw.at(new, hit)
+                if _sparse(draw.fault):
+                    new, at = draw.at(new)
                     drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
                     touched.append(at)
                 else:
@@ -320,14 +320,14 @@ class _Inject:
 
 
 def _drawn(draw: Draw) -> Array:
-    """What a fault hits: a boolean for all elements or for each of them, or places at which hits start."""
+    """Whether a fault hits anything; where that is the same to compute, for each element."""
     if isinstance(draw.fault.pattern, Whole):
         return draw.whole()
-    return draw.densely() if draw.fault.largest_rate() > DENSE else draw.starts()
+    return draw.any_start() if _sparse(draw.fault) else draw.densely()
 
 
-def _sparse(hit: Array) -> bool:
-    return hit.dtype != jnp.bool_
+def _sparse(fault: Fault) -> bool:
+    return not isinstance(fault.pattern, Whole) and fault.largest_rate() <= DENSE
 
 
 def _may_hit(fault: Fault, site: Site) -> bool:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt
+from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits
 
@@ -43,24 +43,28 @@ class Draw(NamedTuple):
             )
         return jax.random.uniform(self.keys[0], (self.like.size,)) < self.rate
 
+    def any_start(self) -> Bool[Array, ""]:
+        """Whether a hit starts anywhere: what the first of the distances says."""
+        return self._gaps()[0] <= self.like.size
+
     def starts(self) -> Int32[Array, "hits"]:
         """Places at which hits start, filled up with the first place beyond the last one."""
-        return _bernoulli_positions(self.keys[0], self.rate, self.like.size, self.fault.largest_rate())
+        # Saturating sums cannot wrap, and are associative.
+        most = jnp.uint32(self.like.size + 1)
+        return (lax.associative_scan(lambda a, b: jnp.minimum(a + b, most), self._gaps()) - 1).astype(jnp.int32)
 
     def where(self, bits: UInt[Array, "*shape"], hit: Bool[Array, "*#size"]) -> UInt[Array, "*shape"]:
         """The bits afterwards, changed where elements are hit."""
         mask = hit.reshape(bits.shape) if hit.ndim else hit
         return jnp.where(mask, self._after(bits.reshape(-1)).reshape(bits.shape), bits)
 
-    def at(
-        self, bits: UInt[Array, "*shape"], starts: Int32[Array, "hits"]
-    ) -> tuple[UInt[Array, "*shape"], Int32[Array, "_"]]:
+    def at(self, bits: UInt[Array, "*shape"]) -> tuple[UInt[Array, "*shape"], Int32[Array, "_"]]:
         """The bits afterwards, and the elements hit, each once, among places beyond the last one.
 
         Where patterns overlap, an element is what the first of them makes of it: writing twice to one place would leave
         the order to the hardware.
         """
-        groups = self._groups(starts)
+        groups = self._groups(self.starts())
         count = jnp.sum(groups < bits.size, axis=-1, dtype=jnp.int32)
         values = self._after(take(bits, groups), count)
         at, values = groups.reshape(-1), values.reshape(-1)
@@ -70,6 +74,20 @@ class Draw(NamedTuple):
             again = jnp.concatenate([jnp.zeros(1, jnp.bool_), at[1:] == at[:-1]])
             at = jnp.where(again, bits.size, at).astype(at.dtype)
         return bits.at[_indices(at, bits.shape)].set(values, mode="drop"), at
+
+    def _gaps(self) -> UInt32[Array, "hits"]:
+        """Distances from one start to the next, the first from before the first element.
+
+        Distances between hits are geometric: 1 + floor(log(1 - u) / log(1 - rate)). There is room for eight standard
+        deviations more hits than expected at the largest rate, and for a dozen more; beyond that hits would be lost.
+        """
+        size = self.like.size
+        expected = size * self.fault.largest_rate()
+        room = min(size, int(expected + 8 * np.sqrt(expected)) + 12)
+        # From 32 random bits rather than 23, so that small distances keep their probability at very low rates.
+        u = (jax.random.bits(self.keys[0], (room,)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
+        gap = jnp.floor(jnp.log1p(-u) / jnp.log1p(-jnp.maximum(self.rate, 1e-30)))
+        return jnp.where(self.rate > 0, jnp.minimum(gap, size), size).astype(jnp.uint32) + 1
 
     def _groups(self, starts: Int32[Array, "hits"]) -> Int32[Array, "hits n"]:
         groups = self.fault.pattern.positions(starts, self.like.shape)
@@ -99,22 +117,3 @@ def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Arra
         found.append(lax.rem(at, jnp.int32(number)))
         at = lax.div(at, jnp.int32(number))
     return at, *reversed(found)
-
-
-def _bernoulli_positions(
-    key: PRNGKeyArray, rate: Float32[Array, ""], size: int, largest_rate: float
-) -> Int32[Array, "hits"]:
-    """Sorted positions of the hits among `size` elements, each hit with probability `rate`, filled up with `size`.
-
-    Distances between hits are geometric: 1 + floor(log(1 - u) / log(1 - rate)). There is room for eight standard
-    deviations more hits than expected at the largest rate, and for a dozen more; beyond that hits would be lost.
-    """
-    expected = size * largest_rate
-    room = min(size, int(expected + 8 * np.sqrt(expected)) + 12)
-    # From 32 random bits rather than 23, so that small distances keep their probability at very low rates.
-    u = (jax.random.bits(key, (room,)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
-    gap = jnp.floor(jnp.log1p(-u) / jnp.log1p(-jnp.maximum(rate, 1e-30)))
-    gap = jnp.where(rate > 0, jnp.minimum(gap, size), size).astype(jnp.uint32) + 1
-    # Saturating sums cannot wrap, and are associative.
-    after = lax.associative_scan(lambda a, b: jnp.minimum(a + b, jnp.uint32(size + 1)), gap)
-    return (after - 1).astype(jnp.int32)
