@@ -174,12 +174,18 @@ def _port(call: _Call, direction: Direction, path: Path, leaf: Any) -> Any:
 
 @contextmanager
 def _call(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Call]:
-    nnx = sys.modules.get("flax.nnx")  # without it nobody has such objects
-    if nnx is None or not Parts(nnx, (args, kwargs)).objects:
+    if not holds_objects((args, kwargs)):
         yield _Plain(step, args, kwargs)
         return
+    nnx = sys.modules["flax.nnx"]
     with nnx.update_context(CONTEXT):
         yield Changing(nnx, step, args, kwargs)
+
+
+def holds_objects(tree: Any) -> bool:
+    """Whether there are objects of Flax NNX in a tree, which a step changes in place."""
+    nnx = sys.modules.get("flax.nnx")  # without it nobody has such objects
+    return nnx is not None and bool(Parts(nnx, tree).objects)
 
 
 class _Plain:

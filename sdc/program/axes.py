@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from sdc._lazy import Lazy, jax, lax
@@ -35,9 +36,14 @@ def axis_size(axis_name: str, role: str) -> int:
     return axes[axis_name]
 
 
-def varying(tree: Any) -> Any:
-    """Casts arrays to vary over every manual mesh axis, which `shard_map` with `check_vma=True` wants of reports."""
-    manual = jax.sharding.get_abstract_mesh().manual_axes
+def varying(tree: Any, axes: Collection[str] | None = None) -> Any:
+    """Casts arrays to vary over every manual mesh axis, which `shard_map` with `check_vma=True` wants of reports.
+
+    Args:
+        tree: arrays.
+        axes: of these axes only.
+    """
+    manual = [axis for axis in jax.sharding.get_abstract_mesh().manual_axes if axes is None or axis in axes]
 
     def cast(x: Any) -> Any:
         missing = tuple(axis for axis in manual if axis not in jax.typeof(x).manual_axis_type.varying)
@@ -56,6 +62,19 @@ def manual_in_part() -> tuple[str, ...]:
     manual = tuple(mesh.manual_axes)
     others = [axis for axis in mesh.axis_names if axis not in manual and mesh.shape[axis] > 1]
     return manual if others else ()
+
+
+def axis_place(axis_name: str) -> Any:
+    """This device's index along a bound axis: `lax.axis_index`, also where a mesh is manual in part.
+
+    There XLA's compiler for TPUs moves what tells the number of a device to where it means nothing, if a program asks
+    for it at several places, and refuses the program. So it is told by a sum of which each device gets its part.
+    """
+    if not manual_in_part():
+        return lax.axis_index(axis_name)
+    size = lax.axis_size(axis_name)
+    places = varying(jax.numpy.arange(size, dtype="int32"), [axis_name])
+    return lax.psum_scatter(places, axis_name, tiled=True)[0] // size
 
 
 def agreed(predicate: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from sdc.program.arguments import traced
+from sdc.program.arguments import holds_objects, traced
 from sdc.program.objects import is_array
 from sdc.settings import SettingError
 
@@ -26,7 +26,10 @@ from .traffic import traffic_of
 MOST = 12
 """Operations that are named."""
 _OPTION = re.compile(r"[Nn]o such compile option:? '?([\w.\-]+)")
-_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+_MEMORY = (
+    re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
+    re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
+)
 
 
 class DoesNotFit(ValueError):
@@ -129,13 +132,16 @@ def estimate(
         ...     assert estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0
     """
     devices = devices_of(target)
+    leaves = jax.tree.leaves((args, kwargs))
+    if not holds_objects((args, kwargs)) and all(map(is_array, leaves)):
+        given, named = _placed((args, kwargs), devices)
+        lowered = jax.jit(step, donate_argnums=tuple(donate)).lower(*given, **named)
+        return measure(lowered, target, options=options, schedules=schedules)
     with traced(step, args, kwargs) as program:
-        return measure(
-            _lower(program.closed, program.inputs, devices, _donated(args, kwargs, donate, len(program.inputs))),
-            target,
-            options=options,
-            schedules=schedules,
-        )
+        given = _placed(program.inputs, devices)
+        donated = _donated(args, kwargs, donate, len(program.inputs))
+        lowered = jax.jit(jaxpr_as_fun(program.closed), donate_argnums=donated).lower(*given)
+        return measure(lowered, target, options=options, schedules=schedules)
 
 
 def measure(
@@ -203,17 +209,18 @@ def _estimated(
     )  # fmt: skip
 
 
-def _lower(closed: Any, inputs: Sequence[Any], devices: Sequence[Any], donate: Sequence[int]) -> jax.stages.Lowered:
-    on_mesh = any(isinstance(_sharding(one), NamedSharding) for one in inputs)
-    meshes = [_sharding(one).mesh for one in inputs if isinstance(_sharding(one), NamedSharding)]
-    alone: Any = SingleDeviceSharding(devices[0])
-    if on_mesh:
-        alone = NamedSharding(meshes[0], jax.sharding.PartitionSpec())
-    shapes = []
-    for one in inputs:
-        sharding = _sharding(one) if isinstance(_sharding(one), NamedSharding) else alone
-        shapes.append(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding))
-    return jax.jit(jaxpr_as_fun(closed), donate_argnums=tuple(donate)).lower(*shapes)
+def _placed(tree: Any, devices: Sequence[Any]) -> Any:
+    """Shapes on the target's devices: as they are sharded over these; else on all of that mesh, or on the first."""
+    shardings = [_sharding(leaf) for leaf in jax.tree.leaves(tree)]
+    mesh = next((sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)), None)
+    alone: Any = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+    def placed(leaf: Any) -> Any:
+        own = _sharding(leaf)
+        sharding = own if isinstance(own, NamedSharding) else alone
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, tree)
 
 
 def _sharding(one: Any) -> Any:
@@ -240,7 +247,7 @@ def _compiled(lowered: jax.stages.Lowered, target: Target, options: Mapping[str,
             raise SettingError(
                 "compiler_option", found[1], f"the compiler of {target.name} has no such option; look for another name"
             ) from error
-        if found := _MEMORY.search(str(error)):
+        if found := next(filter(None, (form.search(str(error)) for form in _MEMORY)), None):
             needed, there = (float(found[at]) * 2 ** (10 * (1 + "KMGT".index(found[at + 1]))) for at in (1, 3))
             raise DoesNotFit(target.name, needed, there) from error
         raise

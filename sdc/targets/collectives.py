@@ -8,6 +8,7 @@ reduce-scatter and an all-to-all, s for a permutation. Each takes a stated laten
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from .chips import Chip
 from .groups import groups_of
 from .hlo import Instruction, Module, bytes_of
 
+_BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 
@@ -44,7 +46,12 @@ class Collective:
 
 
 def kind_of(one: Instruction) -> str | None:
-    """The kind of collective that an instruction is, or begins; None for all others."""
+    """The kind of collective that an instruction is, or begins; None for all others.
+
+    What goes between slices of TPUs, their hosts send: the operation that it belongs to stands beside it.
+    """
+    if one.opcode == "send" and (between := _BETWEEN.search(one.line)):
+        return between[1].lower().replace("_", "-")
     kind = one.opcode.removesuffix("-start")
     return kind if kind in KINDS else None
 
@@ -65,6 +72,8 @@ def collectives_of(module: Module, chip: Chip, devices: Sequence[Any], mesh: Map
             if kind is None:
                 continue
             groups = groups_of(each.line) or (tuple(range(len(devices))),)
+            if each.opcode == "send":
+                groups = _between_slices(devices)
             size = max(len(group) for group in groups)
             if size < 2:
                 continue
@@ -99,6 +108,14 @@ def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]
         return []
     places = np.stack(np.unravel_index(np.asarray(groups[0]), shape))
     return [axis for axis, row in zip(mesh, places, strict=True) if (row != row[0]).any()]
+
+
+def _between_slices(devices: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """One device of each slice, at the same place in it."""
+    slices: dict[Any, list[int]] = {}
+    for number, device in enumerate(devices):
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(number)
+    return tuple(zip(*slices.values(), strict=True))
 
 
 def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip) -> tuple[str, bool]:

@@ -10,7 +10,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import sdc
 from sdc.faults.kinds import BitFlip
-from sdc.program.arguments import traced
+from sdc.program.arguments import holds_objects, traced
+from sdc.program.objects import is_array
 from sdc.program.selectors import direction, primitive
 from sdc.program.site import Where
 from sdc.settings import SettingError
@@ -81,19 +82,28 @@ def _twins(
         )
     grid = np.asarray(devices[: twins * each], dtype=object).reshape(twins, *shape.values())
     mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto,) * (1 + len(shape)))
-    lockstep = sdc.lockstep(flat, TWIN) if where is None else sdc.lockstep(flat, TWIN, where=where)
+    selected: dict[str, Any] = {} if where is None else {"where": where}
 
     def one(*leaves: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[None], lockstep(*(leaf[0] for leaf in leaves)))
+        local = [leaf[0] for leaf in leaves]
+        # Traced on the mesh with one axis more: what is known from above belongs to the mesh of the arguments.
+        run, given = (flat, local) if holds_objects(args) else (step, _refilled(args, local))
+        found = sdc.lockstep(run, TWIN, **selected)(*given)
+        return [leaf[None] for leaf in jax.tree.leaves(found) if is_array(leaf)]
 
-    stacked = [
-        jax.ShapeDtypeStruct(
-            (twins, *given.shape), given.dtype, sharding=NamedSharding(mesh, P(TWIN, *_spec(sharding)))
-        )
-        for given, sharding in zip(inputs, shardings, strict=True)
-    ]
+    stacked = []
+    for given, sharding in zip(inputs, shardings, strict=True):
+        placed = NamedSharding(mesh, P(TWIN, *_spec(sharding)))
+        stacked.append(jax.ShapeDtypeStruct((twins, *given.shape), given.dtype, sharding=placed))
     mapped = jax.shard_map(one, mesh=mesh, in_specs=P(TWIN), out_specs=P(TWIN), axis_names={TWIN}, check_vma=False)
     return Variant(mapped, stacked)
+
+
+def _refilled(args: Sequence[Any], arrays: Sequence[Any]) -> Any:
+    """Arguments with other arrays in the place of their own."""
+    leaves, structure = jax.tree.flatten(tuple(args))
+    new = iter(arrays)
+    return jax.tree.unflatten(structure, [next(new) if is_array(leaf) else leaf for leaf in leaves])
 
 
 def _spec(sharding: Any) -> tuple[Any, ...]:

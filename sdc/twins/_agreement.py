@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits, from_bits
-from sdc.program.axes import bound_axes, varying
+from sdc.program.axes import axis_place, bound_axes, varying
 
 from .compare import Difference, difference, merge, no_difference
 from .digests import digest
@@ -50,8 +50,8 @@ def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
     # but `shard_map` may take them to vary.
     typed = jax.typeof(differs).manual_axis_type.varying
     others = tuple(axis for axis, size in bound_axes().items() if axis != axis_name and (size > 1 or axis in typed))
-    if others:
-        differs = lax.pmax(varying(differs.astype(jnp.int32)), (*others, axis_name)) > 0
+    if others:  # and not the twin axis: each twin has the digests of all twins, and over it the network may be slow
+        differs = lax.pmax(varying(differs.astype(jnp.int32), others), others) > 0
     return Agreement(reference, undecided, differs)
 
 
@@ -68,7 +68,7 @@ def choose(copies: list[Shaped[Array, "*shape"]], index: Int32[Array, ""]) -> Sh
 
 def from_reference(tree: Tree, axis_name: str, reference: Int32[Array, ""]) -> Tree:
     """The reference twin's arrays on every twin, bit for bit."""
-    mine = lax.axis_index(axis_name) == reference
+    mine = axis_place(axis_name) == reference
 
     def broadcast(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
         bits = as_bits(x)
@@ -130,6 +130,6 @@ def squared_distance(
 
 def _one_row_each(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:
     """All twins' values, one row each, equal on every device also in the eyes of `shard_map`'s type checker."""
-    row = jnp.arange(lax.axis_size(axis_name)) == lax.axis_index(axis_name)
+    row = jnp.arange(lax.axis_size(axis_name)) == axis_place(axis_name)
     rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.zeros_like(mine)[None])
     return lax.psum(rows, axis_name)
