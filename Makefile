@@ -54,8 +54,8 @@ test-conformance: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,conformance]'
 	$(BIN)/python -m pytest tests/conformance -m "" --dist=load
 
-# What the tools cost on TPUs and GPUs that are not here, by their compilers' estimate: a minute, and the whole table (an
-# hour). The compilers are 700 MB, in an environment of their own.
+# What the tools cost on TPUs and GPUs that are not here, by their compilers' estimate: a minute, and the whole table
+# (ten minutes). The compilers are 700 MB, in an environment of their own.
 .venv-targets/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-targets
 	.venv-targets/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,targets]'

@@ -28,7 +28,8 @@ def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tre
         carried: a tree of arrays.
         *operands: what else it needs.
     """
-    carried = jax.tree.map(typed_as, carried, jax.eval_shape(change, carried, *operands))
+    if jax.sharding.get_abstract_mesh().manual_axes:  # elsewhere no type says over which axes values vary
+        carried = jax.tree.map(typed_as, carried, jax.eval_shape(change, carried, *operands))
 
     def turn(state: tuple[Tree, Bool[Array, ""]]) -> tuple[Tree, Bool[Array, ""]]:
         before, again = state

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def prepare_compilers(schedules: Path | None = None) -> None:
             of megabytes for a small program. Pallas kernels are charged from there.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # What was compiled for chips that are not here can be stored, but not be loaded again.
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_enable_compilation_cache", False)
     os.environ.update(TPU | GPU)
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "autotune_level" not in flag]
     flags += ["--xla_gpu_autotune_level=0"]  # there is nothing to try kernels on

@@ -7,7 +7,6 @@ import os
 import sys
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from sdc.record.determinism import environment, prepare
@@ -16,6 +15,7 @@ from sdc.train.config import get_config
 from sdc.train.studies.settings import check_measurement
 
 from ..errors import usage_errors
+from ..output import Output
 from .options import BenchOptions
 
 
@@ -56,4 +56,4 @@ def _show(title: str, measured: dict[str, Any], bars: dict[str, float]) -> None:
         figures = [part.get(name) for part in measured.values()]
         bar = f"{bars[name]:g}" if name in bars else ""
         table.add_row(name, bar, *("" if value is None else f"{value:.4g}" for value in figures))
-    Console(highlight=False).print(table)
+    Output().print(table)
