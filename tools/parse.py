@@ -1,11 +1,13 @@
 """From words to flags: which commands there are, and the module of each."""
 
 import contextlib
+import dataclasses
 import difflib
 import importlib
 import io
 import re
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -90,7 +92,25 @@ def _brief(message: str, command: str = "") -> str:
     unknown, hint = (*re.split(r"[ -]+(?:Perhaps you meant|Arguments similar to)", message, maxsplit=1), "")[:2]
     if not hint:
         return message or "wrong options; see sdc --help"
-    known = set(re.findall(r"--[a-z][a-z-]*", hint))
+    if applied := re.findall(r"(\S+) \(applied to sdc [^)]*\)", unknown):  # where another command has that flag
+        unknown = f"Unrecognized options: {', '.join(applied)}"
+    kinds = {each.__metadata__[0].name: each.__origin__ for each in typing.get_args(Command)}
     mistyped = re.findall(r"--[a-z][a-z-]*", unknown)
-    near = [match for flag in mistyped for match in difflib.get_close_matches(flag, known - set(mistyped), 1)]
-    return f"{unknown}; did you mean {', '.join(near)}? See sdc {command} --help"
+    own = set(_flags(kinds[command])) if command in kinds else set()
+    others = set(re.findall(r"--[a-z][a-z-]*", hint)) - set(mistyped)  # of all commands
+    near = []
+    for flag in mistyped:
+        near += difflib.get_close_matches(flag, own, 1) or difflib.get_close_matches(flag, others, 1)
+    meant = f"; did you mean {', '.join(near)}?" if near else "."
+    return f"{unknown}{meant} See sdc {command} --help"
+
+
+def _flags(kind: Any) -> Iterator[str]:
+    """Flags of a command, and of the commands below it."""
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        for inner in typing.get_args(kind):
+            yield from _flags(inner)
+        return
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        yield f"--{name.replace('_', '-')}"
+        yield from _flags(hint)

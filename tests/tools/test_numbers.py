@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sdc.tools import cli, options, parse, study_options
+from sdc.tools import cli, estimate_options, options, parse, study_options
 from sdc.tools.bench import options as bench_options
 from sdc.tools.errors import Exit
 
@@ -26,6 +26,7 @@ COMMANDS = {
     study_options.ProductsStudyOptions: "abft study --corpus {text}",
     study_options.CalibrateOptions: "abft calibrate --corpus {text} --out {folder}/out",
     bench_options.BenchOptions: "bench transform",
+    estimate_options.EstimateOptions: "estimate --target 64xv5p:16x16x16 --config tiny --run {folder}/run",
 }
 BESIDE = {
     "least_coverage": "--abft",
@@ -74,6 +75,7 @@ def test_a_number_is_sensible_or_refused(
     for place in (
         "sdc.record.determinism.prepare",
         "sdc.tools.bench.command.prepare",
+        "sdc.tools.commands._estimate._process",
         "sdc.train.cluster.joined",
         "sdc.train.studies.workloads.chosen_tasks",
     ):
