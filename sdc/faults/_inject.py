@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UI
 
 from sdc.bits import as_bits, from_bits
 from sdc.program.arguments import check_function, taking
-from sdc.program.axes import agreed, bound_axes
+from sdc.program.axes import agreed, bound_axes, varying
 from sdc.program.interpreter import rewrite, sites
 from sdc.program.marks import HIDDEN
 from sdc.program.once import traced_once
@@ -226,9 +226,9 @@ class _Inject:
     ) -> tuple[Shaped[Array, "*shape"], Events]:
         # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
         old = as_bits(before).reshape(before.shape or (1,))
-        nothing = jnp.uint32(0), self._no_hits()
+        nothing = varying((jnp.uint32(0), jnp.uint32(0), self._no_hits()))
         if not old.size:
-            return before, Events(jnp.uint32(0), *nothing)
+            return before, Events(*nothing)
         like = jax.ShapeDtypeStruct(before.shape, before.dtype)
         draws, found = [], []
         for number, rate in rates.items():
@@ -250,10 +250,10 @@ class _Inject:
                     new = draw.where(new, hit)
                     drawn += jnp.sum(jnp.broadcast_to(hit, (old.size,)), dtype=jnp.uint32)
                     masked.append(jnp.atleast_1d(hit))
-            return new, drawn, *self._compare(output, old, new, touched, masked)
+            return new, *varying((drawn, *self._compare(output, old, new, touched, masked)))
 
         arrays = [(draw.keys, draw.rate, draw.layer) for draw in draws]
-        new, *events = rarely(agreed(any_hit), change, (old, jnp.uint32(0), *nothing), arrays, found)
+        new, *events = rarely(agreed(any_hit), change, (old, *nothing), arrays, found)
         return from_bits(new.reshape(before.shape), before), Events(*events)
 
     def _no_hits(self) -> Hits | None:

@@ -1,5 +1,6 @@
 """A conditional for what hardly ever happens, which costs nothing where it does not."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,13 +24,14 @@ def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tre
 
     Args:
         predicate: whether to change anything; around collectives it must be the same on all devices.
-        change: returns arrays of the shapes and types of `carried`. What it computes of other arrays than it is given,
+        change: returns arrays of the shapes and types of `carried`, which vary over no more mesh axes than what they
+            take the place of and the operands. What it computes of other arrays than it is given,
             XLA may move out of the loop, and so compute always.
         carried: a tree of arrays.
         *operands: what else it needs.
     """
-    if jax.sharding.get_abstract_mesh().manual_axes:  # elsewhere no type says over which axes values vary
-        carried = jax.tree.map(typed_as, carried, jax.eval_shape(change, carried, *operands))
+    given = jax.tree.leaves(operands)
+    carried = jax.tree.map(lambda leaf: functools.reduce(typed_as, given, leaf), carried)
 
     def turn(state: tuple[Tree, Bool[Array, ""]]) -> tuple[Tree, Bool[Array, ""]]:
         before, again = state
