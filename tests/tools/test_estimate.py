@@ -1,6 +1,6 @@
 """`sdc estimate` with compilers in whose place a test answers, and without any."""
 
-import importlib.util
+import importlib.metadata
 import json
 import subprocess
 from pathlib import Path
@@ -43,6 +43,7 @@ def use(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Compilers:
     compilers = Compilers(**answers)
     monkeypatch.setattr(_estimate.subprocess, "run", compilers)
     monkeypatch.setattr(_estimate, "prepare_compilers", lambda: None)
+    monkeypatch.setattr(_estimate, "check_compiler", lambda target: None)
     return compilers
 
 
@@ -123,8 +124,13 @@ def test_wrong_flags(run: Told, flags: tuple[str, ...], message: str) -> None:
     assert message in run("estimate", *flags, code=2).err
 
 
-def test_without_the_compiler_one_line_says_how_to_get_it(run: Told, tmp_path: Path) -> None:
-    if importlib.util.find_spec("libtpu"):
-        pytest.skip("the compiler is installed here")
+def test_without_the_compiler_one_line_says_how_to_get_it(
+    run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
     told = run("estimate", "--target", "v5e:2x2", "--config", "tiny", "--run", tmp_path / "run", code=2)
     assert told.err.strip().endswith("libtpu, which is not installed; pip install 'jax-sdc[targets]'")
+    assert not (tmp_path / "run").exists()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sdc.settings import SettingError
-from sdc.targets.compilers import prepare_compilers
+from sdc.targets.chips import find_target
+from sdc.targets.compilers import check_compiler, prepare_compilers
 from sdc.train.estimating import Subject
 
 from ..conduct import new_folder
@@ -28,6 +29,8 @@ def run(options: EstimateOptions) -> int:
         subjects = _subjects(options)
         for subject in subjects:
             subject.check()
+        for subject in subjects:  # before a process is started for each program
+            check_compiler(find_target(subject.target))
         folder = new_folder("estimate", options.run)
     prepare_compilers()  # for what this process asks of JAX at the end
     from ..progress import CountProgress
