@@ -143,12 +143,17 @@ def parse_module(text: str) -> Module:
     return Module(computations, entry)
 
 
-def bytes_of(shape: str) -> int:
-    """Bytes of all arrays in the text of a shape."""
-    return sum(
+def sizes_of(shape: str) -> list[int]:
+    """Bytes of each array in the text of a shape."""
+    return [
         math.ceil(_bits(dtype) * math.prod(int(side) for side in sides.split(",") if side) / 8)
         for dtype, sides in _ARRAY.findall(shape)
-    )
+    ]
+
+
+def bytes_of(shape: str) -> int:
+    """Bytes of all arrays in the text of a shape."""
+    return sum(sizes_of(shape))
 
 
 def _bits(dtype: str) -> int:

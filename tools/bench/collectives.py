@@ -1,17 +1,14 @@
 """What a compiled program sends between devices, read from its HLO text."""
 
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
 
 from sdc.program.rarely import RARELY
+from sdc.targets.collectives import kind_of
 from sdc.targets.groups import groups_of
+from sdc.targets.hlo import parse_module, sizes_of
 
-KINDS = ("all-reduce", "all-gather", "collective-permute", "reduce-scatter", "all-to-all", "collective-broadcast")
-_OPCODE = re.compile(rf" = (?P<shape>.*?) (?P<kind>{'|'.join(KINDS)})(?:-start)?\(")
-_ARRAY = re.compile(r"\b(?P<type>[a-z]+\d+\w*|pred)\[(?P<dims>[\d,]*)\]")
-_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
 _CALLS = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 
 
@@ -40,45 +37,22 @@ class Collective:
 
 def collectives(hlo: str) -> list[Collective]:
     """All collectives of a compiled program, from `jax.stages.Compiled.as_text()`."""
-    bodies: dict[str, list[str]] = {}
-    entry = name = ""
-    for line in hlo.splitlines():
-        if header := _HEADER.match(line):
-            name = header["name"]
-            bodies[name] = []
-            entry = name if header["entry"] else entry
-        elif name:
-            bodies[name].append(line)
-
+    module = parse_module(hlo)
     always: set[str] = set()
-    pending = [entry]
+    pending = [module.entry]
     while pending:
         name = pending.pop()
-        if name in always or name not in bodies:
+        if name in always or name not in module.computations:
             continue
         always.add(name)
-        for line in bodies[name]:
-            if RARELY in line and " while(" in line:
+        for one in module.computations[name]:
+            if one.opcode == "while" and RARELY in one.line:
                 continue
-            for one, several in _CALLS.findall(line):
-                pending.extend(part.strip(" %") for part in (one or several).split(","))
+            for called, several in _CALLS.findall(one.line):
+                pending.extend(part.strip(" %") for part in (called or several).split(","))
     return [
-        Collective(
-            match["kind"],
-            tuple(_bytes(*array) for array in _ARRAY.findall(match["shape"])),
-            groups_of(line),
-            name not in always,
-        )
-        for name, lines in bodies.items()
-        for line in lines
-        if (match := _OPCODE.search(line))
+        Collective(kind, tuple(sizes_of(one.shape)), groups_of(one.line), name not in always)
+        for name, lines in module.computations.items()
+        for one in lines
+        if (kind := kind_of(one))
     ]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number)
-
-
-def _bytes(dtype: str, dims: str) -> int:
-    bits = 8 if dtype == "pred" else int(re.findall(r"\d+", dtype)[0])
-    return math.prod(_numbers(dims)) * bits // 8
