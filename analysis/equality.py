@@ -14,8 +14,8 @@ APART = {
 }  # fmt: skip
 """How far each twin is from the reference: zeros, if the twins are equal."""
 COMPARED = {"state": "parameters and optimizer state", "gradient": "gradients"}
-COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite", "undecided")
-DIFFERENT = ("mismatched", "zero_reference", "nonfinite", "undecided")
+COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite", "undecided", "unrepeated")
+DIFFERENT = ("mismatched", "zero_reference", "nonfinite", "undecided", "unrepeated")
 """Counts of elements that differed, and of ranks where they did."""
 SIZES = ("frequency", "severity", "relative_max")
 """How much of it differed, and by how much."""

@@ -215,6 +215,7 @@ def _facts(manifest: Any, summary: dict[str, Any], suspect: Any) -> list[tuple[s
             ("first mismatch", "none" if first is None else f"step {first}"),
             ("twins", manifest.get("twins")),
             ("comparison", manifest.get("compare")),
+            ("exchange of digests", manifest.get("exchange")),
         ]
     if abft := mapping(manifest.get("abft")):
         facts.append(("products", f"{abft.get('where')}, {abft.get('scheme')}, mode {abft.get('mode')}"))

@@ -117,7 +117,8 @@ def odd_twins(steps: Sequence[Row], mismatches: Sequence[Row]) -> list[int]:
     """Numbers of the twins that differ from the reference: the majority of three or more, the first of two."""
     rows = [*mismatches, *(mapping(row.get(part)) for row in steps for part in COMPARED)]
     ranks = [mapping(rank) for row in rows for rank in sequence(row.get("ranks"))]
-    found = {count(rank.get("twin")) for rank in ranks if count(rank.get("mismatched"))}
+    apart = (rank for rank in ranks if any(count(rank.get(key)) for key in ("mismatched", "unrepeated")))
+    found = {count(rank.get("twin")) for rank in apart}
     return sorted(twin for twin in found if twin is not None)
 
 
@@ -183,6 +184,7 @@ def _evidence(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], tota
     if total["mismatched"]:
         hit = [name for name, site in sites.items() if site["mismatched"]]
         parts.append(f"{total['mismatched']:,} of {total['checked']:,} elements at {', '.join(hit)}")
+    parts += _unrepeated(steps)
     for part, name in COMPARED.items():
         counts = summary[part]
         if counts["mismatched"]:
@@ -195,3 +197,16 @@ def _evidence(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], tota
     odd = summary["odd_twins"]
     who = f"twin {' and '.join(map(str, odd))} differs from the majority" if odd and (summary["twins"] or 0) > 2 else ""
     return f"{who or 'the twins differ'} in {'; '.join(parts) or 'a step whose totals are not on record'}"
+
+
+def _unrepeated(steps: Sequence[Row]) -> list[str]:
+    """What differed once and not when the step was repeated; empty where there is none."""
+    found: Counter[str] = Counter()
+    for row in steps:
+        for name, site in mapping(row.get("sites")).items():
+            found[name] += count(mapping(site).get("unrepeated")) or 0
+    times = sum(found.values())
+    hit = ", ".join(name for name in found if found[name])
+    return [f"{times:,} digests at {hit} that did not differ again when repeated, so by how much is not known"] * (
+        times > 0
+    )

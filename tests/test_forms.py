@@ -195,7 +195,8 @@ def fingerprint(form: Form) -> str:
 def lockstep(form: Form) -> str:
     struck = form.where if form.struck is None else form.struck
     fault = sdc.Fault(sdc.faults.BitFlip(bits=(20,)), 0.3, struck, at={"twin": 1})
-    twins = sdc.lockstep(sdc.inject(form.step, [fault]), "twin", where=form.where)
+    # Where anything differs, the step is repeated with an exchange at every site: this looks at both ways.
+    twins = sdc.lockstep(sdc.inject(form.step, [fault]), "twin", where=form.where, exchange="step")
     if form.jit is nnx.jit:
         states = nnx.vmap(lambda _: form.state(), out_axes=0)(jnp.arange(2))
         run = nnx.jit(nnx.vmap(twins, in_axes=(None, 0, None), out_axes=0, axis_name="twin"))

@@ -34,8 +34,8 @@ from .workload import Loaded
 
 # A run is resumed only with the settings that it was started with.
 SETTINGS = (
-    "kind", "config", "seed", "sync", "compare", "placement", "mesh", "twins", "suspect", "data", "where", "abft",
-    "aggregate", "against",
+    "kind", "config", "seed", "sync", "compare", "exchange", "placement", "mesh", "twins", "suspect", "data", "where",
+    "abft", "aggregate", "against",
 )  # fmt: skip
 
 
@@ -107,6 +107,7 @@ def run(
         "layers": config.model.layers,
         "sync": getattr(job, "sync", None),
         "compare": getattr(job, "compare", "gated"),
+        "exchange": getattr(job, "exchange", "probe"),
         "placement": job.layout,
         "twins": job.number,
         "mesh": dict(placement.mesh.shape),
@@ -234,7 +235,7 @@ def _all_of(judges: Sequence[Judge]) -> Judge:
 
 
 def _check_settings(folder: Path, manifest: Mapping[str, Any]) -> None:
-    then = read_manifest(folder, manifest["kind"])
+    then = {"exchange": "probe", **read_manifest(folder, manifest["kind"])}  # there was no other before it had a name
     if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
         raise RecordError(
             f"{folder} is a run of another configuration ({'; '.join(changed)}); "

@@ -27,6 +27,7 @@ class Subject:
         where: selector of sites, of the tools that take one; None for their own.
         sync: what twins of a configuration synchronize, see `Twins`.
         compare: when they compare tensors.
+        exchange: when they exchange digests.
         twins: number of twins.
         data: data-parallel ranks of a configuration.
         model: tensor-parallel ranks of a configuration.
@@ -45,6 +46,7 @@ class Subject:
     where: str | None = None
     sync: Literal["compute", "params", "none"] = "compute"
     compare: Literal["gated", "always"] = "gated"
+    exchange: Literal["probe", "step"] = "probe"
     twins: int = 2
     data: int = 1
     model: int = 1
@@ -108,7 +110,9 @@ def estimate_subject(subject: Subject, schedules: Path | None = None) -> Any:
         lowered = _configured(subject, devices[: subject.needed])
         return measure(lowered, subject.target, options=subject.options, schedules=schedules)
     step, args = _imported(str(subject.step), devices)
-    variant = with_tool(subject.tool, step, args, devices, where=subject.where, twins=subject.twins)
+    variant = with_tool(
+        subject.tool, step, args, devices, where=subject.where, twins=subject.twins, exchange=subject.exchange
+    )
     return estimate(variant.step, *variant.args, target=subject.target, options=subject.options, schedules=schedules)
 
 
@@ -126,7 +130,7 @@ def _configured(subject: Subject, devices: Sequence[Any]) -> Any:
     twins = subject.twins if subject.tool == "lockstep" else None
     placement = place(twins=twins, data=subject.data, model=subject.model, devices=devices)
     if subject.tool == "lockstep":
-        program = TwinProgram(work, placement, subject.sync, subject.compare)
+        program = TwinProgram(work, placement, subject.sync, subject.compare, subject.exchange)
         return program.compiled.lower(program.abstract(), (program.batch, jax.eval_shape(jax.random.key, 0)))
     state = described(work.abstract(), placement.sharding(placement.spec(work.state_specs)))
     args = state, described_batch(work.config, placement)

@@ -261,6 +261,7 @@ class Twins(CheckedJob):
     twins: int = 2
     sync: Literal["compute", "params", "none"] = "compute"
     compare: Literal["gated", "always"] = "gated"
+    exchange: Literal["probe", "step"] = "probe"
     placement: Literal["mesh", "vmap"] = "mesh"
     require_processes: int = 1
     least_elements: int = 0
@@ -287,6 +288,10 @@ class Twins(CheckedJob):
             raise SettingError("twins", self.twins, "expected two or more")
         if self.twins > LARGEST_COUNT:
             raise SettingError("twins", self.twins, f"expected at most {LARGEST_COUNT:,}")
+        if (self.exchange, self.compare) == ("step", "always"):
+            raise SettingError("exchange", self.exchange, "compare=always moves tensors at every probe")
+        if self.exchange == "step" and self.sync != "compute":
+            raise SettingError("exchange", self.exchange, f"sync={self.sync} exchanges nothing inside a step")
         for name, least, most in (("require_processes", 1, LARGEST_COUNT), ("least_elements", 0, 10**18)):
             if not least <= (value := getattr(self, name)) <= most:
                 raise SettingError(name, value, f"expected a number from {least} to {most:,}")
@@ -312,7 +317,9 @@ class Twins(CheckedJob):
         from .programs import TwinProgram, sharded
 
         tools = self.tools(config)
-        return TwinProgram(sharded(config), placement, self.sync, self.compare, *tools, self.workload.seed, donate)
+        return TwinProgram(
+            sharded(config), placement, self.sync, self.compare, self.exchange, *tools, self.workload.seed, donate
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

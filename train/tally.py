@@ -11,10 +11,12 @@ import numpy as np
 
 from sdc.faults.events import Events
 from sdc.program.reports import Reports
-from sdc.twins._lockstep import Mismatch
 from sdc.twins.compare import largest_severity, mean_frequency, mismatch_frequency, mismatch_severity
+from sdc.twins.mismatch import Mismatch
 
 COUNTS = ("checked", "mismatched", "zero_reference", "nonfinite")
+TOLD = ("mismatched", "unrepeated", "injected")
+"""Counts any of which makes a line of `mismatches.jsonl`."""
 
 
 def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -29,13 +31,13 @@ def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str,
         For `steps.jsonl`, by site: counts, frequency (mean of equation (2) over the microsteps) and severity (largest
         of equation (4)). For `mismatches.jsonl`: a row per microstep, site and layer with a mismatch or an injection.
         `undecided` counts the ranks on which no majority of three or more twins agreed, so that the reference was a
-        guess.
+        guess. `unrepeated` counts the digests that differed while a repetition of the step found nothing.
     """
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*mismatches, *events]):
         layers = _by_layer(name, mismatches.get(name), events.get(name))
-        rows += [{"step": step, **row} for row in layers if row["mismatched"] or row["injected"]]
+        rows += [{"step": step, **row} for row in layers if any(row.get(count) for count in TOLD)]
         sites[name] = _total(layers)
     return sites, rows
 
@@ -58,8 +60,9 @@ def total(mismatch: Mismatch) -> dict[str, Any]:
 def _total(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     frequencies = [row["frequency"] for row in layers if row["frequency"] is not None]
     severity = largest_severity([row["severity"] for row in layers if row["severity"] is not None])
+    counts = (*COUNTS, "injected", "undecided", *(["unrepeated"] if "unrepeated" in layers[0] else []))
     return {
-        **{count: sum(row[count] for row in layers) for count in (*COUNTS, "injected", "undecided")},
+        **{count: sum(row[count] for row in layers) for count in counts},
         "frequency": mean_frequency(frequencies) if frequencies else None,
         "severity": None if np.isnan(severity) else severity,
     }
@@ -72,6 +75,8 @@ def _by_layer(name: str, mismatch: Mismatch | None, event: Events | None) -> lis
         difference = {
             key: join_loops(np.asarray(value[0]), trailing=1) for key, value in mismatch.difference._asdict().items()
         }
+        if mismatch.unrepeated is not None:
+            difference["unrepeated"] = join_loops(np.asarray(mismatch.unrepeated[0]), trailing=1)
         undecided = join_loops(np.asarray(mismatch.undecided[0]), trailing=0)
     changed = None if event is None else join_loops(np.asarray(event.changed), trailing=0, leading=3)
     shape = difference["checked"].shape[2:4] if difference is not None else changed.shape[3:5]  # type: ignore[union-attr] # one of both is there
@@ -92,27 +97,24 @@ def _figures(part: Mapping[str, np.ndarray]) -> dict[str, Any]:
     counted = part["mismatched"].astype(np.int64) - part["zero_reference"] - part["nonfinite"]
     frequency = mismatch_frequency(part["mismatched"], part["checked"])
     severity = mismatch_severity(part["relative_sum"], counted)
+    apart = part["mismatched"] + part.get("unrepeated", np.zeros_like(part["mismatched"]))
     return {
-        **{count: int(part[count].sum()) for count in COUNTS},
+        **{count: int(part[count].sum()) for count in (*COUNTS, "unrepeated") if count in part},
         "frequency": None if np.isnan(frequency) else frequency,
         "severity": None if np.isnan(severity) else severity,
         "relative_max": float(part["relative_max"].max()),
-        "ranks": [
-            {
-                "twin": int(twin),
-                "data": int(data),
-                "model": int(model),
-                "mismatched": int(part["mismatched"][data, model, twin]),
-                "relative_mean": (
-                    float(part["relative_sum"][data, model, twin]) / int(counted[data, model, twin])
-                    if counted[data, model, twin]
-                    else None
-                ),
-                "relative_max": float(part["relative_max"][data, model, twin]),
-            }
-            for data, model, twin in np.argwhere(part["mismatched"])
-        ],
+        "ranks": [_rank(part, counted, tuple(map(int, place))) for place in np.argwhere(apart)],
     }
+
+
+def _rank(part: Mapping[str, np.ndarray], counted: np.ndarray, place: tuple[int, ...]) -> dict[str, Any]:
+    """A device that differs."""
+    data, model, twin = place
+    mean = float(part["relative_sum"][place]) / int(counted[place]) if counted[place] else None
+    row = {"twin": twin, "data": data, "model": model, "mismatched": int(part["mismatched"][place])}
+    if "unrepeated" in part and part["unrepeated"][place]:
+        row["unrepeated"] = int(part["unrepeated"][place])
+    return row | {"relative_mean": mean, "relative_max": float(part["relative_max"][place])}
 
 
 def join_loops(x: np.ndarray, *, trailing: int, leading: int = 2) -> np.ndarray:

@@ -21,6 +21,7 @@ from .axes import varying
 from .inlined import guard
 from .marks import HIDDEN, mark, mark_p, port_p
 from .plan import DERIVED, Plan, bodies, manual_axes, open_jaxpr, source_line, user_line
+from .regions import Around, Region, region_p
 from .reports import Place, Report, Rule, Values
 from .selectors import Selector
 
@@ -28,8 +29,8 @@ from .selectors import Selector
 class Applied:
     """A rule, and what every rule needs: the choice of iterations, and marks for the transformations outside."""
 
-    def __init__(self, selector: Selector, rule: Rule) -> None:
-        self.selector, self.rule = selector, rule
+    def __init__(self, selector: Selector, rule: Rule, around: Around | None = None) -> None:
+        self.selector, self.rule, self.around = selector, rule, around
         self.merge = rule.merge
 
     def __call__(self, eqn: Any, place: Place, operands: Values) -> tuple[Values, Report]:
@@ -173,6 +174,14 @@ def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, in
     caller = source_info_util.current().traceback
     outs, reports = evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs, caller)
     return guard(outs, eqn.primitive.name, source_line(eqn)) if eqn.primitive in DERIVED else outs, reports
+
+
+def _region(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+    def run(given: Rule, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]:
+        return evaluate(plans[0], eqn.params["jaxpr"], iteration, Applied(rule.selector, given), inputs)
+
+    assert rule.around is not None  # without it nobody made a region
+    return rule.around(Region(plans[0].sites, plans[0].outside, run), iteration, inputs)
 
 
 def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
@@ -348,5 +357,6 @@ _RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
     shard_map_p: _shard_map,
     linear_solve_p: _solve,
     run_state_p: _run_state,
+    region_p: _region,
 }
 """Bodies of all others that are entered are evaluated in the place of the equation."""

@@ -17,8 +17,8 @@ custom derivatives     the call is inlined: a step is rewritten after it was dif
 All zeros must therefore mean "nothing happened" in a report. A part of the step without a selected equation is bound as
 it was, so that a step without any comes out as the identical program. What a rule returns as an equation's outputs
 stands for that equation from then on (`marks.py`), so that transformations compose: the outer one sees what the inner
-one made of it. This file, `arguments.py`, `evaluate.py`, `plan.py`, `work.py`, `marks.py` and `inlined.py` are the only
-ones that know the internals of JAX; they run on jax 0.10 and 0.12.
+one made of it. This file, `arguments.py`, `evaluate.py`, `plan.py`, `regions.py`, `work.py`, `marks.py` and
+`inlined.py` are the only ones that know the internals of JAX; they run on jax 0.10 and 0.12.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,7 @@ from .evaluate import Applied, bind_equation, evaluate
 from .marks import HIDDEN, mark_p
 from .once import moved
 from .plan import Bound, Plan, Survey, live_program, out_of_reach, plan_sites, survey_sites
+from .regions import Around, with_region
 from .reports import Place, Reports, Rule, Values
 from .selectors import as_selector, check_hits, everything
 from .site import Site, Where
@@ -70,6 +71,7 @@ def rewrite(
     rule: Rule,
     reason: Callable[[Site], str | None] = lambda site: None,
     first: Substitution | None = None,
+    around: Around | None = None,
 ) -> Callable[..., tuple[Any, Reports]]:
     """Transforms a step: `rule` stands in for every equation that `where` selects.
 
@@ -102,7 +104,9 @@ def rewrite(
             survey = Survey(selector, reason)
             plan = survey_sites(live, survey)
             jaxpr = live if plan.sites else closed
-            outs, reports = evaluate(plan, jaxpr, (), Applied(selector, rule), program.inputs)
+            if around is not None and plan.sites:
+                jaxpr, plan = with_region(live, plan)
+            outs, reports = evaluate(plan, jaxpr, (), Applied(selector, rule, around), program.inputs)
             values = [reports[site.name] for site in plan.sites]
             here = jax.sharding.get_abstract_mesh()
             if not here.empty:  # a step may have parts in which other axes are explicit
@@ -192,6 +196,7 @@ def required(
     rule: Rule,
     reason: Callable[[Site], str | None] = lambda site: None,
     first: Substitution | None = None,
+    around: Around | None = None,
 ) -> Callable[..., tuple[Any, Reports]]:
     """As `rewrite`, but a selector that hits nothing is an error: a tool must not pass over what it was asked to do.
 
@@ -200,7 +205,7 @@ def required(
             cannot work on what is selected.
     """
     selector = as_selector(where)
-    rewritten = rewrite(step, selector, rule, reason, first)
+    rewritten = rewrite(step, selector, rule, reason, first, around)
 
     @taking(step)
     def some(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:

@@ -31,7 +31,7 @@ def rarely(predicate: Bool[Array, ""], change: Callable[..., Tree], carried: Tre
         *operands: what else it needs.
     """
     given = jax.tree.leaves(operands)
-    carried = jax.tree.map(lambda leaf: functools.reduce(typed_as, given, leaf), carried)
+    carried, predicate = jax.tree.map(lambda leaf: functools.reduce(typed_as, given, leaf), (carried, predicate))
 
     def turn(state: tuple[Tree, Bool[Array, ""]]) -> tuple[Tree, Bool[Array, ""]]:
         before, again = state

@@ -130,6 +130,10 @@ class RunManifest(Manifest, kw_only=True):
     layers: Annotated[int | None, about("number of decoder layers")] = None
     sync: Annotated[str | None, about("what twins synchronize; `null` without twins")] = None
     compare: Annotated[str | None, about("when twins compare tensors")] = None
+    exchange: Annotated[
+        str | None,
+        about("when twins exchange digests: `probe`, also where absent, or `step`"),
+    ] = None
     placement: Annotated[str | None, about("where twins lie: `mesh` or `vmap`")] = None
     twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
     processes: Annotated[int | None, about("number of operating-system processes")] = None

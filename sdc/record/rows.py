@@ -30,6 +30,13 @@ class SiteCounts(Counts, kw_only=True):
         Number,
         about("ranks on which no majority of three or more twins agreed, so that the reference was a guess"),
     ] = None
+    unrepeated: Annotated[
+        Number,
+        about(
+            "how often a digest was the first of a (micro)step to differ, and a repetition found nothing there; absent "
+            "where digests are exchanged at each probe"
+        ),
+    ] = None
     injected: Annotated[Number, about("elements that a simulated fault changed: the ground truth")] = None
     frequency: Annotated[
         Number, about("equation (2), averaged over microsteps too; `null` where nothing was checked")
@@ -44,6 +51,9 @@ class RankRow(Fields, kw_only=True):
     data: Annotated[Number, about("its rank on the mesh axis `data`")] = None
     model: Annotated[Number, about("its rank on the mesh axis `model`")] = None
     mismatched: Annotated[Number, about("elements of which any bit differs")] = None
+    unrepeated: Annotated[
+        Number, about("how often its digest differed first, and not when repeated; absent where never")
+    ] = None
     relative_mean: Annotated[
         Number, about("mean relative difference of the mismatched elements; `null` if the mean has no term")
     ] = None

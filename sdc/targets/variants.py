@@ -15,6 +15,7 @@ from sdc.program.objects import is_array
 from sdc.program.selectors import direction, primitive
 from sdc.program.site import Where
 from sdc.settings import SettingError
+from sdc.twins import Exchange
 
 Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
@@ -36,6 +37,7 @@ def with_tool(
     *,
     where: Where | None = None,
     twins: int = 2,
+    exchange: Exchange = "probe",
 ) -> Variant:
     """A step with one of the tools, as `estimate` takes it.
 
@@ -47,6 +49,7 @@ def with_tool(
         where: selects sites; by default probes, of `abft` all matrix products, of `inject` those of the
             backward pass.
         twins: how many, of `lockstep`.
+        exchange: when they exchange digests, see `sdc.lockstep`.
 
     Raises:
         ValueError: no site is selected.
@@ -62,11 +65,14 @@ def with_tool(
         injected = sdc.inject(step, [fault])
         moment = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), np.int32)
         return Variant(lambda key, number, *args: injected(sdc.Moment(key, number), *args), (*moment, *args))
-    return Variant(step, args) if tool == "plain" else _twins(step, args, devices, where, twins)
+    if tool == "plain":
+        return Variant(step, args)
+    selected: dict[str, Any] = {"exchange": exchange} | ({} if where is None else {"where": where})
+    return _twins(step, args, devices, selected, twins)
 
 
 def _twins(
-    step: Callable[..., Any], args: Sequence[Any], devices: Sequence[Any], where: Where | None, twins: int
+    step: Callable[..., Any], args: Sequence[Any], devices: Sequence[Any], selected: Mapping[str, Any], twins: int
 ) -> Variant:
     with traced(step, args, {}) as program:
         flat, inputs = jaxpr_as_fun(program.closed), program.inputs
@@ -82,7 +88,6 @@ def _twins(
         )
     grid = np.asarray(devices[: twins * each], dtype=object).reshape(twins, *shape.values())
     mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto,) * (1 + len(shape)))
-    selected: dict[str, Any] = {} if where is None else {"where": where}
 
     def one(*leaves: Any) -> Any:
         local = [leaf[0] for leaf in leaves]

@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from ._fingerprint import fingerprint as fingerprint
 
     # Side by side.
-    from ._lockstep import Compare as Compare, Mismatch as Mismatch, lockstep as lockstep, synchronize as synchronize
+    from ._lockstep import (
+        Compare as Compare,
+        Exchange as Exchange,
+        lockstep as lockstep,
+        synchronize as synchronize,
+    )
+    from .mismatch import Mismatch as Mismatch
     from ._agreement import Agreement as Agreement, agreement as agreement, squared_distance as squared_distance
     from .compare import (
         Difference as Difference,

@@ -36,8 +36,7 @@ class Agreement(NamedTuple):
 
 def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
     """Compares the digests of some arrays over the twin axis; 8 bytes per array and twin cross it."""
-    mine = jnp.stack([digest(leaf) for leaf in leaves])
-    digests = _one_row_each(mine, axis_name)
+    digests = exchanged(jnp.stack([digest(leaf) for leaf in leaves]), axis_name)
     same = jnp.all(digests[:, None] == digests[None, :], axis=(2, 3))
     if len(digests) == 2:
         reference, undecided = jnp.int32(0), jnp.uint32(0)
@@ -46,18 +45,39 @@ def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
         reference = jnp.argmax(votes).astype(jnp.int32)
         undecided = (2 * jnp.max(votes) <= len(digests)).astype(jnp.uint32)
     differs = jnp.any(~same)
-    # A conditional around a collective needs the same branch on every device. Axes of size one have nobody to tell,
-    # but `shard_map` may take them to vary.
-    typed = jax.typeof(differs).manual_axis_type.varying
-    others = tuple(axis for axis, size in bound_axes().items() if axis != axis_name and (size > 1 or axis in typed))
-    if others:  # and not the twin axis: each twin has the digests of all twins, and over it the network may be slow
-        differs = lax.pmax(varying(differs.astype(jnp.int32), others), others) > 0
-    return Agreement(reference, undecided, differs)
+    return Agreement(reference, undecided, anywhere(differs, axis_name))
+
+
+def anywhere(differs: Bool[Array, ""], axis_name: str) -> Bool[Array, ""]:
+    """Whether it holds on any device: a conditional around a collective needs the same branch on all of them.
+
+    It is not asked over the twin axis: each twin has the digests of all twins, and over it the network may be slow.
+    """
+    others = other_axes(differs, axis_name)
+    return lax.pmax(varying(differs.astype(jnp.int32), others), others) > 0 if others else differs
+
+
+def other_axes(x: Shaped[Array, "..."], axis_name: str) -> tuple[str, ...]:
+    """The axes but the twins' over which a value may vary.
+
+    Axes of size one have nobody to tell, but `shard_map` may take them to vary.
+    """
+    typed = jax.typeof(x).manual_axis_type.varying
+    return tuple(axis for axis, size in bound_axes().items() if axis != axis_name and (size > 1 or axis in typed))
+
+
+def wrong(digests: UInt32[Array, "twins rows 2"]) -> Bool[Array, "twins rows"]:
+    """Which twins are apart from the reference, row by row."""
+    same = jnp.all(digests[:, None] == digests[None, :], axis=-1)
+    if len(digests) == 2:
+        return ~same[0]
+    reference = jnp.argmax(jnp.sum(same, axis=1, dtype=jnp.int32), axis=0)
+    return ~jnp.take_along_axis(same, reference[None, None], axis=0)[0]
 
 
 def gather_twins(x: Shaped[Array, "*shape"], axis_name: str) -> list[Shaped[Array, "*shape"]]:
     """The tensor as each twin holds it, bit for bit, on every device."""
-    rows = _one_row_each(as_bits(x), axis_name)
+    rows = exchanged(as_bits(x), axis_name)
     return [from_bits(row, x) for row in rows]
 
 
@@ -125,10 +145,10 @@ def squared_distance(
         total += jnp.sum(jnp.square(delta)) / count
     if others:
         total = lax.psum(total, others)
-    return lax.bitcast_convert_type(_one_row_each(lax.bitcast_convert_type(total, jnp.uint32), axis_name), jnp.float32)
+    return lax.bitcast_convert_type(exchanged(lax.bitcast_convert_type(total, jnp.uint32), axis_name), jnp.float32)
 
 
-def _one_row_each(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:
+def exchanged(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:
     """All twins' values, one row each, equal on every device also in the eyes of `shard_map`'s type checker."""
     row = jnp.arange(lax.axis_size(axis_name)) == axis_place(axis_name)
     rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.zeros_like(mine)[None])

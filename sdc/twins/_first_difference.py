@@ -97,7 +97,7 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
         if not differs.any():
             continue
         for iteration in _iterations(site, differs):
-            place = _place(site, iteration)
+            place = place_of(site, iteration)
             if first is None or place < first[0]:
                 first = place, site, differs, iteration
     if first is None:
@@ -170,7 +170,7 @@ def _iterations(site: Site, differs: Bool[np.ndarray, "*axes n"]) -> Iterator[It
         yield tuple(map(int, indices))
 
 
-def _place(site: Site, iteration: Iteration) -> tuple[int, ...]:
+def place_of(site: Site, iteration: Iteration) -> tuple[int, ...]:
     """When a site is evaluated: the smaller, the earlier. Iterations of a `while` share one digest and so one place."""
     indices = iter(iteration)
     number = {"scan": lambda: next(indices), "reversed": lambda: -next(indices), "while": lambda: 0}
@@ -185,7 +185,9 @@ def _before(reports: Reports, place: tuple[int, ...], nearest: int) -> tuple[int
         shape = np.shape(value)[:-1]
         axes = _axes(site, len(shape) - 1)
         loops = tuple(size for name, size in zip(axes, shape, strict=False) if name == "scan")
-        earlier = [(at, site, iteration) for iteration in np.ndindex(*loops) if (at := _place(site, iteration)) < place]
+        earlier = [
+            (at, site, iteration) for iteration in np.ndindex(*loops) if (at := place_of(site, iteration)) < place
+        ]
         count += len(earlier) * int(np.prod(shape)) // max(int(np.prod(loops)), 1)
         places += earlier
     places.sort(key=lambda entry: entry[0])

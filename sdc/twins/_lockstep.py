@@ -8,12 +8,12 @@ synchronization in the words of Ma et al. 2025 (arXiv:2502.12340, section 3.2).
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, UInt32
+from jaxtyping import Array
 
 from sdc.program.arguments import taking
 from sdc.program.axes import axis_size, typed_as, varying
@@ -26,26 +26,22 @@ from sdc.program.selectors import probes
 from sdc.program.site import Where
 
 from ._agreement import Agreement, agreement, measure, nothing_found
-from .compare import Difference, merge as merge_differences, no_difference
+from ._optimistic import Optimistic
+from .compare import Difference, no_difference
+from .mismatch import Mismatch, merge
 
 Compare: TypeAlias = Literal["gated", "always"]
+Exchange: TypeAlias = Literal["probe", "step"]
 Tree = TypeVar("Tree")
 
 
-class Mismatch(NamedTuple):
-    """What the twins differ in at one site.
-
-    Attributes:
-        difference: one row per twin, compared with the reference (whose own row is zero); the same on every twin.
-        undecided: how often no majority of three or more twins agreed, so that the reference was a guess.
-    """
-
-    difference: Difference
-    undecided: UInt32[Array, ""]
-
-
 def lockstep(
-    step: Callable[..., Any], axis_name: str, *, where: Where = probes, compare: Compare = "gated"
+    step: Callable[..., Any],
+    axis_name: str,
+    *,
+    where: Where = probes,
+    compare: Compare = "gated",
+    exchange: Exchange = "probe",
 ) -> Callable[..., tuple[Any, Reports]]:
     """Transforms a step into lock-step twins along a mapped axis.
 
@@ -57,13 +53,17 @@ def lockstep(
         axis_name: the twin axis. With two twins index 0 is the reference; with three or more the majority is.
         where: selects the sites to compare and repair; by default every probe.
         compare: `"gated"` moves tensors only where digests differ; `"always"` moves and compares them every time.
+        exchange: `"probe"` exchanges digests at every site. `"step"` exchanges those of all sites once in a
+            (micro)step, and repeats that from its start, with the gate at every site, only if any differs. Of a fault
+            that does not come again it tells the place and not the size (`Mismatch.unrepeated`).
 
     Returns:
         A function that returns `(out, mismatches)`, `mismatches` a `Mismatch` for each site.
 
     Raises:
-        ValueError: `axis_name` is not bound, has fewer than two twins, `compare` is unknown, or no site is selected
-            (a probe whose value the step does not use is none).
+        ValueError: `axis_name` is not bound, has fewer than two twins, `compare` or `exchange` is unknown, or no site
+            is selected (a probe whose value the step does not use is none); or `exchange="step"` with what cannot be
+            repeated (arrays changed in place, ordered effects), or with `compare="always"`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -75,7 +75,12 @@ def lockstep(
         [0, 1]
     """
     _check_compare(compare)
-    twins = required(step, where, _Lockstep(axis_name, compare))
+    if exchange not in ("probe", "step"):
+        raise ValueError(f"exchange={exchange!r} is unknown; expected 'probe' or 'step'")
+    if (exchange, compare) == ("step", "always"):
+        raise ValueError("compare='always' moves tensors at every probe; give exchange='probe', or compare='gated'")
+    rule = _Lockstep(axis_name, compare)
+    twins = required(step, where, rule, around=Optimistic(axis_name, rule) if exchange == "step" else None)
 
     @taking(step)
     def stepped(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
@@ -127,7 +132,7 @@ class _Lockstep:
         return _synchronized(bind(*inputs), self.axis_name, self.compare)
 
     def merge(self, total: Mismatch, new: Mismatch) -> Mismatch:
-        return Mismatch(merge_differences(total.difference, new.difference), total.undecided + new.undecided)
+        return merge(total, new)
 
 
 @functools.partial(traced_once, static_argnums=(1, 2))

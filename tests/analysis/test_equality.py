@@ -36,6 +36,7 @@ from .test_summary import REAL, contents
         ({"state": {"checked": 9, "mismatched": 0, "nonfinite": 5}}, "corrupt"),
         ({"state": {"checked": 9, "mismatched": 0, "ranks": [{"twin": 1, "mismatched": 3}]}}, "corrupt"),
         ({"sites": {"x": {"checked": 9, "mismatched": 0, "frequency": 0.5}}}, "corrupt"),
+        ({"sites": {"x": {"checked": 9, "mismatched": 0, "unrepeated": 1}}}, "corrupt"),
         ({"step": 7}, "inconclusive"),
     ],
 )
@@ -50,6 +51,16 @@ def test_details_that_cannot_be_read_are_not_clean() -> None:
     detail = {"step": 1, "site": "fwd/ffn", "layer": 0, "mismatched": -1, "checked": 9}
     for change, verdict in (({}, "inconclusive"), ({"mismatched": 0, "severity": 5}, "corrupt")):
         assert summarize(manifest(**REAL), steps(3)[0], [detail | change])["verdict"] == verdict
+
+
+def test_what_a_repetition_did_not_show_again_is_named() -> None:
+    rows, _ = steps(3)
+    rows[1]["sites"]["fwd/ffn"]["unrepeated"] = 2
+    rank = {"twin": 1, "data": 0, "model": 0, "mismatched": 0, "unrepeated": 2}
+    row = {"step": 1, "site": "fwd/ffn", "layer": 0, "mismatched": 0, "checked": 9, "unrepeated": 2, "ranks": [rank]}
+    found = summarize(manifest(**REAL), rows, [row])
+    assert (found["verdict"], found["first_mismatch_step"], found["odd_twins"]) == ("corrupt", 1, [1])
+    assert "2 digests at fwd/ffn that did not differ again when repeated" in found["reason"]
 
 
 def test_twins_that_diverged_say_nothing() -> None:

@@ -1,19 +1,17 @@
 """Cuts: two processes in network namespaces of their own, between which the network goes away. Needs root and `ip`."""
 
-import contextlib
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+
+from sdc.tools.bench.network import ADDRESSES, LINKS, ip, two_hosts
 
 from .tally import Tally
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
 LIMIT, START = 17.0, 180.0
 """Seconds from a cut to the end of both processes, and until they have come to their steps."""
 COMMAND = "import tests.train.runs; from sdc.tools.cli import main; main()"
@@ -23,38 +21,10 @@ def run(count: int, seed: int) -> Tally:
     """So many cuts, of the link at either end or of the way to the other, in steps or while compiling."""
     tally, draw = Tally("cuts"), random.Random(seed)
     for number in range(count):
-        with _network() as names:
+        with two_hosts() as (names, _):
             _trial(tally, draw, names, compiling=number % 4 == 3)
         tally.trials += 1
     return tally
-
-
-def _ip(*words: object) -> None:
-    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
-
-
-@contextlib.contextmanager
-def _network() -> Iterator[tuple[str, str]]:
-    """Two namespaces and a cable between them. Each has a file of hosts, by which its own name leads to its address."""
-    names = (f"sdc{os.getpid()}a", f"sdc{os.getpid()}b")
-    try:
-        for name, address in zip(names, ADDRESSES, strict=True):
-            _ip("netns", "add", name)
-            hosts = Path("/etc/netns") / name / "hosts"
-            hosts.parent.mkdir(parents=True)
-            hosts.write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
-        _ip("link", "add", "sdca", "netns", names[0], "type", "veth", "peer", "name", "sdcb", "netns", names[1])
-        for name, address, link in zip(names, ADDRESSES, ("sdca", "sdcb"), strict=True):
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", link)
-            _ip("-n", name, "link", "set", link, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-            with contextlib.suppress(OSError):
-                (Path("/etc/netns") / name / "hosts").unlink()
-                (Path("/etc/netns") / name).rmdir()
 
 
 def _trial(tally: Tally, draw: random.Random, names: tuple[str, str], *, compiling: bool) -> None:
@@ -77,9 +47,9 @@ def _trial(tally: Tally, draw: random.Random, names: tuple[str, str], *, compili
     side = draw.randrange(2)
     how = draw.choice(["link", "way"])
     if how == "link":
-        _ip("-n", names[side], "link", "set", ("sdca", "sdcb")[side], "down")
+        ip("-n", names[side], "link", "set", LINKS[side], "down")
     else:
-        _ip("-n", names[side], "route", "add", "blackhole", f"{ADDRESSES[1 - side]}/32")
+        ip("-n", names[side], "route", "add", "blackhole", f"{ADDRESSES[1 - side]}/32")
     cut = time.monotonic()
     where = f"the {how} of process {side}{' while compiling' if compiling else ''}, {folder}"
     for number, process in enumerate(processes):

@@ -92,6 +92,20 @@ def test_a_reference_that_was_a_guess_is_counted() -> None:
     assert row["undecided"] == sites["fwd/p"]["undecided"] == 1
 
 
+def test_what_a_repetition_did_not_show_again_is_a_row_without_size() -> None:
+    """A fault outside of the twins strikes the first pass only; the probe behind it is the first to see it."""
+    twins = sdc.lockstep(lambda x: sdc.probe(sdc.probe(x, "p") * 2.0, "q"), "twin", exchange="step")
+    fault = sdc.Fault(BitFlip(bits=(20,)), 0.5, "fwd/p", at={"twin": 1})
+    run = jax.vmap(sdc.inject(twins, [fault]), in_axes=(None, None), axis_name="twin", axis_size=2)
+    (_, mismatches), _ = run(Moment(jax.random.key(0), jnp.int32(0)), jnp.arange(8.0))
+    reports = jax.tree.map(lambda a: np.asarray(a)[:, None, None], mismatches)
+    sites, (row,) = tally(reports, NONE, step=0)
+    assert (row["site"], row["unrepeated"], row["mismatched"], row["severity"]) == ("fwd/q", 1, 0, None)
+    (rank,) = row["ranks"]
+    assert (rank["twin"], rank["unrepeated"], rank["mismatched"]) == (1, 1, 0)
+    assert {name: site["unrepeated"] for name, site in sites.items()} == {"fwd/p": 0, "fwd/q": 1}
+
+
 def test_injected_but_not_compared() -> None:
     _, _, events = reports(FAULTS)
     sites, rows = tally(NONE, events, step=0)

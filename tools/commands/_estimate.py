@@ -58,7 +58,7 @@ def _subjects(options: EstimateOptions) -> list[Subject]:
             raise SettingError(name, None, "expected at least one")
     shared = {
         key: getattr(options, key)
-        for key in ("config", "step", "dtype", "where", "sync", "compare", "twins", "data", "model")
+        for key in ("config", "step", "dtype", "where", "sync", "compare", "exchange", "twins", "data", "model")
     }
     chosen = _options(options.compiler_option)
     return [

@@ -12,6 +12,7 @@ def run(options: TwinOptions) -> int:
         options,
         Twins(
             **settings_of(options), twins=options.twins, sync=options.sync, compare=options.compare,
+            exchange=options.exchange,
             placement=options.placement, require_processes=options.require_processes,
             least_elements=options.least_elements,
         ),

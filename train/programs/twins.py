@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import sdc
 from sdc.record.determinism import program_fingerprint
 from sdc.twins import agreement, squared_distance
-from sdc.twins._lockstep import Compare
+from sdc.twins._lockstep import Compare, Exchange
 
 from ..flags import tally_flags
 from ..parallel import DATA, MODEL
@@ -33,7 +33,7 @@ class TwinProgram(Placed):
         placement: where the program runs, with twins.
         sync: `compute` compares and repairs at every probe and after the step, `params` after the step, `none` only
             compares.
-        compare: see `sdc.lockstep`.
+        compare, exchange: see `sdc.lockstep`.
         faults: the simulated faults.
         checks: how products are checked; None not to check them.
         seed: seed of the run; the faults draw from the next one.
@@ -42,6 +42,7 @@ class TwinProgram(Placed):
 
     sync: str = "compute"
     compare: Compare = "gated"
+    exchange: Exchange = "probe"
     faults: tuple[sdc.Fault, ...] = ()
     checks: Transform | None = None
     seed: int = 0
@@ -56,7 +57,7 @@ class TwinProgram(Placed):
             tokens, key = shared
             moment = sdc.Moment(key, state.step)
             if self.sync == "compute":
-                lockstep = sdc.lockstep(instrumented, TWIN, compare=self.compare)
+                lockstep = sdc.lockstep(instrumented, TWIN, compare=self.compare, exchange=self.exchange)
                 (out, events, flags), mismatches = lockstep(moment, state, tokens)
             else:
                 (out, events, flags), mismatches = instrumented(moment, state, tokens), NONE

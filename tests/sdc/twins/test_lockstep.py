@@ -70,9 +70,9 @@ def bits(tree: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("placement", ["vmap", "pmap", "shard_map", "shard_map, checked"])
-@pytest.mark.parametrize("compare", ["gated", "always"])
-def test_measured_equals_injected_site_by_site(placement: str, compare: str) -> None:
-    run = jax.jit(place(twins(FAULTS, compare=compare), placement, 2))
+@pytest.mark.parametrize("options", [{}, {"compare": "always"}, {"exchange": "step"}], ids=str)
+def test_measured_equals_injected_site_by_site(placement: str, options: dict[str, str]) -> None:
+    run = jax.jit(place(twins(FAULTS, **options), placement, 2))
     found = 0
     for number in range(3):
         ((loss_and_gradient, events), mismatches) = run(Moment(jax.random.key(0), jnp.int32(number)))
@@ -225,9 +225,11 @@ def test_a_step_without_a_site_is_refused() -> None:
         jax.vmap(sdc.lockstep(lambda x: x * 2.0, "twin"), axis_name="twin")(jnp.ones(2))
 
 
-def test_partly_manual_twins_around_an_automatically_sharded_step() -> None:
+@pytest.mark.parametrize("exchange", ["probe", "step"])
+def test_partly_manual_twins_around_an_automatically_sharded_step(exchange: Any) -> None:
     mesh = jax.make_mesh((2, 2), ("twin", "data"), axis_types=(AxisType.Auto,) * 2)
-    body = lambda w, x: jax.tree.map(lambda a: a[None], sdc.lockstep(step, "twin")(w[0], x))  # noqa: E731 - in one line
+    pair = sdc.lockstep(step, "twin", exchange=exchange)
+    body = lambda w, x: jax.tree.map(lambda a: a[None], pair(w[0], x))  # noqa: E731 - in one line
     run = jax.jit(
         jax.shard_map(
             body, mesh=mesh, in_specs=(P("twin"), P()), out_specs=P("twin"), axis_names={"twin"}, check_vma=False

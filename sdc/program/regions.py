@@ -1,0 +1,132 @@
+"""The part of a program from its first selected operation to its last, as one that can be run twice.
+
+Such a part lies as deep inside of a step as all selected operations do: in the body of the loop over microsteps, where
+there is one, and else at the top. The loops over layers, each of which holds the operations of one pass, are entered
+only as parts of it.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from jax._src import core, source_info_util
+from jax._src.effects import ordered_effects
+from jax._src.shard_map import shard_map_p
+from jax.extend.core import Primitive, primitives
+
+from .plan import Bound, Plan, open_jaxpr, source_line
+from .reports import Report, Rule, Values
+from .site import Site
+
+region_p = Primitive("region")
+"""Stands for the part in the program around it. It is evaluated, and never bound."""
+
+
+class Region(NamedTuple):
+    """A part of a program that holds all selected sites.
+
+    Attributes:
+        sites: its sites, in the order of the program.
+        outside: number of the leading axes in `Site.dims` that are around it, and so not in its reports.
+        run: evaluates it with a rule, given the indices of the enclosing loops and the arrays that go into it.
+    """
+
+    sites: tuple[Site, ...]
+    outside: int
+    run: Callable[[Rule, Any, Values], tuple[Values, dict[str, Report]]]
+
+
+Around: TypeAlias = Callable[[Region, Any, Values], tuple[Values, dict[str, Report]]]
+"""What a transformation does with a region: told it, the indices of the enclosing loops, and what goes into it."""
+
+
+class _Part(NamedTuple):
+    """What `evaluate` reads of a jaxpr."""
+
+    constvars: Sequence[Any]
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+    eqns: Sequence[Any]
+
+
+class _Context(NamedTuple):
+    manager: Any
+
+
+class _Equation(NamedTuple):
+    """What `evaluate` reads of an equation."""
+
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+    primitive: Any
+    params: dict[str, Any]
+    source_info: Any = source_info_util.SourceInfo(None, source_info_util.new_name_stack())
+    ctx: Any = _Context(contextlib.nullcontext())
+
+
+def with_region(live: Bound, plan: Plan) -> tuple[Bound, Plan]:
+    """A program in which one equation stands for the part that holds all sites, and the plan of that.
+
+    Raises:
+        ValueError: the part cannot be run twice, since it changes arrays in place or has effects that have an order.
+    """
+    part, plan = _outlined(live.jaxpr, plan)
+    return Bound(part, live.consts), plan
+
+
+def _outlined(jaxpr: Any, plan: Plan) -> tuple[_Part, Plan]:
+    places = sorted({*plan.selected, *plan.inner})
+    first, last = places[0], places[-1]
+    if first == last and not plan.selected and _holds_steps(jaxpr.eqns[first], plan.inner[first]):
+        eqn, (inside,) = jaxpr.eqns[first], plan.inner[first]
+        held, consts = open_jaxpr(eqn.params["jaxpr"])
+        body, inside = _outlined(held, inside)
+        new = eqn.replace(params={**eqn.params, "jaxpr": Bound(body, consts)})
+        part = _Part(jaxpr.constvars, jaxpr.invars, jaxpr.outvars, _with(jaxpr.eqns, first, last, new))
+        return part, dataclasses.replace(plan, inner={first: (inside,)})
+    body = _cut_out(jaxpr, first, last)
+    _check_twice(body)
+    region = _Equation(body.invars, body.outvars, region_p, {"jaxpr": body})
+    inside = Plan(_moved(plan.selected, first), _moved(plan.inner, first), plan.sites, plan.outside)
+    part = _Part(jaxpr.constvars, jaxpr.invars, jaxpr.outvars, _with(jaxpr.eqns, first, last, region))
+    return part, Plan({}, {first: (inside,)}, plan.sites, plan.outside)
+
+
+def _holds_steps(eqn: Any, plans: tuple[Plan, ...]) -> bool:
+    """Whether an equation holds whole steps: a call, or a loop in each turn of which both passes are made."""
+    if eqn.primitive in (primitives.jit_p, shard_map_p):
+        return True
+    return eqn.primitive is primitives.scan_p and {"fwd", "bwd"} <= {site.direction for site in plans[0].sites}
+
+
+def _cut_out(jaxpr: Any, first: int, last: int) -> _Part:
+    eqns = jaxpr.eqns[first : last + 1]
+    made = {var: None for eqn in eqns for var in eqn.outvars}
+    later = [var for eqn in jaxpr.eqns[last + 1 :] for var in eqn.invars] + list(jaxpr.outvars)
+    read = {var: None for eqn in eqns for var in eqn.invars if isinstance(var, core.Var) and var not in made}
+    used = {var: None for var in later if isinstance(var, core.Var) and var in made}
+    return _Part((), list(read), list(used), eqns)
+
+
+def _check_twice(part: _Part) -> None:
+    if any(not isinstance(var.aval, core.ShapedArray) for var in (*part.invars, *part.outvars)):
+        raise ValueError(
+            "the step changes arrays in place that it has from elsewhere, so that it cannot be repeated from its "
+            "start; give exchange='probe'"
+        )
+    for eqn in part.eqns:
+        if any(ordered_effects.contains(effect) for effect in eqn.effects):
+            raise ValueError(
+                f"{eqn.primitive.name} ({source_line(eqn)}) has effects in a given order, which a repetition would "
+                "have twice; give ordered=False, or exchange='probe'"
+            )
+
+
+def _with(eqns: Sequence[Any], first: int, last: int, new: Any) -> list[Any]:
+    """Equations with one in the place of some; its number, and those before it, stay."""
+    return [*eqns[:first], new, *eqns[last + 1 :]]
+
+
+def _moved(numbered: dict[int, Any], first: int) -> dict[int, Any]:
+    return {number - first: what for number, what in numbered.items()}

@@ -1,0 +1,130 @@
+"""Optimistic lock-step: the digests of all probes cross the twin axis at once, and a step is repeated if they differ.
+
+Most steps are the same on all twins. So a (micro)step runs without a look at the other twins, and keeps the digest of
+each probe; behind the last one all are exchanged together. Where none differs, that was it: one exchange in the place
+of one at each probe, of which a network between hosts makes each wait for the slowest. Otherwise the (micro)step is
+repeated from its start, with the gate at every probe, and what it gives then is what counts.
+
+A fault that does not come again leaves no trace in the repetition. Of it is known where it was, the first digest that
+differed, in the order of the program; how large it was, nobody knows.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int, UInt32
+
+from sdc.program.axes import varying
+from sdc.program.marks import HIDDEN
+from sdc.program.once import traced_once
+from sdc.program.rarely import rarely
+from sdc.program.regions import Region
+from sdc.program.reports import Place, Report, Rule, Values
+
+from ._agreement import anywhere, exchanged, nothing_found, other_axes, wrong
+from ._first_difference import place_of
+from .digests import fmix32, tree_digest
+from .mismatch import Mismatch, merge
+
+
+class _Seen(NamedTuple):
+    """What the first pass says of a site: the digest of its outputs, and what there is to report if all agree."""
+
+    digest: UInt32[Array, "*rows 2"]
+    nothing: Mismatch
+
+
+class Optimistic:
+    """What becomes of the part of a step that holds the probes; see the module.
+
+    Args:
+        axis_name: the twin axis.
+        gated: the rule of the repetition.
+    """
+
+    def __init__(self, axis_name: str, gated: Rule) -> None:
+        self.axis_name, self.gated = axis_name, gated
+
+    def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]:
+        outs, seen = region.run(_Watch(self.axis_name), iteration, inputs)
+        ranks = _ranks(region, {name: one.digest.shape[:-1] for name, one in seen.items()})
+
+        def repeat(before: Any, rows: Any, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Mismatch]]:
+            outs, found = region.run(self.gated, iteration, inputs)
+            return outs, _with_unrepeated(found, ranks, rows, self.axis_name)
+
+        with jax.named_scope(HIDDEN):
+            digests = [one.digest.reshape(-1, 2) for one in seen.values()]
+            _, (rows, differs) = _compared(digests, self.axis_name)
+            nothing = {name: varying(one.nothing) for name, one in seen.items()}
+            return rarely(differs, repeat, (outs, nothing), rows, iteration, inputs)
+
+
+class _Watch:
+    """The rule of the first pass."""
+
+    def __init__(self, axis_name: str) -> None:
+        self.axis_name = axis_name
+
+    def __call__(self, place: Place, bind: Any, *inputs: Any) -> tuple[Values, _Seen]:
+        return _watched(bind(*inputs), self.axis_name)
+
+    def merge(self, total: _Seen, new: _Seen) -> _Seen:
+        return _Seen(fmix32(total.digest) + new.digest, merge(total.nothing, new.nothing))
+
+
+def _watched_once(outs: Values, axis_name: str) -> tuple[Values, _Seen]:
+    outs = lax.optimization_barrier(outs)  # see `_lockstep`: what is compared is what is consumed
+    difference = nothing_found(outs, axis_name, jnp.int32(0))
+    nothing = Mismatch(difference, jnp.uint32(0), jnp.zeros_like(difference.checked))
+    return outs, _Seen(tree_digest(outs), nothing)
+
+
+_watched = traced_once(_watched_once, static_argnums=1)
+
+
+def _compare_once(digests: Values, axis_name: str) -> tuple[Values, Any]:
+    rows = exchanged(jnp.concatenate(digests), axis_name)
+    return digests, (rows, anywhere(jnp.any(rows != rows[:1]), axis_name))
+
+
+_compared = traced_once(_compare_once, static_argnums=1)
+
+
+def _with_unrepeated(
+    found: dict[str, Mismatch], ranks: dict[str, Int[np.ndarray, "*rows"]], rows: Any, axis_name: str
+) -> dict[str, Mismatch]:
+    """What the repetition found, and the first differences that it did not find again."""
+    rank = jnp.asarray(np.concatenate([one.ravel() for one in ranks.values()]))
+    apart = wrong(rows)
+    first = jnp.min(jnp.where(apart, rank, len(rank)), axis=1)
+    if others := other_axes(first, axis_name):
+        first = lax.pmin(varying(first, others), others)
+    earliest = apart & (rank == first[:, None])
+    start, reports = 0, {}
+    for name, mismatch in found.items():
+        shape = ranks[name].shape
+        here = earliest[:, start : start + ranks[name].size].reshape(-1, *shape)
+        start += ranks[name].size
+        unrepeated = jnp.moveaxis(here, 0, -1) & (mismatch.difference.mismatched == 0)
+        reports[name] = mismatch._replace(unrepeated=varying(unrepeated.astype(jnp.uint32)))
+    return reports
+
+
+def _ranks(region: Region, shapes: dict[str, tuple[int, ...]]) -> dict[str, Int[np.ndarray, "*rows"]]:
+    """When each digest is made, among those of the region: equal numbers on all devices."""
+    places = {}
+    for site in region.sites:
+        dims = site.dims[region.outside :]
+        around = site.dims[: region.outside].count("scan") * (0,)
+        for index in np.ndindex(*shapes[site.name]):
+            loops = tuple(number for number, name in zip(index, dims, strict=True) if name == "scan")
+            places[site.name, index] = place_of(site, around + loops)
+    order = {place: rank for rank, place in enumerate(sorted(set(places.values())))}
+    ranks = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
+    for (name, index), place in places.items():
+        ranks[name][index] = order[place]
+    return ranks

@@ -1,0 +1,179 @@
+"""One exchange in a (micro)step: it is repeated only if digests differ, and says what did not come again.
+
+A tool around such twins sees the first pass and not the repetition: an `inject` there is a fault that does not come
+again, one inside of the twins is a fault that does.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+import sdc
+from sdc.faults.events import Moment
+from sdc.faults.kinds import BitFlip
+from sdc.program import operations
+from sdc.tools.bench.collectives import collectives
+from tests.sdc.twins.test_lockstep import LAYERS, ROWS, SITES, WIDTH, W, X, bits, place, step
+
+MOMENT = Moment(jax.random.key(0), jnp.int32(0))
+MICROSTEPS = 3
+
+
+def optimistic(step: Any, **options: Any) -> Any:
+    return sdc.lockstep(step, "twin", exchange="step", **options)
+
+
+def microstepped(w: Any, x: Any) -> Any:
+    """Gradients added up in a loop, each turn of which makes both passes."""
+
+    def turn(total: Any, scale: Any) -> Any:
+        value, gradient = step(w, x * scale)
+        return jax.tree.map(jnp.add, total, gradient), value
+
+    return lax.scan(turn, jax.tree.map(jnp.zeros_like, w), jnp.arange(1.0, 1.0 + MICROSTEPS))
+
+
+def struck(site: str, twin: int, **options: Any) -> sdc.Fault:
+    return sdc.Fault(BitFlip(bits=(20,)), 0.2, site=site, at={"twin": twin}, **options)
+
+
+def first_after(site: str) -> str:
+    """Where a value that an outer tool changed is first digested: behind the next probe."""
+    return {"fwd/a": "fwd/b", "remat/a": "bwd/a", "bwd/b": "bwd/a"}[site]
+
+
+@pytest.mark.parametrize("placement", ["vmap", "shard_map", "shard_map, checked"])
+def test_of_what_does_not_come_again_the_place_is_known(placement: str) -> None:
+    run = jax.jit(place(sdc.inject(optimistic(step), [struck("fwd/a", 1)]), placement, 2))
+    (out, mismatches), events = run(MOMENT)
+    layers = np.flatnonzero(np.asarray(events["fwd/a"].changed[1]))
+    expected = np.zeros((LAYERS, 2), np.uint32)
+    expected[layers[0], 1] = 1
+    for name, mismatch in mismatches.items():
+        for row in mismatch.unrepeated:  # the same on every twin
+            np.testing.assert_array_equal(row, expected if name == "fwd/b" else np.zeros((LAYERS, 2)))
+        assert not np.any(mismatch.difference.mismatched)
+    plain = jax.jit(step)(W, X)
+    for leaf, clean in zip(bits(out), bits(plain), strict=True):
+        np.testing.assert_array_equal(leaf, np.stack([clean, clean]))
+
+
+@pytest.mark.parametrize("site", ["fwd/a", "remat/a", "bwd/b"])
+@pytest.mark.parametrize("twin", [0, 2])
+def test_the_first_in_the_order_of_the_program_and_the_twin_outvoted(site: str, twin: int) -> None:
+    run = jax.jit(place(sdc.inject(optimistic(step), [struck(site, twin)]), "vmap", 3))
+    (_, mismatches), events = run(MOMENT)
+    layers = np.flatnonzero(np.asarray(events[site].changed[twin]))
+    assert len(layers) > 1  # backward the last layer comes first
+    first = layers[0] if site.startswith("fwd") else layers[-1]
+    found = {name: np.argwhere(np.asarray(mismatch.unrepeated[0])).tolist() for name, mismatch in mismatches.items()}
+    assert {name: places for name, places in found.items() if places} == {first_after(site): [[first, twin]]}
+
+
+def test_what_comes_again_is_measured_beside_what_does_not() -> None:
+    inside = optimistic(sdc.inject(step, [struck("bwd/a", 1)]))
+    (((_, events), mismatches), outer) = jax.jit(place_twice(sdc.inject(inside, [struck("fwd/a", 1)])))(MOMENT)
+    layer = np.flatnonzero(np.asarray(outer["fwd/a"].changed[1]))[0]
+    injected = {name: np.zeros(LAYERS) for name in SITES} | {"bwd/a": events["bwd/a"].changed[1]}
+    for name, mismatch in mismatches.items():
+        np.testing.assert_array_equal(mismatch.difference.mismatched[0][:, 1], injected[name])
+        places = np.argwhere(np.asarray(mismatch.unrepeated[0])).tolist()
+        assert places == ([[layer, 1]] if name == "fwd/b" else [])
+    assert int(events["bwd/a"].changed[1].sum()) > 0
+
+
+def place_twice(run: Any) -> Any:
+    w, x = (np.broadcast_to(a, (2, *a.shape)) for a in (W, X))
+    return lambda moment: jax.vmap(run, (None, None, 0, 0), axis_name="twin")(moment, moment, w, x)
+
+
+@pytest.mark.parametrize("run", [step, microstepped, jax.jit(microstepped)], ids=["step", "microsteps", "jit"])
+def test_one_exchange_in_a_microstep(run: Any) -> None:
+    compiled = jax.jit(place(lambda moment, w, x: optimistic(run)(w, x), "shard_map", 2))
+    text = compiled.lower(MOMENT).compile().as_text()
+    found = [each for each in collectives(text) if not each.conditional and each.crosses((0, 1))]
+    # Two twins' digests of five probes in three layers, of 8 bytes each.
+    assert [size for each in found for size in each.sizes] == [2 * len(SITES) * LAYERS * 8]
+    out, mismatches = compiled(MOMENT)
+    for leaf, clean in zip(bits(out), bits(jax.jit(run)(W, X)), strict=True):
+        np.testing.assert_array_equal(leaf, np.stack([clean, clean]))
+    rounds = () if run is step else (MICROSTEPS,)
+    for mismatch in mismatches.values():
+        assert mismatch.difference.checked[0, ..., 1].shape == (*rounds, LAYERS)
+        assert np.all(mismatch.difference.checked[0, ..., 1] == ROWS * WIDTH)
+
+
+def test_only_the_microstep_that_differs_is_repeated() -> None:
+    turns: list[Any] = []
+
+    def loss(w: Any, x: Any) -> Any:
+        hidden = sdc.probe(x @ w, "a")
+        jax.debug.callback(lambda _: turns.append(1), hidden)
+        return jnp.sum(sdc.probe(jnp.tanh(hidden), "b"))
+
+    def counted(w: Any, x: Any) -> Any:
+        def turn(total: Any, scale: Any) -> Any:
+            value, gradient = jax.value_and_grad(loss)(w[0], x * scale)
+            return total + gradient, value
+
+        return lax.scan(turn, w[0], jnp.arange(8.0))
+
+    fault = sdc.Fault(BitFlip(bits=(20,)), 0.01, site="fwd/a", at={"twin": 1})
+    (_, mismatches), events = jax.jit(place(sdc.inject(optimistic(counted), [fault]), "shard_map", 2))(MOMENT)
+    jax.effects_barrier()
+    differed = np.flatnonzero(np.asarray(mismatches["fwd/b"].unrepeated[0][:, 1]))
+    assert 0 < len(differed) < 8
+    assert set(differed) <= set(np.flatnonzero(np.asarray(events["fwd/a"].changed[1])))
+    assert len(turns) == 2 * (8 + len(differed))
+
+
+def test_a_while_loop_and_a_branch_are_part_of_the_step() -> None:
+    def looped(w: Any, x: Any) -> Any:
+        def turn(state: Any) -> Any:
+            number, c = state
+            c = lax.cond(number % 2 == 0, lambda c: sdc.probe(jnp.tanh(c @ w[0]), "even"), lambda c: c * 1.5, c)
+            return number + 1, sdc.probe(c + 1.0, "each")
+
+        return lax.while_loop(lambda state: state[0] < 4, turn, (0, x))[1]
+
+    run = jax.jit(place(sdc.inject(optimistic(looped), [struck("fwd/even", 1)]), "vmap", 2))
+    (out, mismatches), events = run(MOMENT)
+    assert int(events["fwd/even"].changed[1].sum()) > 0
+    # All turns of the loop share one digest, and in a later one this site differs too.
+    assert mismatches["fwd/even"].unrepeated[0].tolist() == [0, 1]
+    assert mismatches["fwd/each"].unrepeated[0].tolist() == [0, 0]
+    assert (bits(out)[0][0] == bits(jax.jit(looped)(W, X))[0]).all()
+
+
+def test_where_every_operation_is_compared() -> None:
+    run = place(optimistic(sdc.inject(step, [struck("bwd/a", 1)]), where=operations), "vmap", 2)
+    (_, events), mismatches = jax.jit(run)(MOMENT)
+    assert (
+        sum(int(m.difference.mismatched.sum()) for m in mismatches.values()) >= int(events["bwd/a"].changed.sum()) > 0
+    )
+
+
+def test_what_cannot_be_repeated_is_refused() -> None:
+    total = jax.new_ref(jnp.zeros(()))
+
+    def changing(x: Any) -> Any:
+        y = sdc.probe(x * 2.0, "a")
+        total[...] += jnp.sum(y)
+        return sdc.probe(y + 1.0, "b")
+
+    def told(x: Any) -> Any:
+        y = sdc.probe(x * 2.0, "a")
+        io_callback(lambda _: None, None, y, ordered=True)
+        return sdc.probe(y + 1.0, "b")
+
+    for wrong, message in ((changing, "in place"), (told, r"test_optimistic\.py.*ordered=False")):
+        with pytest.raises(ValueError, match=message):
+            jax.make_jaxpr(optimistic(wrong), axis_env=[("twin", 2)])(jnp.ones(3))
+    for options, message in (({"exchange": "never"}, "'probe' or 'step'"), ({"compare": "always"}, "every probe")):
+        with pytest.raises(ValueError, match=message):
+            sdc.lockstep(step, "twin", **{"exchange": "step", **options})  # type: ignore[arg-type]
