@@ -49,13 +49,13 @@ class Evidence:
 
 def of_twins(run: Contents) -> Evidence:
     """Mismatches of twins: at submodules where those were compared, else of gradient and state."""
-    hits = [row for row in run.details if count(row.get("mismatched"))]
+    hits = [row for row in run.details if _apart(row)]
     ranks: Counter[Rank] = Counter()
     sites: Counter[str] = Counter()
     for row in hits:
-        sites[str(row.get("site"))] += count(row["mismatched"]) or 0
+        sites[str(row.get("site"))] += _apart(row)
         for rank in map(mapping, sequence(row.get("ranks"))):
-            if found := count(rank.get("mismatched")):
+            if found := _apart(rank):
                 ranks[_rank(rank)] += found
     steps = {row["step"] for row in hits}
     steps |= {row["step"] for row in run.lines if differs(row)}
@@ -66,6 +66,11 @@ def of_twins(run: Contents) -> Evidence:
         run.lines, steps, ranks, sites, (row.get("layer") for row in hits),
         None if first is None else (str(first.get("site")), count(first.get("layer"))),
     )  # fmt: skip
+
+
+def _apart(row: Row) -> int:
+    """How often something differed: each element, and each digest of which the elements are not known."""
+    return (count(row.get("mismatched")) or 0) + (count(row.get("unrepeated")) or 0)
 
 
 def of_products(run: Contents) -> Evidence:

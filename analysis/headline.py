@@ -164,7 +164,7 @@ def _twins(run: Contents, summary: Row, found: Evidence) -> Found:
     first = summary["first_mismatch_step"]
     # Twins that are not synchronized go on differing whatever the fault does.
     course = None if summary.get("sync") == "none" else found.course
-    what = _elements(summary, _spot(found)) or _other(run.lines)
+    what = _elements(summary, run, _spot(found)) or _other(run.lines)
     sentence = f"{who}: {what}, first at step {first}{f', {course}' if course else ''}"
     return Found(
         sentence, device, _spots(found) or f"not located: only {' and '.join(_parts(summary)) or 'whole steps'} differ",
@@ -241,11 +241,14 @@ def _ranges(numbers: Sequence[int]) -> str:
     return listed(numbers) if len(numbers) <= 4 else f"{numbers[0]} to {numbers[-1]}, {len(numbers)} of them"
 
 
-def _elements(summary: Row, spot: str) -> str:
+def _elements(summary: Row, run: Contents, spot: str) -> str:
     sites = [*mapping(summary.get("submodules")).values(), *mapping(summary.get("other_sites")).values()]
     mismatched, checked = (sum(count(site.get(key)) or 0 for site in sites) for key in ("mismatched", "checked"))
-    if mismatched:
-        return f"{spot + ': ' if spot else ''}{amount(mismatched)} of {amount(checked)} elements"
+    once = sum(count(row.get("unrepeated")) or 0 for row in run.details)
+    parts = [f"{amount(mismatched)} of {amount(checked)} elements"] * bool(mismatched)
+    parts += [f"{amount(once)} digest{'s' * (once > 1)} that did not differ again when repeated"] * bool(once)
+    if parts:
+        return f"{spot + ': ' if spot else ''}{' and '.join(parts)}"
     return " and ".join(_parts(summary))
 
 

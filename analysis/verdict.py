@@ -205,8 +205,7 @@ def _unrepeated(steps: Sequence[Row]) -> list[str]:
     for row in steps:
         for name, site in mapping(row.get("sites")).items():
             found[name] += count(mapping(site).get("unrepeated")) or 0
-    times = sum(found.values())
-    hit = ", ".join(name for name in found if found[name])
-    return [f"{times:,} digests at {hit} that did not differ again when repeated, so by how much is not known"] * (
-        times > 0
-    )
+    if not (times := sum(found.values())):
+        return []
+    hit, many = ", ".join(name for name in found if found[name]), "s" * (times > 1)
+    return [f"{times:,} digest{many} at {hit} that did not differ again when repeated, so by how much is not known"]

@@ -183,6 +183,19 @@ def test_what_a_step_showed_before_it_was_run_again_is_named(tmp_path: Path) -> 
     assert "Run again: 2 steps." in Path(page).read_text()
 
 
+def test_what_did_not_differ_again_is_named_with_its_place(tmp_path: Path) -> None:
+    rows, _ = steps(3)
+    rows[1]["sites"]["fwd/ffn"]["unrepeated"] = 1
+    rank = {"twin": 1, "data": 0, "model": 0, "mismatched": 0, "unrepeated": 1}
+    row = {"step": 1, "site": "fwd/ffn", "layer": 2, "mismatched": 0, "checked": 9, "unrepeated": 1, "ranks": [rank]}
+    with Record.create(tmp_path / "run", manifest(**REAL)) as record:
+        for line in rows:
+            record.line(line, [row] if line["step"] == 1 else [])
+    run = read_record(tmp_path / "run")
+    told = "layer 2, ffn, forward: 1 digest that did not differ again when repeated, first at step 1"
+    assert told in headline(run, summary_of(run)).sentence
+
+
 def test_a_step_that_was_run_twice_is_one_step(tmp_path: Path) -> None:
     rows, found = hits(*range(5), count=5)
     with Record.create(tmp_path / "run", manifest(**REAL)) as record:

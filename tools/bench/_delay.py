@@ -92,7 +92,9 @@ def follow() -> None:
     placement = place(twins=2, data=1, model=1)
     work = sharded(get_config(config).of_type(dtype))  # type: ignore[arg-type] # of the flag of the same type
     tokens, key = made_up_tokens(work.config, placement), jax.random.key(1)
-    programs = {exchange: TwinProgram(work, placement, exchange=exchange, sync="compute") for exchange in EXCHANGES}
+    programs: dict[str, TwinProgram] = {
+        exchange: TwinProgram(work, placement, exchange=exchange, sync="compute") for exchange in EXCHANGES
+    }
     states = {exchange: program.init(0) for exchange, program in programs.items()}
     for line in sys.stdin:
         exchange = line.strip()
