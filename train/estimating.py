@@ -102,12 +102,14 @@ def estimate_subject(subject: Subject, schedules: Path | None = None) -> Any:
         DoesNotFit: the step needs more memory than the chips have.
         Uncharged: it has a kernel without a schedule.
     """
-    from sdc.targets import devices_of, estimate, measure, with_tool
+    from sdc.program.platforms import compiling_for
+    from sdc.targets import devices_of, estimate, find_target, measure, with_tool
 
     subject.check()
     devices = devices_of(subject.target)
     if subject.config is not None:
-        lowered = _configured(subject, devices[: subject.needed])
+        with compiling_for(find_target(subject.target).chip.platform):
+            lowered = _configured(subject, devices[: subject.needed])
         return measure(lowered, subject.target, options=subject.options, schedules=schedules)
     step, args = _imported(str(subject.step), devices)
     variant = with_tool(

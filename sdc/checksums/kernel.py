@@ -16,6 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Shaped
 
+from sdc.program.platforms import compiled_for
+
 from ._check import Operands
 from .products import Dot, Product
 from .schemes import signed_weights
@@ -44,7 +46,7 @@ def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
     """
     a, b = lax.optimization_barrier((a, b))
     if settings.fused and settings.scheme == "two-tier" and isinstance(product, Dot) and fits(product, a, b):
-        c, totals = product_with_totals(a, b, interpret=jax.default_backend() == "cpu")
+        c, totals = product_with_totals(a, b, interpret=compiled_for() == "cpu")
     else:
         c, totals = product(a, b), None
     a, b, c = lax.optimization_barrier((a, b, c))

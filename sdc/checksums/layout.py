@@ -9,9 +9,10 @@ time than to widen the factors.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
+
+from sdc.program.platforms import compiled_for
 
 from .products import Dimensions
 
@@ -23,7 +24,7 @@ def multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
         dimensions: as `lax.dot_general` has them.
         a, b: the factors.
     """
-    if jax.default_backend() != "cpu" or not a.dtype == b.dtype == jnp.bfloat16:
+    if compiled_for() != "cpu" or not a.dtype == b.dtype == jnp.bfloat16:
         return True
     contracted, batch = dimensions
     depths = [len(axes) for axes in contracted]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdc._lazy import jax
+from sdc.program.platforms import compiled_for
 from sdc.record.files import RecordError, read_json, write_json
 from sdc.record.storage import endless, reason
 
@@ -38,7 +38,7 @@ class Profile:
     @classmethod
     def assumed(cls) -> "Profile":
         """What is assumed of the devices at hand, where nothing was measured."""
-        return cls(PLATFORMS.get(jax.default_backend(), PLATFORMS["gpu"]))
+        return cls(PLATFORMS.get(compiled_for(), PLATFORMS["gpu"]))
 
     @classmethod
     def given(cls, profile: "Profile | None") -> "Profile":

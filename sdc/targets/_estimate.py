@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from sdc.program.arguments import holds_objects, traced
 from sdc.program.objects import is_array
+from sdc.program.platforms import compiling_for
 from sdc.settings import SettingError
 
 from .chips import Target, find_target
@@ -131,17 +132,25 @@ def estimate(
         ...     prepare_compilers()
         ...     assert estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0
     """
-    devices = devices_of(target)
-    leaves = jax.tree.leaves((args, kwargs))
-    if not holds_objects((args, kwargs)) and all(map(is_array, leaves)):
+    with compiling_for(find_target(target).chip.platform):
+        lowered = _lowered(step, args, kwargs, devices_of(target), donate)
+    return measure(lowered, target, options=options, schedules=schedules)
+
+
+def _lowered(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    devices: Sequence[Any],
+    donate: Sequence[int],
+) -> jax.stages.Lowered:
+    if not holds_objects((args, kwargs)) and all(map(is_array, jax.tree.leaves((args, kwargs)))):
         given, named = _placed((args, kwargs), devices)
-        lowered = jax.jit(step, donate_argnums=tuple(donate)).lower(*given, **named)
-        return measure(lowered, target, options=options, schedules=schedules)
+        return jax.jit(step, donate_argnums=tuple(donate)).lower(*given, **named)
     with traced(step, args, kwargs) as program:
         given = _placed(program.inputs, devices)
         donated = _donated(args, kwargs, donate, len(program.inputs))
-        lowered = jax.jit(jaxpr_as_fun(program.closed), donate_argnums=donated).lower(*given)
-        return measure(lowered, target, options=options, schedules=schedules)
+        return jax.jit(jaxpr_as_fun(program.closed), donate_argnums=donated).lower(*given)
 
 
 def measure(
