@@ -41,6 +41,7 @@ def settings_of(options: WorkloadOptions) -> dict[str, Any]:
     }  # fmt: skip
     if isinstance(options, RunOptions):
         found |= {"steps": options.steps, "checkpoint_every": options.checkpoint_every}
+        found["compiler_options"] = options.compiler_option
     if isinstance(options, CheckedOptions):
         found |= {"suspect": options.suspect, "faults": options.fault, "checks": _checks(options)}
     return found

@@ -26,6 +26,8 @@ def _found(subject: dict[str, Any], schedules: Path | None) -> dict[str, Any]:
     from sdc.targets.compilers import prepare_compilers
 
     prepare_compilers(schedules)
+    import jax
+
     from sdc.settings import SettingError
     from sdc.targets import DoesNotFit, Uncharged
     from sdc.train.estimating import Subject, estimate_subject
@@ -38,8 +40,11 @@ def _found(subject: dict[str, Any], schedules: Path | None) -> dict[str, Any]:
         return {"uncharged": str(error)}
     except SettingError as error:
         return {"usage": flag(error)}
-    except (ValueError, TypeError) as error:
-        return {"usage": f"{type(error).__name__}: {error}"}
+    except jax.errors.JaxRuntimeError:  # of the compiler
+        raise
+    except Exception as error:  # of the step, which is somebody else's code
+        first = str(error).partition("\n")[0]
+        return {"usage": f"{subject['step'] or subject['config']}: {type(error).__name__}: {first}"}
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ class RunOptions(WorkloadOptions):
     """Number of optimizer steps."""
     checkpoint_every: int = 10
     """Steps from one checkpoint to the next; the last step is always saved."""
+    compiler_option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """NAME=VALUE for the compiler, such as xla_tpu_enable_sdc_checker=true; may be repeated."""
     coordinator: str | None = None
     """HOST:PORT of process 0, for a run of several processes."""
     processes: int | None = None

@@ -17,6 +17,7 @@ from sdc.record.lifecycle import Record, check_free
 from sdc.record.reading import Contents, read_manifest, read_record
 from sdc.record.storage import RecordError
 from sdc.settings import SettingError
+from sdc.targets.options import check_options, read_options
 from sdc.twins.digests import ALGORITHM
 
 from .checkpoints import Checkpoints
@@ -35,7 +36,7 @@ from .workload import Loaded
 # A run is resumed only with the settings that it was started with.
 SETTINGS = (
     "kind", "config", "seed", "sync", "compare", "exchange", "placement", "mesh", "twins", "suspect", "data", "where",
-    "abft", "aggregate", "against",
+    "abft", "aggregate", "against", "compiler_options",
 )  # fmt: skip
 
 
@@ -88,7 +89,10 @@ def run(
         read_manifest(folder, job.kind)
     start = (Checkpoints(folder / "checkpoints", every=1).latest or 0) if job.resume else 0
     _check_intents(job, folder, start)
-    placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=_devices(job, devices))
+    options = read_options(job.compiler_options)
+    check_options(options)
+    there = _devices(job, devices)
+    placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=there, options=options)
     evidence = _evidence(placement.mesh)
     job.check_evidence(evidence)
     judges = [each for each in (job.judge(), judge) if each is not None]
@@ -116,6 +120,7 @@ def run(
         "digests": ALGORITHM,
         "program": None,  # found below, since it takes longest
         "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
+        **({"compiler_options": options} if options else {}),
         **job.manifest(config),
     }
     if job.resume:

@@ -15,6 +15,7 @@ from sdc.faults.fault import Fault
 from sdc.program.selectors import Selector, as_selector
 from sdc.record.reading import read_manifest
 from sdc.settings import SettingError, check_types
+from sdc.targets.options import read_options
 
 from .checks import Checks, Simulated, as_aggregated
 from .config import TrainConfig, check
@@ -117,11 +118,17 @@ class Job(Planned, abc.ABC):
 
     Attributes:
         checkpoint_every: steps from one checkpoint to the next; the last step is always saved.
+        compiler_options: options of the compiler, each `NAME=VALUE`.
     """
 
     counts: ClassVar[tuple[str, ...]] = (*Planned.counts, "checkpoint_every")
 
     checkpoint_every: int = 10
+    compiler_options: Sequence[str] = ()
+
+    def check(self) -> None:
+        super().check()
+        read_options(self.compiler_options)
 
     @property
     def number(self) -> int | None:

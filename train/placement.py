@@ -7,12 +7,14 @@ the twins share (the batch) has not. Without twins there is no such axis.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+from sdc.targets.options import Value
 
 from .parallel import DATA, MODEL
 
@@ -27,10 +29,12 @@ class Placement:
     Attributes:
         mesh: axes `data` and `model`, with `twin` before them where twins have devices of their own.
         twins: number of twins; None for a run without.
+        options: options of the compiler, by name.
     """
 
     mesh: Mesh
     twins: int | None
+    options: Mapping[str, Value] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def stacked(self) -> tuple[str | None, ...]:
@@ -105,6 +109,10 @@ class Placement:
             body, mesh=self.mesh, in_specs=(self.spec(stacked), shared), out_specs=out_specs, check_vma=False
         )
 
+    def jit(self, fn: Callable[..., Any], *, donate: bool) -> jax.stages.Wrapped:
+        """A function of global arrays, jitted with the options; `donate`: it takes the memory of its first argument."""
+        return jax.jit(fn, donate_argnums=0 if donate else (), compiler_options=dict(self.options) or None)
+
 
 class _Ranks:
     """Stands for a partition: a report with one row per rank."""
@@ -114,7 +122,13 @@ RANKS = _Ranks()
 
 
 def place(
-    *, twins: int | None, data: int, model: int, kind: Kind = "mesh", devices: Sequence[jax.Device] | None = None
+    *,
+    twins: int | None,
+    data: int,
+    model: int,
+    kind: Kind = "mesh",
+    devices: Sequence[jax.Device] | None = None,
+    options: Mapping[str, Value] | None = None,
 ) -> Placement:
     """Lays twins and ranks out over devices, process by process, so that a twin's ranks are neighbours.
 
@@ -124,6 +138,7 @@ def place(
         model: model-parallel ranks of a twin.
         kind: `"mesh"` gives every twin devices of its own, `"vmap"` puts all twins on the same ones.
         devices: the devices to use, all of them; by default all there are.
+        options: options of the compiler, by name.
 
     Raises:
         ValueError: the devices at hand are not as many as needed.
@@ -141,4 +156,4 @@ def place(
         )
     grid = np.asarray(devices).reshape(tuple(axes.values()))
     mesh = Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
-    return Placement(mesh, twins)
+    return Placement(mesh, twins, dict(options or {}))

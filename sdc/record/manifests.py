@@ -134,6 +134,9 @@ class RunManifest(Manifest, kw_only=True):
         str | None,
         about("when twins exchange digests: `probe`, also where absent, or `step`"),
     ] = None
+    compiler_options: Annotated[
+        dict[str, Any] | None, about("options that the compiler was given, by name; absent where there were none")
+    ] = None
     placement: Annotated[str | None, about("where twins lie: `mesh` or `vmap`")] = None
     twins: Annotated[int | None, about("number of twins; `null` without twins")] = None
     processes: Annotated[int | None, about("number of operating-system processes")] = None

@@ -21,12 +21,13 @@ from .collectives import Collective, collectives_of
 from .compilers import devices_of
 from .cycles import cycles_of
 from .hlo import Module, parse_module
+from .meshes import mesh_of, on_mesh, sharding_of
+from .options import refuse_unknown
 from .schedules import read_schedules
 from .traffic import traffic_of
 
 MOST = 12
 """Operations that are named."""
-_OPTION = re.compile(r"[Nn]o such compile option:? '?([\w.\-]+)")
 _MEMORY = (
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
     re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
@@ -132,7 +133,7 @@ def estimate(
         ...     prepare_compilers()
         ...     assert estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0
     """
-    with compiling_for(find_target(target).chip.platform):
+    with compiling_for(find_target(target).chip.platform), on_mesh((args, kwargs)):
         lowered = _lowered(step, args, kwargs, devices_of(target), donate)
     return measure(lowered, target, options=options, schedules=schedules)
 
@@ -220,20 +221,13 @@ def _estimated(
 
 def _placed(tree: Any, devices: Sequence[Any]) -> Any:
     """Shapes on the target's devices: as they are sharded over these; else on all of that mesh, or on the first."""
-    shardings = [_sharding(leaf) for leaf in jax.tree.leaves(tree)]
-    mesh = next((sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)), None)
+    mesh = mesh_of(tree)
     alone: Any = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
 
     def placed(leaf: Any) -> Any:
-        own = _sharding(leaf)
-        sharding = own if isinstance(own, NamedSharding) else alone
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding_of(leaf) or alone)
 
     return jax.tree.map(placed, tree)
-
-
-def _sharding(one: Any) -> Any:
-    return getattr(one, "sharding", None)
 
 
 def _donated(args: Sequence[Any], kwargs: Mapping[str, Any], donate: Sequence[int], inputs: int) -> list[int]:
@@ -252,10 +246,7 @@ def _compiled(lowered: jax.stages.Lowered, target: Target, options: Mapping[str,
     try:
         return lowered.compile(compiler_options=dict(options or {}))
     except Exception as error:  # jaxlib's own type, and its message, which differs by platform
-        if found := _OPTION.search(str(error)):
-            raise SettingError(
-                "compiler_option", found[1], f"the compiler of {target.name} has no such option; look for another name"
-            ) from error
+        refuse_unknown(error, target.name)
         if found := next(filter(None, (form.search(str(error)) for form in _MEMORY)), None):
             needed, there = (float(found[at]) * 2 ** (10 * (1 + "KMGT".index(found[at + 1]))) for at in (1, 3))
             raise DoesNotFit(target.name, needed, there) from error

@@ -17,6 +17,8 @@ from sdc.program.site import Where
 from sdc.settings import SettingError
 from sdc.twins import Exchange
 
+from .meshes import mesh_of, on_mesh, sharding_of
+
 Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 TWIN = "twin"
@@ -74,11 +76,11 @@ def with_tool(
 def _twins(
     step: Callable[..., Any], args: Sequence[Any], devices: Sequence[Any], selected: Mapping[str, Any], twins: int
 ) -> Variant:
-    with traced(step, args, {}) as program:
+    with on_mesh(args), traced(step, args, {}) as program:
         flat, inputs = jaxpr_as_fun(program.closed), program.inputs
-    shardings = [getattr(one, "sharding", None) for one in inputs]
-    own = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
+    own = mesh_of(inputs)
     shape: Mapping[str, int] = {} if own is None else dict(own.shape)
+    types = () if own is None else own.axis_types
     each = int(np.prod([*shape.values()], dtype=int))
     if twins * each > len(devices):
         raise SettingError(
@@ -87,7 +89,7 @@ def _twins(
             f"of {each} devices need {twins * each}, and the target has {len(devices)}; give a larger one",
         )
     grid = np.asarray(devices[: twins * each], dtype=object).reshape(twins, *shape.values())
-    mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto,) * (1 + len(shape)))
+    mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto, *types))
 
     def one(*leaves: Any) -> Any:
         local = [leaf[0] for leaf in leaves]
@@ -97,8 +99,9 @@ def _twins(
         return [leaf[None] for leaf in jax.tree.leaves(found) if is_array(leaf)]
 
     stacked = []
-    for given, sharding in zip(inputs, shardings, strict=True):
-        placed = NamedSharding(mesh, P(TWIN, *_spec(sharding)))
+    for given in inputs:
+        sharding = sharding_of(given)
+        placed = NamedSharding(mesh, P(TWIN, *(() if sharding is None else sharding.spec)))
         stacked.append(jax.ShapeDtypeStruct((twins, *given.shape), given.dtype, sharding=placed))
     mapped = jax.shard_map(one, mesh=mesh, in_specs=P(TWIN), out_specs=P(TWIN), axis_names={TWIN}, check_vma=False)
     return Variant(mapped, stacked)
@@ -109,7 +112,3 @@ def _refilled(args: Sequence[Any], arrays: Sequence[Any]) -> Any:
     leaves, structure = jax.tree.flatten(tuple(args))
     new = iter(arrays)
     return jax.tree.unflatten(structure, [next(new) if is_array(leaf) else leaf for leaf in leaves])
-
-
-def _spec(sharding: Any) -> tuple[Any, ...]:
-    return tuple(sharding.spec) if isinstance(sharding, NamedSharding) else ()

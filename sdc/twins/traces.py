@@ -34,7 +34,7 @@ from ._first_difference import FirstDifference, first_difference
 from .digests import ALGORITHM
 
 SITES = "sites.json"
-COMPARABLE = ("program", "digests", "environment", "data", "seed", "config", "mesh")
+COMPARABLE = ("program", "digests", "environment", "data", "seed", "config", "mesh", "compiler_options")
 """What two traces must have in common in their manifests."""
 
 

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sdc.settings import SettingError
 from sdc.targets.chips import find_target
 from sdc.targets.compilers import check_compiler, prepare_compilers
+from sdc.targets.options import read_options
 from sdc.train.estimating import Subject
 
 from ..conduct import new_folder
@@ -60,22 +61,12 @@ def _subjects(options: EstimateOptions) -> list[Subject]:
         key: getattr(options, key)
         for key in ("config", "step", "dtype", "where", "sync", "compare", "exchange", "twins", "data", "model")
     }
-    chosen = _options(options.compiler_option)
+    chosen = read_options(options.compiler_option)
     return [
         Subject(target=target, tool=tool, options=chosen, **shared)
         for target in dict.fromkeys(options.target)
         for tool in dict.fromkeys(options.tool)
     ]
-
-
-def _options(given: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise SettingError("compiler_option", text, "expected NAME=VALUE")
-        found[name] = {"true": True, "false": False}.get(value.lower(), int(value) if value.isdigit() else value)
-    return found
 
 
 def _estimated(subject: Subject) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ class Placed:
         specs = self.work.state_specs
         out = (specs, self.work.metrics_specs, *reports)
         mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, shared), out=out)
-        return jax.jit(mapped, donate_argnums=0 if donate else ())
+        return self.placement.jit(mapped, donate=donate)
 
     def init(self, seed: int) -> Any:
         return initial_state(self.work, self.placement, seed)

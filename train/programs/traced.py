@@ -57,7 +57,7 @@ class TraceProgram(Placed):
             (state, metrics), digests = sdc.fingerprint(step, self.where)(state, tokens)
             return state, metrics, digests
 
-        return jax.jit(fn, donate_argnums=0 if self.donate else ())
+        return self.placement.jit(fn, donate=self.donate)
 
     def _strike(self, number: int) -> Any:
         return None if self.simulation is None else self.simulation.strike(self.sites, number)

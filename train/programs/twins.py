@@ -100,7 +100,7 @@ class TwinProgram(Placed):
 
         mapped = self.placement.map(fn, stacked=(specs, gradient_specs), shared=None, out=(specs, RANKS))
         # What the step returned belongs to nobody else.
-        return jax.jit(lambda state, gradient: mapped((state, gradient), None), donate_argnums=0)
+        return self.placement.jit(lambda state, gradient: mapped((state, gradient), None), donate=True)
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         del number
