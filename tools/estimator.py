@@ -1,9 +1,10 @@
 """One program compiled in a process of its own: a compiler that crashes takes nothing else with it.
 
-    python -m sdc.tools.estimator SUBJECT RESULT [SCHEDULES]
+    python -m sdc.tools.estimator SUBJECT RESULT SCHEDULES KERNEL
 
-It reads a `Subject` as JSON and writes what it found as JSON, an error of the user's among that. What the compilers
-write to standard error stays there for the process that started this one.
+KERNEL is the name of the kernel whose instructions are written, or empty for all. The process reads a `Subject` as JSON
+and writes what it found as JSON, an error of the user's among that. What the compilers write to standard error stays
+there for the process that started this one.
 """
 
 import dataclasses
@@ -17,15 +18,15 @@ from .errors import flag
 
 def main() -> None:
     """Estimates one program."""
-    subject, result, *rest = map(Path, sys.argv[1:])
-    schedules = rest[0] if rest else None
-    result.write_text(json.dumps(_found(json.loads(subject.read_text(encoding="utf-8")), schedules)), encoding="utf-8")
+    subject, result, schedules = map(Path, sys.argv[1:4])
+    found = _found(json.loads(subject.read_text(encoding="utf-8")), schedules, sys.argv[4] or None)
+    result.write_text(json.dumps(found), encoding="utf-8")
 
 
-def _found(subject: dict[str, Any], schedules: Path | None) -> dict[str, Any]:
+def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict[str, Any]:
     from sdc.targets.compilers import prepare_compilers
 
-    prepare_compilers(schedules)
+    prepare_compilers(schedules, kernel)
     import jax
 
     from sdc.settings import SettingError
@@ -33,7 +34,7 @@ def _found(subject: dict[str, Any], schedules: Path | None) -> dict[str, Any]:
     from sdc.train.estimating import Subject, estimate_subject
 
     try:
-        return {"estimate": dataclasses.asdict(estimate_subject(Subject(**subject), schedules))}
+        return {"estimate": dataclasses.asdict(estimate_subject(Subject(**subject)))}
     except DoesNotFit as error:
         return {"does_not_fit": str(error)}
     except Uncharged as error:

@@ -5,7 +5,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from sdc.settings import SettingError
@@ -90,12 +89,11 @@ class Subject:
             raise SettingError("step", self.step, "expected MODULE:FUNCTION, as in mymodel:train_step")
 
 
-def estimate_subject(subject: Subject, schedules: Path | None = None) -> Any:
+def estimate_subject(subject: Subject) -> Any:
     """Compiles a program and returns its `sdc.targets.Estimate`.
 
     Args:
         subject: what to estimate.
-        schedules: see `sdc.targets.estimate`.
 
     Raises:
         SettingError: see `Subject.check`, or the step cannot be found, or an option is unknown.
@@ -108,14 +106,14 @@ def estimate_subject(subject: Subject, schedules: Path | None = None) -> Any:
     subject.check()
     devices = devices_of(subject.target)
     if subject.config is not None:
-        with compiling_for(find_target(subject.target).chip.platform):
+        with compiling_for(find_target(subject.target).chip.platform, whole=False):
             lowered = _configured(subject, devices[: subject.needed])
-        return measure(lowered, subject.target, options=subject.options, schedules=schedules)
+        return measure(lowered, subject.target, options=subject.options)
     step, args = _imported(str(subject.step), devices)
     variant = with_tool(
         subject.tool, step, args, devices, where=subject.where, twins=subject.twins, exchange=subject.exchange
     )
-    return estimate(variant.step, *variant.args, target=subject.target, options=subject.options, schedules=schedules)
+    return estimate(variant.step, *variant.args, target=subject.target, options=subject.options)
 
 
 def _configured(subject: Subject, devices: Sequence[Any]) -> Any:

@@ -3,10 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from sdc._lazy import jax
 
-_named: ContextVar[str | None] = ContextVar("platform", default=None)
+
+class _Target(NamedTuple):
+    platform: str
+    whole: bool
+
+
+_target: ContextVar[_Target | None] = ContextVar("target", default=None)
 
 
 def compiled_for() -> str:
@@ -15,21 +22,38 @@ def compiled_for() -> str:
     That is the platform of the mesh where there is one, and else of the devices that a process uses by default, unless
     `compiling_for` says otherwise.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    named = device.platform if device is not None else _named.get()
-    return named or jax.default_backend()
+    device, target = jax.sharding.get_abstract_mesh().abstract_device, _target.get()
+    if device is not None:
+        return str(device.platform)
+    return str(jax.default_backend()) if target is None else target.platform
+
+
+def is_whole() -> bool:
+    """Whether each array that is traced lies on one device, as a kernel needs it that is no business of the compiler's.
+
+    That is so inside of a `shard_map` over all axes of the mesh, and where there is but one device. It is not known to
+    be so wherever else the compiler may have to share work out.
+    """
+    mesh, target = jax.sharding.get_abstract_mesh(), _target.get()
+    if not mesh.empty:
+        return all(mesh.shape[axis] == 1 or axis in mesh.manual_axes for axis in mesh.axis_names)
+    return jax.device_count() == 1 if target is None else target.whole
 
 
 @contextmanager
-def compiling_for(platform: str) -> Iterator[None]:
+def compiling_for(platform: str, *, whole: bool) -> Iterator[None]:
     """Traces for devices that are not here, while the block lasts.
 
     What was traced before may have been for others, and JAX does not know: its caches are emptied.
+
+    Args:
+        platform: of the devices.
+        whole: what `is_whole` says where there is no mesh.
     """
     jax.clear_caches()
-    token = _named.set(platform)
+    token = _target.set(_Target(platform, whole))
     try:
         yield
     finally:
-        _named.reset(token)
+        _target.reset(token)
         jax.clear_caches()

@@ -4,7 +4,6 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from .cycles import cycles_of
 from .hlo import Module, parse_module
 from .meshes import mesh_of, on_mesh, sharding_of
 from .options import refuse_unknown
-from .schedules import read_schedules
+from .schedules import forget_schedules, schedules
 from .traffic import traffic_of
 
 MOST = 12
@@ -103,7 +102,6 @@ def estimate(
     target: str,
     donate: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
-    schedules: Path | None = None,
     **kwargs: Any,
 ) -> Estimate:
     """Compiles a step for chips that are not here, and says what it costs there.
@@ -117,7 +115,6 @@ def estimate(
         target: see `find_target`.
         donate: positions of arguments whose memory the step may take for its outputs.
         options: options of the compiler by name.
-        schedules: the folder that `prepare_compilers` was given, if the step has Pallas kernels.
         **kwargs: further arguments.
 
     Raises:
@@ -133,9 +130,10 @@ def estimate(
         ...     prepare_compilers()
         ...     assert estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0
     """
-    with compiling_for(find_target(target).chip.platform), on_mesh((args, kwargs)):
+    whole = mesh_of((args, kwargs)) is None
+    with compiling_for(find_target(target).chip.platform, whole=whole), on_mesh((args, kwargs)):
         lowered = _lowered(step, args, kwargs, devices_of(target), donate)
-    return measure(lowered, target, options=options, schedules=schedules)
+    return measure(lowered, target, options=options)
 
 
 def _lowered(
@@ -159,7 +157,6 @@ def measure(
     target: str,
     *,
     options: Mapping[str, Any] | None = None,
-    schedules: Path | None = None,
 ) -> Estimate:
     """The same of a program that is lowered already, for devices of the target.
 
@@ -167,7 +164,6 @@ def measure(
         lowered: what `jax.jit(...).lower(...)` returned.
         target: see `find_target`.
         options: options of the compiler by name.
-        schedules: see `estimate`.
 
     Raises:
         SettingError: an option is unknown.
@@ -175,11 +171,12 @@ def measure(
         Uncharged: see `estimate`.
     """
     about = find_target(target)
+    forget_schedules()
     started = time.perf_counter()
     compiled = _compiled(lowered, about, options)
     seconds = time.perf_counter() - started
     mesh, devices = _mesh(compiled)
-    return _estimated(compiled, parse_module(compiled.as_text() or ""), about, mesh, devices, seconds, schedules)
+    return _estimated(compiled, parse_module(compiled.as_text() or ""), about, mesh, devices, seconds)
 
 
 def _estimated(
@@ -189,7 +186,6 @@ def _estimated(
     mesh: Mapping[str, int],
     devices: Sequence[Any],
     seconds: float,
-    schedules: Path | None,
 ) -> Estimate:
     chip, stats = target.chip, compiled.memory_analysis()
     assert stats is not None
@@ -201,7 +197,7 @@ def _estimated(
     collectives = collectives_of(module, chip, devices, mesh)
     waiting = sum(each.seconds for each in collectives)
     if chip.platform == "tpu":
-        found = cycles_of(module, chip, None if schedules is None else read_schedules(schedules))
+        found = cycles_of(module, chip, schedules())
         cycles, kernels, moved = found.operations + found.kernels + round(waiting * chip.clock), None, 0
         took, own, parts = cycles / chip.clock, found.kernels, found.parts
         whole_cost = float(cycles)

@@ -12,6 +12,7 @@ from typing import Any
 from sdc.settings import SettingError
 
 from .chips import Target, find_target
+from .schedules import OWN, dump_schedules
 
 INSTALL = "pip install 'jax-sdc[targets]'"
 TPU = {
@@ -35,12 +36,14 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """A description in the form that XLA's compiler takes (`GpuTargetConfigProto`), with what NVIDIA publishes."""
 
 
-def prepare_compilers(schedules: Path | None = None) -> None:
+def prepare_compilers(schedules: Path | None = None, kernel: str | None = OWN) -> None:
     """Sets what the compilers read when they are loaded. Call it before anything makes JAX start a device.
 
     Args:
-        schedules: a folder into which the TPU's compiler writes the instructions of everything that it compiles, tens
-            of megabytes for a small program. Pallas kernels are charged from there.
+        schedules: a folder into which the TPU's compiler writes the instructions of Pallas kernels, by which they are
+            charged. By default one that goes away with the process.
+        kernel: name of the kernel; by default this library's. Writing those of all, with None, makes compiling up to
+            twice as long.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
     # What was compiled for chips that are not here can be stored, but not be loaded again.
@@ -55,8 +58,7 @@ def prepare_compilers(schedules: Path | None = None) -> None:
     ) is not None:
         flags += [f"--xla_gpu_cuda_data_dir={next(iter(tools.submodule_search_locations or ()))}"]
     os.environ["XLA_FLAGS"] = " ".join(flags)
-    if schedules is not None:
-        os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={schedules} --xla_jf_dump_llo_text=true"
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(dump_schedules(schedules, kernel))
 
 
 def check_compiler(target: Target) -> None:

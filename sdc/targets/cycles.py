@@ -19,6 +19,7 @@ from .schedules import Uncharged
 
 _CYCLES = re.compile(r'estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+_BODY = re.compile(r'"body":"([^"]+)"')
 
 
 class Cycles(NamedTuple):
@@ -46,13 +47,14 @@ def cycles_of(module: Module, chip: Chip, schedules: Mapping[str, int] | None = 
     Raises:
         Uncharged: a kernel is not among `schedules`.
     """
+    known = _by_body(module, schedules or {})
     operations = kernels = 0
     parts: collections.Counter[str] = collections.Counter()
     for one, times in module.way():
         if one.opcode in ("while", "conditional", "call") or kind_of(one):
             continue
         if _KERNEL in one.line:
-            own = _kernel(module, one, chip, schedules or {})
+            own = _kernel(module, one, chip, known)
             kernels += times * own
         elif found := _CYCLES.search(one.line):
             own = int(found[1])
@@ -63,7 +65,21 @@ def cycles_of(module: Module, chip: Chip, schedules: Mapping[str, int] | None = 
     return Cycles(operations, kernels, parts)
 
 
-def _kernel(module: Module, one: Instruction, chip: Chip, schedules: Mapping[str, int]) -> int:
-    if one.name not in schedules:
-        raise Uncharged(f"the kernel %{one.name} carries no estimate; have its schedule written to charge it by")
-    return max(schedules[one.name], round(module.moved(one) / chip.bandwidth * chip.clock))
+def _by_body(module: Module, schedules: Mapping[str, int]) -> Mapping[str, int]:
+    """Cycles of kernels by what they are: the compiler writes the instructions of equal ones once."""
+    lines = [one for computation in module.computations.values() for one in computation if _KERNEL in one.line]
+    return {_body(one): schedules[one.name] for one in lines if one.name in schedules}
+
+
+def _body(one: Instruction) -> str:
+    found = _BODY.search(one.line)
+    return f"{one.shape} {found[1]}" if found else one.name
+
+
+def _kernel(module: Module, one: Instruction, chip: Chip, known: Mapping[str, int]) -> int:
+    if _body(one) not in known:
+        raise Uncharged(
+            f"the kernel %{one.name} carries no estimate, and its instructions were not written; call "
+            "prepare_compilers(kernel=None) before anything is compiled"
+        )
+    return max(known[_body(one)], round(module.moved(one) / chip.bandwidth * chip.clock))

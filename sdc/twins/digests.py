@@ -27,6 +27,7 @@ from jax import lax
 from jaxtyping import Array, Int, Shaped, UInt32
 
 from sdc.bits import element_words
+from sdc.program.platforms import compiled_for
 
 ALGORITHM = "sum-and-squares"
 """Name of the definition above. Records say by which one their digests were made; those that do not, by one that took
@@ -59,6 +60,11 @@ def digest(
     Returns:
         Two words. Those of all shards of a tensor, added with wrap-around, are those of the whole.
     """
+    if shape is None and offset is None and compiled_for() == "tpu":
+        from . import digest_kernel  # which nobody else needs
+
+        if digest_kernel.fits(x):
+            return digest_kernel.kernel_digest(x, GOLDEN, MIX)
     words = element_words(x)
     if not words[0].size:
         return jnp.zeros(2, jnp.uint32)

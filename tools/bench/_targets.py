@@ -4,7 +4,7 @@ The step is the hard case: two products of 4096 by 4096 forward and three backwa
 them, so that every probe is as large as a product's result and nothing else is there to hide behind.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from sdc.program.selectors import primitive
 from sdc.program.site import Where
 from sdc.targets import Estimate, Tool, devices_of, estimate, with_tool
 from sdc.train.estimating import Subject, estimate_subject
+from sdc.twins import Exchange
 from sdc.twins.digests import digest
 
 from .options import BenchOptions
@@ -23,8 +24,12 @@ BARS = {
     "digest": 1.15,
     "digest_temporary_mib": 1.0,
     "lockstep": 1.15,
+    "lockstep_step": 1.12,
     "lockstep_llama3_8b_16l": 1.05,
     "lockstep_llama3_8b_16l_memory": 1.02,
+    "lockstep_step_llama3_8b_16l": 1.03,
+    "lockstep_step_llama3_8b_16l_memory": 1.02,
+    "fingerprint_llama3_8b_16l": 1.03,
     "fingerprint_products": 1.10,
     "inject": 1.05,
     "abft": 1.15,
@@ -35,14 +40,15 @@ ELEMENTS = (8192, 8192)
 """Shape of the array whose digest is taken: 64 Mi elements."""
 WIDTH = 4096
 PRODUCTS = primitive("dot_general")
-TOOLS: dict[str, tuple[Tool, Where | None]] = {
-    "lockstep": ("lockstep", None),
-    "fingerprint_probes": ("fingerprint", None),
-    "fingerprint_products": ("fingerprint", PRODUCTS),
-    "inject": ("inject", None),
-    "abft": ("abft", None),
+TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
+    "lockstep": ("lockstep", None, "probe"),
+    "lockstep_step": ("lockstep", None, "step"),
+    "fingerprint_probes": ("fingerprint", None, "probe"),
+    "fingerprint_products": ("fingerprint", PRODUCTS, "probe"),
+    "inject": ("inject", None, "probe"),
+    "abft": ("abft", None, "probe"),
 }
-"""By name of a figure the tool, and what it selects."""
+"""By name of a figure the tool, what it selects, and when twins exchange digests."""
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def step_costs(target: str, dtype: str, names: Sequence[str], width: int = WIDTH
         names: of tools.
         width: sides of the matrices.
     """
-    plain = _estimated(target, dtype, "plain", None, width)
+    plain = _estimated(target, dtype, "plain", None, "probe", width)
     found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
     for name in names:
         own = _estimated(target, dtype, *TOOLS[name], width)
@@ -104,21 +110,20 @@ def mlp(dtype: str, width: int = WIDTH) -> tuple[Callable[..., Any], Sequence[An
     return step, ([array, array], array)
 
 
-def _estimated(target: str, dtype: str, tool: Tool, where: Where | None, width: int) -> Estimate:
+def _estimated(target: str, dtype: str, tool: Tool, where: Where | None, exchange: Exchange, width: int) -> Estimate:
     step, args = mlp(dtype, width)
-    variant = with_tool(tool, step, args, devices_of(target), where=where)
+    variant = with_tool(tool, step, args, devices_of(target), where=where, exchange=exchange)
     return estimate(variant.step, *variant.args, target=target)
 
 
 def _study() -> dict[str, float]:
-    plain, own = _llama()
-    return {
-        "lockstep_llama3_8b_16l": own.cost / plain.cost,
-        "lockstep_llama3_8b_16l_memory": own.memory / plain.memory,
-    }
-
-
-def _llama() -> Iterator[Estimate]:
-    """Two twins of eight chips, without and with lock-step."""
-    for sync in ("none", "compute"):
-        yield estimate_subject(Subject(target="v5p:2x2x4", config="llama3_8b_16l", tool="lockstep", sync=sync, model=8))
+    """The study's model: two twins of eight chips, and one copy with fingerprints of its probes."""
+    shared: dict[str, Any] = {"target": "v5p:2x2x4", "config": "llama3_8b_16l", "model": 8}
+    plain = estimate_subject(Subject(**shared, tool="lockstep", sync="none"))
+    alone = estimate_subject(Subject(**shared))
+    found = {"fingerprint_llama3_8b_16l": estimate_subject(Subject(**shared, tool="fingerprint")).cost / alone.cost}
+    for name, exchange in (("lockstep", "probe"), ("lockstep_step", "step")):
+        own = estimate_subject(Subject(**shared, tool="lockstep", exchange=exchange))
+        found[f"{name}_llama3_8b_16l"] = own.cost / plain.cost
+        found[f"{name}_llama3_8b_16l_memory"] = own.memory / plain.memory
+    return found

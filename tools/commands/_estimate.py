@@ -14,6 +14,7 @@ from sdc.settings import SettingError
 from sdc.targets.chips import find_target
 from sdc.targets.compilers import check_compiler, prepare_compilers
 from sdc.targets.options import read_options
+from sdc.targets.schedules import OWN
 from sdc.train.estimating import Subject
 
 from ..conduct import new_folder
@@ -70,23 +71,22 @@ def _subjects(options: EstimateOptions) -> list[Subject]:
 
 
 def _estimated(subject: Subject) -> Mapping[str, Any]:
-    """What a process found of a program; one with kernels is compiled once more, for their schedules."""
-    found = _process(subject, None)
+    """What a process found of a program; one with kernels of others is compiled again, for their instructions."""
+    found = _process(subject)
     if "uncharged" in found:
-        with tempfile.TemporaryDirectory(prefix="sdc-schedules-") as folder:
-            found = _process(subject, Path(folder))
+        found = _process(subject, "")
     for wrong in ("usage", "uncharged"):
         if wrong in found:
             raise CommandError(found[wrong])
     return {"target": subject.target, **found.get("estimate", found)}
 
 
-def _process(subject: Subject, schedules: Path | None) -> dict[str, Any]:
+def _process(subject: Subject, kernel: str = OWN) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sdc-estimate-") as folder:
-        given, result = Path(folder) / "subject.json", Path(folder) / "result.json"
+        given, result, schedules = (Path(folder) / name for name in ("subject.json", "result.json", "schedules"))
+        schedules.mkdir()
         given.write_text(json.dumps(dataclasses.asdict(subject)), encoding="utf-8")
-        words = [sys.executable, "-m", "sdc.tools.estimator", str(given), str(result)]
-        words += [str(schedules)] if schedules else []
+        words = [sys.executable, "-m", "sdc.tools.estimator", *map(str, (given, result, schedules)), kernel]
         ended = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         if ended.returncode == 0 and result.exists():
             found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ SPLIT = "xla_cpu_parallel_codegen_split_count"
 def test_what_options_say() -> None:
     assert read_options([f"{SPLIT}=4", "a_flag=True", "a_text=a=b"]) == {SPLIT: 4, "a_flag": True, "a_text": "a=b"}
     for wrong in (["=1"], ["name"], ["a=1", "a=2"]):
-        with pytest.raises(SettingError, match="NAME=VALUE|twice"):
+        with pytest.raises(SettingError, match=r"NAME=VALUE|twice"):
             read_options(wrong)
 
 

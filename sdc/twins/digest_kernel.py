@@ -1,0 +1,119 @@
+"""The digest as a kernel for TPUs: one read of the tensor, and nothing written but sums.
+
+XLA makes one fusion of the digest, which reads the tensor once too. By the instructions that the compiler makes of
+both, the kernel takes 43,000 cycles for 16 Mi elements of bfloat16 on a v5p, and the fusion 51,000 (which the compiler
+estimates at 99,000); reading alone takes 21,000.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Shaped, UInt32
+
+from sdc.bits import as_bits
+from sdc.program.platforms import is_whole
+
+ROWS, COLUMNS = (1024, 512, 256, 128, 64, 32, 16), (512, 256, 128)
+"""Sides that a block can have: the more elements, the less is lost between blocks."""
+LEAST = 1 << 16
+"""Elements below which a kernel of its own costs more than it saves."""
+SUBLANES, LANES = 8, 128
+"""Shape of a register of 32-bit words."""
+
+
+def fits(x: Shaped[Array, "*shape"]) -> bool:
+    """Whether the kernel can take this digest: of a tensor that is whole on a device, in whole blocks."""
+    if x.ndim < 2 or x.size < LEAST or x.dtype.itemsize not in (2, 4) or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return False
+    rows = math.prod(x.shape[:-1])
+    # Leading axes are joined, which moves nothing if the rows before them fill registers.
+    blocks = x.shape[-1] % COLUMNS[-1] == 0 and rows % ROWS[-1] == 0 and x.shape[-2] % (32 // x.dtype.itemsize) == 0
+    return blocks and is_whole()
+
+
+def kernel_digest(x: Shaped[Array, "*shape"], golden: int, mix: int, *, interpret: bool = False) -> UInt32[Array, "2"]:
+    """The two sums of `digests.digest`.
+
+    Args:
+        x: a tensor of two axes or more and elements of 16 or 32 bits; see `fits`.
+        golden, mix: the multipliers of the definition.
+        interpret: whether to interpret the kernel, on any device.
+    """
+    if interpret:  # a CPU makes other NaNs of some of bfloat16 when it slices them
+        x = as_bits(x)
+    flat = x.reshape(-1, x.shape[-1])
+
+    rows = next(side for side in ROWS if flat.shape[0] % side == 0)
+    columns = next(side for side in COLUMNS if flat.shape[1] % side == 0)
+    shape = jax.ShapeDtypeStruct((2, SUBLANES, LANES), jnp.uint32, manual_axis_type=jax.typeof(flat).manual_axis_type)
+    body = functools.partial(_kernel, width=flat.shape[1], golden=golden, mix=mix)
+    sums = pl.pallas_call(
+        body,
+        grid=(flat.shape[0] // rows, flat.shape[1] // columns),
+        in_specs=[pl.BlockSpec((rows, columns), lambda row, column: (row, column))],
+        out_specs=pl.BlockSpec(shape.shape, lambda row, column: (0, 0, 0)),
+        out_shape=shape,
+        interpret=interpret,
+        name="sdc_digest",
+    )(flat)
+    return jnp.sum(sums, axis=(1, 2), dtype=jnp.uint32)
+
+
+def _kernel(x_ref: Any, sums_ref: Any, *, width: int, golden: int, mix: int) -> None:
+    row, column = pl.program_id(0), pl.program_id(1)
+
+    @pl.when((row == 0) & (column == 0))
+    def _() -> None:
+        sums_ref[...] = jnp.zeros_like(sums_ref)
+
+    rows, columns = x_ref.shape
+    narrow = x_ref.dtype.itemsize == 2
+    each = 2 if narrow else 1  # rows of the tensor in a row of registers
+    # What multiplies the index: of narrow elements nothing comes between it and the second multiplier.
+    step = golden * (mix if narrow else 1)
+    lane = lax.broadcasted_iota(jnp.uint32, (SUBLANES, columns), 1)
+    first = lax.broadcasted_iota(jnp.uint32, (SUBLANES, columns), 0) * _word(each * width) + lane
+    corner = row.astype(jnp.uint32) * _word(rows * width) + column.astype(jnp.uint32) * _word(columns)
+
+    def mixed(word: Any, spread: Any) -> Any:
+        if narrow:
+            product = word * _word(mix) + spread
+        else:
+            value = word + spread
+            product = (value ^ (value >> 16)) * _word(mix)
+        return product ^ (product >> 15)
+
+    def add(number: Any, state: Any) -> Any:
+        spread, sums, squares = state
+        # Of two narrow rows, a register has the upper one in the lower half of its words.
+        packed = pltpu.bitcast(x_ref[pl.ds(number * SUBLANES * each, SUBLANES * each), :], jnp.uint32)
+        found = [(packed, spread)]
+        if narrow:
+            found = [(packed & _word(0xFFFF), spread), (packed >> 16, spread + _word(width * step))]
+        for word, at in found:
+            h = mixed(word, at)
+            sums, squares = sums + h, squares + h * h
+        return spread + _word(SUBLANES * each * width * step), sums, squares
+
+    nothing = jnp.zeros((SUBLANES, columns), jnp.uint32)
+    start = (first + corner) * _word(step), nothing, nothing
+    _, sums, squares = lax.fori_loop(0, rows // (SUBLANES * each), add, start, unroll=True)
+    sums_ref[0] += _folded(sums)
+    sums_ref[1] += _folded(squares)
+
+
+def _folded(x: Any) -> Any:
+    while x.shape[1] > LANES:
+        half = x.shape[1] // 2
+        x = x[:, :half] + x[:, half:]
+    return x
+
+
+def _word(value: int) -> Any:
+    return jnp.uint32(value % 2**32)
