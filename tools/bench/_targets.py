@@ -122,7 +122,8 @@ def _study() -> dict[str, float]:
     plain = estimate_subject(Subject(**shared, tool="lockstep", sync="none"))
     alone = estimate_subject(Subject(**shared))
     found = {"fingerprint_llama3_8b_16l": estimate_subject(Subject(**shared, tool="fingerprint")).cost / alone.cost}
-    for name, exchange in (("lockstep", "probe"), ("lockstep_step", "step")):
+    exchanges: dict[str, Exchange] = {"lockstep": "probe", "lockstep_step": "step"}
+    for name, exchange in exchanges.items():
         own = estimate_subject(Subject(**shared, tool="lockstep", exchange=exchange))
         found[f"{name}_llama3_8b_16l"] = own.cost / plain.cost
         found[f"{name}_llama3_8b_16l_memory"] = own.memory / plain.memory
