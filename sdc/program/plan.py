@@ -27,6 +27,7 @@ from ._probe import probe_p
 from .marks import HIDDEN, mark_p, port_p
 from .selectors import PRODUCTS, probes
 from .site import Direction, Predicate, Site, Skipped
+from .turned import turned
 from .work import flops, product_flops
 
 CALLS = {custom_vmap_p: "call", linear_call_p: "callee"}
@@ -125,7 +126,7 @@ def live_program(closed: Any) -> Any:
     jaxpr, _ = partial_eval.dce_jaxpr(
         partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
     )
-    return Bound(jaxpr, consts)
+    return Bound(turned(jaxpr), consts)
 
 
 class Bound(NamedTuple):
