@@ -63,7 +63,9 @@ def _inside(value: Any) -> Any:
     if isinstance(value, tuple):
         parts = tuple(_inside(part) for part in value)
         return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
-    if isinstance(value, core.ClosedJaxpr):
-        inner = _turned(value.jaxpr)
-        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
-    return _turned(value) if isinstance(value, core.Jaxpr) else value
+    if isinstance(value, core.Jaxpr):  # on jax 0.12 with constants, or without
+        return _turned(value)
+    inner = getattr(value, "jaxpr", None)
+    if not isinstance(inner, core.Jaxpr) or (new := _turned(inner)) is inner:
+        return value
+    return value.replace(jaxpr=new)
