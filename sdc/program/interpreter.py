@@ -17,8 +17,8 @@ custom derivatives     the call is inlined: a step is rewritten after it was dif
 All zeros must therefore mean "nothing happened" in a report. A part of the step without a selected equation is bound as
 it was, so that a step without any comes out as the identical program. What a rule returns as an equation's outputs
 stands for that equation from then on (`marks.py`), so that transformations compose: the outer one sees what the inner
-one made of it. This file, `arguments.py`, `evaluate.py`, `plan.py`, `regions.py`, `work.py`, `marks.py` and
-`inlined.py` are the only ones that know the internals of JAX; they run on jax 0.10 and 0.12.
+one made of it. This file, `arguments.py`, `evaluate.py`, `plan.py`, `regions.py`, `turned.py`, `work.py`, `marks.py`
+and `inlined.py` are the only ones that know the internals of JAX; they run on jax 0.10 and 0.12.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
 
-This file, `arguments.py`, `regions.py`, `work.py`, `marks.py`, `inlined.py`, `interpreter.py` and `evaluate.py` are the
-only ones that know the internals of JAX.
+This file, `arguments.py`, `regions.py`, `turned.py`, `work.py`, `marks.py`, `inlined.py`, `interpreter.py` and
+`evaluate.py` are the only ones that know the internals of JAX.
 """
 
 import dataclasses
