@@ -15,10 +15,10 @@ from sdc.tools.bench._targets import BARS, digest_costs, step_costs
 pytestmark = pytest.mark.targets
 
 REACHED = {
-    ("v5p:2x2x1", "bfloat16"): {"lockstep": 1.28, "fingerprint_products": 1.46, "inject": 1.26},
+    ("v5p:2x2x1", "bfloat16"): {"lockstep": 1.28, "fingerprint_products": 1.2, "inject": 1.11},
     ("v5p:2x2x1", "float32"): {"lockstep": 1.10},
     ("v5e:2x2", "bfloat16"): {"lockstep": 1.25},
-    ("h100x2", "bfloat16"): {"lockstep": 1.36, "fingerprint_products": 1.97, "inject": 1.2},
+    ("h100x2", "bfloat16"): {"lockstep": 1.36, "fingerprint_products": 1.15, "inject": 1.19},
 }
 """Where a bar is not reached: what is, and two or three hundredths more."""
 
