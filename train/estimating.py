@@ -85,7 +85,7 @@ class Subject:
                     f"has {target.devices} devices, and {what}{self.data} data × {self.model} model needs "
                     f"{self.needed}; give a larger target, or fewer ranks",
                 )
-        elif ":" not in str(self.step):
+        elif not all(str(self.step).partition(":")):
             raise SettingError("step", self.step, "expected MODULE:FUNCTION, as in mymodel:train_step")
 
 
@@ -145,9 +145,9 @@ def _imported(name: str, devices: Sequence[Any]) -> tuple[Callable[..., Any], Se
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise SettingError(
-            "step", name, f"cannot be imported ({error}); name a module that Python finds here"
-        ) from error
+        here = not isinstance(error, ModuleNotFoundError) or error.name == module
+        remedy = "name a module that Python finds here, and a function in it" if here else f"it needs {error.name}"
+        raise SettingError("step", name, f"cannot be imported ({error}); {remedy}") from error
     if not callable(function):
         raise SettingError("step", name, "is no function; name one that returns (step, *arguments)")
     given = {"devices": devices} if "devices" in inspect.signature(function).parameters else {}

@@ -296,9 +296,13 @@ class Twins(CheckedJob):
         if self.twins > LARGEST_COUNT:
             raise SettingError("twins", self.twins, f"expected at most {LARGEST_COUNT:,}")
         if (self.exchange, self.compare) == ("step", "always"):
-            raise SettingError("exchange", self.exchange, "compare=always moves tensors at every probe")
+            raise SettingError(
+                "exchange", self.exchange, "compare=always moves tensors at every probe; choose one of both"
+            )
         if self.exchange == "step" and self.sync != "compute":
-            raise SettingError("exchange", self.exchange, f"sync={self.sync} exchanges nothing inside a step")
+            raise SettingError(
+                "exchange", self.exchange, f"sync={self.sync} exchanges nothing inside a step; leave it out"
+            )
         for name, least, most in (("require_processes", 1, LARGEST_COUNT), ("least_elements", 0, 10**18)):
             if not least <= (value := getattr(self, name)) <= most:
                 raise SettingError(name, value, f"expected a number from {least} to {most:,}")

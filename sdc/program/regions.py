@@ -112,8 +112,8 @@ def _cut_out(jaxpr: Any, first: int, last: int) -> _Part:
 def _check_twice(part: _Part) -> None:
     if any(not isinstance(var.aval, core.ShapedArray) for var in (*part.invars, *part.outvars)):
         raise ValueError(
-            "the step changes arrays in place that it has from elsewhere, so that it cannot be repeated from its "
-            "start; give exchange='probe'"
+            "the step changes arrays in place that are there before its first compared value, so that it cannot be "
+            "repeated from there; give exchange='probe'"
         )
     for eqn in part.eqns:
         if any(ordered_effects.contains(effect) for effect in eqn.effects):

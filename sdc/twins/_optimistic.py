@@ -50,11 +50,11 @@ class Optimistic:
 
     def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]:
         outs, seen = region.run(_Watch(self.axis_name), iteration, inputs)
-        ranks = _ranks(region, {name: one.digest.shape[:-1] for name, one in seen.items()})
+        order = _order(region, {name: one.digest.shape[:-1] for name, one in seen.items()})
 
         def repeat(before: Any, rows: Any, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Mismatch]]:
             outs, found = region.run(self.gated, iteration, inputs)
-            return outs, _with_unrepeated(found, ranks, rows, self.axis_name)
+            return outs, _with_unrepeated(found, order, rows, self.axis_name)
 
         with jax.named_scope(HIDDEN):
             digests = [one.digest.reshape(-1, 2) for one in seen.values()]
@@ -95,36 +95,57 @@ _compared = traced_once(_compare_once, static_argnums=1)
 
 
 def _with_unrepeated(
-    found: dict[str, Mismatch], ranks: dict[str, Int[np.ndarray, "*rows"]], rows: Any, axis_name: str
+    found: dict[str, Mismatch], order: "dict[str, _Order]", rows: Any, axis_name: str
 ) -> dict[str, Mismatch]:
     """What the repetition found, and the first differences that it did not find again."""
-    rank = jnp.asarray(np.concatenate([one.ravel() for one in ranks.values()]))
+    rank, loop = (
+        jnp.asarray(np.concatenate([getattr(one, name).ravel() for one in order.values()])) for name in ("rank", "loop")
+    )
     apart = wrong(rows)
     first = jnp.min(jnp.where(apart, rank, len(rank)), axis=1)
     if others := other_axes(first, axis_name):
         first = lax.pmin(varying(first, others), others)
-    earliest = apart & (rank == first[:, None])
+    counts = [one.difference.mismatched.reshape(-1, len(rows)) for one in found.values()]
+    again = jax.ops.segment_max(jnp.concatenate(counts), loop, len(rank))[loop]
+    alone = apart & (rank == first[:, None]) & (again.T == 0)
     start, reports = 0, {}
     for name, mismatch in found.items():
-        shape = ranks[name].shape
-        here = earliest[:, start : start + ranks[name].size].reshape(-1, *shape)
-        start += ranks[name].size
-        unrepeated = jnp.moveaxis(here, 0, -1) & (mismatch.difference.mismatched == 0)
-        reports[name] = mismatch._replace(unrepeated=varying(unrepeated.astype(jnp.uint32)))
+        shape = order[name].rank.shape
+        here = alone[:, start : start + order[name].rank.size].reshape(-1, *shape)
+        start += order[name].rank.size
+        reports[name] = mismatch._replace(unrepeated=varying(jnp.moveaxis(here, 0, -1).astype(jnp.uint32)))
     return reports
 
 
-def _ranks(region: Region, shapes: dict[str, tuple[int, ...]]) -> dict[str, Int[np.ndarray, "*rows"]]:
-    """When each digest is made, among those of the region: equal numbers on all devices."""
-    places = {}
+class _Order(NamedTuple):
+    """When the digests of a site are made, among those of the region; the same on all devices.
+
+    Attributes:
+        rank: the smaller, the earlier.
+        loop: equal numbers for what lies in the same `while` loop, whose turns share one digest: which of its sites
+            was the first, nobody knows. All others have numbers of their own.
+    """
+
+    rank: Int[np.ndarray, "*rows"]
+    loop: Int[np.ndarray, "*rows"]
+
+
+def _order(region: Region, shapes: dict[str, tuple[int, ...]]) -> dict[str, _Order]:
+    places: dict[Any, tuple[int, ...]] = {}
+    loops: dict[Any, Any] = {}
     for site in region.sites:
         dims = site.dims[region.outside :]
         around = site.dims[: region.outside].count("scan") * (0,)
         for index in np.ndindex(*shapes[site.name]):
-            loops = tuple(number for number, name in zip(index, dims, strict=True) if name == "scan")
-            places[site.name, index] = place_of(site, around + loops)
-    order = {place: rank for rank, place in enumerate(sorted(set(places.values())))}
-    ranks = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
+            turns = tuple(number for number, name in zip(index, dims, strict=True) if name == "scan")
+            place = places[site.name, index] = place_of(site, around + turns)
+            inside = "while" in site.order
+            loops[site.name, index] = place[: site.order.index("while") + 1] if inside else (site.name, index)
+    ranks, numbers = (
+        {key: number for number, key in enumerate(keys)}
+        for keys in (sorted(set(places.values())), dict.fromkeys(loops.values()))
+    )
+    order = {name: _Order(*(np.zeros(shape, np.int32) for _ in range(2))) for name, shape in shapes.items()}
     for (name, index), place in places.items():
-        ranks[name][index] = order[place]
-    return ranks
+        order[name].rank[index], order[name].loop[index] = ranks[place], numbers[loops[name, index]]
+    return order

@@ -53,7 +53,7 @@ def kernel_digest(x: Shaped[Array, "*shape"], golden: int, mix: int, *, interpre
     columns = next(side for side in COLUMNS if flat.shape[1] % side == 0)
     shape = jax.ShapeDtypeStruct((2, SUBLANES, LANES), jnp.uint32, manual_axis_type=jax.typeof(flat).manual_axis_type)
     body = functools.partial(_kernel, width=flat.shape[1], golden=golden, mix=mix)
-    sums = pl.pallas_call(
+    call = pl.pallas_call(
         body,
         grid=(flat.shape[0] // rows, flat.shape[1] // columns),
         in_specs=[pl.BlockSpec((rows, columns), lambda row, column: (row, column))],
@@ -61,7 +61,9 @@ def kernel_digest(x: Shaped[Array, "*shape"], golden: int, mix: int, *, interpre
         out_shape=shape,
         interpret=interpret,
         name="sdc_digest",
-    )(flat)
+    )
+    with jax.enable_x64(False):  # numbers of blocks are of 32 bits on a TPU
+        sums = call(flat)
     return jnp.sum(sums, axis=(1, 2), dtype=jnp.uint32)
 
 

@@ -26,6 +26,12 @@ def test_the_same_digest(shape: tuple[int, ...], dtype: str) -> None:
     assert kernel_digest(x, GOLDEN, MIX, interpret=True).tolist() == digest(x).tolist()
 
 
+def test_with_numbers_of_64_bits() -> None:
+    x = values((128, 128), "float32")
+    with jax.enable_x64(True):
+        assert kernel_digest(x, GOLDEN, MIX, interpret=True).tolist() == digest(x).tolist()
+
+
 def test_under_vmap() -> None:
     x = values((3, 64, 128), "bfloat16")
     found = jax.vmap(lambda x: kernel_digest(x, GOLDEN, MIX, interpret=True))(x)

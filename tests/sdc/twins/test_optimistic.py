@@ -150,6 +150,22 @@ def test_a_while_loop_and_a_branch_are_part_of_the_step() -> None:
     assert (bits(out)[0][0] == bits(jax.jit(looped)(W, X))[0]).all()
 
 
+def test_a_fault_in_a_while_loop_that_comes_again_is_not_told_twice() -> None:
+    """In its second turn the loop's first site differs too, and only in the first pass."""
+
+    def looped(x: Any, offset: Any) -> Any:
+        def turn(state: Any) -> Any:
+            number, c = state
+            return number + 1, sdc.probe(jnp.tanh(sdc.probe(c @ W[0], "a")) + offset, "b")
+
+        return lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1]
+
+    run = jax.vmap(optimistic(looped), in_axes=(None, 0), axis_name="twin")
+    _, mismatches = jax.jit(run)(X, jnp.asarray([0.0, 0.1]))
+    assert [m.unrepeated[0].tolist() for m in mismatches.values()] == [[0, 0], [0, 0]]
+    assert [int(m.difference.mismatched[0, 1]) for m in mismatches.values()] == [0, 3 * X.size]
+
+
 def test_where_every_operation_is_compared() -> None:
     run = place(optimistic(sdc.inject(step, [struck("bwd/a", 1)]), where=operations), "vmap", 2)
     (_, events), mismatches = jax.jit(run)(MOMENT)
