@@ -9,6 +9,7 @@ A fault that does not come again leaves no trace in the repetition. Of it is kno
 differed, in the order of the program; how large it was, nobody knows.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -76,22 +77,18 @@ class _Watch:
         return _Seen(fmix32(total.digest) + new.digest, merge(total.nothing, new.nothing))
 
 
-def _watched_once(outs: Values, axis_name: str) -> tuple[Values, _Seen]:
+@functools.partial(traced_once, static_argnums=1)
+def _watched(outs: Values, axis_name: str) -> tuple[Values, _Seen]:
     outs = lax.optimization_barrier(outs)  # see `_lockstep`: what is compared is what is consumed
     difference = nothing_found(outs, axis_name, jnp.int32(0))
     nothing = Mismatch(difference, jnp.uint32(0), jnp.zeros_like(difference.checked))
     return outs, _Seen(tree_digest(outs), nothing)
 
 
-_watched = traced_once(_watched_once, static_argnums=1)
-
-
-def _compare_once(digests: Values, axis_name: str) -> tuple[Values, Any]:
+@functools.partial(traced_once, static_argnums=1)
+def _compared(digests: Values, axis_name: str) -> tuple[Values, Any]:
     rows = exchanged(jnp.concatenate(digests), axis_name)
     return digests, (rows, anywhere(jnp.any(rows != rows[:1]), axis_name))
-
-
-_compared = traced_once(_compare_once, static_argnums=1)
 
 
 def _with_unrepeated(
