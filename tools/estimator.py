@@ -10,6 +10,7 @@ there for the process that started this one.
 import dataclasses
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,12 @@ def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict
         return {"usage": flag(error)}
     except jax.errors.JaxRuntimeError:  # of the compiler
         raise
-    except Exception as error:  # of the step, which is somebody else's code
-        first = str(error).partition("\n")[0]
-        return {"usage": f"{subject['step'] or subject['config']}: {type(error).__name__}: {first}"}
+    except Exception as error:
+        if subject["step"] is None and not isinstance(error, ValueError | TypeError):
+            raise  # nobody's code but ours has run
+        first, where = str(error).partition("\n")[0], traceback.extract_tb(error.__traceback__)[-1]
+        told = f"{type(error).__name__}: {first} ({where.filename}:{where.lineno})"
+        return {"usage": f"{subject['step'] or subject['config']}: {told}"}
 
 
 if __name__ == "__main__":

@@ -240,12 +240,8 @@ def _all_of(judges: Sequence[Judge]) -> Judge:
 
 
 def _check_settings(folder: Path, manifest: Mapping[str, Any]) -> None:
-    # What older runs do not tell, and what is told only where it is there.
-    then, now = (
-        {"exchange": "probe", "compiler_options": {}, **one}
-        for one in (read_manifest(folder, manifest["kind"]), manifest)
-    )
-    if changed := changes(then, now, SETTINGS, ("the run has", "asked is")):
+    then = {"exchange": "probe", **read_manifest(folder, manifest["kind"])}  # there was no other before it had a name
+    if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
         raise RecordError(
             f"{folder} is a run of another configuration ({'; '.join(changed)}); "
             "resume it with its own settings, or name another folder"

@@ -165,6 +165,9 @@ class Difference(NamedTuple):
 def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Difference, ...]:
     """What differs between nested mappings, such as the environments of processes, in the order of their keys."""
     flat = [_flatten("", description) for description in descriptions]
+    # What one of them does not have at all is told by the entries that the others have.
+    above = {key[:dot] for each in flat for key in each for dot, sign in enumerate(key) if sign == "."}
+    flat = [{key: value for key, value in each.items() if value is not None or key not in above} for each in flat]
     rows = {key: [description.get(key, "nothing") for description in flat] for key in sorted(set().union(*flat))}
     return tuple(Difference(key, tuple(values)) for key, values in rows.items() if any(v != values[0] for v in values))
 

@@ -58,7 +58,8 @@ def prepare_compilers(schedules: Path | None = None, kernel: str | None = OWN) -
     ) is not None:
         flags += [f"--xla_gpu_cuda_data_dir={next(iter(tools.submodule_search_locations or ()))}"]
     os.environ["XLA_FLAGS"] = " ".join(flags)
-    os.environ["LIBTPU_INIT_ARGS"] = " ".join(dump_schedules(schedules, kernel))
+    given = [flag for flag in os.environ.get("LIBTPU_INIT_ARGS", "").split() if not flag.startswith("--xla_jf_dump")]
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join([*given, *dump_schedules(schedules, kernel)])
 
 
 def check_compiler(target: Target) -> None:

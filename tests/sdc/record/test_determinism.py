@@ -25,6 +25,14 @@ def test_equal_environments_do_not_differ() -> None:
     assert own["packages"]["jax"] == jax.__version__
 
 
+def test_what_one_does_not_have_is_told_once() -> None:
+    assert [each.describe() for each in differences([{"options": None}, {"options": {"x": {"y": 4}}}])] == [
+        each.describe() for each in differences([{}, {"options": {"x": {"y": 4}}}])
+    ]
+    assert len(differences([{"options": None}, {"options": {"x": {"y": 4}}}])) == 1
+    assert len(differences([{"options": None}, {"options": 3}])) == 1
+
+
 def test_differences_name_key_processes_and_values() -> None:
     a = {"packages": {"jax": "1"}, "seed": 0}
     more, jax_version = differences([a, a, {"packages": {"jax": "2"}, "seed": 0, "more": True}])
