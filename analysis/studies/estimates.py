@@ -94,12 +94,12 @@ def _memory(programs: Sequence[Any]) -> Table:
 
 
 def _collectives(programs: Sequence[Any]) -> Table:
-    header = ("target", "program", "collective", "axes", "crosses", "blocking", "count", "sent", "time")
+    header = ("target", "program", "collective", "axes", "crosses", "blocking", "count", "sent", "time", "of it hidden")
     rows = [
         (
             row["target"], row["tool"], each["kind"], each["axes"] or "-", each["crosses"] or "-",
             "yes" if each["blocking"] else "no", show(each["count"]), size(each["sent"]),
-            f"{1e3 * each['seconds']:.3g} ms",
+            f"{1e3 * each['seconds']:.3g} ms", f"{1e3 * each['hidden']:.3g} ms" if "hidden" in each else "-",
         )
         for row in programs
         for each in sequence(row.get("collectives"))

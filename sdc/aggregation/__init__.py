@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         overlapped as overlapped,
         paft as paft,
         paft_sync as paft_sync,
-        replica_mean as replica_mean,
         synchronizes as synchronizes,
     )
+    from .averages import overlap_options as overlap_options, replica_mean as replica_mean
     from .assignment import Assignment as Assignment
 
     # Workers that stop at a compute threshold.

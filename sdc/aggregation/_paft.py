@@ -27,7 +27,8 @@ from jaxtyping import Array, Bool, Float32, Int32
 from sdc.program.axes import typed_as
 
 from .assignment import Tree, assign, check_update, stepped
-from .workers import at_least_float32, check_axes, check_axis, check_bound, check_some, count_workers
+from .averages import has_mean, narrowed, wide_mean
+from .workers import check_axes, check_axis, check_bound, check_some, count_workers
 
 
 class Divergence(NamedTuple):
@@ -127,7 +128,7 @@ def paft_sync(
 
         def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Divergence]:
             mean, measured = _averaged(theta, axis_name, replica_axes)
-            history = replica_mean(history, axis_name) if sync_state else history
+            history = _averaged_state(history, axis_name) if sync_state else history
             return mean, history, Divergence(measured, jnp.full_like(state.step, period), jnp.zeros_like(state.step))
 
         def keep(theta: Tree, history: Tree) -> tuple[Tree, Tree, Divergence]:
@@ -212,7 +213,7 @@ def paft(
 
         def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
             mean, measured = _averaged(theta, axis_name, replica_axes)
-            return mean, replica_mean(history, axis_name) if sync_state else history, measured
+            return mean, _averaged_state(history, axis_name) if sync_state else history, measured
 
         def keep(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
             return theta, history, state.divergence.measured
@@ -281,40 +282,18 @@ def overlapped(step: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-def replica_mean(tree: Tree, axis_name: str) -> Tree:
-    """The mean over all replicas, bitwise the same on each; leaves that are no floats or complex numbers are kept.
-
-    Sums are at least float32; counters, keys and the like are the same everywhere already.
-    """
-    return _narrowed(_wide_mean(tree, axis_name), tree)
+def _averaged_state(history: Tree, axis_name: str) -> Tree:
+    return narrowed(wide_mean(history, axis_name), history)
 
 
 def _averaged(theta: Tree, axis_name: str, axes: Sequence[str]) -> tuple[Tree, Float32[Array, ""]]:
-    """The mean of the parameters, and how far this worker's are from it before it is rounded to their type."""
-    mean = _wide_mean(theta, axis_name)
+    """The mean of the parameters, and how far this worker's are from it: on CPUs before it is rounded to their type."""
+    mean = wide_mean(theta, axis_name)
 
     def off(mean: Array, leaf: Array) -> Array:
-        return mean - jnp.asarray(leaf, mean.dtype) if _has_mean(leaf) else mean
+        return mean - jnp.asarray(leaf, mean.dtype) if has_mean(leaf) else mean
 
-    return _narrowed(mean, theta), _norm(jax.tree.map(off, mean, theta), axes)
-
-
-def _has_mean(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
-
-
-def _wide_mean(tree: Tree, axis_name: str) -> Tree:
-    def mean(leaf: Any) -> Any:
-        if not _has_mean(leaf):
-            return leaf
-        leaf = jnp.asarray(leaf)
-        return lax.pmean(leaf.astype(at_least_float32(leaf.dtype)), axis_name)
-
-    return jax.tree.map(mean, tree)
-
-
-def _narrowed(wide: Tree, like: Tree) -> Tree:
-    return jax.tree.map(lambda x, leaf: x.astype(jnp.result_type(leaf)) if _has_mean(leaf) else leaf, wide, like)
+    return narrowed(mean, theta), _norm(jax.tree.map(off, mean, theta), axes)
 
 
 def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[..., Any], *args: Any) -> Any:
@@ -337,7 +316,7 @@ def _no_divergence() -> Divergence:
 
 def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
     """Euclidean norm over the leaves that have a mean, and over the ranks that share a replica."""
-    leaves = [jnp.abs(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree) if _has_mean(leaf)]
+    leaves = [jnp.abs(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree) if has_mean(leaf)]
     square = sum((jnp.sum(jnp.square(leaf)) for leaf in leaves), jnp.float32(0))
     return jnp.sqrt(lax.psum(square, tuple(axes)) if axes else square)
 

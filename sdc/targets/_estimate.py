@@ -18,12 +18,12 @@ from sdc.settings import SettingError
 from .chips import Target, find_target
 from .collectives import Collective, collectives_of
 from .compilers import devices_of
-from .cycles import cycles_of
-from .hlo import Module, parse_module
+from .cycles import cycles_of, estimated
+from .hlo import Instruction, Module, parse_module
 from .meshes import mesh_of, on_mesh, sharding_of
 from .options import refuse_unknown
 from .schedules import forget_schedules, schedules
-from .traffic import traffic_of
+from .traffic import is_kernel, traffic_of
 
 MOST = 12
 """Operations that are named."""
@@ -194,7 +194,13 @@ def _estimated(
     memory = max(getattr(stats, "peak_memory_in_bytes", 0), 0) or whole
     if memory > chip.memory:
         raise DoesNotFit(target.name, memory, chip.memory)
-    collectives = collectives_of(module, chip, devices, mesh)
+
+    def takes(one: Instruction) -> float:
+        if chip.platform == "tpu":
+            return estimated(one) / chip.clock
+        return module.moved(one) / chip.bandwidth if is_kernel(one) else 0.0
+
+    collectives = collectives_of(module, chip, devices, mesh, takes)
     waiting = sum(each.seconds for each in collectives)
     if chip.platform == "tpu":
         found = cycles_of(module, chip, schedules())

@@ -6,10 +6,11 @@ all-reduce algorithms*, 2009, section 3): 2 (n - 1) / n * s for an all-reduce, (
 reduce-scatter and an all-to-all, s for a permutation. Each takes a stated latency besides.
 """
 
+import collections
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class Collective:
         count: how often it runs.
         sent: bytes that a device sends in all.
         seconds: that takes, over the stated bandwidth.
+        hidden: of these, what the device does other things in: what the compiler put between beginning and end of each,
+            and no more than it takes. Nothing is taken off for it elsewhere.
     """
 
     kind: str
@@ -43,6 +46,16 @@ class Collective:
     count: int
     sent: float
     seconds: float
+    hidden: float
+
+
+@dataclasses.dataclass
+class _Begun:
+    """One that has begun: how long it takes, and how much of that is hidden."""
+
+    key: tuple[str, str, str, bool]
+    seconds: float
+    hidden: float = 0.0
 
 
 def kind_of(one: Instruction) -> str | None:
@@ -56,7 +69,9 @@ def kind_of(one: Instruction) -> str | None:
     return kind if kind in KINDS else None
 
 
-def collectives_of(module: Module, chip: Chip, devices: Sequence[Any], mesh: Mapping[str, int]) -> list[Collective]:
+def collectives_of(
+    module: Module, chip: Chip, devices: Sequence[Any], mesh: Mapping[str, int], takes: Callable[[Instruction], float]
+) -> list[Collective]:
     """The collectives of a program, alike ones together.
 
     Args:
@@ -64,9 +79,16 @@ def collectives_of(module: Module, chip: Chip, devices: Sequence[Any], mesh: Map
         chip: what its devices can do.
         devices: in the order of the mesh.
         mesh: sizes of its axes.
+        takes: seconds of any other instruction, by estimate.
     """
     found: dict[tuple[str, str, str, bool], tuple[int, float, float]] = {}
+    hidden: dict[tuple[str, str, str, bool], float] = collections.defaultdict(float)
+    begun: dict[str, _Begun] = {}
     for one, times in module.way():
+        if done := next((begun.pop(name) for name in one.operands if name in begun and "-done" in one.opcode), None):
+            hidden[done.key] += times * done.hidden
+        elif begun and not kind_of(one):
+            _hide(takes(one), begun)
         for each in [one, *module.inside(one)]:
             kind = kind_of(each)
             if kind is None:
@@ -84,10 +106,16 @@ def collectives_of(module: Module, chip: Chip, devices: Sequence[Any], mesh: Map
             count, bytes_, seconds = found.get(key, (0, 0.0, 0.0))
             took = sent / (chip.network if far else chip.link) + chip.latency[far]
             found[key] = count + times, bytes_ + times * sent, seconds + times * took
-    return [
-        Collective(kind, axes, crosses, blocking, count, sent, seconds)
-        for (kind, axes, crosses, blocking), (count, sent, seconds) in found.items()
-    ]
+            if each is one and not key[-1]:
+                begun[one.name] = _Begun(key, took)
+    return [Collective(*key, count, sent, seconds, hidden[key]) for key, (count, sent, seconds) in found.items()]
+
+
+def _hide(seconds: float, begun: Mapping[str, _Begun]) -> None:
+    """What runs hides as much of those that have begun, the first one first, and nothing of two at once."""
+    for one in begun.values():
+        used = min(seconds, one.seconds - one.hidden)
+        one.hidden, seconds = one.hidden + used, seconds - used
 
 
 def _operands(module: Module, one: Instruction) -> int:

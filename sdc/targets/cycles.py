@@ -65,6 +65,12 @@ def cycles_of(module: Module, chip: Chip, schedules: Mapping[str, int] | None = 
     return Cycles(operations, kernels, parts)
 
 
+def estimated(one: Instruction) -> int:
+    """The compiler's estimate of one operation; 0 where it has none."""
+    found = _CYCLES.search(one.line)
+    return int(found[1]) if found else 0
+
+
 def _by_body(module: Module, schedules: Mapping[str, int]) -> Mapping[str, int]:
     """Cycles of kernels by what they are: the compiler writes the instructions of equal ones once."""
     lines = [one for computation in module.computations.values() for one in computation if _KERNEL in one.line]

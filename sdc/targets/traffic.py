@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .chips import Chip
 from .collectives import kind_of
-from .hlo import Module
+from .hlo import Instruction, Module
 
 FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
@@ -34,12 +34,17 @@ class Traffic(NamedTuple):
     parts: collections.Counter[str]
 
 
+def is_kernel(one: Instruction) -> bool:
+    """Whether an instruction is launched as a kernel that is no collective."""
+    return not (one.opcode in FREE or one.opcode.endswith("-done") or kind_of(one))
+
+
 def traffic_of(module: Module, chip: Chip) -> Traffic:
     """Counts the kernels of a program and their bytes, without its collectives."""
     kernels = moved = 0
     parts: collections.Counter[str] = collections.Counter()
     for one, times in module.way():
-        if one.opcode in FREE or one.opcode.endswith("-done") or kind_of(one):
+        if not is_kernel(one):
             continue
         own = module.moved(one)
         kernels += times

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from sdc.program.selectors import primitive
 from sdc.targets import devices_of, estimate, with_tool
-from sdc.tools.bench._targets import BARS, digest_costs, step_costs
+from sdc.tools.bench._targets import BARS, averaging, digest_costs, hidden_share, step_costs
 
 pytestmark = pytest.mark.targets
 
@@ -57,3 +57,8 @@ def test_twins_on_two_slices_exchange_nothing_but_digests() -> None:
     assert {each.axes for each in between} == {"twin"}
     assert sum(each.sent for each in between) < 16 * 1024  # padded by the compiler
     assert {each.axes for each in found} > {"twin"}
+
+
+@pytest.mark.parametrize(("target", "hidden"), [("v5p:2x2x1", 1.0), ("h100x2", 0.5)])
+def test_an_average_goes_on_beside_products(target: str, hidden: float) -> None:
+    assert hidden_share(averaging(target, "bfloat16")) >= hidden

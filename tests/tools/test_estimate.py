@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import subprocess
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sdc.tools.commands import _estimate
 
 EXCHANGE = {
     "kind": "all-reduce", "axes": "twin", "crosses": "slices", "blocking": True, "count": 4, "sent": 64.0,
-    "seconds": 1e-5,
+    "seconds": 1e-5, "hidden": 0.0,
 }  # fmt: skip
 FOUND: dict[str, Any] = {
     "devices": 8, "cycles": 1_000, "kernel_cycles": 0, "kernels": None, "moved": 0, "seconds": 1e-6,
@@ -42,7 +43,7 @@ class Compilers:
 
 def use(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Compilers:
     compilers = Compilers(**answers)
-    monkeypatch.setattr(_estimate.subprocess, "run", compilers)
+    monkeypatch.setattr(_estimate, "subprocess", types.SimpleNamespace(run=compilers, DEVNULL=None, PIPE=None))
     monkeypatch.setattr(_estimate, "prepare_compilers", lambda: None)
     monkeypatch.setattr(_estimate, "check_compiler", lambda target: None)
     return compilers

@@ -4,16 +4,22 @@ The step is the hard case: two products of 4096 by 4096 forward and three backwa
 them, so that every probe is as large as a product's result and nothing else is there to hide behind.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sdc
+from sdc.aggregation import overlap_options, overlapped, paft
 from sdc.program.selectors import primitive
 from sdc.program.site import Where
-from sdc.targets import Estimate, Tool, devices_of, estimate, with_tool
+from sdc.targets import Estimate, Tool, devices_of, estimate, find_target, with_tool
 from sdc.train.estimating import Subject, estimate_subject
 from sdc.twins import Exchange
 from sdc.twins.digests import digest
@@ -34,11 +40,14 @@ BARS = {
     "inject": 1.05,
     "abft": 1.15,
     "abft_compiling": 2.0,
+    "paft": 1.03,
 }
 TARGETS = ("v5p:2x2x1", "v6e:2x2", "h100x2")
 ELEMENTS = (8192, 8192)
 """Shape of the array whose digest is taken: 64 Mi elements."""
 WIDTH = 4096
+ROWS = 16384
+"""Of each device's batch, where parameters are averaged."""
 PRODUCTS = primitive("dot_general")
 TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
     "lockstep": ("lockstep", None, "probe"),
@@ -54,7 +63,11 @@ TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
 def measure(options: BenchOptions) -> dict[str, Any]:
     """Estimates for each target and type; of the study's model with two twins of eight chips on the v5p only."""
     found = {
-        f"{target} {dtype}": {**digest_costs(target, dtype), **step_costs(target, dtype, list(TOOLS))}
+        f"{target} {dtype}": {
+            **digest_costs(target, dtype),
+            **step_costs(target, dtype, list(TOOLS)),
+            **paft_costs(target, dtype),
+        }
         for target in TARGETS
         for dtype in options.dtypes
     }
@@ -91,6 +104,60 @@ def step_costs(target: str, dtype: str, names: Sequence[str], width: int = WIDTH
         if own.kernels and plain.kernels:
             found[f"{name}_more_kernels"] = own.kernels - plain.kernels
     return found
+
+
+def paft_costs(target: str, dtype: str) -> dict[str, float]:
+    """A step with an average beside it against plain data parallelism: what remains when each is rid of what is hidden.
+
+    `paft_hidden` is the share of the exchanges' own time that the compiler put other work beside; `paft_of_ten` is what
+    remains with an average in every tenth step, the period that `paft` begins with.
+    """
+    plain, own = _parallel(target, dtype, optax.sgd(0.1), around=False), averaging(target, dtype)
+    more = _remaining(own) / _remaining(plain)
+    return {"paft": more, "paft_of_ten": 1 + (more - 1) / 10, "paft_hidden": hidden_share(own)}
+
+
+def averaging(target: str, dtype: str) -> Estimate:
+    """A step of data parallelism with an average beside it."""
+    return _parallel(target, dtype, paft(optax.sgd(0.1), "data"), around=True)
+
+
+def hidden_share(found: Estimate) -> float:
+    """Share of the time of an average's exchanges in which other things run."""
+    exchanges = [each for each in found.collectives if each.kind == "all-to-all"]
+    return sum(each.hidden for each in exchanges) / sum(each.seconds for each in exchanges)
+
+
+def _remaining(found: Estimate) -> float:
+    return found.seconds - sum(each.hidden for each in found.collectives)
+
+
+def _parallel(target: str, dtype: str, optimizer: optax.GradientTransformation, *, around: bool) -> Estimate:
+    """A step of data parallelism over all devices; with `around` the choice of an average is put around it."""
+    devices = devices_of(target)
+    mesh = Mesh(np.asarray(devices, dtype=object), ("data",))
+    extended = optax.with_extra_args_support(optimizer)
+
+    def step(weights: Any, state: Any, x: Any, **how: bool) -> Any:
+        gradient = jax.grad(lambda weights: jnp.mean(jnp.square(_layers(weights, x))))(weights)
+        updates, state = extended.update(lax.pmean(gradient, "data"), state, weights, **how)
+        return optax.apply_updates(weights, updates), state
+
+    def on_mesh(spec: P, leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), dtype)] * 2
+    x = jax.ShapeDtypeStruct((len(devices) * ROWS, WIDTH), dtype)
+    same = jax.tree.map(functools.partial(on_mesh, P()), (weights, jax.eval_shape(optimizer.init, weights)))
+    specs = P(), P(), P("data")
+    run = overlapped(step) if around else step
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    options = overlap_options(find_target(target).chip.platform)
+    return estimate(mapped, *same, on_mesh(P("data"), x), target=target, options=options)
+
+
+def _layers(weights: Any, x: Any) -> Any:
+    return (jax.nn.silu(x @ weights[0]) @ weights[1]).astype(jnp.float32)
 
 
 def mlp(dtype: str, width: int = WIDTH) -> tuple[Callable[..., Any], Sequence[Any]]:

@@ -22,9 +22,9 @@ from jax.sharding import PartitionSpec as P
 from sdc.aggregation import Stopwatch, accumulate, combine, from_workers, gradient_sum, to_workers
 from sdc.aggregation.delays import BoundedLogNormal
 from sdc.aggregation.speedup import effective_speedup, select_threshold
+from sdc.multihost import everyone
 from sdc.record.determinism import prepare
 from sdc.train.cluster import joined
-from sdc.train.multihost import everyone
 from sdc.train.peers import Peers
 
 from ..runtime import give_up, keep_standard_output, leave_at_once

@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
 from sdc.aggregation import Assignment, gradient_noise
-from sdc.aggregation._paft import PaftState, overlapped, paft, paft_sync, replica_mean, synchronizes
+from sdc.aggregation._paft import PaftState, overlapped, paft, paft_sync, synchronizes
+from sdc.aggregation.averages import replica_mean
 from sdc.aggregation.divergence import (
     divergence,
     divergence_bound,

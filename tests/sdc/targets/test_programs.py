@@ -96,9 +96,8 @@ def test_a_loop_whose_length_the_compiler_tells() -> None:
 def test_collectives_are_charged_by_their_bytes(groups: str, axes: str, crosses: str) -> None:
     text = TPU.replace("replica_groups={{0,1},{2,3}}", f"replica_groups={groups}")
     chip = CHIPS["v5p"]
-    (found,) = collectives_of(
-        parse_module(text), chip, devices((0, 0), (0, 0), (1, 1), (1, 1)), {"twin": 2, "model": 2}
-    )
+    places = devices((0, 0), (0, 0), (1, 1), (1, 1))
+    (found,) = collectives_of(parse_module(text), chip, places, {"twin": 2, "model": 2}, lambda one: 1.0)
     assert (found.kind, found.axes, found.crosses, found.count, found.blocking) == (
         "all-reduce",
         axes,
@@ -112,9 +111,33 @@ def test_collectives_are_charged_by_their_bytes(groups: str, axes: str, crosses:
     assert found.seconds == pytest.approx(found.sent / rate + latency)
 
 
+ASYNCHRONOUS = """
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %begin.1 = ((f32[8]{0}), f32[8]{0}) all-to-all-start(%a), replica_groups={{0,1}}
+  %begin.2 = ((f32[8]{0}), f32[8]{0}) all-to-all-start(%a), replica_groups={{0,1}}
+  %beside = f32[8]{0} add(%a, %a)
+  %end.1 = f32[8]{0} all-to-all-done(%begin.1)
+  %end.2 = f32[8]{0} all-to-all-done(%begin.2)
+  ROOT %after = f32[8]{0} add(%end.1, %end.2)
+}
+"""
+
+
+@pytest.mark.parametrize(("beside", "hidden"), [(0.0, 0.0), (0.5, 0.5), (1.5, 1.5), (9.0, 2.0)])
+def test_what_runs_between_beginning_and_end_hides_no_more_than_it_takes(beside: float, hidden: float) -> None:
+    """In units of what one of the two collectives takes."""
+    chip, two = CHIPS["v5p"], devices((0, 0), (0, 0))
+    one = 16 / chip.link + chip.latency[0]
+    (found,) = collectives_of(parse_module(ASYNCHRONOUS), chip, two, {"x": 2}, lambda _: beside * one)
+    assert not found.blocking
+    assert found.seconds == pytest.approx(2 * one)
+    assert found.hidden == pytest.approx(hidden * one)
+
+
 def test_a_group_of_one_says_nothing_to_anybody() -> None:
     text = TPU.replace("{{0,1},{2,3}}", "{{0},{1}}")
-    assert collectives_of(parse_module(text), CHIPS["v5p"], devices((0, 0), (0, 0)), {"twin": 2}) == []
+    assert collectives_of(parse_module(text), CHIPS["v5p"], devices((0, 0), (0, 0)), {"twin": 2}, float) == []
 
 
 def test_a_kernel_is_charged_by_its_schedule_or_not_at_all(tmp_path: Path) -> None:
