@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import (
         aggregation as aggregation,
         campaigns as campaigns,
+        checkpoints as checkpoints,
         checksums as checksums,
         faults as faults,
         program as program,
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 
     # A step that checks its own products.
     from .checksums import abft as abft
+
+    # Checkpoints that restore to what was saved.
+    from .checkpoints import certify as certify
 
     # Thousands of faults, one after the other, and what becomes of training after each.
     from .campaigns import campaign as campaign

@@ -16,7 +16,8 @@ import jax
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-from .multihost import Unreachable, first_line
+from sdc.multihost import Unreachable, first_line
+
 from .peers import Peers, route
 from .processes import Incomparable
 from .stopping import Stop

@@ -7,10 +7,9 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from sdc.multihost import everyone
 from sdc.record.determinism import differences
 from sdc.record.files import to_json
-
-from .multihost import everyone
 
 
 class Incomparable(RuntimeError):

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from sdc.checkpoints.boxes import Box, box_of, box_text, overlap, parse_box, volume, within
+
 Sums = dict[str, dict[str, str]]
 """Name of an array -> index range of a block -> digest."""
-
-Box = tuple[tuple[int, int], ...]
 
 
 class Damage(Exception):
@@ -81,14 +81,14 @@ class Sha256:
         sums: Sums = {}
         for name, array in arrays.items():
             blocks = dict(_shards(array, first_replica=True))
-            sums[name] = dict(zip(map(_text, blocks), _digests(blocks.values()), strict=True))
+            sums[name] = dict(zip(map(box_text, blocks), _digests(blocks.values()), strict=True))
         return lambda: sums
 
     def check(self, arrays: Mapping[str, Any], sums: Sums) -> None:
         """See `Seal`."""
         damage: list[Damage] = []
         for name, array in arrays.items():
-            blocks = {_box(text): digest for text, digest in sums.get(name, {}).items()}
+            blocks = {parse_box(text): digest for text, digest in sums.get(name, {}).items()}
             whole = _gathered(array) if _cut(array, blocks) else None  # by all processes, whatever one of them finds
             try:
                 _check(name, array, blocks, whole)
@@ -99,19 +99,19 @@ class Sha256:
 
 
 def _check(name: str, array: Any, expected: Mapping[Box, str], whole: np.ndarray | None) -> None:
-    if sum(map(_volume, expected)) != math.prod(_shape(array)):
+    if sum(map(volume, expected)) != math.prod(_shape(array)):
         raise Damage(f"the seals do not cover {name}")
     held: dict[Box, np.ndarray] = {}
     for box, data in _shards(array):
         same = held.setdefault(box, data) if whole is None else whole[tuple(slice(*ends) for ends in box)]
         if not np.array_equal(_bytes(same), _bytes(data)):
-            raise Damage(f"{name} differs between devices at {_text(box)}")
+            raise Damage(f"{name} differs between devices at {box_text(box)}")
     if whole is not None:
         held = {tuple((0, size) for size in whole.shape): whole}
     blocks = {box: block for box in expected if (block := _block(box, held)) is not None}
     for box, digest in zip(blocks, _digests(blocks.values()), strict=True):
         if digest != expected[box]:
-            raise Damage(f"{name} differs from its seal at {_text(box) or 'its only element'}")
+            raise Damage(f"{name} differs from its seal at {box_text(box) or 'its only element'}")
 
 
 def _bits(array: Any) -> Any:
@@ -128,7 +128,7 @@ def _shards(array: Any, *, first_replica: bool = False) -> Iterable[tuple[Box, n
     bits = _bits(array)
     for shard in bits.addressable_shards:
         if shard.replica_id == 0 or not first_replica:
-            yield _range(shard.index, bits.shape), np.asarray(shard.data)
+            yield box_of(shard.index, bits.shape), np.asarray(shard.data)
 
 
 def _digests(blocks: Iterable[np.ndarray]) -> list[str]:
@@ -147,11 +147,9 @@ def _cut(array: Any, blocks: Iterable[Box]) -> bool:
         return False
     held: dict[int, set[Box]] = {}
     for device, index in bits.sharding.devices_indices_map(bits.shape).items():
-        held.setdefault(device.process_index, set()).add(_range(index, bits.shape))
-    parts = (
-        (sum(_volume(_overlap(block, box)) for box in boxes), block) for boxes in held.values() for block in blocks
-    )
-    return any(part not in (0, _volume(block)) for part, block in parts)
+        held.setdefault(device.process_index, set()).add(box_of(index, bits.shape))
+    parts = ((sum(volume(overlap(block, box)) for box in boxes), block) for boxes in held.values() for block in blocks)
+    return any(part not in (0, volume(block)) for part, block in parts)
 
 
 def _gathered(array: Any) -> np.ndarray:
@@ -163,36 +161,10 @@ def _block(box: Box, held: Mapping[Box, np.ndarray]) -> np.ndarray | None:
     """A block put together from what is held; None where it is held by others."""
     if box in held:
         return held[box]
-    parts = {other: common for other in held if _volume(common := _overlap(box, other))}
+    parts = {other: common for other in held if volume(common := overlap(box, other))}
     if not parts:
         return None
     block = np.empty([stop - start for start, stop in box], next(iter(held.values())).dtype)
     for other, common in parts.items():
-        block[_within(common, box)] = held[other][_within(common, other)]
+        block[within(common, box)] = held[other][within(common, other)]
     return block
-
-
-def _within(part: Box, whole: Box) -> tuple[slice, ...]:
-    return tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(part, whole, strict=True))
-
-
-def _overlap(box: Box, other: Box) -> Box:
-    return tuple((max(a, c), max(min(b, d), max(a, c))) for (a, b), (c, d) in zip(box, other, strict=True))
-
-
-def _volume(box: Box) -> int:
-    return math.prod(stop - start for start, stop in box)
-
-
-def _range(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    ends = (part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
-    return tuple((start, stop) for start, stop in ends)
-
-
-def _text(box: Box) -> str:
-    return ",".join(f"{start}:{stop}" for start, stop in box)
-
-
-def _box(text: str) -> Box:
-    ends = (part.split(":") for part in text.split(",") if part)
-    return tuple((int(start), int(stop)) for start, stop in ends)

@@ -65,12 +65,46 @@ def digest(
 
         if digest_kernel.fits(x):
             return digest_kernel.kernel_digest(x, GOLDEN, MIX)
-    words = element_words(x)
-    if not words[0].size:
+    parts = _mixed(x, x.shape if shape is None else shape, offset or [0] * x.ndim)
+    if not parts[0].size:
         return jnp.zeros(2, jnp.uint32)
+    inner = _inner(parts[0])
+    return jnp.stack(_sums(_sums(parts, range(inner, parts[0].ndim)), range(inner)))
+
+
+def row_digests(
+    x: Shaped[Array, "rows *rest"], *, shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
+) -> UInt32[Array, "rows 2"]:
+    """The share of each index of the first axis in the digest of a tensor; they add up to it.
+
+    Args:
+        x: a shard of the tensor, of one axis at least.
+        shape, offset: see `digest`.
+    """
+    parts = _mixed(x, shape, offset)
+    if not parts[0].size:
+        return jnp.zeros((x.shape[0], 2), jnp.uint32)
+    inner = max(_inner(parts[0]), 1)
+    return jnp.stack(_sums(_sums(parts, range(inner, parts[0].ndim)), range(1, inner)), axis=-1)
+
+
+def _inner(words: UInt32[Array, "*words"]) -> int:
+    """The first of the axes that are summed first: their loop is short and straight, so that a CPU computes several
+    words at once.
+    """
+    axis = words.ndim - 1
+    while axis > 1 and math.prod(words.shape[axis:]) < ROW:
+        axis -= 1
+    return max(axis, 0)
+
+
+def _mixed(
+    x: Shaped[Array, "*shard"], shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
+) -> tuple[UInt32[Array, "*words"], UInt32[Array, "*words"]]:
+    """For each element the sum of its h, and of their squares."""
+    words = element_words(x)
     trailing = words[0].shape[x.ndim :]  # key data
-    extent = [*(x.shape if shape is None else shape), *trailing]
-    start = [*(offset or [0] * x.ndim), *[0] * len(trailing)]
+    extent, start = [*shape, *trailing], [*offset, *[0] * len(trailing)]
     # i * GOLDEN, summed over the axes: one multiplication by a constant for each, and none on top.
     spread = jnp.zeros(words[0].shape, jnp.uint32)
     stride = GOLDEN * len(words)
@@ -85,12 +119,7 @@ def digest(
         p = (v if narrow else v ^ (v >> 16)) * jnp.uint32(MIX)
         mixed = p ^ (p >> 15)
         h, squares = h + mixed, squares + mixed * mixed
-    # Variadic reductions fuse with the hash; two sums would write the hash to memory. Rows first: their loop is short
-    # and straight, so that a CPU computes several words at once.
-    rows = spread.ndim - 1
-    while rows > 1 and math.prod(spread.shape[rows:]) < ROW:
-        rows -= 1
-    return jnp.stack(_sums(_sums((h, squares), range(max(rows, 0), spread.ndim)), range(max(rows, 0))))
+    return jnp.asarray(h), jnp.asarray(squares)
 
 
 def _sums(
@@ -98,6 +127,7 @@ def _sums(
 ) -> tuple[UInt32[Array, "*rest"], UInt32[Array, "*rest"]]:
     if not len(axes):
         return parts
+    # Variadic reductions fuse with the hash; two sums would write the hash to memory.
     zero = jnp.uint32(0)
     h, g = lax.reduce(parts, (zero, zero), lambda a, b: (a[0] + b[0], a[1] + b[1]), tuple(axes))
     return h, g

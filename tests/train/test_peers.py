@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from sdc.multihost import Unreachable
 from sdc.settings import SettingError
 from sdc.train import cluster
-from sdc.train.multihost import Unreachable
 from sdc.train.peers import REMEDY, Peers, Route, resolved, route
 
 HOSTS = {

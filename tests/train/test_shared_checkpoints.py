@@ -1,10 +1,5 @@
 """Checkpoints of a run of two processes, each with four of the eight devices."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from sdc.train.checkpoints import CheckpointError, Checkpoints
+from tests.pairs import run_pair, spoiled
 
 ROWS, COLUMNS, EVERYWHERE = PartitionSpec("all"), PartitionSpec(None, "all"), PartitionSpec()
 
@@ -90,29 +86,15 @@ def problem(checkpoints: Checkpoints, spec: PartitionSpec) -> str:
 def spoil(load: Any) -> Any:
     """Orbax's load, and one element of this process's last shard changed."""
 
-    def spoiled(*args: Any, **kwargs: Any) -> Any:
+    def load_spoiled(*args: Any, **kwargs: Any) -> Any:
         tree = load(*args, **kwargs)
-        array = tree["weights"]
-        shards = [np.array(shard.data) for shard in array.addressable_shards]
-        shards[-1][0, 0] += 1
-        devices = [shard.device for shard in array.addressable_shards]
-        parts = [jax.device_put(part, device) for part, device in zip(shards, devices, strict=True)]
-        return {**tree, "weights": jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)}
+        return {**tree, "weights": spoiled(tree["weights"])}
 
-    return spoiled
+    return load_spoiled
 
 
 def test_two_processes_save_restore_and_fail_together(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
-    command = [sys.executable, "-c", CHILD, str(tmp_path)]
-    children = [
-        subprocess.Popen([*command, str(process), str(port)], env=environment, stdout=subprocess.PIPE, text=True)
-        for process in range(2)
-    ]
-    results = [json.loads(child.communicate(timeout=120)[0].splitlines()[-1]) for child in children]
+    results = run_pair(CHILD, tmp_path)
     for result in results:
         assert result["steps"] == [1, 2]
         assert result["restored"] == [True, True, True]

@@ -41,7 +41,7 @@ def everyone(text: str, *, at: str = "") -> list[str]:
         Unreachable: a peer did not come within `LIMIT` seconds.
 
     Example:
-        >>> from sdc.train.multihost import everyone
+        >>> from sdc.multihost import everyone
         >>> everyone("ready")
         ['ready']
     """
@@ -83,7 +83,7 @@ def together(action: Callable[[], Result]) -> Result:
         PeerError: it raised in another process.
 
     Example:
-        >>> from sdc.train.multihost import together
+        >>> from sdc.multihost import together
         >>> together(lambda: 1 + 1)
         2
     """

@@ -1,0 +1,41 @@
+"""Checkpoints that are known to be what was saved, and of which parts can be used.
+
+Everything works on anybody's tree of arrays, and on Orbax's own checkpointers and files.
+"""
+
+from typing import TYPE_CHECKING
+
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    # Certificates.
+    from .auditing import (
+        Audit as Audit,
+        audit as audit,
+        certify_folder as certify_folder,
+        checkpoints_in as checkpoints_in,
+    )
+    from ._certify import Certified as Certified, Damaged as Damaged, certify as certify
+    from .certificate import CertificateError as CertificateError, Status as Status
+    from .verifying import Wrong as Wrong
+
+    # A running checkpoint: the blocks that moved most, and parts of a state given back.
+    from .choosing import choose as choose
+    from .norms import squared_distance as squared_distance, total_variation as total_variation
+    from ._partition import Partition as Partition, Piece as Piece, partition as partition
+    from .recovery import Reader as Reader, Recovered as Recovered
+    from .scar import RunningCheckpoint as RunningCheckpoint
+    from .store import StoreError as StoreError
+
+    # Blocks that are wrong, put right alone.
+    from ._repair import (
+        FromCheckpoint as FromCheckpoint,
+        FromRunning as FromRunning,
+        FromState as FromState,
+        Repair as Repair,
+        Repaired as Repaired,
+        differing as differing,
+        repair as repair,
+    )
+
+__getattr__, __dir__, __all__ = facade(__name__)

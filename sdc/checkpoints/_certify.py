@@ -1,0 +1,393 @@
+"""`certify`: an Orbax checkpointer whose checkpoints are known to restore to what was on the devices.
+
+Orbax restores a flipped bit of an array without a word, and checksums of files come too late for what was corrupted on
+the way from the device to the host. So digests are taken on the devices before anything is copied, kept beside the
+checkpoint, and compared on the devices after it was restored.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+from etils import epath
+
+from sdc.multihost import PeerError, Unreachable, everyone, first_line, together
+from sdc.record.files import RecordError
+
+from . import certificate as files
+from .certificate import CertificateError, Draft, Reason, Status, named, read_certificate
+from .ledger import Ledger
+from .orbaxes import keep_also, state_key, steps_of
+from .verifying import Wrong, compare, misfits
+
+LOG = logging.getLogger("sdc.checkpoints")
+
+
+class Damaged(CertificateError):
+    """A checkpoint that does not restore to what was saved.
+
+    Attributes:
+        step: of the checkpoint.
+        wrong: what is not as certified; empty where it could not be read at all.
+    """
+
+    def __init__(self, step: int, words: str, wrong: Sequence[Wrong] = ()) -> None:
+        self.step, self.wrong = step, list(wrong)
+        super().__init__(words)
+
+
+class Certified:
+    """An Orbax checkpointer that certifies what it saves and verifies what it loads; see `certify`.
+
+    What is not named here (`latest`, `checkpoints`, `metadata`, `should_save`, ...) is the checkpointer's own.
+    """
+
+    def __init__(self, checkpointer: Any) -> None:
+        keep_also(checkpointer, lambda: self._ledger.kept(steps_of(checkpointer)))
+        self._orbax = checkpointer
+        self._folder = epath.Path(checkpointer.directory)
+        self._ledger = Ledger(self._folder)
+        self._pool: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+        self._owned = False
+        self.rejected: list[tuple[int, str]] = []
+        """Steps that the last `restore_verified` passed over, and why."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_", "load", "save", "restore")):
+            raise AttributeError(
+                f"{name} of the checkpointer is not certified; use save, save_async, save_checkpointables, "
+                "save_checkpointables_async, load, load_checkpointables or restore_verified"
+            )
+        return getattr(self._orbax, name)
+
+    def save(self, step: int, state: Any, **options: Any) -> bool:
+        """Saves a tree of arrays, as the checkpointer does.
+
+        Raises:
+            CertificateError: the certificate cannot be written.
+        """
+        response = self.save_async(step, state, **options)
+        return False if response is None else bool(response.result())
+
+    def save_async(self, step: int, state: Any, **options: Any) -> "Response | None":
+        """Saves a tree of arrays in the background, as the checkpointer does. It may be donated at once."""
+        key = options.get("checkpointable_name", state_key(self._orbax))
+        return self._saved("save_async", step, state, {key: state}, options)
+
+    def save_checkpointables(self, step: int, checkpointables: dict[str, Any], **options: Any) -> bool:
+        """Saves several, as the checkpointer does. Those that hold anything else than arrays are not certified."""
+        response = self.save_checkpointables_async(step, checkpointables, **options)
+        return False if response is None else bool(response.result())
+
+    def save_checkpointables_async(
+        self, step: int, checkpointables: dict[str, Any], **options: Any
+    ) -> "Response | None":
+        """The same in the background."""
+        return self._saved("save_checkpointables_async", step, checkpointables, checkpointables, options)
+
+    # The names before Orbax 0.12.
+    save_pytree, save_pytree_async = save, save_async
+
+    def load(self, step: Any = None, abstract_state: Any = None, **options: Any) -> Any:
+        """Restores a tree of arrays and compares it with its certificate.
+
+        Args:
+            step: of the checkpoint; the newest by default.
+            abstract_state: shapes, types and shardings to restore into, as Orbax takes them.
+            **options: the checkpointer's.
+
+        Raises:
+            Damaged: it cannot be restored, or is not what was saved.
+            CertificateError: it has no certificate, or one that cannot be read.
+            Unreachable: another process did not come.
+        """
+        key = options.get("checkpointable_name", state_key(self._orbax))
+        loaded = self.load_checkpointables(step, {key: abstract_state})
+        if key in named(loaded)[1]:
+            raise CertificateError(f"{key} of checkpoint {step} holds more than arrays, and cannot be verified")
+        return loaded[key]
+
+    load_pytree = load
+
+    def load_checkpointables(
+        self, step: Any = None, abstract_checkpointables: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Restores several, and compares those that are certified; see `load`."""
+        self.wait()
+        number = self._existing(step)
+        certificate = _agreed(number, lambda: read_certificate(self._folder, number))
+        if problems := misfits(certificate, abstract_checkpointables or {}):
+            raise CertificateError(
+                f"the abstract state is not that of checkpoint {number}: {'; '.join(problems[:3])}"
+                f"{f'; and {len(problems) - 3} more' if len(problems) > 3 else ''}"
+            )
+        loaded = self._loaded(number, abstract_checkpointables)
+        found, uncovered = named(loaded)
+        if not found and uncovered:
+            raise CertificateError(f"nothing of checkpoint {number} is certified: {', '.join(uncovered)}")
+        if uncovered:
+            LOG.warning("step %d: %s cannot be verified (no arrays)", number, ", ".join(uncovered))
+        wrong = [Wrong(name, "is missing") for name in self._missing(certificate.names, found, loaded)]
+        wrong += compare(certificate, found)
+        if wrong:
+            more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            words = "; ".join(map(str, wrong[:3]))
+            self._told(self._ledger.revoke, number)
+            raise Damaged(number, f"checkpoint {number} of {self._folder} is damaged: {words}{more}", wrong)
+        if set(certificate.names) <= set(found) and found:
+            self._told(self._ledger.vouch, number, "digest")
+        return loaded
+
+    def restore_verified(self, abstract_state: Any = None, **options: Any) -> tuple[Any, int]:
+        """Restores the newest checkpoint that is what was saved.
+
+        Args:
+            abstract_state, **options: see `load`.
+
+        Returns:
+            The state, and its step. `rejected` has the newer steps that were passed over, and why.
+
+        Raises:
+            CertificateError: there is none; the message says why of each.
+        """
+        self.wait()
+        self.rejected = []
+        for step in reversed(self._steps()):
+            try:
+                state = self.load(step, abstract_state, **options)
+            except CertificateError as error:
+                LOG.warning("passing over checkpoint %d: %s", step, error)
+                self.rejected.append((step, str(error)))
+                continue
+            if not self.status(step).history:
+                LOG.warning("checkpoint %d: history not verified; its certificate was made after it was saved", step)
+            return state, step
+        why = "; ".join(f"{step}: {words}" for step, words in self.rejected) or "there are no checkpoints"
+        raise CertificateError(f"no checkpoint of {self._folder} can be verified ({why})")
+
+    def certify_existing(self, step: int, abstract_state: Any = None, **options: Any) -> None:
+        """Gives a checkpoint that has none a certificate of what it restores to now: its history is not verified.
+
+        Raises:
+            CertificateError: it has one, or cannot be restored.
+        """
+        self.certify_all(step, {options.get("checkpointable_name", state_key(self._orbax)): abstract_state})
+
+    def certify_all(self, step: int, abstract_checkpointables: dict[str, Any] | None = None) -> None:
+        """The same of several checkpointables, by default of all."""
+        self.wait()
+        number = self._existing(step)
+        if files.step_folder(self._folder, number).exists():
+            raise CertificateError(f"checkpoint {number} has a certificate; delete the checkpoint to be rid of it")
+        loaded = self._loaded(number, abstract_checkpointables)
+        if not named(loaded)[0]:
+            raise CertificateError(f"checkpoint {number} holds nothing that digests can be taken of")
+        draft = Draft(loaded)
+        _agreed(number, lambda: draft.write(self._folder, number, history=False))
+
+    def vouch(self, step: int, reason: Reason) -> None:
+        """Says that what was saved was right: twins agreed (`twins`), or a guard found nothing (`guard`).
+
+        Raises:
+            CertificateError: the step has no certificate, or the reason is none.
+        """
+        if reason not in files.REASONS:
+            raise CertificateError(f"{reason!r} is no reason; expected one of {', '.join(files.REASONS)}")
+        self.wait()
+        _agreed(step, lambda: read_certificate(self._folder, self._existing(step)))
+        try:
+            self._ledger.vouch(step, reason)
+        except (OSError, RecordError) as error:
+            raise CertificateError(f"cannot write to {self._folder} ({error})") from error
+
+    def status(self, step: int) -> Status:
+        """What is known of a checkpoint: `CANDIDATE` or `VERIFIED`, and by whom.
+
+        Raises:
+            CertificateError: it has no certificate, or one that cannot be read.
+        """
+        certificate = read_certificate(self._folder, self._existing(step))
+        return self._ledger.status(certificate.step, history=certificate.history)
+
+    def delete(self, step: Any, **options: Any) -> Any:
+        """Deletes a checkpoint, and its certificate."""
+        self.wait()
+        number = self._existing(step)
+        done = self._orbax.delete(step, **options)
+        self._ledger.discard(number)
+        return done
+
+    def wait(self) -> None:
+        """Waits for what is being written in the background.
+
+        Raises:
+            CertificateError: the certificate cannot be written. The error comes once.
+        """
+        self._orbax.wait()
+        self._written()
+
+    def close(self) -> None:
+        """Waits, and lets go of all threads."""
+        try:
+            self._written()
+        finally:
+            self._orbax.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+        self._owned = False
+        self._ledger.release()
+
+    def __enter__(self) -> Self:
+        self._orbax.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        try:
+            if error is None:
+                self._written()
+        finally:
+            ended = self._orbax.__exit__(kind, error, trace)
+            self._let_go()
+        return ended
+
+    def _saved(
+        self, method: str, step: int, given: Any, checkpointables: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> "Response | None":
+        self._written()
+        # Digests of a state that is not saved after all would be for nothing.
+        due = options.get("force") or self._orbax.should_save(step)
+        draft = Draft(checkpointables) if due else None
+        if due:
+            if not self._owned:
+                _agreed(step, self._ledger.lock)
+                self._owned = True
+            self._orbax.wait()  # as it would itself; from here on what lies in the folder is whole
+            self._ledger.prune()
+            if uncovered := named(checkpointables)[1]:
+                LOG.warning("step %d: %s holds more than arrays and is not certified", step, ", ".join(uncovered))
+        response = getattr(self._orbax, method)(step, given, **options)
+        if response is None:
+            return None
+        if options.get("overwrite"):
+            self._ledger.forget(step)
+        self._pool = self._pool or ThreadPoolExecutor(1, "sdc-certificates")
+        self._writing = self._pool.submit((draft or Draft(checkpointables)).write, self._folder, step)
+        return Response(response, self._written)
+
+    def _written(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            try:
+                writing.result()
+            except Exception as error:  # of the storage, or of a device
+                raise CertificateError(
+                    f"the certificate of the last checkpoint cannot be written to {self._folder} "
+                    f"({first_line(error)}); the checkpoint itself may be there, and counts as not certified"
+                ) from error
+
+    def _loaded(self, step: int, abstract: dict[str, Any] | None) -> dict[str, Any]:
+        try:
+            return dict(together(lambda: self._orbax.load_checkpointables(step, abstract)))
+        except Unreachable:
+            raise
+        except Exception as error:  # Orbax and its storage layer raise many kinds
+            self._told(self._ledger.doubt, step)
+            raise Damaged(step, f"checkpoint {step} of {self._folder} cannot be read: {first_line(error)}") from error
+
+    def _missing(self, names: Sequence[str], found: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
+        """What a checkpointable must have and has not. Parts that were not asked for are no matter."""
+        _, uncovered = named(loaded)
+        partly = {key for key, tree in loaded.items() if any(leaf is ... for leaf in jax.tree.leaves(tree))} | set(
+            uncovered
+        )
+        return [
+            name for name in names if name not in found and (key := name.split("/")[0]) in loaded and key not in partly
+        ]
+
+    def _steps(self) -> list[int]:
+        mine = steps_of(self._orbax)
+        return [int(step) for step in everyone(" ".join(map(str, mine)))[0].split()]  # storage may show others others
+
+    def _existing(self, step: Any) -> int:
+        steps = steps_of(self._orbax)
+        number = max(steps, default=None) if step is None else int(getattr(step, "step", step))
+        if number is None or number not in steps:
+            there = ", ".join(map(str, sorted(steps))) or "none"
+            raise CertificateError(f"no checkpoint of step {number} in {self._folder}; there are: {there}")
+        return number
+
+    def _told(self, note: Callable[..., None], *what: Any) -> None:
+        """What was found by comparing is noted; where that cannot be written, it is found again the next time."""
+        try:
+            note(*what)
+        except (OSError, RecordError) as error:
+            LOG.warning("cannot note in %s what is known of checkpoint %s (%s)", self._folder, what[0], error)
+
+
+class Response:
+    """What waits for a save in the background."""
+
+    def __init__(self, orbax: Any, written: Any) -> None:
+        self._orbax, self._written = orbax, written
+
+    def result(self, timeout: float | None = None) -> bool:
+        """Waits until the checkpoint and its certificate are written, and says whether they are.
+
+        Raises:
+            CertificateError: the certificate cannot be written.
+        """
+        done = bool(self._orbax.result(timeout))
+        self._written()
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._orbax, name)
+
+
+def certify(checkpointer: Any) -> Certified:
+    """Certifies what an Orbax checkpointer saves, and verifies what it loads.
+
+    Digests of every array are taken on the devices before Orbax copies anything, and lie beside the checkpoint. What is
+    restored, under any sharding, is compared with them on the devices: `load` returns what was saved or raises. The
+    newest checkpoint that was ever verified is never deleted by a policy.
+
+    Args:
+        checkpointer: `orbax.checkpoint.v1.training.Checkpointer`, with whatever policies and context.
+
+    Returns:
+        What is used in its place.
+
+    Raises:
+        CertificateError: it is no such checkpointer.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> from orbax.checkpoint import v1 as ocp
+        >>> import sdc
+        >>> state = {"w": jnp.arange(4.0)}
+        >>> with sdc.certify(ocp.training.Checkpointer(tempfile.mkdtemp())) as checkpointer:
+        ...     saved = checkpointer.save(10, state)
+        ...     restored, step = checkpointer.restore_verified(state)
+        ...     checkpointer.status(step).reasons
+        ('digest',)
+    """
+    return Certified(checkpointer)
+
+
+def _agreed(step: int, action: Any) -> Any:
+    """Done by all processes, or by none."""
+    try:
+        return together(action)
+    except PeerError as error:
+        raise CertificateError(f"step {step}: another process says: {error}") from error

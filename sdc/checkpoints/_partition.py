@@ -1,0 +1,202 @@
+"""How a state is cut into the blocks that a running checkpoint chooses among.
+
+A block is so many rows (indices of the first axis) of one array, or of several that belong together. Arrays of an
+optimizer that are shaped as a parameter, and whose path ends with that parameter's (Adam's moments, for instance), go
+with the rows of the parameter. What is left, as counters and keys, is the last block, which is saved every time.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+
+from sdc.settings import SettingError
+
+from .blocks import bits_of, cut_of
+from .store import StoreError
+
+By: TypeAlias = Literal["rows", "layers", "arrays"]
+
+
+class Piece(NamedTuple):
+    """Rows of an array.
+
+    Attributes:
+        name: of the array.
+        start: first row.
+        stop: the one behind the last.
+    """
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """The blocks of a state.
+
+    Attributes:
+        types: type and shape of each array, by name; a scalar has one row.
+        blocks: pieces of each block. The last one is saved every time.
+        moving: names of the arrays whose movement counts: the parameters.
+        sizes: bytes of each block.
+    """
+
+    types: Mapping[str, tuple[str, tuple[int, ...]]]
+    blocks: Sequence[Sequence[Piece]]
+    moving: Sequence[str]
+    sizes: Sequence[int]
+
+    @property
+    def choices(self) -> int:
+        """Number of blocks to choose among."""
+        return len(self.blocks) - 1
+
+    @property
+    def schema(self) -> str:
+        """SHA-256 of all this, by which stores are told apart."""
+        text = json.dumps([sorted(self.types.items()), self.blocks])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def check(self, leaves: Mapping[str, jax.Array]) -> None:
+        """Compares names, types and shapes of a state.
+
+        Raises:
+            StoreError: it is another one.
+        """
+        types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
+        for name in sorted({*types, *self.types}):
+            if types.get(name) != self.types.get(name):
+                found, expected = (one.get(name, "nothing") for one in (types, self.types))
+                raise StoreError(f"{name} is {found}, and the running checkpoint has {expected} there")
+
+    def of(self, names: Sequence[str]) -> list[int]:
+        """Numbers of the blocks that hold any of these arrays, or arrays below these paths.
+
+        Raises:
+            SettingError: there is no such array.
+        """
+        found = set()
+        for wanted in names:
+            hit = {
+                number
+                for number, pieces in enumerate(self.blocks)
+                for piece in pieces
+                if f"{piece.name}/".startswith(f"{wanted}/")
+            }
+            if not hit:
+                some = ", ".join(list(self.types)[:8])
+                raise SettingError("names", wanted, f"the state has no such array; it has {some}")
+            found |= hit
+        return sorted(found)
+
+
+def named_leaves(state: Any) -> dict[str, jax.Array]:
+    """The arrays of a state by their paths.
+
+    Raises:
+        SettingError: a leaf is no JAX array, or two have the same path.
+    """
+    found: dict[str, jax.Array] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or "state"
+        if not isinstance(leaf, jax.Array):
+            raise SettingError("state", name, f"is {type(leaf).__name__}, and a running checkpoint holds JAX arrays")
+        if name in found:
+            raise SettingError("state", name, "stands there twice")
+        found[name] = leaf
+    return found
+
+
+def partition(
+    state: Any, *, moving: str | Callable[[str], bool] = "", by: By = "rows", rows: int | None = None
+) -> Partition:
+    """Cuts a state into blocks.
+
+    Args:
+        state: a tree of JAX arrays.
+        moving: the parameters: a path such as `params`, or what says yes to the paths of their arrays; by default all
+            arrays of floating-point numbers.
+        by: `rows`: so many rows of each array; `arrays`: each whole; `layers`: all arrays with the same parent, as a
+            weight and its bias, together.
+        rows: rows of a block, with `rows`: 1 for the layers or experts of a stacked model. By default as many as make
+            64 KiB, and at most 64 blocks of an array.
+
+    Raises:
+        SettingError: there is no such parameter, or a leaf is no array.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sdc.checkpoints import partition
+        >>> state = {"params": {"w": jnp.ones((4, 8))}, "adam": {"mu": {"w": jnp.ones((4, 8))}, "count": jnp.int32(0)}}
+        >>> found = partition(state, moving="params", rows=2)
+        >>> [[tuple(piece) for piece in block] for block in found.blocks]
+        [[('params/w', 0, 2), ('adam/mu/w', 0, 2)], [('params/w', 2, 4), ('adam/mu/w', 2, 4)], [('adam/count', 0, 1)]]
+    """
+    if by not in get_args(By):
+        raise SettingError("by", by, f"expected one of {', '.join(get_args(By))}")
+    if rows is not None and (rows < 1 or by != "rows"):
+        raise SettingError("rows", rows, "expected at least 1, and blocks by rows")
+    leaves = named_leaves(state)
+    chosen = _moving(leaves, moving)
+    companions = _companions(leaves, chosen, moving)
+    grouped: dict[Any, list[Piece]] = {}
+    for name in chosen:
+        array = leaves[name]
+        count = array.shape[0] if array.ndim else 1
+        bits = jax.eval_shape(bits_of, array)
+        each = {
+            "rows": rows or cut_of(bits.shape, bits.dtype.itemsize).rows, "arrays": max(count, 1),
+            "layers": max(count, 1),
+        }[by]  # fmt: skip
+        key = name.rpartition("/")[0] if by == "layers" else name
+        for start in range(0, max(count, 1), each):
+            stop = min(start + each, count)
+            pieces = [Piece(one, start, stop) for one in (name, *companions[name])]
+            grouped.setdefault((key, start), []).extend(pieces)
+    placed = {piece.name for pieces in grouped.values() for piece in pieces}
+    rest = [Piece(name, 0, _rows(leaf)) for name, leaf in leaves.items() if name not in placed]
+    blocks = [*grouped.values(), rest]
+    types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
+    return Partition(types, blocks, chosen, [sum(_bytes(leaves[one.name], one) for one in pieces) for pieces in blocks])
+
+
+def _moving(leaves: Mapping[str, jax.Array], moving: str | Callable[[str], bool]) -> list[str]:
+    def hit(name: str) -> bool:
+        return bool(moving(name)) if callable(moving) else not moving or f"{name}/".startswith(f"{moving}/")
+
+    found = [name for name, leaf in leaves.items() if hit(name) and jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if not found:
+        raise SettingError("moving", moving, f"no array of floating-point numbers; there are {', '.join(leaves)[:200]}")
+    return found
+
+
+def _companions(
+    leaves: Mapping[str, jax.Array], chosen: Sequence[str], moving: str | Callable[[str], bool]
+) -> dict[str, list[str]]:
+    """Of each parameter the arrays that go with it. One that could go with several goes with the longest path."""
+    tails = {name: name.removeprefix(f"{moving}/") if isinstance(moving, str) else name for name in chosen}
+    found: dict[str, list[str]] = {name: [] for name in chosen}
+    for other, leaf in leaves.items():
+        hits = [name for name in chosen if f"/{other}".endswith(f"/{tails[name]}")]
+        if other not in found and hits:
+            name = max(hits, key=lambda name: len(tails[name]))
+            if leaf.shape == leaves[name].shape:
+                found[name].append(other)
+    return found
+
+
+def _bytes(array: jax.Array, piece: Piece) -> int:
+    bits = jax.eval_shape(bits_of, array)
+    return bits.size * bits.dtype.itemsize * (piece.stop - piece.start) // max(_rows(array), 1)
+
+
+def _rows(array: jax.Array) -> int:
+    """Of an array's numbers: a PRNG key has several."""
+    bits = jax.eval_shape(bits_of, array)
+    return int(bits.shape[0]) if bits.ndim else 1

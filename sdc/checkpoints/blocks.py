@@ -1,0 +1,187 @@
+"""Digests of a state's arrays, block by block, taken where the arrays are.
+
+A block is so many rows of a global array, that is of indices of its first axis, whatever the sharding. Each process
+takes the digests of what its own devices hold: of each shard, the share of every block that it touches. Shares add up
+(see `sdc.twins.digests`), so that arrays are compared under any sharding and no array is ever gathered.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jaxtyping import Array, UInt32
+
+from sdc.twins.digests import row_digests
+
+from .boxes import Box, box_of
+
+MOST = 64
+"""Blocks of an array."""
+LEAST = 1 << 16
+"""Bytes of a block, unless the array has fewer."""
+AT_ONCE = 64
+"""Arrays whose digests one program takes."""
+DEVICES = "devices"
+
+Shares: TypeAlias = dict[Box, np.ndarray]
+"""By the index range of a shard its shares of all blocks of the array, uint32 of shape (blocks, 2)."""
+
+
+class Cut(NamedTuple):
+    """How an array is cut.
+
+    Attributes:
+        shape: of the array; that of the data, for PRNG keys, and (1,) for a scalar.
+        rows: of a block.
+    """
+
+    shape: tuple[int, ...]
+    rows: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return max(1, -(-self.shape[0] // self.rows))
+
+    def block(self, number: int) -> tuple[int, int]:
+        """First row of a block, and the one behind its last."""
+        return number * self.rows, min((number + 1) * self.rows, self.shape[0])
+
+
+class Apart(NamedTuple):
+    """Devices that should hold the same and do not."""
+
+    name: str
+    box: Box
+
+
+def cut_of(shape: Sequence[int], itemsize: int) -> Cut:
+    """Cuts an array into at most `MOST` blocks of at least `LEAST` bytes; rows are a power of two.
+
+    Example:
+        >>> from sdc.checkpoints.blocks import cut_of
+        >>> cut_of((4096, 1024), 4)
+        Cut(shape=(4096, 1024), rows=64)
+    """
+    shape = tuple(shape) or (1,)
+    row = max(1, math.prod(shape[1:]) * itemsize)
+    rows = max(1, -(-shape[0] // MOST), -(-LEAST // row))
+    return Cut(shape, 1 << (rows - 1).bit_length())
+
+
+def bits_of(array: Any) -> Any:
+    """An array as numbers of 8 bits or more: the data of PRNG keys, and wider ones for the narrowest."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(array)
+    if jax.dtypes.itemsize_bits(array.dtype) < 8:
+        return array.astype(jnp.int8 if jnp.issubdtype(array.dtype, jnp.integer) else jnp.float32)
+    return array
+
+
+def take(arrays: Mapping[str, jax.Array]) -> Callable[[], tuple[dict[str, Shares], list[Apart]]]:
+    """Starts taking digests of this process's shards. The arrays may be donated as soon as this returns.
+
+    Args:
+        arrays: by name, of any sharding.
+
+    Returns:
+        What waits for them: shares by name, and what differs between devices that should hold the same. It may be
+        called in another thread.
+    """
+    laid = {name: _laid_out(array) for name, array in arrays.items()}
+    batches: list[tuple[list[str], list[Array]]] = []
+    for mesh in dict.fromkeys(one.plan.mesh for one in laid.values()):
+        names = [name for name, one in laid.items() if one.plan.mesh == mesh]
+        for first in range(0, len(names), AT_ONCE):
+            batch = names[first : first + AT_ONCE]
+            program = _shares(mesh, tuple(laid[name].plan.cut for name in batch))
+            batches.append(
+                (batch, program([laid[name].array for name in batch], [laid[name].plan.starts for name in batch]))
+            )
+
+    def finish() -> tuple[dict[str, Shares], list[Apart]]:
+        shares: dict[str, Shares] = {}
+        apart = []
+        sums = {name: found for batch, several in batches for name, found in zip(batch, several, strict=True)}
+        for name, one in laid.items():
+            held = shares.setdefault(name, {})
+            for box, share in zip(one.plan.boxes, np.asarray(sums[name]), strict=True):
+                if not np.array_equal(held.setdefault(box, share), share):
+                    apart.append(Apart(name, box))
+        return shares, apart
+
+    return finish
+
+
+class _Plan(NamedTuple):
+    """How this process's shards of an array lie side by side on a mesh of their own."""
+
+    boxes: list[Box]
+    cut: Cut
+    starts: np.ndarray
+    mesh: Mesh
+    sharding: NamedSharding
+    shape: tuple[int, ...]
+
+
+class _Laid(NamedTuple):
+    """An array so, without a copy."""
+
+    plan: _Plan
+    array: Array
+
+
+def _laid_out(array: jax.Array) -> _Laid:
+    """No other process is waited for: the mesh is of this one's devices alone."""
+    bits = bits_of(array)
+    plan = _plan(bits.sharding, bits.shape, bits.dtype.itemsize)
+    shards = {shard.device: shard.data for shard in bits.addressable_shards}
+    parts = [shards[device] if bits.ndim else shards[device].reshape(1) for device in plan.mesh.devices.flat]
+    return _Laid(plan, jax.make_array_from_single_device_arrays(plan.shape, plan.sharding, parts))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(sharding: jax.sharding.Sharding, shape: tuple[int, ...], itemsize: int) -> _Plan:
+    places: Any = sharding.addressable_devices_indices_map(shape)
+    devices = sorted(places, key=lambda device: int(device.id))
+    boxes = [box_of(places[device] or (), shape) for device in devices]
+    starts = np.asarray([[start for start, _ in box] or [0] for box in boxes], np.uint32)
+    mesh = Mesh(np.asarray(devices), (DEVICES,))
+    one = sharding.shard_shape(shape) or (1,)
+    own = NamedSharding(mesh, P(DEVICES), memory_kind=sharding.memory_kind)
+    return _Plan(boxes, cut_of(shape, itemsize), starts, mesh, own, (len(devices) * one[0], *one[1:]))
+
+
+@functools.lru_cache(maxsize=256)
+def _shares(mesh: Mesh, cuts: tuple[Cut, ...]) -> Callable[..., list[Array]]:
+    def one(arrays: Sequence[Array], starts: Sequence[UInt32[Array, "1 axes"]]) -> list[UInt32[Array, "1 blocks 2"]]:
+        return [_share(x, cut, start[0])[None] for x, cut, start in zip(arrays, cuts, starts, strict=True)]
+
+    return jax.jit(jax.shard_map(one, mesh=mesh, in_specs=P(DEVICES), out_specs=P(DEVICES), check_vma=False))
+
+
+def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "blocks 2"]:
+    """What a shard adds to each block. Rows go together as far as no block ends between them in any shard."""
+    if not x.size:
+        return jnp.zeros((cut.blocks, 2), jnp.uint32)
+    rows = math.gcd(x.shape[0], cut.rows)
+    chunks = x.reshape(-1, rows, *x.shape[1:])
+    offset = [start[0] // rows, jnp.uint32(0), *(start[axis] for axis in range(1, len(cut.shape)))]
+    sums = row_digests(chunks, shape=(0, rows, *cut.shape[1:]), offset=offset)
+    first = start[0] + jnp.arange(chunks.shape[0], dtype=jnp.uint32) * jnp.uint32(rows)
+    return jax.ops.segment_sum(sums, first // jnp.uint32(cut.rows), cut.blocks, indices_are_sorted=True)
+
+
+def whole(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
+    """Whether boxes of different shards make up an array of that shape."""
+    return sum(math.prod(stop - start for start, stop in box) for box in boxes) == math.prod(shape)
+
+
+def total(shares: Mapping[Box, np.ndarray]) -> np.ndarray:
+    """The digests of all blocks, from the shares of all shards: uint32 of shape (blocks, 2)."""
+    return np.asarray(sum(shares.values()), np.uint32)

@@ -1,0 +1,363 @@
+"""SCAR: a running checkpoint, of which the blocks that moved most are saved, often, in the place of all, seldom.
+
+Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4. There it is
+part of a parameter server; here blocks are rows of sharded arrays, and each process writes what its devices hold.
+"""
+
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax._src import distributed
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from sdc.record.lock import Lock
+from sdc.record.storage import reason
+from sdc.settings import SettingError
+from sdc.text import NOTHING
+
+from . import recovery
+from ._partition import By, Partition, named_leaves, partition
+from .choosing import POLICIES, Policy, choose
+from .norms import Distance, squared_distance
+from .pieces import Held, fetch, held_by
+from .store import Seal, Store, StoreError, last_save, write_seal
+
+LOG = logging.getLogger("sdc.checkpoints")
+State = TypeVar("State")
+WAIT_MS = 600_000
+"""How long a save waits in the background for those of the other processes."""
+_openings = itertools.count()
+"""All processes open their running checkpoints in the same order."""
+
+
+class RunningCheckpoint:
+    """A checkpoint that is always there, and mixes steps: each block is as it was when it was saved last.
+
+    In a run of several processes all make one over the same folder, on storage that they share, and call `save` alike.
+
+    Attributes:
+        partition: the blocks.
+        steps: of each block the step at which it was saved last, -1 for never: it counts as it was at the start.
+        copy: the parameters as they are in the checkpoint, by name, on the devices.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> from sdc.checkpoints import RunningCheckpoint
+        >>> state = {"w": jnp.zeros((8, 4)), "step": jnp.int32(0)}
+        >>> with RunningCheckpoint(tempfile.mkdtemp(), state, fraction=0.25, rows=2) as running:
+        ...     moved = {"w": state["w"].at[3].add(2.0), "step": jnp.int32(1)}
+        ...     saved = running.save(moved, 1)
+        ...     done = running.wait()
+        ...     found = running.recover(["w"], {"w": jnp.full((8, 4), jnp.nan), "step": jnp.int32(7)})
+        >>> found.state["w"][3], int(found.state["step"])
+        (Array([2., 2., 2., 2.], dtype=float32), 7)
+        >>> found.steps, found.initial
+        ({1: 1}, [0, 2, 3])
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        initial: Any,
+        *,
+        fraction: float = 0.125,
+        policy: Policy = "priority",
+        moving: str | Callable[[str], bool] = "",
+        by: By = "rows",
+        rows: int | None = None,
+        distance: Distance = squared_distance,
+        seed: int = 0,
+        again: Callable[[], Any] | None = None,
+    ) -> None:
+        """Opens a running checkpoint, or begins one.
+
+        Args:
+            folder: where it is; `gs://` as well.
+            initial: the state at the start, which blocks that were never saved hold.
+            fraction: of the bytes that each save writes, above 0 and at most 1.
+            policy: `priority`, `round-robin` or `random`: which blocks a save takes.
+            moving, by, rows: how the state is cut, see `partition`.
+            distance: how far rows moved, see `norms`.
+            seed: of `random`.
+            again: makes the initial state once more, where it is donated to the first step; by default it is kept.
+
+        Raises:
+            SettingError: an option is wrong.
+            StoreError: the folder holds one of another state.
+            RecordBusy: another process writes it.
+        """
+        if not 0 < fraction <= 1:
+            raise SettingError("fraction", fraction, "expected more than 0 and at most 1")
+        if policy not in POLICIES:
+            raise SettingError("policy", policy, f"expected one of {', '.join(POLICIES)}")
+        self.folder = _path(folder)
+        self.partition: Partition = partition(initial, moving=moving, by=by, rows=rows)
+        self._fraction, self._policy, self._seed, self._cursor = fraction, policy, seed, 0
+        self._budget = 0.0
+        self._distance = distance
+        self._store = Store(self.folder, jax.process_index())
+        self._store.place.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock(self._store.place)
+        leaves = named_leaves(initial)
+        self._held: Mapping[int, Sequence[Held]] = held_by(self.partition, leaves)
+        layout = {
+            "schema": self.partition.schema, "processes": jax.process_count(),
+            "blocks": {str(block): [one.plain for one in held] for block, held in self._held.items()},
+        }  # fmt: skip
+        self._opening = next(_openings)
+        self._initial = again or (lambda: initial)
+        self._saves = 0
+        self._unsaved = np.zeros(self.partition.choices, bool)
+        self.steps = np.full(len(self.partition.blocks), -1)
+        self.copy = {name: jnp.copy(leaf) for name, leaf in _auto(self._moving(leaves)).items()}
+        self._measure = _measuring(self.partition, self.copy, distance)
+        self._pool = ThreadPoolExecutor(1, "sdc-running-checkpoint")
+        self._writing: Future[int] | None = None
+        self.bytes = 0
+        """That this process wrote so far."""
+        try:
+            self._store.create(layout)
+            if last_save(self.folder) is not None:
+                self._continue(initial)
+        except BaseException as error:
+            self._lock.release()
+            if isinstance(error, OSError) and not isinstance(error, StoreError):
+                raise StoreError(f"cannot write to {self._store.place} ({reason(error)})") from error
+            raise
+
+    def save(self, state: Any, step: int, *, note: Mapping[str, Any] = NOTHING) -> list[int]:
+        """Saves the blocks that are due. They are written in the background; the state may be donated at once.
+
+        Args:
+            state: of the structure, shapes, types and shardings of the initial one.
+            step: steps done.
+            note: what else is to be known of the save, in JSON's types: where the data iterator stands, for instance.
+
+        Returns:
+            Numbers of the blocks.
+
+        Raises:
+            StoreError: the state is another one.
+        """
+        leaves = named_leaves(state)
+        self.partition.check(leaves)
+        self.wait()
+        moving = _auto(self._moving(leaves))
+        moved = np.where(self._unsaved, np.inf, np.asarray(self._measure.moved(moving, self.copy)))
+        sizes = self.partition.sizes[:-1]
+        self._budget += self._fraction * sum(sizes)
+        chosen, self._cursor = choose(
+            self._policy, self._budget, sizes, moved, cursor=self._cursor, seed=self._seed + step
+        )
+        # What blocks leave over, or go beyond, is for the next saves: the bytes are those of the fraction.
+        self._budget -= sum(sizes[block] for block in chosen)
+        mask = np.zeros(self.partition.choices, bool)
+        mask[chosen] = True
+        self.copy = self._measure.updated(moving, self.copy, mask)
+        everything = [*chosen, self.partition.choices]  # the last block every time
+        pieces = fetch({block: self._held[block] for block in everything if block in self._held}, leaves)
+        self._unsaved |= mask  # until they are written
+        self._saves += 1
+        self._writing = self._pool.submit(self._write, self._saves, step, everything, pieces, note)
+        return chosen
+
+    def wait(self) -> bool:
+        """Waits until what is being saved is written and sealed, and says whether it is. What is not is saved again."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return True
+        try:
+            self.bytes += writing.result()
+            return True
+        except Exception as error:  # of the storage, or of a device; whatever it is, the training has no part in it
+            LOG.error("a save of the running checkpoint failed: %s; the training goes on without it", error)
+            return False
+
+    def recover(
+        self,
+        lost: Sequence[str | int],
+        state: State,
+        *,
+        policy: recovery.Policy = "partial",
+        devices: Sequence[jax.Device] = (),
+    ) -> "recovery.Recovered[State]":
+        """Gives a state in which some blocks were lost its blocks back; see `recovery.recover`.
+
+        Raises:
+            StoreError: a block that is needed has no version that is as it was saved.
+        """
+        return self.reader().recover(lost, state, policy=policy, devices=devices)
+
+    def reader(self) -> recovery.Reader:
+        """Reads what is saved by now."""
+        self.wait()
+        return recovery.Reader(self.folder, self.partition, self._initial)
+
+    @staticmethod
+    def read(
+        folder: str | os.PathLike[str],
+        initial: Any,
+        *,
+        moving: str | Callable[[str], bool] = "",
+        by: By = "rows",
+        rows: int | None = None,
+    ) -> recovery.Reader:
+        """Reads a running checkpoint that nobody writes, or another process does, on whatever mesh `initial` is on."""
+        return recovery.Reader(_path(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
+
+    def distance(self, state: Any, other: Any) -> float:
+        """The L2 norm of the difference of two states' parameters: the perturbation that a recovery is."""
+        parts = [list(_auto(self._moving(named_leaves(one))).values()) for one in (state, other)]
+        return float(_difference(*parts))
+
+    def _moving(self, leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {name: leaves[name] for name in self.partition.moving}
+
+    def close(self) -> None:
+        """Waits, and lets go of the folder."""
+        self.wait()
+        self._pool.shutdown()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _continue(self, initial: Any) -> None:
+        """Goes on with a store: the copy becomes what it holds."""
+        reader = self.reader()
+        self._saves = max([reader.save, *self._store.saves()])
+        self._store.versions = reader.versions(self._store)
+        found = reader.recover(list(range(len(self.partition.blocks))), initial)
+        self.copy = _auto(self._moving(named_leaves(found.state)))
+        for block, step in found.steps.items():
+            self.steps[block] = step
+
+    def _write(self, save: int, step: int, blocks: Sequence[int], pieces: Any, note: Mapping[str, Any]) -> int:
+        failure, written = "", 0
+        try:
+            written = self._store.write(save, step, pieces(), note)
+        except StoreError as error:
+            failure = str(error)
+        self._agree(save, failure)
+        if jax.process_index() == 0:
+            try:
+                write_seal(self.folder, Seal(save, step, jax.process_count()))
+            except OSError as error:
+                raise StoreError(f"save {save} cannot be sealed ({reason(error)})") from error
+        self.steps[list(blocks)] = step
+        self._unsaved[[block for block in blocks if block < self.partition.choices]] = False
+        self._store.reclaim()
+        return written
+
+    def _agree(self, save: int, failure: str) -> None:
+        """A save counts if all processes have done their part: else all of them do it again, and choose alike.
+
+        Raises:
+            StoreError: one has not.
+        """
+        said, client = [failure], distributed.global_state.client
+        if client is not None and jax.process_count() > 1:
+            key, me = f"sdc/scar/{self._opening}/{save}", jax.process_index()
+            client.key_value_set(f"{key}/{me}", failure or "done")
+            try:
+                told = (client.blocking_key_value_get(f"{key}/{one}", WAIT_MS) for one in range(jax.process_count()))
+                said = ["" if word == "done" else str(word) for word in told]
+            except jax.errors.JaxRuntimeError as error:
+                raise StoreError(f"save {save} is not sealed: another process has not done its part") from error
+        for word in filter(None, said):
+            raise StoreError(word)
+
+
+def _auto(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The same arrays, without a copy, on meshes whose shardings the compiler finds by itself."""
+
+    def one(leaf: jax.Array) -> jax.Array:
+        found = leaf.sharding
+        if not isinstance(found, NamedSharding) or all(kind is AxisType.Auto for kind in found.mesh.axis_types):
+            return leaf
+        mesh = Mesh(found.mesh.devices, found.mesh.axis_names, axis_types=(AxisType.Auto,) * len(found.mesh.axis_names))
+        parts = [shard.data for shard in leaf.addressable_shards]
+        sharding = NamedSharding(mesh, found.spec, memory_kind=found.memory_kind)
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+
+    return {name: one(leaf) for name, leaf in leaves.items()}
+
+
+def _path(folder: str | os.PathLike[str]) -> epath.Path:
+    where = os.fspath(folder)
+    return epath.Path(where if "://" in where else os.path.abspath(where))
+
+
+@jax.jit
+def _difference(new: Sequence[jax.Array], old: Sequence[jax.Array]) -> jax.Array:
+    parts = [jnp.sum(squared_distance(a.reshape(-1), b.reshape(-1))) for a, b in zip(new, old, strict=True)]
+    return jnp.sqrt(sum(parts, jnp.float32(0)))
+
+
+class _Measure(NamedTuple):
+    """Two compiled programs: how far each block moved, and the copy with some blocks replaced."""
+
+    moved: Callable[..., jax.Array]
+    updated: Callable[..., dict[str, jax.Array]]
+
+
+def _measuring(cut: Partition, leaves: Mapping[str, jax.Array], distance: Distance) -> _Measure:
+    ids: dict[str, np.ndarray] = {}
+    for name in cut.moving:
+        shape = cut.types[name][1]
+        ids[name] = np.zeros(shape[0] if shape else 1, np.int32)
+    for block, pieces in enumerate(cut.blocks[:-1]):
+        for piece in pieces:
+            if piece.name in ids:
+                ids[piece.name][piece.start : piece.stop] = block
+    shardings = tuple(leaves[name].sharding for name in ids)
+    return _measures(tuple((name, block.tobytes()) for name, block in ids.items()), shardings, cut.choices, distance)
+
+
+@functools.lru_cache(maxsize=16)
+def _measures(
+    rows_of: tuple[tuple[str, bytes], ...], shardings: tuple[Any, ...], choices: int, distance: Distance
+) -> _Measure:
+    """Of each array the block of each row, as 32-bit numbers, and its sharding, which its copy has too."""
+    ids = {name: np.frombuffer(block, np.int32) for name, block in rows_of}
+
+    def rows(x: jax.Array) -> jax.Array:
+        return x if x.ndim else x[None]
+
+    def moved(new: Mapping[str, jax.Array], old: Mapping[str, jax.Array]) -> jax.Array:
+        total = jnp.zeros(choices, jnp.float32)
+        for name, block in ids.items():
+            far = distance(rows(new[name]), rows(old[name])).astype(jnp.float32)
+            total += jax.ops.segment_sum(far, block, choices)
+        return total
+
+    def updated(new: Mapping[str, jax.Array], old: Mapping[str, jax.Array], mask: jax.Array) -> dict[str, jax.Array]:
+        def one(name: str) -> jax.Array:
+            chosen = mask[ids[name]].reshape(-1, *[1] * (rows(new[name]).ndim - 1))
+            return jnp.where(chosen, rows(new[name]), rows(old[name])).reshape(new[name].shape)
+
+        return {name: one(name) for name in ids}
+
+    # Each process chooses by the same numbers: all must have all of them.
+    everywhere = [NamedSharding(one.mesh, PartitionSpec()) for one in shardings if isinstance(one, NamedSharding)]
+    placed = {name: one if isinstance(one, NamedSharding) else None for name, one in zip(ids, shardings, strict=True)}
+    return _Measure(
+        jax.jit(moved, out_shardings=everywhere[0] if everywhere else None),
+        jax.jit(updated, donate_argnums=1, out_shardings=placed),
+    )

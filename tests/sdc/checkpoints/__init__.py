@@ -1,0 +1,1 @@
+"""Checkpoints: certificates, running checkpoints, repair."""

@@ -1,0 +1,149 @@
+"""Saves: a process that saves certified and running checkpoints is killed at any moment, and what it said is there.
+
+A checkpoint that was verified stays, and restores to the bits that were saved; a running checkpoint is what a simple
+model in memory says after the saves that were done, or the one that was being done.
+"""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from orbax.checkpoint import v1 as ocp
+
+from sdc.checkpoints import CertificateError, Certified, RunningCheckpoint, certify
+
+from .bits import bits_of
+from .tally import Tally
+
+EACH = 10
+"""Kills in one folder, one after the other."""
+LONGEST = 1.5
+"""Seconds from the first save to the kill."""
+CHILD = "import sys; from tests.storms.saves import go_on; go_on(sys.argv[1])"
+
+
+def state(step: int) -> dict[str, Any]:
+    """What is saved at a step: other numbers everywhere, and more of them in some rows."""
+    w = jnp.arange(256.0).reshape(32, 8) + step
+    params = {"w": w.at[step % 32].add(100.0 * step), "b": jnp.full(8, float(step))}
+    return {
+        "params": params,
+        "trace": {"w": -w, "b": params["b"]},
+        "key": jax.random.key(step),
+        "step": jnp.int32(step),
+    }
+
+
+def opened(folder: Path) -> Certified:
+    """A certified checkpointer that keeps two."""
+    policy = ocp.training.preservation_policies.LatestN(2)
+    return certify(
+        ocp.training.Checkpointer(folder / "certified", preservation_policy=policy, cleanup_tmp_directories=True)
+    )
+
+
+def go_on(where: str) -> None:
+    """Saves until it is killed, and says each time what is done."""
+    folder = Path(where)
+    running = RunningCheckpoint(folder / "running", state(0), moving="params", rows=4)
+    with opened(folder) as checkpointer:
+        first = max([0, *(checkpoint.step for checkpoint in checkpointer.checkpoints)]) + 1
+        print("begun", flush=True)
+        for step in range(first, first + 1000):
+            blocks = running.save(state(step), step)
+            if running.wait():
+                _say(running=step, blocks=[*blocks, running.partition.choices])
+            checkpointer.save(step, state(step))
+            _say(certified=step)
+            if step % 3 == 0:
+                checkpointer.load(step, state(0))
+                _say(verified=step)
+
+
+def _say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def run(count: int, seed: int) -> Tally:
+    """So many kills."""
+    tally, draw = Tally("saves"), random.Random(seed)
+    for begin in range(0, count, EACH):
+        folder = Path(tempfile.mkdtemp())
+        said: dict[str, Any] = {"certified": 0, "verified": 0, "steps": {}}
+        for _ in range(min(EACH, count - begin)):
+            _killed(folder, draw.uniform(0, LONGEST), said)
+            tally.trials += 1
+            _certified(tally, folder, said)
+            _running(tally, folder, said)
+        print(f"  saves: {tally.trials} of {count}, {said['certified']} steps", flush=True)
+        shutil.rmtree(folder)
+    return tally
+
+
+def _killed(folder: Path, seconds: float, said: dict[str, Any]) -> None:
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    time.sleep(seconds)
+    child.send_signal(signal.SIGKILL)
+    for line in child.communicate()[0].splitlines():
+        try:
+            what = json.loads(line)
+        except ValueError:  # cut off
+            continue
+        said |= {name: step for name, step in what.items() if name in ("certified", "verified")}
+        said["steps"] |= dict.fromkeys(what.get("blocks", ()), what.get("running"))
+
+
+def _certified(tally: Tally, folder: Path, said: dict[str, Any]) -> None:
+    with opened(folder) as checkpointer:
+        steps = [checkpoint.step for checkpoint in checkpointer.checkpoints]
+        for step in steps:
+            try:
+                if bits_of(checkpointer.load(step, state(0))) != bits_of(state(step)):
+                    tally.fail("other bits", f"certified {step}")
+                tally.note("restored")
+            except CertificateError as error:
+                tally.note("not certified")
+                if step <= said["certified"]:
+                    tally.fail("false corrupt", f"certified {step} was done: {error}")
+        if said["certified"] and said["certified"] not in steps and max(steps, default=0) <= said["certified"]:
+            tally.fail("false clean", f"step {said['certified']} was saved, and there are {steps}")
+        if said["verified"] and not any(step >= said["verified"] for step in steps):
+            tally.fail("false clean", f"step {said['verified']} was verified, and there are {steps}")
+
+
+def _running(tally: Tally, folder: Path, said: dict[str, Any]) -> None:
+    reader = RunningCheckpoint.read(folder / "running", state(0), moving="params", rows=4)
+    found = reader.recover(list(range(len(reader.cut.blocks))), state(0))
+    for block, pieces in enumerate(reader.cut.blocks):
+        step = found.steps.get(block, 0)
+        alone = reader.recover([block], state(0)).state
+        expected = _with(state(0), state(step), pieces)
+        if bits_of(alone) != bits_of(expected):
+            tally.fail("other bits", f"block {block} of step {step}")
+        if step < said["steps"].get(block, 0):
+            tally.fail("false clean", f"block {block} is of step {step}; that of {said['steps'][block]} was saved")
+        tally.note("blocks")
+        said["steps"][block] = step  # what was being saved when it was killed may count
+
+
+def _with(old: Any, new: Any, pieces: Any) -> Any:
+    rows = {piece.name: piece for piece in pieces}
+
+    def one(path: Any, a: Any, b: Any) -> Any:
+        piece = rows.get(jax.tree_util.keystr(path, simple=True, separator="/"))
+        if piece is None:
+            return a
+        return b if a.ndim == 0 else a.at[piece.start : piece.stop].set(b[piece.start : piece.stop])
+
+    return jax.tree_util.tree_map_with_path(one, old, new)
