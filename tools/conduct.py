@@ -90,9 +90,9 @@ def conduct(options: RunOptions, job: Job) -> int:
         loaded = job.load()
     # Devices and peers from here on.
     from sdc.analysis import conclude
+    from sdc.multihost import everyone
     from sdc.train import run
     from sdc.train.cluster import joined
-    from sdc.train.multihost import everyone
     from sdc.train.stopping import PATIENCE, Stop
 
     from . import signals
@@ -139,7 +139,7 @@ def conduct(options: RunOptions, job: Job) -> int:
 
 def _shared_folder(named: Sequence[str], kind: str) -> Path:
     """The run folder, which the first process makes; another one that a peer was given is a mistake."""
-    from sdc.train.multihost import everyone
+    from sdc.multihost import everyone
     from sdc.train.processes import Incomparable
 
     folder = Path(everyone(named[0] or str(new_folder(kind)))[0])

@@ -79,8 +79,8 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     import jax
 
     from sdc.campaigns.runner import NotDeterministic
+    from sdc.multihost import Unreachable
     from sdc.train.checkpoints import NotWritten
-    from sdc.train.multihost import Unreachable
     from sdc.train.processes import Incomparable
     from sdc.twins.traces import NotComparable
 

@@ -126,6 +126,14 @@ class TrainOptions(CheckedOptions):
     aggregate: str | None = None
     """How gradients are aggregated, methods joined by +: noise,sigma=S; paft_sync,period=N; paft,max_period=N;
     dropcompute,threshold=SECONDS|auto,latency=KIND,...; lossy,p=P,packet=N; shadow. Settings: docs/aggregation.md."""
+    checkpoint: Literal["full", "scar"] = "full"
+    """Full checkpoints, or a running one (scar), of which the blocks that moved most are saved, more often."""
+    checkpoint_fraction: float = 0.125
+    """Fraction of the bytes that a save of --checkpoint scar writes; a save follows after so many times
+    --checkpoint-every steps."""
+    lose_shards: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Simulated loss, as in shards,step=30,fraction=0.5,recover=partial (or full); may be repeated. Needs --checkpoint
+    scar."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,3 +223,24 @@ class ReportOptions:
     """Folder for the page of two runs; by default that of the second run."""
     json: bool = False
     """Print the summary as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Look at certified checkpoints of any program that saves with Orbax.
+
+    Example: sdc checkpoint verify runs/my-training/checkpoints
+
+    Exit codes: 0 everything was restored as it was saved, 1 something was not, 2 bad usage, 3 something could not be
+    compared (no certificate, or files that cannot be read).
+    """
+
+    action: tyro.conf.Positional[Literal["show", "verify", "certify"]]
+    """List checkpoints and what is known of them (show), restore and compare them (verify), or give those that have no
+    certificate one of what they restore to now (certify)."""
+    folder: tyro.conf.Positional[str]
+    """Folder that an Orbax checkpointer wrote: it holds one folder a step."""
+    step: Annotated[tuple[int, ...], tyro.conf.UseAppendAction] = ()
+    """Only this step; may be repeated. By default all."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""

@@ -204,6 +204,32 @@ def _findings(summary: Mapping[str, Any]) -> Iterator[Part]:
         yield Text.assemble(seen, f"  {check['claim']}: {check['seen']}")
 
 
+def _checkpoints(result: Mapping[str, Any]) -> Iterator[Part]:
+    """Certified checkpoints, a line each."""
+    rows = []
+    for row in result["checkpoints"]:
+        status = row["status"] or {"state": "-", "reasons": [], "history": True}
+        by = ", ".join(status["reasons"]) + ("" if status["history"] else " (history not verified)")
+        found = (
+            "not compared"
+            if not row["compared"]
+            else "differs"
+            if row["wrong"]
+            else "-"
+            if row["problem"]
+            else "as saved"
+        )
+        rows.append([str(row["step"]), status["state"], by or "-", f"{row['covered']:,}", size(row["bytes"]), found])
+    yield _table("Checkpoints", ["step", "state", "by", "arrays", "size", "restored"], rows, padding=(0, 1))
+    for row in result["checkpoints"]:
+        if row["problem"]:
+            yield f"step {row['step']}: {row['problem']}"
+        if row["uncovered"]:
+            yield f"step {row['step']}: not certified: {', '.join(row['uncovered'])}"
+    if result["verdict"] is not None:
+        yield Text(result["verdict"].upper(), COLOURS[result["verdict"]])
+
+
 def _difference(result: Mapping[str, Any]) -> Iterator[Part]:
     yield _verdict(result, "(simulated fault)")
     if (first := result["first"]) is None:
@@ -263,6 +289,7 @@ def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
 
 PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {
     "campaign": _campaign,
+    "checkpoint": _checkpoints,
     "abft study": _products_study,
     "aggregation study": _findings,
     "diff": _difference,

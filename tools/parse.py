@@ -15,7 +15,15 @@ import tyro
 from .bench.options import BenchOptions
 from .errors import CommandError
 from .estimate_options import EstimateOptions
-from .options import CampaignOptions, DiffOptions, ReportOptions, TraceOptions, TrainOptions, TwinOptions
+from .options import (
+    CampaignOptions,
+    CheckpointOptions,
+    DiffOptions,
+    ReportOptions,
+    TraceOptions,
+    TrainOptions,
+    TwinOptions,
+)
 from .study_options import AbftOptions, StudyOptions
 
 DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
@@ -29,6 +37,7 @@ Command = (
     | Annotated[AbftOptions, tyro.conf.subcommand("abft")]
     | Annotated[StudyOptions, tyro.conf.subcommand("study")]
     | Annotated[EstimateOptions, tyro.conf.subcommand("estimate")]
+    | Annotated[CheckpointOptions, tyro.conf.subcommand("checkpoint")]
     | Annotated[ReportOptions, tyro.conf.subcommand("report")]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
 )
@@ -41,6 +50,7 @@ MODULES: dict[type, str] = {
     AbftOptions: ".commands._abft",
     StudyOptions: ".commands._study",
     EstimateOptions: ".commands._estimate",
+    CheckpointOptions: ".commands._checkpoint",
     ReportOptions: ".commands._report",
     BenchOptions: ".bench.command",
 }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 
+from sdc.multihost import everyone
 from sdc.record.determinism import check_deterministic, differences, environment
 from sdc.record.devices import describe_devices, on_mesh
 from sdc.record.identity import identify
@@ -27,16 +29,16 @@ from .golden import Golden
 from .jobs import Job
 from .judging import Answer, Judge, Judged
 from .loop import run_steps
-from .multihost import everyone
 from .placement import place
 from .processes import Incomparable, as_read, changes, check_comparable
 from .programs.protocol import Program
+from .running import Keeper, saved_step
 from .workload import Loaded
 
 # A run is resumed only with the settings that it was started with.
 SETTINGS = (
     "kind", "config", "seed", "sync", "compare", "exchange", "placement", "mesh", "twins", "suspect", "data", "where",
-    "abft", "aggregate", "against", "compiler_options",
+    "abft", "aggregate", "against", "compiler_options", "running",
 )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def run(
     folder = Path(job.folder).absolute()
     if job.resume:
         read_manifest(folder, job.kind)
-    start = (Checkpoints(folder / "checkpoints", every=1).latest or 0) if job.resume else 0
+    start = _start(job, folder) if job.resume else 0
     _check_intents(job, folder, start)
     options = read_options(job.compiler_options)
     check_options(options)
@@ -156,14 +158,12 @@ def _execute(
         for each in judges:
             if isinstance(each, Golden):
                 each.recall(folder, before=start)
-        state, position = checkpoints.restore(program.abstract())
-        source.set_state(position)
-    else:
-        state = program.init(job.workload.seed)
     first = jax.process_index() == 0
     record = _open(job, folder, manifest, start, program) if first else None
+    keeper: Keeper | None = None
     try:
         everyone("ready", at="before the first step")
+        keeper, state = _started(job, folder, program, checkpoints, source, start)
         with checkpoints:
             done = run_steps(
                 program,
@@ -172,6 +172,7 @@ def _execute(
                 batches=source,
                 record=record,
                 checkpoints=checkpoints,
+                keeper=keeper,
                 judge=_all_of(judges) if judges else None,
                 on_step=on_step,
                 stop=stop,
@@ -191,9 +192,36 @@ def _execute(
             return None
         record.finish(found)
     finally:
+        if keeper is not None:
+            keeper.close()
         if record is not None:
             record.close()
     return read_record(folder)
+
+
+def _started(
+    job: Job, folder: Path, program: Program, checkpoints: Checkpoints, source: Any, start: int
+) -> tuple[Keeper | None, Any]:
+    """The running checkpoint, if there is to be one, and the state from which the run goes on."""
+    keeper, state = None, None
+    if (running := getattr(job, "running", None)) is not None:
+        again = functools.partial(program.init, job.workload.seed)
+        keeper = Keeper(running, folder, state := again(), again=again, checkpoint_every=job.checkpoint_every)
+    if start and keeper is not None and checkpoints.latest != start:
+        state, position = keeper.restored(state)
+        source.set_state(position)
+    elif start:
+        state, position = checkpoints.restore(program.abstract())
+        source.set_state(position)
+    elif keeper is None:
+        state = program.init(job.workload.seed)
+    return keeper, state
+
+
+def _start(job: Job, folder: Path) -> int:
+    """Steps done at the newest checkpoint, of whatever kind."""
+    full = Checkpoints(folder / "checkpoints", every=1).latest or 0
+    return full if getattr(job, "running", None) is None else max(full, saved_step(folder))
 
 
 def _check_intents(job: Job, folder: Path, start: int) -> None:

@@ -16,10 +16,10 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
+from sdc.multihost import PeerError, everyone, first_line, together
 from sdc.settings import SettingError
 
 from . import checkpoints_v01, sealed
-from .multihost import PeerError, everyone, first_line, together
 from .retention import Retention
 from .seals import Damage, Seal, Sha256, Sums
 

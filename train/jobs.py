@@ -20,6 +20,7 @@ from sdc.targets.options import read_options
 from .checks import Checks, Simulated, as_aggregated
 from .config import TrainConfig, check
 from .methods import Aggregation, parse_aggregation
+from .running import Running
 from .simulation import Simulation, parse_simulation
 from .workload import LARGEST_COUNT, Loaded, Workload
 
@@ -198,6 +199,7 @@ class Training(CheckedJob):
 
     Attributes:
         aggregate: way of aggregation, see `parse_aggregation`; None for ZeRO-1.
+        running: saves the blocks that moved most in the place of full checkpoints; None for these.
 
     Example:
         >>> from sdc.train.jobs import Training
@@ -207,6 +209,7 @@ class Training(CheckedJob):
     kind: ClassVar[str] = "train"
 
     aggregate: str | None = None
+    running: Running | None = None
 
     @property
     def aggregation(self) -> Aggregation | None:
@@ -218,6 +221,8 @@ class Training(CheckedJob):
         if (aggregation := self.aggregation) is not None:
             aggregation.check(self.workload.resolve(), self.data, self.model)
             self._check_clock(aggregation)
+        if self.running is not None:
+            self.running.check(self.steps)
 
     def _check_clock(self, aggregation: Aggregation) -> None:
         if aggregation.clocked and (self.checks is not None or self.simulated.make(layers=1)):
@@ -240,6 +245,7 @@ class Training(CheckedJob):
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         told = super().manifest(config)
+        told = told if self.running is None else self.running.described(told)
         if (aggregation := self.aggregation) is None:
             return told
         return as_aggregated(told, aggregation.text, aggregation.simulated)

@@ -9,14 +9,15 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
+from sdc.multihost import everyone
 from sdc.record.lifecycle import Record
 
 from .checkpoints import Checkpoints
 from .cluster import tell
 from .judging import PATIENCE, Answer, Judge, Judged, JudgeError
-from .multihost import everyone
 from .placement import Placement
 from .programs.protocol import Program, Rows
+from .running import Keeper
 from .step import BATCH_SPEC
 
 
@@ -60,6 +61,7 @@ def run_steps(
     batches: Batches,
     record: Record | None,
     checkpoints: Checkpoints,
+    keeper: Keeper | None = None,
     judge: Judge | None = None,
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
@@ -73,6 +75,7 @@ def run_steps(
         batches: iterator of batches, at the position of the first step.
         record: record of the run; None in processes that do not write it.
         checkpoints: saved when due, and after the last step.
+        keeper: its running checkpoint is saved when that is due, in the place of others before the last step.
         judge: asked after each step.
         on_step: told of each row that is recorded, for the progress display.
         stop: asked after each step that is recorded whether to end early; answers alike in all processes.
@@ -108,14 +111,21 @@ def run_steps(
                 record.rewind(number)
             continue
         state = new
+        if keeper is not None:
+            state, recovered = keeper.recovered(state, number)
+            rows = rows if recovered is None else rows._replace(row={**rows.row, "recovered": recovered})
         if record is not None:
             record.line(*rows)
         tell(f"at the end of step {number}")
         stopped = stop()
         last = stopped or answer is Answer.STOP or number + 1 == steps.stop
-        if record is not None and (last or checkpoints.due(number + 1)):
+        due = (checkpoints if keeper is None else keeper).due(number + 1)
+        if record is not None and (last or due):
             record.sync()  # a run that goes on from the checkpoint needs the lines before it
-        checkpoints.save(number + 1, state, batches.get_state(), force=last)
+        if keeper is not None and due:
+            keeper.save(state, number + 1, batches.get_state())
+        if keeper is None or last:
+            checkpoints.save(number + 1, state, batches.get_state(), force=last)
         on_step(rows.row)
         number += 1
         if last:

@@ -112,6 +112,14 @@ class StepRow(Fields, kw_only=True):
     abft: Annotated[
         dict[str, Any] | None, about("counts of the checked products; see [below](#aggregation-and-products)")
     ] = None
+    recovered: Annotated[
+        dict[str, Any] | None,
+        about(
+            "what was lost after this step (simulated) and given back: `policy`, blocks `lost` of `blocks`, `bytes` "
+            "lost and `read`, steps that the oldest is `behind`, how many blocks were never saved (`initial`) or had a "
+            "damaged newest version (`older`), and the L2 norm of the `perturbation` of the parameters"
+        ),
+    ] = None
     details: Annotated[
         int | None, about("lines of this step in the file beside it; absent where it has none, and before schema 3")
     ] = None

@@ -19,11 +19,23 @@ class BenchOptions:
     shadow replica and DropCompute against plain data parallelism, on simulated CPU devices. report: time and memory of
     the report of 100,000 steps. record: checksums and syncs of a record, as a share of the run's time. targets:
     digests, lock-step, fingerprint, inject and abft on TPUs and GPUs that are not here, by their compilers' estimate.
-    delay: twins in two processes, with a slow network between them against a fast one; needs root.
+    delay: twins in two processes, with a slow network between them against a fast one; needs root. checkpoint:
+    certificates and running checkpoints against Orbax alone, and against a step.
     """
 
     benchmark: Annotated[
-        Literal["lockstep", "transform", "campaign", "abft", "aggregation", "report", "record", "targets", "delay"],
+        Literal[
+            "lockstep",
+            "transform",
+            "campaign",
+            "abft",
+            "aggregation",
+            "report",
+            "record",
+            "targets",
+            "delay",
+            "checkpoint",
+        ],
         tyro.conf.Positional,
     ]
     """What to measure."""

@@ -1,11 +1,25 @@
 """`sdc train`: one copy, the reference that twins are compared with, or one that checks or protects itself."""
 
+from sdc.settings import SettingError
 from sdc.train.jobs import Training
+from sdc.train.running import Running
 
 from ..conduct import conduct, settings_of
+from ..errors import usage_errors
 from ..options import TrainOptions
 
 
 def run(options: TrainOptions) -> int:
     """Trains and returns the exit code."""
-    return conduct(options, Training(**settings_of(options), aggregate=options.aggregate))
+    return conduct(options, Training(**settings_of(options), aggregate=options.aggregate, running=_running(options)))
+
+
+def _running(options: TrainOptions) -> Running | None:
+    if options.checkpoint == "scar":
+        return Running(fraction=options.checkpoint_fraction, losses=options.lose_shards)
+    with usage_errors():
+        if options.lose_shards:
+            raise SettingError("lose_shards", options.lose_shards[0], "needs what gives it back; add --checkpoint scar")
+        if options.checkpoint_fraction != TrainOptions.checkpoint_fraction:
+            raise SettingError("checkpoint_fraction", options.checkpoint_fraction, "is of --checkpoint scar; add that")
+    return None
