@@ -256,6 +256,8 @@ def read_seal(folder: epath.Path) -> Seal | None:
 def last_save(folder: epath.Path) -> Seal | None:
     """What the seal says, or, where it is damaged, the newest save of which all processes have a manifest.
 
+    None if nothing was ever saved whole: the first save is not done, or was cut off.
+
     Raises:
         StoreError: what there is cannot be read.
     """
@@ -265,7 +267,12 @@ def last_save(folder: epath.Path) -> Seal | None:
     if not first.saves():
         return None
     processes = int(first.layout()["processes"])
-    common = set.intersection(*(set(Store(folder, process).saves()) for process in range(processes)))
+    saves = [set(Store(folder, process).saves()) for process in range(processes)]
+    common = set.intersection(*saves)
+    if not (folder / SEAL).exists() and not all(saves):
+        for process in range(processes):  # one that has begun has a layout; without it, its part was lost
+            Store(folder, process).layout()
+        return None
     for save in sorted(common, reverse=True):
         with contextlib.suppress(StoreError):
             step, _ = first.manifest(save)

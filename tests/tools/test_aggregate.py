@@ -12,14 +12,16 @@ from tests.train.runs import WORKLOAD, execute
 
 def test_a_real_run_of_two_processes_replays_bit_for_bit(tmp_path: Path) -> None:
     """What two clocks decided is in the record; one process that simulates both ends with the same state."""
-    spec = "dropcompute,threshold=1e-4,micro_batches=4,correction=count"  # far below a micro-batch: one each
+    spec = "dropcompute,threshold=1e-4,micro_batches=4,correction=count"  # far below a micro-batch: one at most
     common = ("train", "--config", "mini", "--data", 2, "--steps", 3)
     processes = several(2, *common, "--aggregate", spec, "--run", tmp_path / "real")
     for process in processes:
         code, _, err = process.end()
         assert code == 0, err[-3000:]
     rows = lines(tmp_path / "real")
-    assert [row["aggregation"]["completed"] for row in rows] == [[1, 1]] * 3
+    assert len(rows) == 3
+    # None, where the threshold passed before the first could be dispatched.
+    assert all(one in (0, 1) for row in rows for one in row["aggregation"]["completed"])
     replay = spec.replace("threshold=1e-4", f"replay={tmp_path / 'real'}")
     again = execute(Training(workload=WORKLOAD, data=2, steps=3, aggregate=replay, folder=tmp_path / "again"))
     assert again["state_digest"] == summary("report", tmp_path / "real", code=0)["state_digest"]

@@ -12,7 +12,7 @@ from etils import epath
 
 from sdc.checkpoints import RunningCheckpoint, StoreError, partition
 from sdc.checkpoints.pieces import Held, digest_text
-from sdc.checkpoints.store import Seal, Store, write_seal
+from sdc.checkpoints.store import Seal, Store, last_save, write_seal
 from sdc.record.lock import RecordBusy
 from sdc.settings import SettingError
 from sdc.twins import digest
@@ -136,6 +136,22 @@ def test_a_store_whose_seal_is_gone_goes_on(tmp_path: Path, caplog: pytest.LogCa
         manifest.write_text("{}")
     with pytest.raises(StoreError, match="neither a seal nor a save of all processes"):
         opened(tmp_path)
+
+
+def test_a_first_save_that_was_cut_off_is_none(tmp_path: Path) -> None:
+    """One of two processes had its part, and nothing was sealed: there is nothing to go on from, and nothing lost."""
+    folder = epath.Path(tmp_path)
+    stores = [Store(folder, process) for process in (0, 1)]
+    for store in stores:
+        store.create({"schema": [], "processes": 2, "blocks": {}})
+    stores[0].write(1, 7, {})
+    assert last_save(folder) is None
+    stores[1].write(1, 7, {})
+    assert last_save(folder) == Seal(1, 7, 2)
+    (stores[1].place / "manifests" / "1.json").unlink()
+    (stores[1].place / "layout.json").unlink()
+    with pytest.raises(StoreError, match="process-1"):  # that part was there once
+        last_save(folder)
 
 
 def test_what_is_not_there_is_not_initial(tmp_path: Path) -> None:
