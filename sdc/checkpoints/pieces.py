@@ -115,6 +115,17 @@ def fetch(
     return finish
 
 
+def shards_here(leaves: Mapping[str, jax.Array]) -> dict[Held, jax.Array]:
+    """What this process's devices hold, each part once: of replicas the first one's."""
+    found: dict[Held, jax.Array] = {}
+    for name, leaf in leaves.items():
+        bits = bits_of(leaf)
+        for shard in sorted(bits.addressable_shards, key=lambda shard: shard.replica_id):
+            box = box_of(shard.index, bits.shape) or ((0, 1),)
+            found.setdefault(Held(name, box, str(bits.dtype)), shard.data if bits.ndim else shard.data.reshape(1))
+    return found
+
+
 def parts_of(content: bytes, held: Sequence[Held], digests: Sequence[str]) -> list[np.ndarray] | None:
     """The arrays in the bytes of a block; None if any is not what it was on the device."""
     found = []
@@ -126,7 +137,7 @@ def parts_of(content: bytes, held: Sequence[Held], digests: Sequence[str]) -> li
         if len(part) != size:
             return None
         array = np.frombuffer(part, dtype).reshape(one.shape)
-        if digest_text(np.asarray(_digest(array))) != expected:
+        if digest_text(np.asarray(digest_of(array))) != expected:
             return None
         found.append(array)
         place += size
@@ -144,4 +155,5 @@ def _rows(x: jax.Array, start: Any, rows: int) -> tuple[jax.Array, jax.Array]:
     return found, digest(found)
 
 
-_digest = jax.jit(digest)
+digest_of = jax.jit(digest)
+"""Taken where the array is."""

@@ -77,7 +77,7 @@ class Reader:
 
     def _open(self) -> None:
         seal = last_save(self._folder)
-        self.save, processes = (seal.save, seal.processes) if seal is not None else (0, 0)
+        self.save, self.step, processes = (seal.save, seal.step, seal.processes) if seal is not None else (0, 0, 0)
         self._stores = [Store(self._folder, process) for process in range(processes)]
         self._held: list[dict[str, list[list[str]]]] = []
         self._versions: list[Versions] = []
