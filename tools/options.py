@@ -131,6 +131,9 @@ class TrainOptions(CheckedOptions):
     checkpoint_fraction: float = 0.125
     """Fraction of the bytes that a save of --checkpoint scar writes; a save follows after so many times
     --checkpoint-every steps."""
+    local_copies: Path | None = None
+    """Folder on this host for copies of what its devices hold, one every --checkpoint-every steps, that a run which
+    lost a process goes on from; by default the system's for temporary files. Needs --checkpoint scar."""
     lose_shards: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Simulated loss, as in shards,step=30,fraction=0.5,recover=partial (or full); may be repeated. Needs --checkpoint
     scar."""

@@ -32,7 +32,7 @@ from .loop import run_steps
 from .placement import place
 from .processes import Incomparable, as_read, changes, check_comparable
 from .programs.protocol import Program
-from .running import Keeper, saved_step
+from .running import Keeper, Running, identity, saved_step
 from .workload import Loaded
 
 # A run is resumed only with the settings that it was started with.
@@ -159,11 +159,20 @@ def _execute(
             if isinstance(each, Golden):
                 each.recall(folder, before=start)
     first = jax.process_index() == 0
-    record = _open(job, folder, manifest, start, program) if first else None
+    record: Record | None = None
     keeper: Keeper | None = None
+    keeps, finished = getattr(job, "running", None) is not None, False
     try:
+        if keeps and job.resume:
+            # Before the record loses lines: a running checkpoint of later steps goes back first.
+            keeper, state = _keeper(job, folder, manifest, program)
+            state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
+        record = _open(job, folder, manifest, start, program) if first else None
         everyone("ready", at="before the first step")
-        keeper, state = _started(job, folder, program, checkpoints, source, start)
+        if keeper is None and keeps:
+            keeper, state = _keeper(job, folder, manifest, program)
+        elif keeper is None:
+            state = _state(job, program, checkpoints, source, start)
         with checkpoints:
             done = run_steps(
                 program,
@@ -177,6 +186,7 @@ def _execute(
                 on_step=on_step,
                 stop=stop,
             )
+        finished = not done.stopped
         if done.stopped:
             return None if record is None else read_record(folder)
         tell("at the comparison of the final states")
@@ -193,29 +203,44 @@ def _execute(
         record.finish(found)
     finally:
         if keeper is not None:
-            keeper.close()
+            keeper.close(done=finished)
         if record is not None:
             record.close()
     return read_record(folder)
 
 
-def _started(
-    job: Job, folder: Path, program: Program, checkpoints: Checkpoints, source: Any, start: int
-) -> tuple[Keeper | None, Any]:
-    """The running checkpoint, if there is to be one, and the state from which the run goes on."""
-    keeper, state = None, None
-    if (running := getattr(job, "running", None)) is not None:
-        again = functools.partial(program.init, job.workload.seed)
-        keeper = Keeper(running, folder, state := again(), again=again, checkpoint_every=job.checkpoint_every)
-    if start and keeper is not None and checkpoints.latest != start:
-        state, position = keeper.restored(state)
-        source.set_state(position)
-    elif start:
-        state, position = checkpoints.restore(program.abstract())
-        source.set_state(position)
-    elif keeper is None:
-        state = program.init(job.workload.seed)
-    return keeper, state
+def _keeper(job: Job, folder: Path, manifest: Mapping[str, Any], program: Program) -> tuple[Keeper, Any]:
+    """The running checkpoint with the copies on each host, and the state at the start."""
+    created = (read_manifest(folder) if job.resume else manifest).get("created")
+    run = everyone(identity(folder, str(created)), at="which run it is")[0]
+    again = functools.partial(program.init, job.workload.seed)
+    settings = getattr(job, "running", None) or Running()
+    state = again()
+    return Keeper(settings, folder, state, run=run, again=again, checkpoint_every=job.checkpoint_every), state
+
+
+def _restarted(
+    job: Job, folder: Path, program: Program, checkpoints: Checkpoints, source: Any, keeper: Keeper, state: Any
+) -> tuple[Any, int]:
+    """The state from which a run with a running checkpoint goes on, and the steps done until there."""
+    lines = len(read_record(folder).lines) if jax.process_index() == 0 else 0
+    words = everyone(json.dumps([checkpoints.latest or 0, lines]), at="what the record has")
+    full, lines = json.loads(words[0])
+    back = keeper.restart(state, after=full, lines=lines)
+    if back is None:
+        return (_state(job, program, checkpoints, source, full) if full else state), full
+    _check_start(folder, back.step, job.steps)
+    source.set_state(dict(back.position))
+    return back.state, back.step
+
+
+def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, start: int) -> Any:
+    """The state from which a run goes on: that of its newest checkpoint, or the first."""
+    if not start:
+        return program.init(job.workload.seed)
+    state, position = checkpoints.restore(program.abstract())
+    source.set_state(position)
+    return state
 
 
 def _start(job: Job, folder: Path) -> int:
@@ -236,8 +261,12 @@ def _check_intents(job: Job, folder: Path, start: int) -> None:
             f"the processes are about to do different things ({'; '.join(line.describe() for line in lines)}); start "
             "all of them with the same flags, and with a folder that they share"
         )
-    if start > job.steps:
-        raise SettingError("steps", job.steps, f"{folder} holds {start} steps already; give {start} or more")
+    _check_start(folder, start, job.steps)
+
+
+def _check_start(folder: Path, start: int, steps: int) -> None:
+    if start > steps:
+        raise SettingError("steps", steps, f"{folder} holds {start} steps already; give {start} or more")
 
 
 def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def run_steps(
         batches: iterator of batches, at the position of the first step.
         record: record of the run; None in processes that do not write it.
         checkpoints: saved when due, and after the last step.
-        keeper: its running checkpoint is saved when that is due, in the place of others before the last step.
+        keeper: its running checkpoint and copies are saved when they are due, in the place of others before the last
+            step.
         judge: asked after each step.
         on_step: told of each row that is recorded, for the progress display.
         stop: asked after each step that is recorded whether to end early; answers alike in all processes.
@@ -112,8 +113,8 @@ def run_steps(
             continue
         state = new
         if keeper is not None:
-            state, recovered = keeper.recovered(state, number)
-            rows = rows if recovered is None else rows._replace(row={**rows.row, "recovered": recovered})
+            state, losses = keeper.recovered(state, number)
+            rows = rows._replace(row={**rows.row, **losses})
         if record is not None:
             record.line(*rows)
         tell(f"at the end of step {number}")

@@ -1,10 +1,18 @@
-"""Running checkpoints of a training run (SCAR), and simulated losses of parts of its state."""
+"""Running checkpoints of a training run (SCAR), copies on each host, and losses of parts of its state.
+
+Losses are simulated in a run that goes on, or real: then all processes were started again, and each reads what it held
+from the last copy on its own host; what no host has comes from the running checkpoint.
+"""
 
 import dataclasses
+import hashlib
+import json
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,7 +20,7 @@ from sdc.settings import SettingError
 from sdc.text import Form, form, read_term
 
 if TYPE_CHECKING:
-    pass
+    from sdc.checkpoints.recovery import Reader
 
 LOG = logging.getLogger("sdc.checkpoints")
 FOLDER = "running"
@@ -53,10 +61,13 @@ class Running:
         fraction: of the parameters' bytes that each save writes; a save is due after so many times
             `checkpoint_every` steps.
         losses: simulated losses, each as text: see `LostShards`.
+        local_copies: folder on each host for copies of what its devices hold, one after every `checkpoint_every`
+            steps; the system's for temporary files by default.
     """
 
     fraction: float = 0.125
     losses: Sequence[str] = ()
+    local_copies: str | os.PathLike[str] | None = None
 
     @property
     def lost(self) -> list[LostShards]:
@@ -85,57 +96,164 @@ class Running:
         every = [*suspect["faults"], *self.losses]
         name = suspect["name"] or ("losses" if every else None)
         suspect = {"name": name, "simulated": bool(every), "faults": every}
-        return {**told, "running": dataclasses.asdict(self), "suspect": suspect}
+        # Where copies lie is each host's own affair.
+        running = {"fraction": self.fraction, "losses": list(self.losses)}
+        return {**told, "running": running, "suspect": suspect}
+
+    def place(self, run: str, process: int) -> Path:
+        """The folder of a process's copies, which no other run and no other process of the host has."""
+        return Path(self.local_copies or tempfile.gettempdir()).absolute() / f"sdc-copies-{run}" / f"process-{process}"
 
     def every(self, checkpoint_every: int) -> int:
         """Steps from one save to the next."""
         return max(1, round(checkpoint_every * self.fraction))
 
 
+class Restart(NamedTuple):
+    """From where a run goes on.
+
+    Attributes:
+        state: the state.
+        step: steps done.
+        position: of the data.
+    """
+
+    state: Any
+    step: int
+    position: Mapping[str, Any]
+
+
 class Keeper:
-    """The running checkpoint of a run. In a run of several processes all make one, and call it alike."""
+    """The running checkpoint of a run, and the copies on each host. Of several processes all make one, and call it
+    alike."""
 
     def __init__(
-        self, settings: Running, folder: Path, initial: Any, *, again: Callable[[], Any], checkpoint_every: int
+        self,
+        settings: Running,
+        folder: Path,
+        initial: Any,
+        *,
+        run: str,
+        again: Callable[[], Any],
+        checkpoint_every: int,
     ) -> None:
+        """Opens both.
+
+        Args:
+            settings: what the user says.
+            folder: of the run.
+            initial: the state at the start.
+            run: what tells the run from others, see `identity`.
+            again: makes that state once more.
+            checkpoint_every: steps from one copy to the next.
+        """
+        import jax
+
         from sdc.checkpoints import RunningCheckpoint
+        from sdc.checkpoints.copies import Copies
 
         self.checkpoint: RunningCheckpoint = RunningCheckpoint(
             folder / FOLDER, initial, fraction=settings.fraction, moving="params", again=again
         )
-        self._every = settings.every(checkpoint_every)
+        self.copies = Copies(settings.place(run, jax.process_index()), run, initial)
+        self._every, self._copied = settings.every(checkpoint_every), checkpoint_every
         self._lost = settings.lost
+        self._restarted: dict[str, Any] = {}
 
     def due(self, step: int) -> bool:
-        """Whether so many steps end with a save."""
-        return step % self._every == 0
+        """Whether so many steps end with a save or a copy."""
+        return step % self._every == 0 or step % self._copied == 0
 
-    def recovered(self, state: Any, number: int) -> tuple[Any, dict[str, Any] | None]:
-        """The state after a step, with what was lost in it given back, and what the record says of that."""
-        told: dict[str, Any] | None = None
+    def recovered(self, state: Any, number: int) -> tuple[Any, dict[str, Any]]:
+        """The state after a step, with what was lost in it given back, and what the record says of losses."""
+        told, self._restarted = self._restarted, {}
         for one in self._lost:
             if one.step == number:
-                state, told = self._give_back(state, one)
+                state, told["recovered"] = self._give_back(state, one)
         return state, told
 
     def save(self, state: Any, step: int, position: Mapping[str, Any]) -> None:
-        """Saves what is due after so many steps, in the background."""
-        self.checkpoint.save(state, step, note=position)
+        """Saves and copies what is due after so many steps, in the background."""
+        if step % self._every == 0:
+            self.checkpoint.save(state, step, note=position)
+        if step % self._copied == 0:
+            self.copies.save(state, step, position)
 
-    def restored(self, state: Any) -> tuple[Any, Mapping[str, Any]]:
-        """What the checkpoint holds, each block of its own step, and the position of the data."""
+    def restart(self, state: Any, *, after: int, lines: int) -> Restart | None:
+        """From where a run goes on that was started again: copies of survivors, or else the running checkpoint alone.
+
+        Survivors go on with the very bits that they had after a step, so that counters and data fit the parameters.
+        What no survivor has is read from the running checkpoint, and may be older or newer than that step.
+
+        Args:
+            state: of the structure and shardings of the run's.
+            after: step of the newest full checkpoint, which what is no newer is not preferred to.
+            lines: steps on record.
+
+        Returns:
+            None if there is nothing newer than the full checkpoint.
+        """
+        from sdc.checkpoints.survivors import agree, gather
+
+        self.copies.drop(lines)  # of steps that are to be done again
         reader = self.checkpoint.reader()
-        found = reader.recover([], state, policy="full")
-        step = max(found.steps.values(), default=0)
-        LOG.warning(
-            "the run goes on from its running checkpoint of step %d; its oldest block is %d steps behind, and %d were "
-            "never saved", step, found.age(step), len(found.initial),
-        )  # fmt: skip
-        return found.state, reader.note
+        survivors = agree(self.copies, after=after, until=lines)
+        if survivors is None:
+            return self._from_running(state, reader, after=after, lines=lines)
+        step, position = survivors.step, survivors.note
+        found = gather(state, survivors, self.checkpoint.partition, reader)
+        shares = [{way: dataclasses.asdict(share) for way, share in each.items()} for each in found.shares]
+        told = {
+            "policy": "partial", "lost": len(found.lost), "bytes": found.bytes, "read": found.read,
+            "behind": _behind(step, found.steps), "initial": len(found.initial), "older": len(found.older),
+            "processes": shares,
+        }  # fmt: skip
+        self._tell(step, lines, told)
+        self.copies.drop(step)
+        # The running checkpoint may be of a later step, which the record is about to lose.
+        self.checkpoint.save(found.state, step, note=position)
+        self.checkpoint.wait()
+        if survivors.mine is None:
+            self.copies.save(found.state, step, position)
+        return Restart(found.state, step, position)
 
-    def close(self) -> None:
-        """Waits for what is being saved."""
+    def _from_running(self, state: Any, reader: "Reader", *, after: int, lines: int) -> Restart | None:
+        """What the checkpoint holds, each block of its own step."""
+        if reader.step <= after:
+            return None
+        found = reader.recover([], state, policy="full")
+        step, blocks = reader.step, len(self.checkpoint.partition.blocks)
+        told = {
+            "policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes), "read": found.bytes,
+            "behind": _behind(step, found.steps), "initial": len(found.initial), "older": len(found.older),
+        }  # fmt: skip
+        self._tell(step, lines, told)
+        return Restart(found.state, step, reader.note)
+
+    def _tell(self, step: int, lines: int, told: Mapping[str, Any]) -> None:
+        """What a restart comes to, in the log and on record."""
+        import jax
+
+        blocks = len(self.checkpoint.partition.blocks)
+        self._restarted["restarted"] = {
+            "simulated": False, "step": step, "steps_lost": lines - step, "blocks": blocks, **told
+        }  # fmt: skip
+        ways = {"own": "its own copy", "peers": "survivors", "running": "the running checkpoint"}
+        shares = told["processes"][jax.process_index()] if "processes" in told else {}
+        mine = [f"{shares[way]['bytes']:,} bytes from {source}" for way, source in ways.items() if way in shares]
+        LOG.warning(
+            "the run goes on from step %d; %d steps are lost; %d of %d blocks were read from the running checkpoint "
+            "(the oldest is %d steps behind, %d were never saved)%s",
+            step, lines - step, told["lost"], blocks, told["behind"], told["initial"],
+            f"; of this process {', '.join(mine)}" if mine else "",
+        )  # fmt: skip
+
+    def close(self, *, done: bool = False) -> None:
+        """Waits for what is being saved; of a run that is done nobody needs the copies."""
         self.checkpoint.close()
+        if done:
+            self.copies.remove()
+        self.copies.close()
 
     def _give_back(self, state: Any, one: LostShards) -> tuple[Any, dict[str, Any]]:
         cut = self.checkpoint.partition
@@ -146,7 +264,7 @@ class Keeper:
         lost = sorted(int(block) for block in order[:count])
         found = self.checkpoint.recover(lost, state, policy=one.recover)
         told = {
-            "policy": one.recover, "lost": len(lost), "blocks": cut.choices,
+            "simulated": True, "policy": one.recover, "lost": len(lost), "blocks": cut.choices,
             "bytes": int(sizes[lost].sum()), "read": found.bytes, "behind": found.age(one.step + 1),
             "initial": len(found.initial), "older": len(found.older),
             "perturbation": self.checkpoint.distance(state, found.state),
@@ -162,3 +280,13 @@ def saved_step(folder: Path) -> int:
 
     found = last_save(epath.Path(folder / FOLDER))
     return 0 if found is None else found.step
+
+
+def identity(folder: Path, created: str) -> str:
+    """What tells a run from others on the same host: where its record is, and when it was begun."""
+    return hashlib.sha256(json.dumps([str(folder), created]).encode()).hexdigest()[:16]
+
+
+def _behind(step: int, steps: Mapping[int, int]) -> int:
+    """Steps by which the oldest block that was read is behind."""
+    return max([step - one for one in steps.values()], default=0)

@@ -115,9 +115,18 @@ class StepRow(Fields, kw_only=True):
     recovered: Annotated[
         dict[str, Any] | None,
         about(
-            "what was lost after this step (simulated) and given back: `policy`, blocks `lost` of `blocks`, `bytes` "
+            "what was lost after this step (`simulated`) and given back: `policy`, blocks `lost` of `blocks`, `bytes` "
             "lost and `read`, steps that the oldest is `behind`, how many blocks were never saved (`initial`) or had a "
             "damaged newest version (`older`), and the L2 norm of the `perturbation` of the parameters"
+        ),
+    ] = None
+    restarted: Annotated[
+        dict[str, Any] | None,
+        about(
+            "in the first line after all processes were started again and went on from a running checkpoint: the "
+            "same of a real loss (no `perturbation`: what was lost is not known), the `step` that the run goes on "
+            "from, `steps_lost`, and for each of the `processes` the `shards` and `bytes` of its devices that came "
+            "from its `own` copy, its `peers`', and the `running` checkpoint (no `processes` where no host had a copy)"
         ),
     ] = None
     details: Annotated[

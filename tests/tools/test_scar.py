@@ -1,35 +1,162 @@
-"""`sdc train --checkpoint scar`: a process is lost, all end, all are started again and go on from what was saved."""
+"""`sdc train --checkpoint scar`: a host is lost, all processes are started again, and each holds what is left."""
 
+import json
+import shutil
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from sdc.checkpoints._partition import named_leaves
+from sdc.checkpoints.boxes import parse_box, within
+from sdc.checkpoints.pieces import shards_here
+from sdc.checkpoints.store import Store, last_save
 from sdc.record import read_record
-from sdc.train.running import saved_step
-from tests.tools.command import sdc, several, wait
+from sdc.train import Training
+from sdc.train.placement import place
+from tests.tools.command import lines, sdc, several, wait
+from tests.train.runs import MINI, WORKLOAD
 
-TRAIN = ("train", "--config", "mini", "--data", 2, "--checkpoint", "scar", "--checkpoint-every", 4)
+TRAIN = ("train", "--config", "mini", "--checkpoint", "scar", "--checkpoint-fraction", 0.5, "--timeout", 30)
+Part = tuple[str, str, str, bytes]
+"""Name, box and type, as files have them, and the bytes."""
 
 
-def test_a_process_is_killed_and_the_run_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    flags = (*TRAIN, "--checkpoint-fraction", 0.5, "--run", folder, "--timeout", 30)
-    processes = several(2, *flags, "--steps", 100_000)
-    wait(processes[0], lambda: saved_step(folder) >= 4)
+def copied(place: Path) -> Iterator[Part]:
+    """What a copy on a host holds."""
+    told, content = json.loads((place / "copy.json").read_text()), (place / "pieces").read_bytes()
+    for name, box, dtype in told["held"]:
+        size = jnp.dtype(dtype).itemsize * int(np.prod([stop - start for start, stop in parse_box(box)]))
+        yield name, box, dtype, content[:size]
+        content = content[size:]
+
+
+def saved(folder: Path, *, save: int | None = None) -> Iterator[Part]:
+    """What the stores of both processes hold: the newest of each block, or what one save wrote."""
+    last = last_save(epath.Path(folder))
+    assert last is not None
+    for store in (Store(epath.Path(folder), process) for process in range(2)):
+        held = store.layout()["blocks"]
+        for block, versions in store.manifest(last.save)[1].items():
+            content = store.read(block, versions[0])
+            for name, box, dtype in held[str(block)] if save in (None, versions[0].save) else ():
+                size = jnp.dtype(dtype).itemsize * int(np.prod([stop - start for start, stop in parse_box(box)]))
+                yield name, box, dtype, content[:size]
+                content = content[size:]
+
+
+def initial(axes: Mapping[str, int]) -> Iterator[Part]:
+    """What a run begins with."""
+    job = Training(workload=WORKLOAD, **axes)
+    spread = place(twins=None, data=job.data, model=job.model, kind=job.layout, devices=jax.devices()[:2])
+    state = job.program(MINI, spread, donate=False).init(0)
+    for held, data in shards_here(named_leaves(state)).items():
+        name, box, dtype = held.plain
+        yield name, box, dtype, np.asarray(data).tobytes()
+
+
+class Canvas:
+    """Every byte of a state, as files say it must be."""
+
+    def __init__(self, start: Sequence[Part]) -> None:
+        ends: dict[str, tuple[Any, int]] = {}
+        for name, box, dtype, _ in start:
+            stops = [stop for _, stop in parse_box(box)]
+            ends[name] = (np.maximum(stops, ends.get(name, (stops, 0))[0]), jnp.dtype(dtype).itemsize)
+        self._bytes = {name: np.zeros((*shape, size), np.uint8) for name, (shape, size) in ends.items()}
+        self.paint(start)
+
+    def at(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
+        """What there must be, and what there is."""
+        name, box, _, content = part
+        there = self._bytes[name][within(parse_box(box), tuple((0, size) for size in self._bytes[name].shape[:-1]))]
+        return there, np.frombuffer(content, np.uint8).reshape(there.shape)
+
+    def paint(self, parts: Iterable[Part]) -> None:
+        for part in parts:
+            there, content = self.at(part)
+            there[:] = content
+
+    def agrees(self, parts: Iterator[Part]) -> set[str]:
+        """Compares all of them, and names their arrays."""
+        names = set()
+        for part in parts:
+            assert np.array_equal(*self.at(part)), part[:2]
+            names.add(part[0])
+        return names
+
+
+def copies(folder: Path, process: int) -> list[int]:
+    places = folder.glob(f"copies/sdc-copies-*/process-{process}/*/copy.json")
+    return sorted(int(place.parent.name) for place in places if place.parent.name.isdecimal())
+
+
+@pytest.mark.parametrize(("axis", "every"), [("data", False), ("model", True)])
+def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Path) -> None:
+    """One process is killed and the other ends by itself, or both are killed; what the second host had is gone."""
+    run, running = tmp_path / "run", tmp_path / "run" / "running"
+    flags = (*TRAIN, f"--{axis}", 2, "--run", run, "--local-copies", tmp_path / "copies")
+    processes = several(2, *flags, "--checkpoint-every", 4, "--steps", 100_000)
+    wait(processes[0], lambda: all(max(copies(tmp_path, process), default=0) >= 8 for process in range(2)))
     processes[1].kill()
-    code, _, err = processes[0].end()
-    assert code == 3, err[-2000:]
-    assert "process 1 was lost" in err
-    saved = saved_step(folder)
-    assert not (folder / "checkpoints").exists() or not list((folder / "checkpoints").iterdir())
-    for process in several(2, *flags, "--steps", saved + 3, "--resume"):
+    if every:
+        processes[0].kill()
+    else:
+        code, _, err = processes[0].end()
+        assert code == 3, err[-2000:]
+        assert "process 1 was lost" in err
+    assert not (run / "checkpoints").exists() or not list((run / "checkpoints").iterdir())
+
+    (here,), (lost,) = (tmp_path.glob(f"copies/*/process-{process}") for process in range(2))
+    step, done = copies(tmp_path, 0)[-1], len(read_record(run, "train").lines)
+    must = Canvas(list(initial({axis: 2})))  # some blocks were never saved, and are as they were
+    must.paint(saved(running))
+    must.paint(copied(here / str(step)))
+    shutil.rmtree(lost)
+    # From here on nothing is copied or saved but what the restart itself does.
+    processes = several(2, *flags, "--checkpoint-every", 100_000, "--steps", 100_000, "--resume")
+    wait(processes[0], lambda: any("restarted" in row for row in lines(run)))
+    processes[0].send(signal.SIGTERM)
+    for process in processes:
+        code, _, err = process.end()
+        assert code == 3, err[-2000:]
+        assert f"goes on from step {step}; {done - step} steps are lost" in err
+
+    # Both processes, by what they copied and saved of their states: survivors' bits, and of the rest what was saved.
+    assert "params/embedding" in must.agrees(copied(lost / str(step)))
+    assert must.agrees(saved(running, save=max(Store(epath.Path(running), 0).saves())))
+    assert copies(tmp_path, 0) == [step - 4, step]
+    rows = lines(run)
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    (told,) = [row["restarted"] for row in rows if "restarted" in row]
+    assert rows[step]["restarted"] is told
+    assert (told["simulated"], told["step"], told["steps_lost"]) == (False, step, done - step)
+    first, second = told["processes"]
+    assert first["own"]["bytes"] == (here / str(step) / "pieces").stat().st_size
+    assert first["peers"]["bytes"] == first["running"]["bytes"] == second["own"]["bytes"] == 0
+    assert second["peers"]["bytes"] > 0
+    assert second["running"]["bytes"] == told["bytes"] > 0
+    assert 0 < told["lost"] <= told["blocks"]
+
+    if every:
+        return
+    for process in several(2, *flags, "--steps", len(rows) + 1, "--resume"):
         code, _, err = process.end()
         assert code == 0, err[-2000:]
-    record = read_record(folder, "train")
+    record = read_record(run, "train")
     assert record.ended
-    assert [row["step"] for row in record.lines] == list(range(saved + 3))
+    assert [row["step"] for row in record.lines] == list(range(len(rows) + 1))
+    assert list((tmp_path / "copies").iterdir()) == []
 
 
 def test_flags_that_would_have_no_effect(tmp_path: Path) -> None:
-    for flag, value in (("--lose-shards", "shards,step=1"), ("--checkpoint-fraction", 0.5)):
+    for flag, value in (("--lose-shards", "shards,step=1"), ("--checkpoint-fraction", 0.5), ("--local-copies", "here")):
         code, _, err = sdc("train", "--config", "mini", flag, value, "--run", tmp_path / "run")
         assert code == 2
         assert "--checkpoint scar" in err

@@ -16,10 +16,14 @@ def run(options: TrainOptions) -> int:
 
 def _running(options: TrainOptions) -> Running | None:
     if options.checkpoint == "scar":
-        return Running(fraction=options.checkpoint_fraction, losses=options.lose_shards)
+        return Running(
+            fraction=options.checkpoint_fraction, losses=options.lose_shards, local_copies=options.local_copies
+        )
     with usage_errors():
         if options.lose_shards:
             raise SettingError("lose_shards", options.lose_shards[0], "needs what gives it back; add --checkpoint scar")
+        if options.local_copies is not None:
+            raise SettingError("local_copies", str(options.local_copies), "is of --checkpoint scar; add that")
         if options.checkpoint_fraction != TrainOptions.checkpoint_fraction:
             raise SettingError("checkpoint_fraction", options.checkpoint_fraction, "is of --checkpoint scar; add that")
     return None
