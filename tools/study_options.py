@@ -69,8 +69,8 @@ class CalibrateOptions(TextOptions):
     Example: sdc abft calibrate --out h200.json, then sdc train --abft --abft-profile h200.json
 
     It measures kappa (how fast errors of long sums grow), how float32 inputs are rounded, which products of the
-    configuration's step should begin with the second tier, and whether the fused kernel is faster than XLA (GPU). A
-    device that computes wrong numbers cannot be calibrated: check the largest margins that are printed. Exit codes: 0
+    configuration's step should begin with the second tier, and whether the fused kernel is faster than XLA (GPU, TPU).
+    A device that computes wrong numbers cannot be calibrated: check the largest margins that are printed. Exit codes: 0
     done, 2 bad usage, 3 inconclusive (products of sound size are flagged, by any threshold).
     """
 

@@ -106,7 +106,7 @@ def estimate_subject(subject: Subject) -> Any:
     subject.check()
     devices = devices_of(subject.target)
     if subject.config is not None:
-        with compiling_for(find_target(subject.target).chip.platform, whole=False):
+        with compiling_for(find_target(subject.target).chip.platform, whole=False, kind=str(devices[0].device_kind)):
             lowered = _configured(subject, devices[: subject.needed])
         return measure(lowered, subject.target, options=subject.options)
     step, args = _imported(str(subject.step), devices)

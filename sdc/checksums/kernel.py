@@ -1,8 +1,8 @@
 """A fused product: one Pallas kernel computes a matrix product and the sums of its rows while they are in registers.
 
 The product itself is read once more from memory when XLA sums up its rows. Here every tile of it is summed before it is
-written, so that a check costs two numbers per row and tile of columns. For GPUs, by way of Triton; elsewhere Pallas
-interprets it, which is for tests.
+written, so that a check costs two numbers per row and tile of columns. For GPUs, by way of Triton (for TPUs see
+`tpu_kernel`); on a CPU Pallas interprets it, which is for tests.
 """
 
 import functools
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Shaped
 
 from sdc.program.platforms import compiled_for
 
+from . import tpu_kernel
 from ._check import Operands
 from .products import Dot, Product
 from .schemes import signed_weights
@@ -45,12 +46,19 @@ def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
     them: behind the barriers, what is checked is what was multiplied, and what is consumed.
     """
     a, b = lax.optimization_barrier((a, b))
-    if settings.fused and settings.scheme == "two-tier" and isinstance(product, Dot) and fits(product, a, b):
-        c, totals = product_with_totals(a, b, interpret=compiled_for() == "cpu")
-    else:
-        c, totals = product(a, b), None
+    wanted = settings.fused and settings.scheme == "two-tier" and isinstance(product, Dot)
+    found = _fused(product, a, b) if wanted else None
+    c, totals = (product(a, b), None) if found is None else found
     a, b, c = lax.optimization_barrier((a, b, c))
     return Operands(a, b, c, totals=totals)
+
+
+def _fused(product: Any, a: Any, b: Any) -> Any:
+    """A product and the sums of its rows by the kernel for the devices; None where that does not fit."""
+    platform = compiled_for()
+    if platform == "tpu":
+        return tpu_kernel.product_with_totals(product, a, b) if tpu_kernel.fits(product, a, b) else None
+    return product_with_totals(a, b, interpret=platform == "cpu") if fits(product, a, b) else None
 
 
 def product_with_totals(
@@ -101,14 +109,18 @@ def _kernel(a: Any, b: Any, weights: Any, c: Any, weighted: Any, squares: Any, *
     squares[0, :] = jnp.sum(tile * tile, axis=1)
 
 
-def time_both(size: int = 4096, times: int = 20) -> dict[str, float]:
-    """Seconds of a bfloat16 product of this size with its sums: fused, by XLA, and the product alone by XLA."""
+def time_both(size: int = 4096, times: int = 20) -> dict[str, float] | None:
+    """Seconds of a bfloat16 product of this size with its sums: fused, by XLA, and the product alone by XLA.
+
+    None where there is no kernel for the default device.
+    """
     key = jax.random.key(0)
     a, b = (jax.random.normal(jax.random.fold_in(key, i), (size, size), jnp.bfloat16) for i in range(2))
     weights = signed_weights(size)
-
-    def plain(a: Any, b: Any) -> Any:
-        return lax.dot(a, b, preferred_element_type=jnp.float32)
+    plain = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
+    fused = functools.partial(_fused, plain)
+    if jax.default_backend() == "cpu" or jax.eval_shape(fused, a, b) is None:
+        return None
 
     def separate(a: Any, b: Any) -> Any:
         c = lax.optimization_barrier(plain(a, b))
@@ -124,4 +136,4 @@ def time_both(size: int = 4096, times: int = 20) -> dict[str, float]:
             found.append(time.perf_counter() - started)
         return statistics.median(found)
 
-    return {"plain": seconds(plain), "separate": seconds(separate), "fused": seconds(product_with_totals)}
+    return {"plain": seconds(plain), "separate": seconds(separate), "fused": seconds(fused)}

@@ -70,7 +70,9 @@ def abft(
         (16, 0)
     """
     check_choice("output", output, get_args(Output))
-    rule = _Abft(Settings(mode, scheme), Profile.given(profile))
+    if profile is not None:
+        Profile.given(profile)
+    rule = _Abft(Settings(mode, scheme), profile)
     wanted = as_selector(where)
     selector = wanted & Selector("any product", lambda site: site.primitive in PRODUCTS)
     # A carried residual is for outputs that are rounded.
@@ -136,7 +138,7 @@ def _reason(where: Selector) -> Callable[[Site], str | None]:
 
 
 class _Abft:
-    def __init__(self, settings: Settings, profile: Profile) -> None:
+    def __init__(self, settings: Settings, profile: Profile | None) -> None:
         self.settings, self.profile = settings, profile
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Flags]:
@@ -145,7 +147,8 @@ class _Abft:
         )
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
-        settings = self.profile.settings(self.settings, place.site.name)
+        profile = Profile.given(self.profile)  # here, where it is known what the program is compiled for
+        settings = profile.settings(self.settings, place.site.name)
         dense = isinstance(given.product, Dot | Conv) and given.a is inputs[0]  # and not another form of the equation
         if settings.scheme == "residual" and dense and unit(out) > unit(work_type(given.a.dtype, given.b.dtype)):
             if place.marked:

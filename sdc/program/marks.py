@@ -46,3 +46,7 @@ port_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(port_p, lambda ctx, x, **_: [x])
 ad.deflinear2(port_p, lambda cotangent, x, **_: [cotangent])
 batching.defvectorized(port_p)
+KERNEL, PRODUCT = "sdc_kernel", "sdc_product"
+"""What programs call this library's kernels for TPUs, all alike since the compiler writes the instructions of one name
+only; and the mark of those that compute a product, which tells the contracted axis of each factor.
+"""

@@ -11,6 +11,7 @@ from sdc._lazy import jax
 class _Target(NamedTuple):
     platform: str
     whole: bool
+    kind: str
 
 
 _target: ContextVar[_Target | None] = ContextVar("target", default=None)
@@ -28,6 +29,14 @@ def compiled_for() -> str:
     return str(jax.default_backend()) if target is None else target.platform
 
 
+def device_kind() -> str:
+    """What JAX calls the devices that a program is traced for, such as `TPU v5 lite`; see `compiled_for`."""
+    device, target = jax.sharding.get_abstract_mesh().abstract_device, _target.get()
+    if device is not None:
+        return str(device.device_kind)
+    return str(jax.devices()[0].device_kind) if target is None else target.kind
+
+
 def is_whole() -> bool:
     """Whether each array that is traced lies on one device, as a kernel needs it that is no business of the compiler's.
 
@@ -41,7 +50,7 @@ def is_whole() -> bool:
 
 
 @contextmanager
-def compiling_for(platform: str, *, whole: bool) -> Iterator[None]:
+def compiling_for(platform: str, *, whole: bool, kind: str = "") -> Iterator[None]:
     """Traces for devices that are not here, while the block lasts.
 
     What was traced before may have been for others, and JAX does not know: its caches are emptied.
@@ -49,9 +58,10 @@ def compiling_for(platform: str, *, whole: bool) -> Iterator[None]:
     Args:
         platform: of the devices.
         whole: what `is_whole` says where there is no mesh.
+        kind: what `device_kind` says there.
     """
     jax.clear_caches()
-    token = _target.set(_Target(platform, whole))
+    token = _target.set(_Target(platform, whole, kind))
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from .cycles import cycles_of, estimated
 from .hlo import Instruction, Module, parse_module
 from .meshes import mesh_of, on_mesh, sharding_of
 from .options import refuse_unknown
+from .products import replaced_products
 from .schedules import forget_schedules, schedules
 from .traffic import is_kernel, traffic_of
 
@@ -58,7 +59,9 @@ class Estimate:
         target: name of the target.
         devices: number of devices that the program runs on.
         cycles: TPU: cycles, kernels and collectives included. None for GPUs.
-        kernel_cycles: TPU: those of custom kernels, by their instructions.
+        kernel_cycles: TPU: those of custom kernels: by their instructions, and where they compute a product not less
+            than the compiler's own product.
+        kernel_instructions: TPU: the same by their instructions alone.
         kernels: GPU: number of kernels. None for TPUs.
         moved: GPU: bytes of the kernels' operands and results.
         seconds: GPU: moving them and the collectives take, at stated bandwidths; TPU: cycles at the chip's clock.
@@ -77,6 +80,7 @@ class Estimate:
     devices: int
     cycles: int | None
     kernel_cycles: int
+    kernel_instructions: int
     kernels: int | None
     moved: int
     seconds: float
@@ -131,8 +135,9 @@ def estimate(
         ...     assert estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0
     """
     whole = mesh_of((args, kwargs)) is None
-    with compiling_for(find_target(target).chip.platform, whole=whole), on_mesh((args, kwargs)):
-        lowered = _lowered(step, args, kwargs, devices_of(target), donate)
+    platform, devices = find_target(target).chip.platform, devices_of(target)
+    with compiling_for(platform, whole=whole, kind=str(devices[0].device_kind)), on_mesh((args, kwargs)):
+        lowered = _lowered(step, args, kwargs, devices, donate)
     return measure(lowered, target, options=options)
 
 
@@ -203,18 +208,19 @@ def _estimated(
     collectives = collectives_of(module, chip, devices, mesh, takes)
     waiting = sum(each.seconds for each in collectives)
     if chip.platform == "tpu":
-        found = cycles_of(module, chip, schedules())
+        found = cycles_of(module, chip, schedules(), replaced_products(module, devices[0]))
         cycles, kernels, moved = found.operations + found.kernels + round(waiting * chip.clock), None, 0
-        took, own, parts = cycles / chip.clock, found.kernels, found.parts
+        took, own, alone, parts = cycles / chip.clock, found.kernels, found.scheduled, found.parts
         whole_cost = float(cycles)
     else:
         traffic = traffic_of(module, chip)
-        cycles, kernels, moved, own = None, traffic.kernels, traffic.moved, 0
+        cycles, kernels, moved, own, alone = None, traffic.kernels, traffic.moved, 0, 0
         took, parts = traffic.seconds + waiting, traffic.parts
         whole_cost = took * chip.bandwidth
     return Estimate(
-        target=target.name, devices=len(devices), cycles=cycles, kernel_cycles=own, kernels=kernels, moved=moved,
-        seconds=took, parts={name: part / whole_cost for name, part in parts.most_common(MOST)},
+        target=target.name, devices=len(devices), cycles=cycles, kernel_cycles=own, kernel_instructions=alone,
+        kernels=kernels, moved=moved, seconds=took,
+        parts={name: part / whole_cost for name, part in parts.most_common(MOST)},
         collectives=collectives, arguments=stats.argument_size_in_bytes, outputs=outputs,
         temporaries=stats.temp_size_in_bytes, memory=memory, capacity=chip.memory,
         code=stats.generated_code_size_in_bytes, compile_seconds=seconds,

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sdc.program.marks import KERNEL
 from sdc.settings import SettingError
 
 from .chips import Target, find_target
-from .schedules import OWN, dump_schedules
+from .schedules import dump_schedules
 
 INSTALL = "pip install 'jax-sdc[targets]'"
 TPU = {
@@ -36,7 +37,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """A description in the form that XLA's compiler takes (`GpuTargetConfigProto`), with what NVIDIA publishes."""
 
 
-def prepare_compilers(schedules: Path | None = None, kernel: str | None = OWN) -> None:
+def prepare_compilers(schedules: Path | None = None, kernel: str | None = KERNEL) -> None:
     """Sets what the compilers read when they are loaded. Call it before anything makes JAX start a device.
 
     Args:

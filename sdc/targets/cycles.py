@@ -2,9 +2,9 @@
 
 The text of a compiled program carries `estimated_cycles` for most operations. They are added up along the way of a
 step in which nothing is wrong. What the compiler has no estimate of is charged by a bound: kernels by their
-instructions, and never with less than their operands and results take to move; collectives by bytes over a stated
-bandwidth. That some of it overlaps is not modelled. The sum compares programs for the same chips; it is no prediction
-of a time.
+instructions, and never with less than what they read and write takes to move, nor, where they compute a product, with
+less than the compiler's own product; collectives by bytes over a stated bandwidth. That some of it overlaps is not
+modelled. The sum compares programs for the same chips; it is no prediction of a time.
 """
 
 import collections
@@ -12,13 +12,18 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from sdc.text import NOTHING
+
 from .chips import Chip
 from .collectives import kind_of
 from .hlo import Instruction, Module
+from .products import bytes_told
 from .schedules import Uncharged
 
 _CYCLES = re.compile(r'estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
+_SPACE = re.compile(r"S\(\d+\)")
+"""In which memory an array is: the same instructions read and write all."""
 _BODY = re.compile(r'"body":"([^"]+)"')
 
 
@@ -27,42 +32,49 @@ class Cycles(NamedTuple):
 
     Attributes:
         operations: cycles of what the compiler estimates.
-        kernels: cycles of custom kernels, by their instructions.
+        kernels: cycles that custom kernels are charged with.
+        scheduled: their instructions alone.
         parts: cycles by operation of the step.
     """
 
     operations: int
     kernels: int
+    scheduled: int
     parts: collections.Counter[str]
 
 
-def cycles_of(module: Module, chip: Chip, schedules: Mapping[str, int] | None = None) -> Cycles:
+def cycles_of(
+    module: Module, chip: Chip, schedules: Mapping[str, int] | None = None, least: Mapping[str, int] = NOTHING
+) -> Cycles:
     """Adds up the cycles of a program, without its collectives.
 
     Args:
         module: the program.
         chip: what its devices can do.
         schedules: cycles of kernels, as `read_schedules` gives them.
+        least: what kernels are charged with at least, by name.
 
     Raises:
         Uncharged: a kernel is not among `schedules`.
     """
     known = _by_body(module, schedules or {})
-    operations = kernels = 0
+    operations = kernels = scheduled = 0
     parts: collections.Counter[str] = collections.Counter()
     for one, times in module.way():
         if one.opcode in ("while", "conditional", "call") or kind_of(one):
             continue
         if _KERNEL in one.line:
-            own = _kernel(module, one, chip, known)
-            kernels += times * own
+            alone = _scheduled(one, known)
+            moving = round(max(module.moved(one), bytes_told(one)) / chip.bandwidth * chip.clock)
+            own = max(alone, moving, least.get(one.name, 0))
+            kernels, scheduled = kernels + times * own, scheduled + times * alone
         elif found := _CYCLES.search(one.line):
             own = int(found[1])
             operations += times * own
         else:
             continue
         parts[one.label] += times * own
-    return Cycles(operations, kernels, parts)
+    return Cycles(operations, kernels, scheduled, parts)
 
 
 def estimated(one: Instruction) -> int:
@@ -79,13 +91,13 @@ def _by_body(module: Module, schedules: Mapping[str, int]) -> Mapping[str, int]:
 
 def _body(one: Instruction) -> str:
     found = _BODY.search(one.line)
-    return f"{one.shape} {found[1]}" if found else one.name
+    return f"{_SPACE.sub('', one.shape)} {found[1]}" if found else one.name
 
 
-def _kernel(module: Module, one: Instruction, chip: Chip, known: Mapping[str, int]) -> int:
+def _scheduled(one: Instruction, known: Mapping[str, int]) -> int:
     if _body(one) not in known:
         raise Uncharged(
             f"the kernel %{one.name} carries no estimate, and its instructions were not written; call "
             "prepare_compilers(kernel=None) before anything is compiled"
         )
-    return max(known[_body(one)], round(module.moved(one) / chip.bandwidth * chip.clock))
+    return known[_body(one)]

@@ -19,6 +19,8 @@ _ARRAY = re.compile(r"\b(?P<dtype>pred|bf16|[suf]\d+|c\d+|f8\w+|[su]4)\[(?P<shap
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _NAME = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+_METADATA = re.compile(r"kernel_metadata=\{[^}]*\}")
+"""What a kernel says of itself, over several lines."""
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 
 
@@ -129,7 +131,7 @@ def parse_module(text: str) -> Module:
     """
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
-    for line in text.splitlines():
+    for line in _METADATA.sub(lambda found: found[0].replace("\n", " "), text).splitlines():
         if current is None:
             if head := _HEAD.match(line):
                 current = computations.setdefault(head["name"], [])

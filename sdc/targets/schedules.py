@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-OWN = "sdc_digest"
-"""Name of this library's kernel for TPUs."""
 PASS = "final_bundles"
 """What the compiler calls the last of its passes, behind which nothing changes."""
 _FILE = re.compile(rf"\d+-(?P<name>.+)-\d+-{PASS}\.txt")

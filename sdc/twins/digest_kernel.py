@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Shaped, UInt32
 
 from sdc.bits import as_bits
+from sdc.program.marks import KERNEL
 from sdc.program.platforms import is_whole
 
 ROWS, COLUMNS = (1024, 512, 256, 128, 64, 32, 16), (512, 256, 128)
@@ -60,7 +61,7 @@ def kernel_digest(x: Shaped[Array, "*shape"], golden: int, mix: int, *, interpre
         out_specs=pl.BlockSpec(shape.shape, lambda row, column: (0, 0, 0)),
         out_shape=shape,
         interpret=interpret,
-        name="sdc_digest",
+        name=KERNEL,
     )
     with jax.enable_x64(False):  # numbers of blocks are of 32 bits on a TPU
         sums = call(flat)

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+import sdc
+from sdc.checksums import Profile
+from sdc.checksums.roundoff import PLATFORMS
 from sdc.program.selectors import primitive
-from sdc.targets import devices_of, estimate, with_tool
+from sdc.targets import Estimate, devices_of, estimate, with_tool
 from sdc.tools.bench._targets import BARS, averaging, digest_costs, hidden_share, step_costs
 
 pytestmark = pytest.mark.targets
@@ -36,6 +39,34 @@ def test_tools_around_a_step(target: str, dtype: str) -> None:
     most = REACHED[target, dtype]
     found = step_costs(target, dtype, list(most))
     assert {name: ratio for name, ratio in found.items() if ratio > most.get(name, ratio)} == {}
+
+
+@pytest.mark.parametrize("target", ["v5p:2x2x1", "v5e:2x2"])
+def test_products_with_their_sums_in_one_kernel(target: str) -> None:
+    """Of all three forms, where `shard_map` checks which values vary: only those of one factor do."""
+    mesh = Mesh(np.asarray(devices_of(target)[:2]), ("data",))
+    specs = P(), P("data")
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.mean(jnp.square(jnp.tanh(x @ w) @ w)).astype(jnp.float32)
+
+    def step(w: Any, x: Any) -> Any:
+        return jax.lax.pmean(jax.grad(loss)(w, x), "data")
+
+    shapes = [(256, 256), (1024, 256)]
+    given = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, specs, strict=True)
+    ]
+
+    def found(*, fused: bool) -> Estimate:
+        checked = sdc.abft(step, profile=Profile(PLATFORMS["tpu"], fused=fused))
+        mapped = jax.shard_map(lambda *args: checked(*args)[0], mesh=mesh, in_specs=specs, out_specs=P())
+        return estimate(mapped, *given, target=target)
+
+    assert found(fused=False).kernel_cycles == 0
+    own = found(fused=True)
+    assert own.kernel_cycles >= own.kernel_instructions > 0
 
 
 def test_twins_on_two_slices_exchange_nothing_but_digests() -> None:

@@ -17,9 +17,9 @@ EXCHANGE = {
     "seconds": 1e-5, "hidden": 0.0,
 }  # fmt: skip
 FOUND: dict[str, Any] = {
-    "devices": 8, "cycles": 1_000, "kernel_cycles": 0, "kernels": None, "moved": 0, "seconds": 1e-6,
-    "parts": {"dot_general": 0.9}, "collectives": [EXCHANGE], "arguments": 2**20, "outputs": 10, "temporaries": 0,
-    "memory": 2**30, "capacity": 2**34, "code": 1, "compile_seconds": 0.5,
+    "devices": 8, "cycles": 1_000, "kernel_cycles": 0, "kernel_instructions": 0, "kernels": None, "moved": 0,
+    "seconds": 1e-6, "parts": {"dot_general": 0.9}, "collectives": [EXCHANGE], "arguments": 2**20, "outputs": 10,
+    "temporaries": 0, "memory": 2**30, "capacity": 2**34, "code": 1, "compile_seconds": 0.5,
 }  # fmt: skip
 
 
@@ -76,8 +76,8 @@ def test_ratios_and_a_report(run: Told, tmp_path: Path, monkeypatch: pytest.Monk
     assert [(row["tool"], row["ratio"]) for row in found["programs"]] == [("plain", 1.0), ("lockstep", 1.1)]
     assert compilers.asked[0][0]["options"] == {"xla_tpu_enable_sdc_checker": True, "count": 2, "name": "x"}
     assert [rest[1:] for _, rest in compilers.asked] == [
-        ["sdc_digest"],
-        ["sdc_digest"],
+        ["sdc_kernel"],
+        ["sdc_kernel"],
         [""],
     ]  # once more, for kernels of others
     page = (tmp_path / "run" / "report.html").read_text()

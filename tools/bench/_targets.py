@@ -17,6 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sdc
 from sdc.aggregation import overlap_options, overlapped, paft
+from sdc.checksums import Profile
+from sdc.checksums.roundoff import PLATFORMS
 from sdc.program.selectors import primitive
 from sdc.program.site import Where
 from sdc.targets import Estimate, Tool, devices_of, estimate, find_target, with_tool
@@ -49,7 +51,12 @@ WIDTH = 4096
 ROWS = 16384
 """Of each device's batch, where parameters are averaged."""
 PRODUCTS = primitive("dot_general")
+FUSED = "abft_fused"
+"""`abft` with the kernel that sums rows while the product is made, of bfloat16 on TPUs: a profile decides whether it is
+used.
+"""
 TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
+    "plain": ("plain", None, "probe"),
     "lockstep": ("lockstep", None, "probe"),
     "lockstep_step": ("lockstep", None, "step"),
     "fingerprint_probes": ("fingerprint", None, "probe"),
@@ -65,7 +72,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     found = {
         f"{target} {dtype}": {
             **digest_costs(target, dtype),
-            **step_costs(target, dtype, list(TOOLS)),
+            **step_costs(target, dtype, _names(target, dtype)),
             **paft_costs(target, dtype),
         }
         for target in TARGETS
@@ -74,6 +81,11 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     if "bfloat16" in options.dtypes:
         found["v5p:2x2x1 bfloat16"] |= _study()
     return found
+
+
+def _names(target: str, dtype: str) -> list[str]:
+    fused = dtype == "bfloat16" and find_target(target).chip.platform == "tpu"
+    return [*(name for name in TOOLS if name != "plain"), *([FUSED] if fused else [])]
 
 
 def digest_costs(target: str, dtype: str) -> dict[str, float]:
@@ -93,14 +105,16 @@ def step_costs(target: str, dtype: str, names: Sequence[str], width: int = WIDTH
         names: of tools.
         width: sides of the matrices.
     """
-    plain = _estimated(target, dtype, "plain", None, "probe", width)
+    plain = _estimated(target, dtype, "plain", width)
     found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
     for name in names:
-        own = _estimated(target, dtype, *TOOLS[name], width)
+        own = _estimated(target, dtype, name, width)
         found[name] = own.cost / plain.cost
         found[f"{name}_memory"] = own.memory / plain.memory
-        if name == "abft":
-            found["abft_compiling"] = own.compile_seconds / plain.compile_seconds
+        if name.startswith("abft"):
+            found[f"{name}_compiling"] = own.compile_seconds / plain.compile_seconds
+        if name == FUSED and own.kernel_instructions:
+            found["fused_instructions_of_charged"] = own.kernel_instructions / own.kernel_cycles
         if own.kernels and plain.kernels:
             found[f"{name}_more_kernels"] = own.kernels - plain.kernels
     return found
@@ -177,8 +191,11 @@ def mlp(dtype: str, width: int = WIDTH) -> tuple[Callable[..., Any], Sequence[An
     return step, ([array, array], array)
 
 
-def _estimated(target: str, dtype: str, tool: Tool, where: Where | None, exchange: Exchange, width: int) -> Estimate:
+def _estimated(target: str, dtype: str, name: str, width: int) -> Estimate:
     step, args = mlp(dtype, width)
+    if name == FUSED:
+        return estimate(sdc.abft(step, profile=Profile(PLATFORMS["tpu"], fused=True)), *args, target=target)
+    tool, where, exchange = TOOLS[name]
     variant = with_tool(tool, step, args, devices_of(target), where=where, exchange=exchange)
     return estimate(variant.step, *variant.args, target=target)
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sdc.program.marks import KERNEL
 from sdc.settings import SettingError
 from sdc.targets.chips import find_target
 from sdc.targets.compilers import check_compiler, prepare_compilers
 from sdc.targets.options import read_options
-from sdc.targets.schedules import OWN
 from sdc.train.estimating import Subject
 
 from ..conduct import new_folder
@@ -81,7 +81,7 @@ def _estimated(subject: Subject) -> Mapping[str, Any]:
     return {"target": subject.target, **found.get("estimate", found)}
 
 
-def _process(subject: Subject, kernel: str = OWN) -> dict[str, Any]:
+def _process(subject: Subject, kernel: str = KERNEL) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sdc-estimate-") as folder:
         given, result, schedules = (Path(folder) / name for name in ("subject.json", "result.json", "schedules"))
         schedules.mkdir()

@@ -96,7 +96,7 @@ class Calibration:
                 "that the synthetic products ask for: this device may compute wrong numbers. No profile was made; "
                 "compare with another device"
             )
-        kernel = time_both() if jax.default_backend() == "gpu" else None
+        kernel = time_both()
         yield "fused kernel"
         return dataclasses.replace(
             profile,

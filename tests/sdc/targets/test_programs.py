@@ -156,6 +156,17 @@ def test_a_kernel_is_charged_by_its_schedule_or_not_at_all(tmp_path: Path) -> No
     assert cycles_of(module, chip, {"mine.1": 1}).kernels == least > 1
 
 
+def test_a_kernel_that_computes_a_product_is_no_cheaper_than_a_product() -> None:
+    said = 'frontend_attributes={kernel_metadata={\n"sdc_product":"10"\n}}, backend_config={"bytes_accessed":"4096000"}'
+    kernel = f'%sdc_kernel.1 = f32[128,128]{{1,0}} custom-call(%a), custom_call_target="tpu_custom_call", {said}'
+    module = parse_module(TPU.replace("  %sum =", f"  {kernel}\n  %sum ="))
+    chip = CHIPS["v5p"]
+    told = round(4_096_000 / chip.bandwidth * chip.clock)  # some of it is read again and again
+    for instructions, product, charged in ((10, 0, told), (10, 5000, 5000), (9000, 5000, 9000)):
+        found = cycles_of(module, chip, {"sdc_kernel.1": instructions}, {"sdc_kernel.1": product})
+        assert (found.kernels, found.scheduled) == (charged, instructions)
+
+
 def test_kernels_and_bytes_of_a_gpu() -> None:
     found = traffic_of(parse_module(TPU), CHIPS["h100"])
     # the product, sixteen turns of the loop, one branch, and the sum: none for tuples, loops or the collective

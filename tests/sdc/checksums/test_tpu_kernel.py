@@ -1,0 +1,110 @@
+"""The fused product for TPUs, interpreted: the product and its sums in every form that it takes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec as P
+
+import sdc
+from sdc.checksums import Profile
+from sdc.checksums.products import Dot
+from sdc.checksums.roundoff import PLATFORMS
+from sdc.checksums.schemes import signed_weights
+from sdc.checksums.tpu_kernel import KINDS, MEMORY, fits, product_with_totals
+from sdc.program.platforms import compiling_for
+
+RNG = np.random.default_rng(14)
+FORMS = {"rows by columns": (1, 0), "rows by rows": (1, 1), "columns by columns": (0, 0), "columns by rows": (0, 1)}
+
+
+def dot(over_a: int, over_b: int, ndim: tuple[int, int] = (2, 2)) -> Dot:
+    return Dot((((over_a,), (over_b,)), ((), ())), ndim, dtype=jnp.dtype(jnp.float32))
+
+
+def factors(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    return [jnp.asarray(RNG.normal(size=shape), jnp.bfloat16) for shape in shapes]
+
+
+def agrees(found: Any, exact: np.ndarray) -> None:
+    c, (weighted, squares) = found
+    np.testing.assert_allclose(c, exact, rtol=1e-4, atol=1e-4)
+    weights = np.asarray(signed_weights(exact.shape[-1]), np.float64)
+    np.testing.assert_allclose(weighted, exact @ weights, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(squares, (exact**2).sum(-1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_product_and_its_sums(form: str) -> None:
+    """Against NumPy in float64; several tiles of rows and of columns, of different sides."""
+    over = FORMS[form]
+    a, b = factors((1536, 128) if over[0] else (128, 1536), (384, 128) if over[1] else (128, 384))
+    wide = [np.asarray(x, np.float64) for x in (a, b)]
+    exact = (wide[0] if over[0] else wide[0].T) @ (wide[1].T if over[1] else wide[1])
+    with jax.enable_x64(form == "rows by rows"):
+        agrees(product_with_totals(dot(*over), a, b, interpret=True), exact)
+
+
+def test_leading_axes_and_a_mesh() -> None:
+    """Nothing is checked of which axes values vary over: JAX cannot interpret a kernel then."""
+    a, b = factors((4, 64, 128), (128, 128))
+    exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+
+    def run(a: Any, b: Any) -> Any:
+        return product_with_totals(dot(2, 0, (3, 2)), a, b, interpret=True)
+
+    agrees(run(a, b), exact)
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=False)
+    agrees(jax.jit(mapped)(a, b), exact)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "over", "taken"),
+    [
+        ((1024, 4096), (4096, 512), (1, 0), True),
+        ((128, 128), (128, 128), (0, 1), True),
+        ((4, 32, 128), (128, 128), (2, 0), True),
+        ((4, 32, 128), (4, 32, 128), (2, 2), True),
+        ((4, 8, 128), (128, 128), (2, 0), False),  # rows that do not fill registers are moved to be joined
+        ((128, 4, 32), (128, 128), (0, 0), False),
+        ((120, 128), (128, 128), (1, 0), False),
+        ((128, 120), (120, 128), (1, 0), False),
+        ((0, 128), (128, 128), (1, 0), False),
+        ((128, 0), (0, 128), (1, 0), False),
+        ((128, 1 << 16), (1 << 16, 128), (1, 0), False),  # terms that the core's memory cannot hold
+    ],
+)
+def test_what_it_takes(a: tuple[int, ...], b: tuple[int, ...], over: tuple[int, int], taken: bool) -> None:
+    product = dot(*over, (len(a), len(b)))
+    given = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (a, b)]
+    wide = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (a, b)]
+    with compiling_for("tpu", whole=True, kind=KINDS[0]):
+        assert fits(product, *given) is taken
+        assert not fits(product, *wide)
+        assert not fits(product.returning(jnp.bfloat16), *given)
+        assert not fits(product.mapped(), *given)
+    for kind, whole in ((KINDS[0], False), ("TPU v4", True), ("", True)):  # sharded, less memory, unknown
+        with compiling_for("tpu", whole=whole, kind=kind):
+            assert not fits(product, *given)
+    assert MEMORY < 64 << 20
+
+
+def test_a_profile_decides() -> None:
+    a, b = factors((128, 128), (128, 128))
+    for fused in (False, True):
+        step = sdc.abft(lambda a, b: a @ b, profile=Profile(PLATFORMS["tpu"], fused=fused))
+        with compiling_for("tpu", whole=True, kind=KINDS[-1]):
+            assert ("sdc_kernel" in str(jax.make_jaxpr(step)(a, b))) is fused
+        assert "sdc_kernel" not in str(jax.make_jaxpr(step)(a, b))
+
+
+def test_what_is_assumed_is_assumed_of_the_target() -> None:
+    """A step that was transformed before anybody said what it is compiled for."""
+    step = sdc.abft(lambda a, b: a @ b)
+    a, b = (x.astype(jnp.float32) for x in factors((128, 128), (128, 128)))
+    here = str(jax.make_jaxpr(step)(a, b))
+    with compiling_for("tpu", whole=True, kind=KINDS[0]):
+        assert str(jax.make_jaxpr(step)(a, b)) != here  # other bounds
