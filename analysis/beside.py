@@ -1,16 +1,18 @@
-"""Two runs on one page: the settings that differ, the verdicts, the figures over or beside each other, the tables."""
+"""Several runs on one page: settings that differ, verdicts, figures over or beside each other, tables."""
 
 import dataclasses
 import itertools
 import os.path
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from sdc.record.reading import Contents, read_record
 
-from .canvas import LeftOut, Picture, rename
+from . import recoveries
+from .campaign_report import SIMULATED
+from .canvas import COLOURS, LeftOut, Picture, rename
 from .findings import Chart, Line, draw
 from .page import Report
 from .rendering import render
@@ -27,13 +29,13 @@ SHOWN = 8
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of the two runs.
+    """One of the runs.
 
     Attributes:
         record: the run.
         summary: its summary.
         report: its report.
-        page: where its own page is, from the page of both.
+        page: where its own page is, from the page of all.
     """
 
     record: Contents
@@ -43,30 +45,38 @@ class Side:
 
 
 def write_beside(
-    first: str | PathLike[str], second: str | PathLike[str], folder: str | PathLike[str] | None = None
+    first: str | PathLike[str],
+    second: str | PathLike[str],
+    folder: str | PathLike[str] | None = None,
+    *,
+    more: Sequence[str | PathLike[str]] = (),
 ) -> dict[str, Any]:
-    """Writes one page of two runs, side by side.
+    """Writes one page of two or more runs, side by side.
 
     Args:
         first: folder of a run, ended or not.
         second: folder of another.
-        folder: where to write the page; by default the folder of the second run.
+        folder: where to write the page; by default the folder of the last run.
+        more: folders of further runs.
 
     Returns:
-        `verdict`, the graver of both, `runs` with folder, verdict and sentence of each, `settings` that differ by name,
-        and the path of the page (`report`), which is named `beside-FIRST.html`.
+        `verdict`, the gravest of all, `runs` with folder, verdict and sentence of each, `settings` that differ by name,
+        and the path of the page (`report`), which is named `beside-FIRST.html`, with the names of all but the last.
 
     Raises:
-        ValueError: both are the same folder.
+        ValueError: two are the same folder, or there are more than can be told apart.
         RecordError: one holds no readable record, or the page cannot be written.
     """
-    paths = [Path(first), Path(second)]
-    if paths[0].resolve() == paths[1].resolve():
-        raise ValueError(f"{first} would be shown beside itself; give two runs")
-    target = Path(folder) if folder is not None else paths[1]
+    paths = [Path(first), Path(second), *map(Path, more)]
+    if len(paths) > len(COLOURS):
+        raise ValueError(f"{len(paths)} runs cannot be told apart on one page; give at most {len(COLOURS)}")
+    for place, path in enumerate(paths):
+        if path.resolve() in [other.resolve() for other in paths[:place]]:
+            raise ValueError(f"{path} would be shown beside itself; give runs of different folders")
+    target = Path(folder) if folder is not None else paths[-1]
     sides = [_side(path, target) for path in paths]
     settings = differing(*(side.record.manifest for side in sides))
-    page = target / f"beside-{paths[0].resolve().name}.html"
+    page = target / f"beside-{'-'.join(path.resolve().name for path in paths[:-1])}.html"
     write_page(page, render("beside.html.jinja", sides=sides, **_parts(sides, settings)))
     return {
         "verdict": gravest(side.summary.get("verdict") for side in sides),
@@ -84,12 +94,11 @@ def write_beside(
     }
 
 
-def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The settings of two manifests that differ, by name; a dash where one lacks it."""
-    left, right = (_settings(one) for one in (a, b))
-    names = dict.fromkeys([*left, *right])
-    pairs = {name: (left.get(name, NOT_MEASURED), right.get(name, NOT_MEASURED)) for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+def differing(*manifests: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The settings of manifests that differ, by name; a dash where one lacks it."""
+    every = [_settings(one) for one in manifests]
+    values = {name: tuple(one.get(name, NOT_MEASURED) for one in every) for one in every for name in one}
+    return {name: several for name, several in values.items() if len(set(several)) > 1}
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -105,8 +114,12 @@ def _side(path: Path, target: Path) -> Side:
     return Side(record, summary, report, page)
 
 
-def _parts(sides: list[Side], settings: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+def _parts(sides: list[Side], settings: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     names = [side.report.title for side in sides]
+    simulated = any(side.report.simulated for side in sides)
+    cost = recoveries.compared([(side.report.title, side.record.lines) for side in sides])
+    if cost is not None and simulated:
+        cost = dataclasses.replace(cost, caption=f"[{SIMULATED}] {cost.caption}")
     rows = tuple((name, *pair) for name, pair in settings.items())
     lead = _losses(sides)
     pictures = [[picture for picture in (side.report.lead, *side.report.pictures) if picture] for side in sides]
@@ -118,6 +131,7 @@ def _parts(sides: list[Side], settings: Mapping[str, tuple[str, str]]) -> dict[s
             for caption, part in (("Settings that differ", rows[:SHOWN]), ("More settings that differ", rows[SHOWN:]))
         ],
         "lead": lead if isinstance(lead, Picture) else None,
+        "cost": cost,
         "pictures": [[_named(here, title, side) for side, here in enumerate(pictures)] for title in titles],
         "tables": [
             [next((t for t in side.report.measured if t.caption == caption), None) for side in sides]
@@ -135,14 +149,17 @@ def _named(pictures: list[Picture], title: str, side: int) -> Picture | None:
 
 
 def _losses(sides: list[Side]) -> Picture | LeftOut:
-    """The losses of both runs over each other."""
+    """The losses of all runs over each other."""
     lines = []
     for side in sides:
         loss = per_twin(side.record.lines, "loss")
         for twin, values in enumerate([] if loss is None else loss):
             name = side.report.title + (f", twin {twin}" if loss is not None and len(loss) > 1 else "")
             x = step_numbers(side.record.lines)
-            lines.append(Line(name, x.tolist(), values.tolist(), dashed=side is sides[1]))
-    caption = "Training loss of each step; the second run is dotted. Lines that cover each other are equal."
-    mark = "simulated faults" if any(side.report.simulated for side in sides) else ""
-    return draw("beside-losses", Chart("Losses of both runs", caption, "step", "loss", tuple(lines)), mark)
+            lines.append(Line(name, x.tolist(), values.tolist(), dashed=side is not sides[0]))
+    both = len(sides) == 2
+    dotted = "the second run is dotted" if both else "all runs but the first are dotted"
+    caption = f"Training loss of each step; {dotted}. Lines that cover each other are equal."
+    mark = SIMULATED if any(side.report.simulated for side in sides) else ""
+    title = "Losses of both runs" if both else "Losses of the runs"
+    return draw("beside-losses", Chart(title, caption, "step", "loss", tuple(lines)), mark)

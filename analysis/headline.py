@@ -7,7 +7,7 @@ from typing import Any
 
 from sdc.record.reading import Contents
 
-from . import advice
+from . import advice, recoveries
 from .advice import Action
 from .devices import listed, where, whole
 from .equality import COMPARED, what_differs
@@ -19,6 +19,8 @@ from .verdict import REHEARSAL, odd_digests
 WAYS = {"fwd": "forward", "bwd": "backward", "remat": "recomputed"}
 UNKNOWN = "the record does not say"
 NOWHERE = "none: nothing differed"
+LOSSES = "losses"
+"""Name of the suspect where nothing is simulated but losses of parts of the state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +66,9 @@ def headline(run: Contents, summary: Row) -> Headline:
     actions = advice.actions(
         run.manifest, summary, ended=run.ended, course=found.course, first=found.first, named=found.named
     )
-    return Headline(
-        found.sentence, found.device, found.operation, found.since, _real(run.manifest, summary), tuple(actions)
-    )
+    lost = recoveries.sentence(run.lines)
+    said = f"{found.sentence}; {lost}" if lost else found.sentence
+    return Headline(said, found.device, found.operation, found.since, _real(run.manifest, summary), tuple(actions))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,6 +301,8 @@ def _since(first: Any, found: Evidence, course: str | None, *, free: bool = Fals
 
 def _real(manifest: Row, summary: Row) -> str:
     suspect = mapping(manifest.get("suspect"))
+    if suspect.get("name") == LOSSES:
+        return "simulated: parts of the state were thrown away on purpose, on sound hardware"
     if summary.get("simulated") or suspect.get("simulated"):
         return f"simulated: {suspect.get('name') or 'the suspect'} was corrupted on purpose, on sound hardware"
     if summary.get("rehearsal"):

@@ -6,11 +6,11 @@ from typing import Any
 from sdc.record.files import RecordError, write_text
 from sdc.record.reading import Contents, read_record
 
-from . import campaign_report, campaigns, figures, findings, places, product_tables, replicas, tables
+from . import campaign_report, campaigns, figures, findings, places, product_tables, recoveries, replicas, tables
 from .advice import excluded
 from .campaign_report import SIMULATED
 from .canvas import LeftOut
-from .headline import headline
+from .headline import LOSSES, headline
 from .page import Report, make_report
 from .rendering import to_html, to_markdown
 from .series import count, mapping, sequence
@@ -142,6 +142,8 @@ def build(run: Contents, summary: dict[str, Any]) -> Report:
     if manifest.get("aggregate"):
         drawn = [*replicas.pictures(run.lines, mark=mark), *drawn]
         measured += [(table, table.caption, "") for table in replicas.summarize_aggregation(run.lines, summary)]
+    if mapping(manifest.get("running")):
+        measured.append((recoveries.table(run.lines), recoveries.CAPTION, "nothing was lost"))
     measured.append((tables.training(summary), "Training", "no step was done"))
     left_out = [LeftOut(title, why) for table, title, why in measured if table is None or not table.rows]
     return make_report(
@@ -168,6 +170,8 @@ def build(run: Contents, summary: dict[str, Any]) -> Report:
 
 def _simulated(suspect: Any) -> str:
     name = suspect.get("name")
+    if name == LOSSES:
+        return "parts of the state were thrown away on purpose, on sound hardware"
     return f"{f'suspect {name}' if name else 'the suspect'} ran on sound hardware and was corrupted on purpose"
 
 

@@ -216,14 +216,15 @@ class ReportOptions:
     Example: sdc report runs/demo runs/other
 
     Given a folder of runs, it writes the report of each and an index.html with a row for each, the gravest first. Given
-    two runs, it writes one page with both side by side, beside-FIRST.html in the folder of the second. Exit codes are
-    those of the run, of several the gravest: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    two to six runs, it writes one page with all side by side, beside-FIRST.html in the folder of the last, with the
+    losses over each other, and what lost shards cost. Exit codes are those of the run, of several the gravest: 0 clean,
+    1 corruption found, 2 bad usage, 3 inconclusive.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folder, a folder of run folders, or two run folders."""
+    """Run folder, a folder of run folders, or several run folders."""
     output: Path | None = None
-    """Folder for the page of two runs; by default that of the second run."""
+    """Folder for the page of several runs; by default that of the last run."""
     json: bool = False
     """Print the summary as JSON, and nothing else, on standard output."""
 

@@ -254,12 +254,12 @@ def _difference(result: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _several(result: Mapping[str, Any]) -> Iterator[Part]:
-    """Several runs, a line for each, and what differs between two."""
+    """Several runs, a line for each, and which settings differ."""
     for one in result["runs"]:
         verdict = one["verdict"] or "no verdict"
         yield Text.assemble((one["label"], COLOURS.get(verdict, "bold")), f"  {one['run']}  {one['sentence']}")
-    for name, (first, second) in result.get("settings", {}).items():
-        yield f"  {name}: {first} | {second}"
+    for name, values in result.get("settings", {}).items():
+        yield f"  {name}: {' | '.join(values)}"
 
 
 def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:

@@ -126,7 +126,9 @@ def test_settings_that_differ() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{a}", "{b}", "{a}"], "3 folders: expected a run, a folder of runs, or two runs"),
+        ([], "no folder: expected a run, a folder of runs, or several runs"),
+        (["{a}", "{b}", "{a}"], "would be shown beside itself"),
+        (["{a}", "{b}", "{a}", "{b}", "{a}", "{b}", "{a}"], "7 runs cannot be told apart on one page"),
         (["{a}", "--output", "{b}"], "--output: one run has its report in its own folder"),
         (["{a}", "{a}"], "would be shown beside itself"),
         (["{a}", "{none}"], "is no run folder"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sdc.analysis import write_beside
 from sdc.record import read_manifest
 from sdc.settings import SettingError
 from sdc.train import Training, run
@@ -59,6 +60,9 @@ def test_partial_recovery_perturbs_less_than_a_full_one(plain: tuple[Path, dict[
     assert 0 < rows["partial"]["perturbation"] < rows["full"]["perturbation"]
     assert rows["partial"]["read"] < rows["full"]["read"]
     assert 0 < rows["partial"]["behind"] <= 9
+    beside = Path(write_beside(folder, tmp_path / "partial", more=[tmp_path / "full"])["report"]).read_text()
+    for policy, told in rows.items():
+        assert f"{told['lost']} of {told['blocks']} blocks after step 8, {policy} (simulated)" in beside
 
 
 def stopped(running: Running, folder: Path) -> Training:

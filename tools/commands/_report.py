@@ -1,4 +1,4 @@
-"""`sdc report`: the report of a run, written anew from its record; an index of several; two side by side."""
+"""`sdc report`: the report of a run, written anew from its record; an index of several; several side by side."""
 
 import os
 from typing import Any
@@ -22,16 +22,16 @@ def run(options: ReportOptions) -> int:
 def _written(options: ReportOptions) -> tuple[str, dict[str, Any]]:
     """What to show, and its kind. `sdc.analysis` imports JAX: what is no run is told before."""
     first, *more = options.runs or (None,)
-    if first is None or len(more) > 1:
-        raise CommandError(f"{len(options.runs)} folders: expected a run, a folder of runs, or two runs")
+    if first is None:
+        raise CommandError("no folder: expected a run, a folder of runs, or several runs")
     if not more and options.output is not None:
-        raise CommandError("--output: one run has its report in its own folder; give two runs, or leave the flag out")
+        raise CommandError("--output: one run has its report in its own folder; give several, or leave the flag out")
     if more:
         for folder in options.runs:
             read_manifest(folder)
         from sdc.analysis import write_beside
 
-        return "several", write_beside(first, more[0], options.output)
+        return "several", write_beside(first, more[0], options.output, more=more[1:])
     if os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}")):
         from sdc.analysis import write_overview
 

@@ -1,0 +1,172 @@
+"""What a run lost of its state and got back: in a table, in words, and beside other runs.
+
+What it cost is told as its source has it (Qiao et al., ICML 2019): in steps, until training is where it was.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from .series import Row, count, mapping, per_twin, sequence
+from .tables import NOT_MEASURED, Table, show
+
+CAPTION = "Parts of the state that were lost"
+BESIDE = "What the losses cost"
+NEXT = 10
+"""Steps after a loss of which the excess of the training loss is averaged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A loss on record.
+
+    Attributes:
+        after: the last step before it.
+        told: what the record says of it.
+        simulated: whether it was made on purpose, in a run that went on; if not, all processes were started again.
+    """
+
+    after: int
+    told: Row
+    simulated: bool
+
+    @property
+    def kind(self) -> str:
+        """Simulated or real."""
+        return "simulated" if self.simulated else "real"
+
+    @property
+    def blocks(self) -> str:
+        """How many blocks of how many."""
+        return f"{show(self.told.get('lost'))} of {show(self.told.get('blocks'))} blocks"
+
+    @property
+    def steps_lost(self) -> int:
+        """Steps that were done again, for they were lost as well."""
+        return count(self.told.get("steps_lost")) or 0
+
+    @property
+    def words(self) -> str:
+        """In a sentence."""
+        if self.simulated:
+            return f"{self.blocks} were lost after step {self.after} (simulated), and recovered"
+        steps = f" and {self.steps_lost:,} step{'s' * (self.steps_lost != 1)}"
+        return f"started again at step {self.after + 1}: {self.blocks}{steps} were lost (real)"
+
+
+def losses(lines: Sequence[Row]) -> list[Loss]:
+    """All losses on record, in their order: what was there before a step first, then what was lost after it."""
+    found = []
+    for row in lines:
+        if told := mapping(row.get("restarted")):
+            found.append(Loss(row["step"] - 1, told, simulated=False))
+        if told := mapping(row.get("recovered")):  # every one is, also where the record is older than the word
+            found.append(Loss(row["step"], told, simulated=told.get("simulated") is not False))
+    return found
+
+
+def sentence(lines: Sequence[Row]) -> str:
+    """What to add to the headline of a run; empty if nothing was lost."""
+    found = losses(lines)
+    if len(found) < 2:
+        return "".join(one.words for one in found)
+    simulated = sum(one.simulated for one in found)
+    kinds = [f"{number} {kind}" for number, kind in ((simulated, "simulated"), (len(found) - simulated, "real"))]
+    told = " and ".join(kind for kind in kinds if not kind.startswith("0 "))
+    return f"{len(found)} losses of parts of the state ({told}), all recovered; the last: {found[-1].words}"
+
+
+def table(lines: Sequence[Row]) -> Table | None:
+    """Every loss of a run, and from where what was lost came back."""
+    rows = tuple(
+        (
+            f"after step {one.after}", one.kind, str(one.told.get("policy", NOT_MEASURED)),
+            f"{show(one.told.get('lost'))} of {show(one.told.get('blocks'))}", show(one.told.get("bytes")),
+            show(one.told.get("read")), _copied(one.told), show(one.told.get("behind")),
+            show(one.told.get("perturbation")), show(one.told.get("steps_lost", 0)),
+        )
+        for one in losses(lines)
+    )  # fmt: skip
+    header = (
+        "loss", "kind", "recovery", "blocks lost", "bytes lost", "bytes read", "bytes of own copies",
+        "oldest block: steps behind", "perturbation", "steps lost",
+    )  # fmt: skip
+    note = (
+        "Recovery: partial gives back what was lost, full reads the whole running checkpoint. Perturbation: L2 norm of "
+        "the change of the parameters; after a real loss it is not known. Own copies: those that survivors had on "
+        "their hosts."
+    )
+    return Table(CAPTION, header, rows, note) if rows else None
+
+
+def compared(runs: Sequence[tuple[str, Sequence[Row]]]) -> Table | None:
+    """What losses cost, beside a run that lost nothing: steps until its training loss of the next step is reached.
+
+    Args:
+        runs: title and lines of each. The first that lost nothing is what the others are compared with.
+
+    Returns:
+        One row for each loss, and for each run without one; None if no run lost anything.
+    """
+    if not any(losses(lines) for _, lines in runs):
+        return None
+    plain = next((_curve(lines) for _, lines in runs if not losses(lines)), {})
+    rows = []
+    for title, lines in runs:
+        curve = _curve(lines)
+        end = show(curve[max(curve)], digits=5) if curve else NOT_MEASURED
+        found = losses(lines)
+        if not found:
+            rows.append((title, end, "nothing", *[NOT_MEASURED] * 5))
+        for one in found:
+            target = plain.get(one.after + 1)
+            found_at = _reached(curve, one.after, target)
+            rework = None if found_at is None else found_at - 1 + one.steps_lost
+            what = f"{one.blocks} after step {one.after}, {one.told.get('policy')} ({one.kind})"
+            costs = (
+                _excess(curve, plain, one.after),
+                _steps(found_at, target),
+                show(one.told.get("steps_lost", 0)),
+                show(rework),
+            )
+            rows.append((title, end, what, show(target, digits=5), *costs))
+    header = (
+        "run", "loss at the end", "lost", "next loss, uninterrupted", f"excess of {NEXT} steps", "steps to reach that",
+        "steps lost", "rework",
+    )  # fmt: skip
+    note = (
+        f"Excess: how far the training loss is above that of the uninterrupted run, on the same batches, on average of "
+        f"the {NEXT} steps after a loss of shards. Steps to reach that: until it is first at or below that of the "
+        "uninterrupted run one step after. Rework: so many more than that one, and the steps that were lost. Training "
+        "losses of single batches scatter: a difference of a few steps may be chance."
+    )
+    return Table(BESIDE, header, tuple(rows), note)
+
+
+def _copied(told: Row) -> str:
+    """Bytes that processes had on their own hosts."""
+    each = [mapping(mapping(one).get("own")).get("bytes") for one in sequence(told.get("processes"))]
+    return show(sum(count(one) or 0 for one in each)) if each else NOT_MEASURED
+
+
+def _curve(lines: Sequence[Row]) -> dict[int, float]:
+    """The loss of each step; that of the first twin, where there are several."""
+    found = per_twin(lines, "loss")
+    return {} if found is None else {row["step"]: float(loss) for row, loss in zip(lines, found[0], strict=True)}
+
+
+def _reached(curve: dict[int, float], after: int, target: float | None) -> int | None:
+    """Steps after one until the loss is at a target or below."""
+    if target is None or math.isnan(target):
+        return None
+    return next((step - after for step, loss in sorted(curve.items()) if step > after and loss <= target), None)
+
+
+def _excess(curve: dict[int, float], plain: dict[int, float], after: int) -> str:
+    """Batches are the same in all runs, so that their scatter cancels."""
+    both = [curve[step] - plain[step] for step in range(after + 1, after + 1 + NEXT) if step in curve and step in plain]
+    return show(sum(both) / len(both)) if both else NOT_MEASURED
+
+
+def _steps(found: int | None, target: float | None) -> str:
+    return show(found) if found is not None or target is None else "never"
