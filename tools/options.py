@@ -214,6 +214,7 @@ class ReportOptions:
     Example: sdc report runs/demo
     Example: sdc report runs
     Example: sdc report runs/demo runs/other
+    Example: sdc report runs/plain runs/partial runs/full
 
     Given a folder of runs, it writes the report of each and an index.html with a row for each, the gravest first. Given
     two to six runs, it writes one page with all side by side, beside-FIRST.html in the folder of the last, with the

@@ -34,12 +34,14 @@ class LostShards:
         step: number of the step, from 0.
         fraction: of the bytes of the parameters, above 0 and at most 1; which blocks is drawn.
         recover: `partial`: what was lost is read from the running checkpoint; `full`: everything is.
+        optimizer: `saved`: what belongs to the lost parameters comes back as it was saved; `zeroed`: it becomes zero.
         seed: of the draw.
     """
 
     step: int
     fraction: float = 0.5
     recover: Literal["partial", "full"] = "partial"
+    optimizer: Literal["saved", "zeroed"] = "saved"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -86,6 +88,8 @@ class Running:
         """
         if not 0 < self.fraction <= 1:
             raise SettingError("checkpoint_fraction", self.fraction, "expected more than 0 and at most 1")
+        if self.local_copies is not None and Path(self.local_copies).is_file():
+            raise SettingError("local_copies", str(self.local_copies), "is a file; expected a folder on this host")
         for one in self.lost:
             if one.step >= steps:
                 raise SettingError("lose_shards", f"step={one.step}", f"the run has {steps} steps, from 0")
@@ -262,7 +266,7 @@ class Keeper:
         # As many as make up the fraction, and one at least.
         count = max(1, int(np.searchsorted(np.cumsum(sizes[order]), one.fraction * sizes.sum() * (1 + 1e-9), "right")))
         lost = sorted(int(block) for block in order[:count])
-        found = self.checkpoint.recover(lost, state, policy=one.recover)
+        found = self.checkpoint.recover(lost, state, policy=one.recover, zeroed=one.optimizer == "zeroed")
         told = {
             "simulated": True, "policy": one.recover, "lost": len(lost), "blocks": cut.choices,
             "bytes": int(sizes[lost].sum()), "read": found.bytes, "behind": found.age(one.step + 1),

@@ -19,7 +19,7 @@ from sdc.settings import SettingError
 from .blocks import bits_of, cut_of
 from .store import StoreError
 
-By: TypeAlias = Literal["rows", "layers", "arrays"]
+By: TypeAlias = Literal["rows", "shards", "experts", "layers", "arrays"]
 
 
 class Piece(NamedTuple):
@@ -122,10 +122,11 @@ def partition(
         state: a tree of JAX arrays.
         moving: the parameters: a path such as `params`, or what says yes to the paths of their arrays; by default all
             arrays of floating-point numbers.
-        by: `rows`: so many rows of each array; `arrays`: each whole; `layers`: all arrays with the same parent, as a
-            weight and its bias, together.
-        rows: rows of a block, with `rows`: 1 for the layers or experts of a stacked model. By default as many as make
-            64 KiB, and at most 64 blocks of an array.
+        by: `rows`: so many rows of each array; `shards`: the rows that a device holds; `arrays`: each whole; `layers`:
+            all arrays with the same parent, as a weight and its bias, together; `experts`: of arrays with the same
+            parent and first axis, of which one has three axes or more, all that has the same index, as the weights and
+            biases of an expert, or of a layer of a stacked model; other arrays whole.
+        rows: rows of a block, with `rows`. By default as many as make 64 KiB, and at most 64 blocks of an array.
 
     Raises:
         SettingError: there is no such parameter, or a leaf is no array.
@@ -145,16 +146,14 @@ def partition(
     leaves = named_leaves(state)
     chosen = _moving(leaves, moving)
     companions = _companions(leaves, chosen, moving)
+    stacked = {(_parent(name), _rows(leaves[name])) for name in chosen if by == "experts" and leaves[name].ndim >= 3}
     grouped: dict[Any, list[Piece]] = {}
     for name in chosen:
         array = leaves[name]
         count = array.shape[0] if array.ndim else 1
-        bits = jax.eval_shape(bits_of, array)
-        each = {
-            "rows": rows or cut_of(bits.shape, bits.dtype.itemsize).rows, "arrays": max(count, 1),
-            "layers": max(count, 1),
-        }[by]  # fmt: skip
-        key = name.rpartition("/")[0] if by == "layers" else name
+        expert = bool(array.ndim) and (_parent(name), count) in stacked
+        key = (_parent(name), count) if expert else _parent(name) if by == "layers" else name
+        each = 1 if expert else _together(by, array, rows)
         for start in range(0, max(count, 1), each):
             stop = min(start + each, count)
             pieces = [Piece(one, start, stop) for one in (name, *companions[name])]
@@ -164,6 +163,20 @@ def partition(
     blocks = [*grouped.values(), rest]
     types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
     return Partition(types, blocks, chosen, [sum(_bytes(leaves[one.name], one) for one in pieces) for pieces in blocks])
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _together(by: By, array: jax.Array, rows: int | None) -> int:
+    """Rows of an array that are in one block."""
+    bits = jax.eval_shape(bits_of, array)
+    if by == "rows":
+        return rows or cut_of(bits.shape, bits.dtype.itemsize).rows
+    if by == "shards" and array.ndim:
+        return max(array.sharding.shard_shape(array.shape)[0], 1)
+    return max(_rows(array), 1)
 
 
 def _moving(leaves: Mapping[str, jax.Array], moving: str | Callable[[str], bool]) -> list[str]:

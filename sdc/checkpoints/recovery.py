@@ -159,6 +159,7 @@ class Reader:
         *,
         policy: Policy = "partial",
         devices: Sequence[jax.Device] = (),
+        zeroed: bool = False,
     ) -> Recovered[State]:
         """Gives a state in which blocks were lost its blocks back.
 
@@ -168,10 +169,12 @@ class Reader:
             policy: `partial`: only what was lost is read; `full`: everything; `replica`: nothing, what was lost is
                 copied from devices that hold the same.
             devices: with `replica`, those that lost what they held.
+            zeroed: of what is read, the optimizer's arrays become zero, as at the start, and not what was saved; not
+                with `replica`.
 
         Raises:
             StoreError: a block has no version that is as it was saved, or no replica.
-            SettingError: there is no such block.
+            SettingError: there is no such block, or options contradict each other.
         """
         if policy not in get_args(Policy):
             raise SettingError("policy", policy, f"expected one of {', '.join(get_args(Policy))}")
@@ -179,23 +182,25 @@ class Reader:
         leaves = named_leaves(state)
         self.cut.check(leaves)
         if policy == "replica":
+            if zeroed:
+                raise SettingError("zeroed", zeroed, "a replica has the optimizer's arrays as they are")
             return _from_replicas(self.cut, numbers, state, leaves, devices)
         every = range(len(self.cut.blocks)) if policy == "full" else numbers
         wanted = [number for number in every if self.cut.sizes[number]]
         while True:
             try:
-                return self._recovered(wanted, state)
+                return self._recovered(wanted, state, zeroed)
             except StoreError:
                 save = self.save
                 self._open()  # somebody may have saved since
                 if self.save == save:
                     raise
 
-    def _recovered(self, wanted: Sequence[int], state: State) -> Recovered[State]:
+    def _recovered(self, wanted: Sequence[int], state: State, zeroed: bool) -> Recovered[State]:
         self.older.clear()
         self.bytes = 0
         steps: dict[int, int] = {}
-        initial = []
+        initial, moving = [], set(self.cut.moving)
         parts: dict[str, list[Part]] = {}
         for store, versions in zip(self._stores, self._versions, strict=True):
             store.ask([(number, versions[number][0]) for number in wanted if number in versions])
@@ -206,8 +211,9 @@ class Reader:
                 found = self._first(number)
             else:
                 steps[number] = step
-            for part in found:
-                parts.setdefault(part[0], []).append(part)
+            for name, box, array in found:
+                zero = zeroed and number < self.cut.choices and name not in moving
+                parts.setdefault(name, []).append((name, box, np.zeros_like(array) if zero else array))
         if initial:
             LOG.warning("blocks %s were never saved: they are as they were at the start", initial[:8])
         changed = put_back(state, parts)

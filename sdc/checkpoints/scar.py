@@ -191,13 +191,14 @@ class RunningCheckpoint:
         *,
         policy: recovery.Policy = "partial",
         devices: Sequence[jax.Device] = (),
+        zeroed: bool = False,
     ) -> "recovery.Recovered[State]":
         """Gives a state in which some blocks were lost its blocks back; see `recovery.recover`.
 
         Raises:
             StoreError: a block that is needed has no version that is as it was saved.
         """
-        return self.reader().recover(lost, state, policy=policy, devices=devices)
+        return self.reader().recover(lost, state, policy=policy, devices=devices, zeroed=zeroed)
 
     def reader(self) -> recovery.Reader:
         """Reads what is saved by now."""

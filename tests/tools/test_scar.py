@@ -153,6 +153,8 @@ def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Pa
     assert record.ended
     assert [row["step"] for row in record.lines] == list(range(len(rows) + 1))
     assert list((tmp_path / "copies").iterdir()) == []
+    words = f"started again at step {step}: {told['lost']} of {told['blocks']} blocks"
+    assert words in (run / "report.html").read_text()
 
 
 def test_flags_that_would_have_no_effect(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_a_damaged_copy_counts_as_none(tmp_path: Path, caplog: pytest.LogCapture
     ("running", "message"),
     [
         (Running(fraction=0.0), "checkpoint_fraction.*expected more than 0 and at most 1"),
+        (Running(local_copies=__file__), "local_copies.*is a file; expected a folder on this host"),
         (Running(losses=["shards,step=12"]), "the run has 12 steps, from 0"),
         (Running(losses=["shards,step=1,fraction=2"]), "fraction=2.0: expected more than 0"),
         (Running(losses=["shard,step=1"]), "shard"),

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from sdc.checkpoints import RunningCheckpoint, choose, partition, squared_distance, total_variation
 from sdc.settings import SettingError
@@ -36,7 +38,7 @@ def test_an_array_goes_with_the_parameter_of_the_longest_path() -> None:
         ({"fraction": 1.5}, "expected more than 0 and at most 1"),
         ({"policy": "best"}, "expected one of priority, round-robin, random"),
         ({"moving": "weights"}, "no array of floating-point numbers"),
-        ({"by": "heads"}, "expected one of rows, layers, arrays"),
+        ({"by": "heads"}, "expected one of rows, shards, experts, layers, arrays"),
         ({"rows": 0}, "expected at least 1"),
     ],
 )
@@ -54,6 +56,24 @@ def test_blocks_by_layers() -> None:
     ]
     assert cut.sizes == [80, 80, 80, 4]
     assert cut.of(["params/layer1"]) == [1]
+
+
+def test_blocks_by_experts_and_by_shards() -> None:
+    """Expert by expert with its weights, bias and moments; what is no stack stays whole."""
+    moe = {"up": jnp.zeros((4, 8, 16)), "bias": jnp.zeros((4, 16)), "router": jnp.zeros((8, 4))}
+    state = {"params": {"moe": moe, "norm": jnp.ones(8)}, "mu": {"moe": moe}}
+    cut = partition(state, moving="params", by="experts")
+    assert [sorted(piece.name for piece in block) for block in cut.blocks] == [
+        *[["mu/moe/bias", "mu/moe/up", "params/moe/bias", "params/moe/up"]] * 4,
+        ["mu/moe/router", "params/moe/router"], ["params/norm"], [],
+    ]  # fmt: skip
+    assert {(piece.start, piece.stop) for piece in cut.blocks[2]} == {(2, 3)}
+    mesh = Mesh(np.asarray(jax.devices()[:4]), ("data",))
+    w = jax.device_put(jnp.zeros((16, 2)), NamedSharding(mesh, P("data")))
+    shards = partition({"w": w, "b": jnp.zeros(6), "scale": jnp.float32(1)}, by="shards")
+    assert [tuple(block[0]) for block in shards.blocks[:-1]] == [
+        ("b", 0, 6), ("scale", 0, 1), *(("w", start, start + 4) for start in range(0, 16, 4)),
+    ]  # fmt: skip
 
 
 @given(

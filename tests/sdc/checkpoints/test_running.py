@@ -57,6 +57,27 @@ def test_what_moved_most_is_saved(running: RunningCheckpoint) -> None:
     assert found.age(5) == 4
 
 
+def test_what_belongs_to_lost_parameters_comes_back_as_it_was_or_is_zero(running: RunningCheckpoint) -> None:
+    state = moved(start(), [0], 1)
+    running.save(state, 1)
+    saved = set(running.recover(["params"], state).steps)
+    for zeroed in (False, True):
+        found = running.recover(["params"], nothing(state), zeroed=zeroed).state
+        rows = [number for number in running.partition.of(["params/w"]) if number in saved]
+        assert rows
+        for number in rows:
+            piece = running.partition.blocks[number][0]
+            trace = found["opt"].trace["w"][piece.start : piece.stop]
+            wanted = state["opt"].trace["w"][piece.start : piece.stop]
+            np.testing.assert_array_equal(trace, jnp.zeros_like(wanted) if zeroed else wanted)
+            np.testing.assert_array_equal(
+                found["params"]["w"][piece.start : piece.stop], state["params"]["w"][piece.start : piece.stop]
+            )
+        assert int(found["count"]) == 77  # of no parameter: not lost
+    with pytest.raises(SettingError, match="a replica has the optimizer's arrays"):
+        running.recover(["params"], state, policy="replica", devices=jax.devices()[:1], zeroed=True)
+
+
 def test_full_partial_and_replica(tmp_path: Path) -> None:
     mesh = Mesh(np.asarray(jax.devices()).reshape(2, 4), ("data", "model"))
     w = jax.device_put(jnp.arange(64.0).reshape(16, 4), NamedSharding(mesh, P("model")))
