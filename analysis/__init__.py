@@ -29,4 +29,7 @@ if TYPE_CHECKING:
         proportion_interval as proportion_interval,
     )
 
+    # What perturbations of an iterate cost, and losses of a part of it.
+    from .perturbations import error_floor as error_floor, iteration_cost_bound as iteration_cost_bound
+
 __getattr__, __dir__, __all__ = facade(__name__)

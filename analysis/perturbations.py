@@ -1,0 +1,158 @@
+"""What perturbations of an iterate cost, for iterations that converge linearly.
+
+Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, sections 3 and B.1:
+
+    x_{k+1} = f(x_k),   ||f(x) - x*|| <= c ||x - x*||,   0 < c < 1                                   (3), (5)
+    y_{k+1} = f(y_k + delta_k),   y_0 = x_0
+
+A recovery after a fault is such a perturbation, and so is a wrong number that nobody noticed. All statements are about
+upper bounds of iterations: kappa(x, eps) = log(||x_0 - x*|| / eps) / log(1/c) iterations suffice for an error below eps
+without perturbations, and kappa(y, eps) with them. The *iteration cost* is the difference of the two, and not that of
+the iterations that were needed: a run whose start happens to lie in a direction in which f converges faster than by c
+needs fewer than kappa, and a perturbation in a slow direction then costs more than the bound of the cost.
+"""
+
+import math
+from collections.abc import Mapping
+
+
+def iterations_bound(
+    distance: float, c: float, epsilon: float, perturbations: Mapping[int, float] | None = None
+) -> float:
+    """Iterations after which the expected error is below a number: kappa, proof of theorem 3.2, equations (11), (12).
+
+    It holds from the last perturbation on; it is negative where the start is closer than that.
+
+    Args:
+        distance: ||x_0 - x*||, above 0.
+        c: factor by which the error shrinks at least, in an iteration; between 0 and 1.
+        epsilon: the error, above 0.
+        perturbations: E||delta_k|| by iteration k, from 0, before which it happens.
+
+    Raises:
+        ValueError: a number is out of its range.
+
+    Example:
+        >>> from sdc.analysis.perturbations import iterations_bound
+        >>> round(iterations_bound(1.0, 0.5, 0.125), 9)
+        3.0
+    """
+    _check(distance, c)
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon={epsilon}: expected a finite number above 0")
+    return _log_error(distance, c, perturbations) / -math.log(c) - math.log(epsilon) / -math.log(c)
+
+
+def iteration_cost_bound(distance: float, c: float, perturbations: Mapping[int, float]) -> float:
+    """The most iterations that perturbations cost: theorem 3.2, equation (6).
+
+        iota <= log(1 + Delta_T / ||x_0 - x*||) / log(1/c),   Delta_T = sum_k c^-k E||delta_k||
+
+    Whatever epsilon is; with equality if f shrinks every error by c and each perturbation points away from x*.
+
+    Args:
+        distance: ||x_0 - x*||, above 0.
+        c: see `iterations_bound`.
+        perturbations: see `iterations_bound`.
+
+    Raises:
+        ValueError: a number is out of its range.
+
+    Example:
+        >>> from sdc.analysis import iteration_cost_bound
+        >>> round(iteration_cost_bound(1.0, 0.5, {0: 1.0}), 9)  # twice as far away: one iteration more
+        1.0
+    """
+    _check(distance, c)
+    return (_log_error(distance, c, perturbations) - math.log(distance)) / -math.log(c)
+
+
+def error_bound(distance: float, c: float, iterations: int, perturbations: Mapping[int, float]) -> float:
+    """The largest expected error after so many iterations: lemma A.1, equation (7).
+
+        E||y_k - x*|| <= c^k (||x_0 - x*|| + sum_{l < k} c^-l E||delta_l||)
+
+    Args:
+        distance: ||x_0 - x*||, above 0.
+        c: see `iterations_bound`.
+        iterations: k, 0 or more.
+        perturbations: see `iterations_bound`; those of later iterations do not count.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    _check(distance, c)
+    if iterations < 0:
+        raise ValueError(f"iterations={iterations}: expected at least 0")
+    so_far = {at: size for at, size in perturbations.items() if at < iterations}
+    return math.exp(iterations * math.log(c) + _log_error(distance, c, so_far))
+
+
+def error_floor(c: float, size: float) -> float:
+    """The error below which nobody can come if every iteration is perturbed: example 3.3, equation (13).
+
+        lim sup E||y_k - x*|| <= c / (1 - c) * Delta
+
+    Args:
+        c: see `iterations_bound`.
+        size: Delta, the largest E||delta_k||, 0 or more.
+
+    Raises:
+        ValueError: a number is out of its range.
+
+    Example:
+        >>> from sdc.analysis import error_floor
+        >>> round(error_floor(0.9, 0.01), 9)
+        0.09
+    """
+    _check(1.0, c)
+    if not 0 <= size < math.inf:
+        raise ValueError(f"size={size}: expected a finite number of at least 0")
+    return c / (1 - c) * size
+
+
+def perpetual_cost_bound(distance: float, c: float, size: float, epsilon: float) -> float:
+    """The most iterations that perturbations of every iteration cost: equation (14).
+
+        iota <= log((1 - F / ||x_0 - x*||) / (1 - F / eps)) / log(1/c),   F = c / (1 - c) * Delta
+
+    Args:
+        distance: ||x_0 - x*||, above F.
+        c: see `iterations_bound`.
+        size: Delta, see `error_floor`.
+        epsilon: the error that is to be reached, above F.
+
+    Returns:
+        Iterations; infinity where epsilon is at most F, and cannot be reached for certain.
+
+    Raises:
+        ValueError: a number is out of its range, or the start is closer than F: then there is no bound.
+    """
+    floor = error_floor(c, size)
+    _check(distance, c)
+    if distance <= floor:
+        raise ValueError(f"distance={distance}: expected more than the floor c / (1 - c) * size = {floor}")
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon={epsilon}: expected a finite number above 0")
+    if epsilon <= floor:
+        return math.inf
+    return (math.log1p(-floor / distance) - math.log1p(-floor / epsilon)) / -math.log(c)
+
+
+def _log_error(distance: float, c: float, perturbations: Mapping[int, float] | None) -> float:
+    """log(||x_0 - x*|| + Delta_T), where c^-k alone may be too large for a number."""
+    terms = [math.log(distance)]
+    for at, size in (perturbations or {}).items():
+        if at < 0 or not 0 <= size < math.inf:
+            raise ValueError(f"a perturbation of {size} at iteration {at}: expected finite sizes and iterations from 0")
+        if size:
+            terms.append(math.log(size) - at * math.log(c))
+    largest = max(terms)
+    return largest + math.log(sum(math.exp(term - largest) for term in terms))
+
+
+def _check(distance: float, c: float) -> None:
+    if not 0 < distance < math.inf:
+        raise ValueError(f"distance={distance}: expected a finite number above 0")
+    if not 0 < c < 1:
+        raise ValueError(f"c={c}: expected a number between 0 and 1")

@@ -1,0 +1,118 @@
+"""The bound of theorem 3.2 against iterations that are really perturbed."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from sdc.analysis import error_floor, iteration_cost_bound
+from sdc.analysis.perturbations import error_bound, iterations_bound, perpetual_cost_bound
+
+RNG = np.random.default_rng(2019)
+FACTORS = st.floats(0.05, 0.999)
+SIZES = st.dictionaries(st.integers(0, 40), st.floats(0.0, 10.0), max_size=5)
+
+
+def needed(factors: np.ndarray, start: np.ndarray, epsilon: float, perturbed: dict[int, np.ndarray]) -> int:
+    """Iterations of `x * factors`, whose optimum is 0, until the error stays below epsilon."""
+    x, last = start.astype(float), 0
+    for iteration in range(20_000):
+        if np.linalg.norm(x) >= epsilon:
+            last = iteration + 1
+        elif iteration > max(perturbed, default=-1):
+            return last
+        x = (x + perturbed.get(iteration, 0.0)) * factors
+    raise AssertionError("it does not converge")
+
+
+@given(distance=st.floats(1e-3, 1e3), c=FACTORS, sizes=SIZES)
+def test_the_formula(distance: float, c: float, sizes: dict[int, float]) -> None:
+    total = sum(c**-at * size for at, size in sizes.items())
+    bound = iteration_cost_bound(distance, c, sizes)
+    assert bound == pytest.approx(math.log(1 + total / distance) / math.log(1 / c), abs=1e-6, rel=1e-6)
+    for epsilon in (1e-6, 10.0):
+        more = iterations_bound(distance, c, epsilon, sizes) - iterations_bound(distance, c, epsilon)
+        assert more == pytest.approx(bound, abs=1e-6, rel=1e-6)
+    latest = max(sizes, default=-1) + 1
+    assert error_bound(distance, c, latest, sizes) == pytest.approx(c**latest * (distance + total), rel=1e-6)
+
+
+@given(c=st.floats(0.3, 0.99), sizes=st.dictionaries(st.integers(0, 20), st.floats(0.1, 10.0), min_size=1, max_size=3))
+def test_it_is_tight_for_the_adversary(c: float, sizes: dict[int, float]) -> None:
+    """Every error shrinks by c, and each perturbation points away from the optimum: equality."""
+    x = 1.0
+    for iteration in range(21):
+        x = (x + sizes.get(iteration, 0.0)) * c
+    behind = 21 - math.log(x) / math.log(c)  # iterations by which the unperturbed sequence would be at x
+    assert iteration_cost_bound(1.0, c, sizes) == pytest.approx(behind, abs=1e-6)
+
+
+@pytest.mark.parametrize("when", [(50,), (0, 20, 100)])
+def test_it_holds_in_expectation(when: tuple[int, ...]) -> None:
+    """Gradient descent on a random quadratic problem in four dimensions, 1,000 trials with normal perturbations."""
+    basis, _ = np.linalg.qr(RNG.normal(size=(4, 4)))
+    curvature = np.asarray([0.05, 0.1, 0.4, 1.0])
+    rate = 2 / (curvature.min() + curvature.max())
+    factor = np.eye(4) - rate * basis @ np.diag(curvature) @ basis.T
+    c = float(np.linalg.norm(factor, 2))
+    start = RNG.normal(size=4)
+    deltas = {at: RNG.normal(size=(1000, 4)) for at in when}
+    sizes = {at: float(np.linalg.norm(delta, axis=1).mean()) for at, delta in deltas.items()}
+    y = np.tile(start, (1000, 1))
+    for iteration in range(200):
+        y = (y + deltas.get(iteration, 0.0)) @ factor.T
+        errors = np.linalg.norm(y, axis=1)
+        least = errors.mean() - 3 * errors.std() / math.sqrt(1000)
+        assert least <= error_bound(float(np.linalg.norm(start)), c, iteration + 1, sizes)
+
+
+def test_what_is_printed_of_iterations_that_were_needed_is_wrong() -> None:
+    """The start lies in a fast direction, the perturbation in a slow one: it costs a hundred times the bound."""
+    factors, start, epsilon = np.asarray([0.5, 0.99]), np.asarray([1.0, 0.0]), 1e-6
+    delta = {5: np.asarray([0.0, 0.1])}
+    measured = needed(factors, start, epsilon, delta) - needed(factors, start, epsilon, {})
+    bound = iteration_cost_bound(1.0, 0.99, {5: 0.1})
+    assert measured > 100 * bound
+    # Between upper bounds it is right, as it was proved.
+    assert needed(factors, start, epsilon, delta) <= iterations_bound(1.0, 0.99, epsilon) + bound + 1
+
+
+def test_perturbed_at_every_iteration() -> None:
+    """The floor is reached by the adversary; and the bound of the cost above it holds."""
+    c, size, epsilon = 0.9, 0.01, 0.2
+    floor, x, reached = error_floor(c, size), 1.0, 0
+    assert floor == pytest.approx(0.09)
+    for iteration in range(500):
+        x = (x + size) * c
+        reached = iteration + 1 if x >= epsilon else reached
+    assert x == pytest.approx(floor)
+    bound = iterations_bound(1.0, c, epsilon) + perpetual_cost_bound(1.0, c, size, epsilon)
+    assert bound - 1 <= reached <= bound + 1
+    assert perpetual_cost_bound(1.0, c, size, floor) == math.inf
+    assert perpetual_cost_bound(1.0, c, 0.0, epsilon) == 0
+
+
+def test_far_perturbations_do_not_overflow() -> None:
+    bound = iteration_cost_bound(1.0, 0.01, {10_000: 1.0})
+    assert bound == pytest.approx(10_000, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: iteration_cost_bound(0.0, 0.5, {}), "distance=0.0"),
+        (lambda: iteration_cost_bound(1.0, 1.0, {}), "c=1.0: expected a number between 0 and 1"),
+        (lambda: iteration_cost_bound(1.0, math.nan, {}), "c=nan"),
+        (lambda: iteration_cost_bound(1.0, 0.5, {-1: 1.0}), "at iteration -1"),
+        (lambda: iteration_cost_bound(1.0, 0.5, {0: math.inf}), "a perturbation of inf"),
+        (lambda: iterations_bound(1.0, 0.5, 0.0), "epsilon=0.0"),
+        (lambda: error_bound(1.0, 0.5, -1, {}), "iterations=-1"),
+        (lambda: error_floor(0.5, -1.0), "size=-1.0"),
+        (lambda: perpetual_cost_bound(0.05, 0.9, 0.01, 0.2), "more than the floor"),
+        (lambda: perpetual_cost_bound(1.0, 0.9, 0.01, math.nan), "epsilon=nan"),
+    ],
+)
+def test_out_of_range(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()  # type: ignore[operator]
