@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     )
 
     # What perturbations of an iterate cost, and losses of a part of it.
-    from .perturbations import error_floor as error_floor, iteration_cost_bound as iteration_cost_bound
+    from .perturbations import (
+        Convergence as Convergence,
+        error_floor as error_floor,
+        fit_convergence as fit_convergence,
+        iteration_cost_bound as iteration_cost_bound,
+    )
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -13,7 +13,80 @@ needs fewer than kappa, and a perturbation in a slow direction then costs more t
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+
+class Convergence(NamedTuple):
+    """How an iteration converges, by how far its iterates moved.
+
+    Attributes:
+        c: factor by which the error shrinks in an iteration.
+        interval: 95 % of c, if what the movements depart from a geometric series by is independent noise.
+        distance: from the last iterate to the optimum.
+    """
+
+    c: float
+    interval: tuple[float, float]
+    distance: float
+
+    def cost(self, size: float) -> float:
+        """Iterations that a perturbation of this size costs now: equation (6), seen from the last iterate.
+
+        log(1 + ||delta|| / ||x_T - x*||) / log(1/c), which is (6) with ||x_T - x*|| = c^T ||x_0 - x*||.
+
+        Args:
+            size: ||delta||, 0 or more.
+
+        Raises:
+            ValueError: it is out of its range.
+        """
+        return iteration_cost_bound(self.distance, self.c, {0: size})
+
+
+LEAST = 8
+"""Movements that a fit needs."""
+
+
+def fit_convergence(movements: Sequence[float]) -> Convergence | None:
+    """Estimates c and the distance to the optimum while an iteration runs, from ||x_{k+1} - x_k||.
+
+    What the paper's section 7 names as future work. If the error is c^k v for one direction v, as it is in the end, the
+    iterates move by (1 - c) c^k ||v||: the logarithms lie on a line of slope log c, and the optimum is another 1 / (1 -
+    c) movements of the last length away, less that movement.
+
+    Args:
+        movements: lengths of successive movements, the newest last: at least `LEAST`, all finite and at least 0.
+
+    Returns:
+        None if nothing says that the iteration converges linearly: the interval of c reaches 1, or nothing moves.
+
+    Raises:
+        ValueError: there are too few movements, or one is no length.
+
+    Example:
+        >>> from sdc.analysis import fit_convergence
+        >>> found = fit_convergence([0.9**k for k in range(20)])
+        >>> round(found.c, 6), round(found.distance, 6)
+        (0.9, 1.215767)
+        >>> round(found.cost(found.distance), 1)  # as far off as it is now: until the error has halved
+        6.6
+    """
+    lengths = np.asarray(movements, float)
+    if lengths.ndim != 1 or lengths.size < LEAST or not (np.isfinite(lengths) & (lengths >= 0)).all():
+        raise ValueError(f"movements={movements}: expected {LEAST} or more lengths, finite and at least 0")
+    if not lengths.all():
+        return None
+    fit = stats.linregress(np.arange(lengths.size), np.log(lengths))
+    reach = float(stats.t.ppf(0.975, lengths.size - 2)) * fit.stderr
+    c, low, high = (math.exp(slope) for slope in (fit.slope, fit.slope - reach, fit.slope + reach))
+    if not high < 1:
+        return None
+    last = math.exp(fit.intercept + fit.slope * (lengths.size - 1))
+    return Convergence(c, (low, high), last * c / (1 - c))
 
 
 def iterations_bound(

@@ -1,12 +1,13 @@
 """The bound of theorem 3.2 against iterations that are really perturbed."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from sdc.analysis import error_floor, iteration_cost_bound
+from sdc.analysis import error_floor, fit_convergence, iteration_cost_bound
 from sdc.analysis.perturbations import error_bound, iterations_bound, perpetual_cost_bound
 
 RNG = np.random.default_rng(2019)
@@ -91,6 +92,41 @@ def test_perturbed_at_every_iteration() -> None:
     assert bound - 1 <= reached <= bound + 1
     assert perpetual_cost_bound(1.0, c, size, floor) == math.inf
     assert perpetual_cost_bound(1.0, c, 0.0, epsilon) == 0
+
+
+def test_convergence_while_it_runs() -> None:
+    """Of four dimensions, once only the slowest direction is left; and what a perturbation then costs."""
+    factors, x = np.asarray([0.2, 0.5, 0.8, 0.97]), np.asarray([5.0, 5.0, 2.0, 1.0])
+    path = [x := x * factors for _ in range(120)]
+    found = fit_convergence([float(np.linalg.norm(b - a)) for a, b in itertools.pairwise(path[60:])])
+    assert found is not None
+    assert found.c == pytest.approx(0.97, abs=1e-4)
+    assert found.distance == pytest.approx(np.linalg.norm(path[-1]), rel=1e-2)
+    away = path[-1] / np.linalg.norm(path[-1])
+    for size in (0.01, 0.1, 1.0):
+        measured = needed(factors, path[-1] + size * away, 1e-6, {}) - needed(factors, path[-1], 1e-6, {})
+        assert found.cost(size) == pytest.approx(measured, abs=1.5)
+
+
+def test_intervals_of_convergence_cover() -> None:
+    """2,000 noisy series: 95 % less three standard errors."""
+    random = np.random.default_rng(7)
+    hits = 0
+    for _ in range(2000):
+        found = fit_convergence(0.9 ** np.arange(30) * np.exp(random.normal(0, 0.1, 30)))
+        assert found is not None
+        hits += found.interval[0] <= 0.9 <= found.interval[1]
+    assert abs(hits / 2000 - 0.95) < 3 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_what_does_not_converge_has_no_cost() -> None:
+    assert fit_convergence([1.0] * 20) is None
+    assert fit_convergence([1.1**k for k in range(20)]) is None
+    assert fit_convergence([0.0] * 20) is None
+    assert fit_convergence(np.random.default_rng(0).exponential(size=20)) is None
+    for movements in ([1.0] * 7, [1.0] * 8 + [math.nan], [1.0] * 8 + [-1.0]):
+        with pytest.raises(ValueError, match="expected 8 or more lengths"):
+            fit_convergence(movements)
 
 
 def test_far_perturbations_do_not_overflow() -> None:
