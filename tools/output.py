@@ -176,7 +176,7 @@ def _estimate(summary: Mapping[str, Any]) -> Iterator[Part]:
         if "does_not_fit" in row:
             continue
         count = sum(each["count"] for each in row["collectives"])
-        cells = [row["target"], row["tool"], f"{row['ratio']:.3f}"]
+        cells = [row["target"], row["tool"], "-" if row["ratio"] is None else f"{row['ratio']:.3f}"]
         cells += [
             "-" if row["cycles"] is None else f"{row['cycles']:,}",
             "-" if row["kernels"] is None else f"{row['kernels']:,}",

@@ -40,12 +40,12 @@ def device_kind() -> str:
 def is_whole() -> bool:
     """Whether each array that is traced lies on one device, as a kernel needs it that is no business of the compiler's.
 
-    That is so inside of a `shard_map` over all axes of the mesh, and where there is but one device. It is not known to
-    be so wherever else the compiler may have to share work out.
+    That is so inside of a `shard_map` over all axes of the mesh, and where there is but one device and no mesh. It is
+    not known to be so wherever else the compiler may have to share work out, be it over axes of one device.
     """
     mesh, target = jax.sharding.get_abstract_mesh(), _target.get()
     if not mesh.empty:
-        return all(mesh.shape[axis] == 1 or axis in mesh.manual_axes for axis in mesh.axis_names)
+        return set(mesh.axis_names) == set(mesh.manual_axes)
     return jax.device_count() == 1 if target is None else target.whole
 
 

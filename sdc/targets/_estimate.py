@@ -122,7 +122,8 @@ def estimate(
         **kwargs: further arguments.
 
     Raises:
-        SettingError: the target or an option is unknown, or the compiler is not installed.
+        SettingError: the target or an option is unknown, the compiler is not installed, or arguments are on a mesh of
+            other devices.
         DoesNotFit: the step needs more memory than there is.
         Uncharged: a kernel has no schedule.
 
@@ -208,7 +209,7 @@ def _estimated(
     collectives = collectives_of(module, chip, devices, mesh, takes)
     waiting = sum(each.seconds for each in collectives)
     if chip.platform == "tpu":
-        found = cycles_of(module, chip, schedules(), replaced_products(module, devices[0]))
+        found = cycles_of(module, chip, schedules(), replaced_products(module, target.name))
         cycles, kernels, moved = found.operations + found.kernels + round(waiting * chip.clock), None, 0
         took, own, alone, parts = cycles / chip.clock, found.kernels, found.scheduled, found.parts
         whole_cost = float(cycles)
@@ -230,6 +231,12 @@ def _estimated(
 def _placed(tree: Any, devices: Sequence[Any]) -> Any:
     """Shapes on the target's devices: as they are sharded over these; else on all of that mesh, or on the first."""
     mesh = mesh_of(tree)
+    if mesh is not None and not set(mesh.devices.flat) <= set(devices):
+        other = mesh.devices.flat[0]
+        raise SettingError(
+            "step", str(other), "its arguments are on a mesh of devices that are not the target's; give shapes with "
+            "shardings over sdc.targets.devices_of(target), which the function that makes the step gets as devices"
+        )  # fmt: skip
     alone: Any = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
 
     def placed(leaf: Any) -> Any:

@@ -17,7 +17,7 @@ from sdc.text import NOTHING
 from .chips import Chip
 from .collectives import kind_of
 from .hlo import Instruction, Module
-from .products import bytes_told
+from .products import Plain, bytes_told
 from .schedules import Uncharged
 
 _CYCLES = re.compile(r'estimated_cycles":"(\d+)"')
@@ -44,7 +44,7 @@ class Cycles(NamedTuple):
 
 
 def cycles_of(
-    module: Module, chip: Chip, schedules: Mapping[str, int] | None = None, least: Mapping[str, int] = NOTHING
+    module: Module, chip: Chip, schedules: Mapping[str, int] | None = None, products: Mapping[str, Plain] = NOTHING
 ) -> Cycles:
     """Adds up the cycles of a program, without its collectives.
 
@@ -52,7 +52,7 @@ def cycles_of(
         module: the program.
         chip: what its devices can do.
         schedules: cycles of kernels, as `read_schedules` gives them.
-        least: what kernels are charged with at least, by name.
+        products: of kernels that compute a product the compiler's own, by name.
 
     Raises:
         Uncharged: a kernel is not among `schedules`.
@@ -66,7 +66,7 @@ def cycles_of(
         if _KERNEL in one.line:
             alone = _scheduled(one, known)
             moving = round(max(module.moved(one), bytes_told(one)) / chip.bandwidth * chip.clock)
-            own = max(alone, moving, least.get(one.name, 0))
+            own = max(products[one.name].charged(alone) if one.name in products else alone, moving)
             kernels, scheduled = kernels + times * own, scheduled + times * alone
         elif found := _CYCLES.search(one.line):
             own = int(found[1])

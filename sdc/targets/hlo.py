@@ -21,6 +21,8 @@ _NAME = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 _METADATA = re.compile(r"kernel_metadata=\{[^}]*\}")
 """What a kernel says of itself, over several lines."""
+_WHOLE = re.compile(r"[su](?:32|64)\[\]")
+_BELOW = re.compile(r"direction=(LT|LE)\b")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 
 
@@ -90,7 +92,7 @@ class Module:
                 yield from self.way(called[1], times)
 
     def trips(self, loop: Instruction) -> int:
-        """How often a loop runs: what the compiler tells, or the constant that its condition compares with; else once.
+        """How often a loop runs: what the compiler tells, or the constant below which its condition holds; else once.
 
         What runs only if something is wrong does not run.
         """
@@ -99,11 +101,20 @@ class Module:
         if found := _TRIPS.search(loop.line):
             return int(found[1])
         condition = self.computations[_named(loop.line, "condition")]
-        constants = (
-            re.fullmatch(r"s32\[\]\S* constant\((\d+)\)", f"{each.shape} {each.opcode}({each.arguments})")
-            for each in condition
-        )
-        return max((int(found[1]) for found in constants if found), default=1)
+        whole = [*condition, *(inner for one in condition for inner in self.inside(one))]
+        constants = {
+            one.name: int(one.arguments)
+            for one in whole
+            if one.opcode == "constant" and _WHOLE.match(one.shape) and one.arguments.isdecimal()
+        }
+        turns = [1]
+        for one in whole:
+            if one.opcode == "compare" and (found := _BELOW.search(one.line)):
+                # Of 64 bits a TPU compares two halves: the upper one with 0. A fused comparison has constants outside.
+                known = [constants[name] for name in one.operands[1:] if name in constants]
+                known = known if known or one in condition else list(constants.values())
+                turns += [value + (found[1] == "LE") for value in known]
+        return max(turns)
 
     def _weight(self, branch: str) -> int:
         return sum(times * one.bytes for one, times in self.way(branch))

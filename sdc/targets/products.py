@@ -1,49 +1,72 @@
 """Kernels in the place of the compiler's own products: like is compared with like.
 
-The compiler's estimate of a product is larger than the instructions that it makes of it (1.1 to 1.3 times on a
-v5p), while a kernel is charged by its instructions: a step would seem to get faster by having its products checked. So
-a kernel that computes a product is charged with what the compiler estimates of its own product of the same factors, and
-with as much more as the kernel's instructions exceed that product's at most.
+The compiler's estimate of a product is larger than the instructions that it makes of it (1.1 to 1.5 times on a v5p),
+while a kernel is known by its instructions alone: a step would seem to get faster by having its products checked. So a
+kernel that computes a product is charged with what the compiler estimates of its own product of the same factors, times
+the ratio of the kernel's instructions to those of that product. These are written by a process of their own, in which
+the compiler writes the instructions of everything.
 """
 
 import functools
+import json
+import math
 import re
-from collections.abc import Mapping
-from typing import Any
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.sharding import SingleDeviceSharding
+from sdc.program.marks import PRODUCT
 
-from sdc.program.marks import KERNEL, PRODUCT
+from .hlo import Instruction, Module
+from .schedules import Uncharged
 
-from .hlo import Instruction, Module, parse_module
-
-EXCESS = 1.07
-"""The largest ratio of the instructions of the kernel to those of the compiler's own product of 4096 x 4096 x 4096, of
-the three forms on v5e, v5p and v6e (0.95 the smallest)."""
+Sides: TypeAlias = tuple[int, int]
+Form: TypeAlias = tuple[Sides, Sides, tuple[int, int]]
+"""Sides of both factors, and of each the axis that is contracted."""
 _FORM = re.compile(rf'"?{PRODUCT}"?[=:]"?([01])([01])')
-_SHAPE = re.compile(r"bf16\[(\d+),(\d+)\]")
-_CYCLES = re.compile(r'estimated_cycles":"(\d+)"')
+_SHAPE = re.compile(r"bf16\[((?:\d+,)*)(\d+),(\d+)\]")
 _BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
 
 
-def replaced_products(module: Module, device: Any) -> Mapping[str, int]:
-    """By name of each kernel that computes a product, the cycles that it is charged with at least.
+class Plain(NamedTuple):
+    """The compiler's own product.
+
+    Attributes:
+        estimate: cycles that the compiler estimates.
+        instructions: that it makes of it.
+    """
+
+    estimate: int
+    instructions: int
+
+    def charged(self, instructions: int) -> int:
+        """Cycles of a kernel of so many instructions; no less than of the product."""
+        return round(self.estimate * max(1.0, instructions / self.instructions))
+
+
+def replaced_products(module: Module, target: str) -> Mapping[str, Plain]:
+    """By name of each kernel that computes a product, the compiler's own.
 
     Args:
         module: the program.
-        device: what it is compiled for.
+        target: name of what it is compiled for.
+
+    Raises:
+        Uncharged: the compiler tells nothing of its own product.
     """
-    found = {}
+    forms = {}
     for one in (one for lines in module.computations.values() for one in lines):
-        if one.name.startswith(KERNEL) and (form := _FORM.search(one.line)):
-            shapes = [_SHAPE.match(module.shapes.get(name, "")) for name in one.operands[:2]]
-            sides = [(int(shape[1]), int(shape[2])) for shape in shapes if shape]
-            if len(sides) == 2:  # else a vmapped one, of which nothing is known but its instructions
-                found[one.name] = round(EXCESS * _plain(*sides, (int(form[1]), int(form[2])), device))
-    return found
+        if one.opcode == "custom-call" and (axes := _FORM.search(one.line)):
+            shapes = [_SHAPE.match(module.shapes.get(name, "")) for name in one.operands]
+            factors = [shape for shape in shapes if shape][:2]  # vmapped, they have leading axes
+            a, b = ((int(factor[2]), int(factor[3])) for factor in factors)
+            times = max(math.prod(map(int, re.findall(r"\d+", factor[1]))) for factor in factors)
+            forms[one.name] = times, (a, b, (int(axes[1]), int(axes[2])))
+    known = _plain(target, tuple(sorted({form for _, form in forms.values()})))
+    return {name: Plain(*(times * each for each in known[form])) for name, (times, form) in forms.items()}
 
 
 def bytes_told(one: Instruction) -> int:
@@ -53,14 +76,40 @@ def bytes_told(one: Instruction) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _plain(a: tuple[int, int], b: tuple[int, int], over: tuple[int, int], device: Any) -> int:
-    """What the compiler estimates of its own product."""
-    where = SingleDeviceSharding(device)
-    given = [jax.ShapeDtypeStruct(sides, jnp.bfloat16, sharding=where) for sides in (a, b)]
-    dimensions = ((over[0],), (over[1],)), ((), ())
+def _plain(target: str, forms: Sequence[Form]) -> Mapping[Form, Plain]:
+    if not forms:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="sdc-products-") as folder:
+        result = Path(folder) / "result.json"
+        words = [sys.executable, "-m", __name__, str(result), target, json.dumps(forms)]
+        ended = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        if ended.returncode or not result.exists():
+            last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise Uncharged(f"the compiler of {target} tells nothing of its own products ({last})")
+        found = json.loads(result.read_text(encoding="utf-8"))
+    return {form: Plain(*each) for form, each in zip(forms, found, strict=True)}
+
+
+def _compiled(target: str, a: Sides, b: Sides, over: tuple[int, int]) -> Plain:
+    """One product, in a process that has the compiler write the instructions of everything."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    from ._estimate import estimate
+    from .schedules import schedules
 
     def product(a: Any, b: Any) -> Any:
-        return lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+        return lax.dot_general(a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32)
 
-    module = parse_module(jax.jit(product).lower(*given).compile().as_text() or "")
-    return sum(int(found[1]) for one, _ in module.way() if (found := _CYCLES.search(one.line)))
+    found = estimate(product, *(jax.ShapeDtypeStruct(tuple(sides), jnp.bfloat16) for sides in (a, b)), target=target)
+    # Next to it there is but the little that starts and ends a program.
+    return Plain(int(found.cost), max(schedules().values()))
+
+
+if __name__ == "__main__":
+    from .compilers import prepare_compilers
+
+    prepare_compilers(kernel=None)
+    told = [_compiled(sys.argv[2], *form) for form in json.loads(sys.argv[3])]
+    Path(sys.argv[1]).write_text(json.dumps(told), encoding="utf-8")

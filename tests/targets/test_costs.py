@@ -12,6 +12,7 @@ import sdc
 from sdc.checksums import Profile
 from sdc.checksums.roundoff import PLATFORMS
 from sdc.program.selectors import primitive
+from sdc.settings import SettingError
 from sdc.targets import Estimate, devices_of, estimate, with_tool
 from sdc.tools.bench._targets import BARS, averaging, digest_costs, hidden_share, step_costs
 
@@ -53,7 +54,7 @@ def test_products_with_their_sums_in_one_kernel(target: str) -> None:
     def step(w: Any, x: Any) -> Any:
         return jax.lax.pmean(jax.grad(loss)(w, x), "data")
 
-    shapes = [(256, 256), (1024, 256)]
+    shapes = [(2048, 2048), (4096, 2048)]
     given = [
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
         for shape, spec in zip(shapes, specs, strict=True)
@@ -67,6 +68,14 @@ def test_products_with_their_sums_in_one_kernel(target: str) -> None:
     assert found(fused=False).kernel_cycles == 0
     own = found(fused=True)
     assert own.kernel_cycles >= own.kernel_instructions > 0
+
+
+def test_a_step_on_devices_of_this_machine_is_refused() -> None:
+    mesh = Mesh(np.asarray(jax.devices()[:1]), ("data",))
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    for target in ("v5e:2x2", "h100x2"):
+        with pytest.raises(SettingError, match="devices that are not the target's"):
+            estimate(lambda x: x @ x, x, target=target)
 
 
 def test_twins_on_two_slices_exchange_nothing_but_digests() -> None:

@@ -94,6 +94,15 @@ def test_what_does_not_fit_is_told_beside_the_rest(run: Told, tmp_path: Path, mo
     assert "5 GiB too much" in (tmp_path / "run" / "report.md").read_text()
 
 
+def test_one_that_fails_is_told_beside_the_rest(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a program of zero cost has no ratio."""
+    use(monkeypatch, plain={"estimate": FOUND | {"cycles": 0}}, lockstep=-6)
+    told = run(*COMMAND, "--run", tmp_path / "run", code=3)
+    assert "ended with SIGABRT on the lockstep step" in told.err
+    assert "plain" in told.out
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 @pytest.mark.parametrize(
     ("answer", "code", "message"),
     [

@@ -26,7 +26,7 @@ LAST = 12
 
 
 def run(options: EstimateOptions) -> int:
-    """Estimates each tool on each target."""
+    """Estimates each tool on each target; one that fails is told, and those before it stay."""
     with usage_errors():
         subjects = _subjects(options)
         for subject in subjects:
@@ -38,9 +38,15 @@ def run(options: EstimateOptions) -> int:
     from ..progress import CountProgress
 
     rows: list[dict[str, Any]] = []
+    failed: list[CommandError] = []
     with CountProgress("estimate", len(subjects)) as progress:
         for subject in subjects:
-            rows.append({"tool": subject.tool, **_estimated(subject)})
+            try:
+                rows.append({"tool": subject.tool, **_estimated(subject)})
+            except CommandError as error:
+                if not rows:  # what is wrong with the first is likely wrong with all
+                    raise
+                failed.append(error)
             progress.advance(f"{subject.target} {subject.tool}")
     from sdc.analysis.studies import write_estimate
 
@@ -51,7 +57,10 @@ def run(options: EstimateOptions) -> int:
         settings = {key: value for key, value in dataclasses.asdict(options).items() if key not in ("json", "run")}
         summary = write_estimate(folder, rows, about | {"settings": settings})
     show("estimate", summary, as_json=options.json)
-    return int(Exit.USAGE if any("does_not_fit" in row for row in rows) else Exit.CLEAN)
+    for one in failed:
+        sys.stderr.write(f"sdc: error: {one}\n")
+    codes = [one.code for one in failed] + [Exit.USAGE for row in rows if "does_not_fit" in row]
+    return int(max(codes, default=Exit.CLEAN))
 
 
 def _subjects(options: EstimateOptions) -> list[Subject]:

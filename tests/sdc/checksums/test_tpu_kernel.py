@@ -13,7 +13,7 @@ from sdc.checksums import Profile
 from sdc.checksums.products import Dot
 from sdc.checksums.roundoff import PLATFORMS
 from sdc.checksums.schemes import signed_weights
-from sdc.checksums.tpu_kernel import KINDS, MEMORY, fits, product_with_totals
+from sdc.checksums.tpu_kernel import KINDS, LEAST, MEMORY, fits, product_with_totals
 from sdc.program.platforms import compiling_for
 
 RNG = np.random.default_rng(14)
@@ -30,9 +30,9 @@ def factors(*shapes: tuple[int, ...]) -> list[jax.Array]:
 
 def agrees(found: Any, exact: np.ndarray) -> None:
     c, (weighted, squares) = found
-    np.testing.assert_allclose(c, exact, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(c, exact, rtol=1e-4, atol=1e-3)
     weights = np.asarray(signed_weights(exact.shape[-1]), np.float64)
-    np.testing.assert_allclose(weighted, exact @ weights, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(weighted, exact @ weights, rtol=1e-4, atol=1e-2)
     np.testing.assert_allclose(squares, (exact**2).sum(-1), rtol=1e-4)
 
 
@@ -40,7 +40,7 @@ def agrees(found: Any, exact: np.ndarray) -> None:
 def test_the_product_and_its_sums(form: str) -> None:
     """Against NumPy in float64; several tiles of rows and of columns, of different sides."""
     over = FORMS[form]
-    a, b = factors((1536, 128) if over[0] else (128, 1536), (384, 128) if over[1] else (128, 384))
+    a, b = factors((1024, LEAST) if over[0] else (LEAST, 1024), (768, LEAST) if over[1] else (LEAST, 768))
     wide = [np.asarray(x, np.float64) for x in (a, b)]
     exact = (wide[0] if over[0] else wide[0].T) @ (wide[1].T if over[1] else wide[1])
     with jax.enable_x64(form == "rows by rows"):
@@ -49,7 +49,7 @@ def test_the_product_and_its_sums(form: str) -> None:
 
 def test_leading_axes_and_a_mesh() -> None:
     """Nothing is checked of which axes values vary over: JAX cannot interpret a kernel then."""
-    a, b = factors((4, 64, 128), (128, 128))
+    a, b = factors((4, 512, LEAST), (LEAST, 256))
     exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
 
@@ -65,16 +65,19 @@ def test_leading_axes_and_a_mesh() -> None:
     ("a", "b", "over", "taken"),
     [
         ((1024, 4096), (4096, 512), (1, 0), True),
-        ((128, 128), (128, 128), (0, 1), True),
-        ((4, 32, 128), (128, 128), (2, 0), True),
-        ((4, 32, 128), (4, 32, 128), (2, 2), True),
-        ((4, 8, 128), (128, 128), (2, 0), False),  # rows that do not fill registers are moved to be joined
-        ((128, 4, 32), (128, 128), (0, 0), False),
-        ((120, 128), (128, 128), (1, 0), False),
-        ((128, 120), (120, 128), (1, 0), False),
-        ((0, 128), (128, 128), (1, 0), False),
-        ((128, 0), (0, 128), (1, 0), False),
-        ((128, 1 << 16), (1 << 16, 128), (1, 0), False),  # terms that the core's memory cannot hold
+        ((LEAST, 1024), (256, LEAST), (0, 1), True),
+        ((4, 256, LEAST), (LEAST, 256), (2, 0), True),
+        ((4, 256, LEAST), (4, 256, LEAST), (2, 2), True),
+        ((128, 8, LEAST), (LEAST, 256), (2, 0), False),  # rows that do not fill registers are moved to be joined
+        ((LEAST, 32, 32), (LEAST, 256), (0, 0), False),
+        ((512, LEAST), (LEAST, 512), (1, 0), False),  # rows for one of two cores
+        ((1024, LEAST), (LEAST, 128), (1, 0), False),  # small tiles are slow
+        ((1024, 1024), (1024, 512), (1, 0), False),  # and so are few terms
+        ((1024, LEAST + 64), (LEAST + 64, 512), (1, 0), False),
+        ((0, LEAST), (LEAST, 512), (1, 0), False),
+        ((1024, LEAST), (LEAST, 0), (1, 0), False),
+        ((1024, 0), (0, 512), (1, 0), False),
+        ((1024, 1 << 16), (1 << 16, 512), (1, 0), False),  # terms that the core's memory cannot hold
     ],
 )
 def test_what_it_takes(a: tuple[int, ...], b: tuple[int, ...], over: tuple[int, int], taken: bool) -> None:
@@ -86,14 +89,14 @@ def test_what_it_takes(a: tuple[int, ...], b: tuple[int, ...], over: tuple[int, 
         assert not fits(product, *wide)
         assert not fits(product.returning(jnp.bfloat16), *given)
         assert not fits(product.mapped(), *given)
-    for kind, whole in ((KINDS[0], False), ("TPU v4", True), ("", True)):  # sharded, less memory, unknown
+    for kind, whole in ((KINDS[0], False), ("TPU v4", True), ("TPU7x", True), ("", True)):
         with compiling_for("tpu", whole=whole, kind=kind):
             assert not fits(product, *given)
     assert MEMORY < 64 << 20
 
 
 def test_a_profile_decides() -> None:
-    a, b = factors((128, 128), (128, 128))
+    a, b = factors((1024, LEAST), (LEAST, 256))
     for fused in (False, True):
         step = sdc.abft(lambda a, b: a @ b, profile=Profile(PLATFORMS["tpu"], fused=fused))
         with compiling_for("tpu", whole=True, kind=KINDS[-1]):

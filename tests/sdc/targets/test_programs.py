@@ -2,13 +2,15 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from sdc.targets import CHIPS, Uncharged
+from sdc.targets import CHIPS, Uncharged, products
 from sdc.targets.collectives import collectives_of
 from sdc.targets.cycles import cycles_of
 from sdc.targets.hlo import bytes_of, parse_module
+from sdc.targets.products import Plain
 from sdc.targets.schedules import read_schedules
 from sdc.targets.traffic import traffic_of
 
@@ -162,9 +164,87 @@ def test_a_kernel_that_computes_a_product_is_no_cheaper_than_a_product() -> None
     module = parse_module(TPU.replace("  %sum =", f"  {kernel}\n  %sum ="))
     chip = CHIPS["v5p"]
     told = round(4_096_000 / chip.bandwidth * chip.clock)  # some of it is read again and again
-    for instructions, product, charged in ((10, 0, told), (10, 5000, 5000), (9000, 5000, 9000)):
-        found = cycles_of(module, chip, {"sdc_kernel.1": instructions}, {"sdc_kernel.1": product})
+    for instructions, product, charged in (
+        (10, None, told),
+        (10, Plain(5000, 4000), 5000),  # by instructions, the product would be 4,000
+        (6000, Plain(5000, 4000), 7500),
+    ):
+        products = {} if product is None else {"sdc_kernel.1": product}
+        found = cycles_of(module, chip, {"sdc_kernel.1": instructions}, products)
         assert (found.kernels, found.scheduled) == (charged, instructions)
+
+
+def test_the_product_in_whose_place_a_kernel_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them, one of which is vmapped: four products of the same factors."""
+    text = """
+ENTRY %main (a: bf16[2048,1024], b: bf16[2048,512]) -> f32[1024,512] {
+  %a = bf16[2048,1024]{1,0} parameter(0)
+  %b = bf16[2048,512]{1,0} parameter(1)
+  %as = bf16[4,2048,1024]{2,1,0} parameter(2)
+  %w = f32[1,512]{1,0} parameter(3)
+  %sdc_kernel.1 = f32[1024,512] custom-call(%a, %b, %w), frontend_attributes={kernel_metadata={
+"sdc_product":"00"
+}}
+  ROOT %mapped.2 = f32[4,1024,512] custom-call(%as, %b, %w), frontend_attributes={kernel_metadata={"sdc_product":"00"}}
+}
+"""
+    asked: list[object] = []
+
+    def plain(target: str, forms: tuple[Any, ...]) -> dict[Any, Plain]:
+        asked.extend([target, *forms])
+        return dict.fromkeys(forms, Plain(100, 80))
+
+    monkeypatch.setattr(products, "_plain", plain)
+    found = products.replaced_products(parse_module(text), "v5p:2x2x1")
+    assert asked == ["v5p:2x2x1", ((2048, 1024), (2048, 512), (0, 0))]
+    assert found == {"sdc_kernel.1": Plain(100, 80), "mapped.2": Plain(400, 320)}
+
+
+def loop(condition: str) -> int:
+    text = f"""
+%cond (p: (s32[], u32[], f32[])) -> pred[] {{
+  %p = (s32[], u32[], f32[]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %n = s32[] get-tuple-element(%p), index=1
+  %zero = s32[] constant(0)
+  %thirty = s32[]{{:T(128)}} constant(30)
+  %low = u32[] constant(30)
+  %half = f32[] constant(0.5)
+{condition}
+}}
+
+%fused (q: s32[], r: s32[]) -> pred[] {{
+  %q = s32[] parameter(0)
+  %r = s32[] parameter(1)
+  ROOT %inner = pred[] compare(%q, %r), direction=LT
+}}
+
+ENTRY %main (a: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  ROOT %loop = (s32[], u32[], f32[]) while(%a), condition=%cond, body=%body
+}}
+"""
+    module = parse_module(text)
+    return module.trips(module.computations["main"][-1])
+
+
+@pytest.mark.parametrize(
+    ("condition", "turns"),
+    [
+        ("ROOT %c = pred[] compare(%i, %thirty), direction=LT", 30),
+        ("ROOT %c = pred[] compare(%i, %thirty), direction=LE", 31),
+        ("ROOT %c = pred[] compare(%i, %zero), direction=GT", 1),  # downwards, from nobody knows where
+        ("ROOT %c = pred[] compare(%i, %zero), direction=GE", 1),
+        ("ROOT %c = pred[] compare(%i, %n), direction=LT", 1),
+        # 64 bits in two halves: the upper one below zero, or the lower one below thirty
+        ("%h = pred[] compare(%i, %zero), direction=LT\n %l = pred[] compare(%i, %low), direction=LT\n"
+         " ROOT %c = pred[] or(%h, %l)", 30),
+        ("ROOT %c = pred[] fusion(%i, %thirty), kind=kLoop, calls=%fused", 30),
+    ],
+)  # fmt: skip
+def test_how_often_a_loop_runs(condition: str, turns: int) -> None:
+    """At least once, whatever its condition compares with."""
+    assert loop(condition) == turns
 
 
 def test_kernels_and_bytes_of_a_gpu() -> None:

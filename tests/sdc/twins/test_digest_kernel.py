@@ -73,5 +73,8 @@ def test_what_a_program_is_compiled_for() -> None:
         for axes in ({"a", "b"}, {"a"}):
             mapped = jax.shard_map(look, mesh=mesh, in_specs=P("a"), out_specs=P("a"), axis_names=axes)
             jax.eval_shape(jax.jit(mapped), jnp.ones(4))
-    assert found == [("cpu", True), ("cpu", False)]
+        one = jax.make_mesh((2, 1), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:2])
+        mapped = jax.shard_map(look, mesh=one, in_specs=P("a"), out_specs=P("a"), axis_names={"a"})
+        jax.eval_shape(jax.jit(mapped), jnp.ones(4))
+    assert found == [("cpu", True), ("cpu", False), ("cpu", False)]
     assert compiled_for() == "cpu"
