@@ -38,6 +38,8 @@ class Loss:
     @property
     def blocks(self) -> str:
         """How many blocks of how many."""
+        if self.told.get("blocks") is None:
+            return "everything"
         return f"{show(self.told.get('lost'))} of {show(self.told.get('blocks'))} blocks"
 
     @property
@@ -65,6 +67,19 @@ def losses(lines: Sequence[Row]) -> list[Loss]:
     return found
 
 
+def _interruptions(lines: Sequence[Row]) -> list[Loss]:
+    """All losses, and all restarts from a full checkpoint, after which steps were done again."""
+    found, before = [], 0
+    for row in lines:
+        done = count(row.get("discarded")) or 0
+        if done > before and not mapping(row.get("restarted")):
+            found.append(
+                Loss(row["step"] - 1, {"policy": "full checkpoint", "steps_lost": done - before}, simulated=False)
+            )
+        before = max(before, done)
+    return sorted([*found, *losses(lines)], key=lambda one: one.after)
+
+
 def sentence(lines: Sequence[Row]) -> str:
     """What to add to the headline of a run; empty if nothing was lost."""
     found = losses(lines)
@@ -82,19 +97,19 @@ def table(lines: Sequence[Row]) -> Table | None:
         (
             f"after step {one.after}", one.kind, str(one.told.get("policy", NOT_MEASURED)),
             f"{show(one.told.get('lost'))} of {show(one.told.get('blocks'))}", show(one.told.get("bytes")),
-            show(one.told.get("read")), _copied(one.told), show(one.told.get("behind")),
+            show(one.told.get("read")), _copied(one.told), show(one.told.get("initial")), show(one.told.get("behind")),
             show(one.told.get("perturbation")), show(one.told.get("steps_lost", 0)),
         )
         for one in losses(lines)
     )  # fmt: skip
     header = (
-        "loss", "kind", "recovery", "blocks lost", "bytes lost", "bytes read", "bytes of own copies",
+        "loss", "kind", "recovery", "blocks lost", "bytes lost", "bytes read", "bytes of own copies", "never saved",
         "oldest block: steps behind", "perturbation", "steps lost",
     )  # fmt: skip
     note = (
         "Recovery: partial gives back what was lost, full reads the whole running checkpoint. Perturbation: L2 norm of "
         "the change of the parameters; after a real loss it is not known. Own copies: those that survivors had on "
-        "their hosts."
+        "their hosts. Blocks that were never saved come back as they were at the start."
     )
     return Table(CAPTION, header, rows, note) if rows else None
 
@@ -110,12 +125,12 @@ def compared(runs: Sequence[tuple[str, Sequence[Row]]]) -> Table | None:
     """
     if not any(losses(lines) for _, lines in runs):
         return None
-    plain = next((_curve(lines) for _, lines in runs if not losses(lines)), {})
+    plain = next((_curve(lines) for _, lines in runs if not _interruptions(lines)), {})
     rows = []
     for title, lines in runs:
         curve = _curve(lines)
         end = show(curve[max(curve)], digits=5) if curve else NOT_MEASURED
-        found = losses(lines)
+        found = _interruptions(lines)
         if not found:
             rows.append((title, end, "nothing", *[NOT_MEASURED] * 5))
         for one in found:

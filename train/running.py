@@ -209,8 +209,8 @@ class Keeper:
         shares = [{way: dataclasses.asdict(share) for way, share in each.items()} for each in found.shares]
         told = {
             "policy": "partial", "lost": len(found.lost), "bytes": found.bytes, "read": found.read,
-            "behind": _behind(step, found.steps), "initial": len(found.initial), "older": len(found.older),
-            "processes": shares,
+            "behind": _behind(step, found.steps, found.initial), "initial": len(found.initial),
+            "older": len(found.older), "processes": shares,
         }  # fmt: skip
         self._tell(step, lines, told)
         self.copies.drop(step)
@@ -229,7 +229,8 @@ class Keeper:
         step, blocks = reader.step, len(self.checkpoint.partition.blocks)
         told = {
             "policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes), "read": found.bytes,
-            "behind": _behind(step, found.steps), "initial": len(found.initial), "older": len(found.older),
+            "behind": _behind(step, found.steps, found.initial), "initial": len(found.initial),
+            "older": len(found.older),
         }  # fmt: skip
         self._tell(step, lines, told)
         return Restart(found.state, step, reader.note)
@@ -291,6 +292,6 @@ def identity(folder: Path, created: str) -> str:
     return hashlib.sha256(json.dumps([str(folder), created]).encode()).hexdigest()[:16]
 
 
-def _behind(step: int, steps: Mapping[int, int]) -> int:
-    """Steps by which the oldest block that was read is behind."""
-    return max([step - one for one in steps.values()], default=0)
+def _behind(step: int, steps: Mapping[int, int], initial: Sequence[int]) -> int:
+    """Steps by which the oldest block is behind; one that was never saved is as it was before the first."""
+    return max([step - one for one in steps.values()] + [step] * bool(initial), default=0)

@@ -21,22 +21,9 @@ from . import certificate as files
 from .certificate import CertificateError, Draft, Reason, Status, named, read_certificate
 from .ledger import Ledger
 from .orbaxes import keep_also, state_key, steps_of
-from .verifying import Wrong, compare, misfits
+from .verifying import MISSING, Damaged, Wrong, compare, misfits
 
 LOG = logging.getLogger("sdc.checkpoints")
-
-
-class Damaged(CertificateError):
-    """A checkpoint that does not restore to what was saved.
-
-    Attributes:
-        step: of the checkpoint.
-        wrong: what is not as certified; empty where it could not be read at all.
-    """
-
-    def __init__(self, step: int, words: str, wrong: Sequence[Wrong] = ()) -> None:
-        self.step, self.wrong = step, list(wrong)
-        super().__init__(words)
 
 
 class Certified:
@@ -46,7 +33,11 @@ class Certified:
     """
 
     def __init__(self, checkpointer: Any) -> None:
-        keep_also(checkpointer, lambda: self._ledger.kept(steps_of(checkpointer)))
+        keep_also(
+            checkpointer,
+            lambda: self._ledger.kept(steps_of(checkpointer)),
+            lambda step: self._told(self._ledger.leaving, step),
+        )
         self._orbax = checkpointer
         self._folder = epath.Path(checkpointer.directory)
         self._ledger = Ledger(self._folder)
@@ -131,13 +122,15 @@ class Certified:
             raise CertificateError(f"nothing of checkpoint {number} is certified: {', '.join(uncovered)}")
         if uncovered:
             LOG.warning("step %d: %s cannot be verified (no arrays)", number, ", ".join(uncovered))
-        wrong = [Wrong(name, "is missing") for name in self._missing(certificate.names, found, loaded)]
+        wrong = [Wrong(name, MISSING) for name in self._missing(certificate.names, found, loaded)]
         wrong += compare(certificate, found)
         if wrong:
             more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             words = "; ".join(map(str, wrong[:3]))
             self._told(self._ledger.revoke, number)
-            raise Damaged(number, f"checkpoint {number} of {self._folder} is damaged: {words}{more}", wrong)
+            remains = self._ledger.left(number) and all(one.missing for one in wrong)
+            words = f"checkpoint {number} of {self._folder} is damaged: {words}{more}"
+            raise Damaged(number, words, wrong, remains=remains)
         if set(certificate.names) <= set(found) and found:
             self._told(self._ledger.vouch, number, "digest")
         return loaded
@@ -302,7 +295,11 @@ class Certified:
             raise
         except Exception as error:  # Orbax and its storage layer raise many kinds
             self._told(self._ledger.doubt, step)
-            raise Damaged(step, f"checkpoint {step} of {self._folder} cannot be read: {first_line(error)}") from error
+            left = self._ledger.left(step)
+            words = "was being deleted when a run ended, and cannot be read" if left else "cannot be read"
+            raise Damaged(
+                step, f"checkpoint {step} of {self._folder} {words}: {first_line(error)}", remains=left
+            ) from error
 
     def _missing(self, names: Sequence[str], found: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
         """What a checkpointable must have and has not. Parts that were not asked for are no matter."""

@@ -14,13 +14,14 @@ from orbax.checkpoint import v1 as ocp
 from sdc.multihost import first_line
 
 from . import _certify
-from .certificate import CertificateError, Status, named, read_certificate
+from .certificate import CertificateError, Status, named, path_of, read_certificate
 from .ledger import Ledger
 from .orbaxes import steps_of
 from .verifying import Wrong, compare
 
 AT_ONCE = 1 << 28
 """Bytes of arrays that are read at a time."""
+REMAINS = "it was being deleted when a run ended; the next save of that run deletes the rest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Audit:
         uncovered: checkpointables of which the certificate knows nothing.
         compared: whether it was restored and compared.
         problem: why it could not be verified, in words; empty if nothing is wrong.
+        remains: whether it is what is left of one that was being deleted when a run ended.
         wrong: what is not as certified.
     """
 
@@ -46,6 +48,7 @@ class Audit:
     compared: bool
     problem: str
     wrong: Sequence[Wrong]
+    remains: bool = False
 
 
 def checkpoints_in(folder: str) -> list[int]:
@@ -54,7 +57,7 @@ def checkpoints_in(folder: str) -> list[int]:
     Raises:
         CertificateError: there is no such folder, or it holds none.
     """
-    place = epath.Path(folder)
+    place = path_of(folder)
     if not place.is_dir():
         raise CertificateError(f"{folder} is no folder; expected one that an Orbax checkpointer wrote")
     with _opened(place) as checkpointer:
@@ -89,7 +92,7 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
         >>> audit(folder, 10).problem
         ''
     """
-    place = epath.Path(folder)
+    place = path_of(folder)
     try:
         certificate = read_certificate(place, step)
     except CertificateError as error:
@@ -109,8 +112,12 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
                 seen |= set(part)
                 wrong += [one for one in compare(certificate, part) if one not in wrong]
     except Exception as error:  # Orbax and its storage layer raise many kinds
+        if Ledger(place).left(step) and not wrong:
+            return dataclasses.replace(about, compared=False, problem=REMAINS, remains=True)
         return dataclasses.replace(about, problem=f"it cannot be read ({first_line(error)})", wrong=wrong)
     if lost := [name for name in certificate.names if name not in seen]:
+        if Ledger(place).left(step) and not wrong:
+            return dataclasses.replace(about, compared=False, problem=REMAINS, remains=True)
         problem = f"{lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''} cannot be found in it"
         return dataclasses.replace(about, problem=problem, wrong=wrong)
     return dataclasses.replace(about, wrong=wrong, problem="; ".join(map(str, wrong[:3])))
@@ -122,7 +129,7 @@ def certify_folder(folder: str, step: int) -> None:
     Raises:
         CertificateError: it has one, or cannot be restored.
     """
-    with _opened(epath.Path(folder)) as checkpointer:
+    with _opened(path_of(folder)) as checkpointer:
         place = SingleDeviceSharding(jax.local_devices()[0])
         metadata = checkpointer.checkpointables_metadata(step).metadata
         _certify.Certified(checkpointer).certify_all(step, jax.tree.map(lambda leaf: _abstract(leaf, place), metadata))

@@ -9,6 +9,7 @@ algorithm of the digests is named in it; those of another one are never compared
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -124,6 +125,12 @@ class Draft:
         place = step_folder(folder, step)
         place.mkdir(parents=True, exist_ok=True)
         write_sealed(place / f"process-{jax.process_index()}.json", body)
+
+
+def path_of(folder: str | os.PathLike[str]) -> epath.Path:
+    """A folder as Orbax and TensorStore take it: they know no relative paths."""
+    where = os.fspath(folder)
+    return epath.Path(where if "://" in where else os.path.abspath(where))
 
 
 def step_folder(folder: epath.Path, step: int) -> epath.Path:

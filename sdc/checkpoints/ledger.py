@@ -22,6 +22,7 @@ STATUS = "status.json"
 class _Known(NamedTuple):
     reasons: tuple[Reason, ...] = ()
     doubt: bool = False
+    leaving: bool = False
 
 
 class Ledger:
@@ -63,13 +64,27 @@ class Ledger:
             OSError: that cannot be written.
         """
         known = self._known(step)
-        if known is not None and known.reasons and not known.doubt:
+        if known is not None and known.reasons and not known.doubt and not known.leaving:
             self._write(step, _Known(known.reasons, True))
+
+    def leaving(self, step: int) -> None:
+        """A step is about to be deleted. If a run is killed over that, its remains are no damaged checkpoint.
+
+        Raises:
+            OSError: that cannot be written.
+        """
+        if step_folder(self._folder, step).exists() and not self.left(step):
+            self._write(step, (self._known(step) or _Known())._replace(leaving=True))
+
+    def left(self, step: int) -> bool:
+        """Whether a step was about to be deleted. It may be whole all the same."""
+        known = self._known(step)
+        return known is not None and known.leaving
 
     def kept(self, steps: Iterable[int]) -> set[int]:
         """What no policy may delete: the newest step that is verified, and those of which that may be so."""
         known = {step: self._known(step) for step in steps}
-        unsure = {step for step, one in known.items() if one is None or one.doubt}
+        unsure = {step for step, one in known.items() if one is None or (one.doubt and not one.leaving)}
         return unsure | {*sorted(step for step, one in known.items() if one and one.reasons and not one.doubt)[-1:]}
 
     def forget(self, step: int) -> None:
@@ -117,7 +132,7 @@ class Ledger:
 
     def _write(self, step: int, known: "_Known") -> None:
         if _first():
-            body = {"step": step, "reasons": sorted(set(known.reasons)), "doubt": known.doubt}
+            body = {"step": step, "reasons": sorted(set(known.reasons)), "doubt": known.doubt, "leaving": known.leaving}
             write_sealed(step_folder(self._folder, step) / STATUS, body)
 
     def _known(self, step: int) -> "_Known | None":
@@ -128,7 +143,8 @@ class Ledger:
         try:
             body = read_json(path, sealed=True)
             reasons = tuple(sorted(set(body["reasons"]) & set(REASONS)))
-            return _Known(reasons, bool(body["doubt"])) if body["step"] == step else None
+            known = _Known(reasons, bool(body["doubt"]), bool(body.get("leaving", False)))
+            return known if body["step"] == step else None
         except (RecordError, OSError, KeyError, TypeError):
             return None
 

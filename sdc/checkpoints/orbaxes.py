@@ -10,12 +10,13 @@ from typing import Any
 from .certificate import CertificateError
 
 
-def keep_also(checkpointer: Any, more: Callable[[], set[int]]) -> None:
+def keep_also(checkpointer: Any, more: Callable[[], set[int]], leaving: Callable[[int], None]) -> None:
     """Puts what must stay around the checkpointer's own policy.
 
     Args:
         checkpointer: Orbax's; its policy is fixed when it is made.
         more: the steps of checkpoints that stay whatever that policy says, asked for at every save.
+        leaving: is told each step that does not, before it is deleted.
 
     Raises:
         CertificateError: it is no checkpointer of Orbax's version 1.
@@ -27,7 +28,7 @@ def keep_also(checkpointer: Any, more: Callable[[], set[int]]) -> None:
             f"{type(checkpointer).__name__} is no training.Checkpointer of Orbax's version 1, as far as this version "
             "of it goes; expected orbax.checkpoint.v1.training.Checkpointer"
         )
-    manager._preservation_policy = _Keeping(policy, more)
+    manager._preservation_policy = _Keeping(policy, more, leaving)
 
 
 def steps_of(checkpointer: Any) -> list[int]:
@@ -43,10 +44,14 @@ def state_key(checkpointer: Any) -> str:
 class _Keeping:
     """A preservation policy that keeps some more."""
 
-    def __init__(self, policy: Any, more: Callable[[], set[int]]) -> None:
-        self._policy, self._more = policy, more
+    def __init__(self, policy: Any, more: Callable[[], set[int]], leaving: Callable[[int], None]) -> None:
+        self._policy, self._more, self._leaving = policy, more, leaving
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         more = self._more()
         kept = self._policy.should_preserve(checkpoints, context=context)
-        return [bool(stays) or checkpoint.step in more for checkpoint, stays in zip(checkpoints, kept, strict=True)]
+        found = [bool(stays) or one.step in more for one, stays in zip(checkpoints, kept, strict=True)]
+        for one, stays in zip(checkpoints, found, strict=True):
+            if not stays:
+                self._leaving(int(one.step))
+        return found

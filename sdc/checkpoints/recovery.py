@@ -51,8 +51,8 @@ class Recovered(Generic[State]):
     bytes: int
 
     def age(self, step: int) -> int:
-        """Steps by which the oldest block that was read is behind."""
-        return max([step - one for one in self.steps.values()], default=0)
+        """Steps by which the oldest block is behind; one that was never saved is as it was before the first."""
+        return max([step - one for one in self.steps.values()] + [step] * bool(self.initial), default=0)
 
 
 class Reader:
@@ -283,7 +283,7 @@ def _numbers(cut: Partition, lost: Sequence[str | int]) -> list[int]:
     numbers = set(cut.of([one for one in lost if isinstance(one, str)]))
     for one in lost:
         if not isinstance(one, str):
-            if not isinstance(one, int | np.integer) or not 0 <= one < len(cut.blocks):
+            if isinstance(one, bool) or not isinstance(one, int | np.integer) or not 0 <= one < len(cut.blocks):
                 raise SettingError("lost", one, f"expected a name, or a number of one of the {len(cut.blocks)} blocks")
             numbers.add(int(one))
     return sorted(numbers)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Self, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from jax._src import distributed
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -27,6 +26,7 @@ from sdc.text import NOTHING
 
 from . import recovery
 from ._partition import By, Partition, named_leaves, partition
+from .certificate import path_of
 from .choosing import POLICIES, Policy, choose
 from .norms import Distance, squared_distance
 from .pieces import Held, fetch, held_by
@@ -101,13 +101,16 @@ class RunningCheckpoint:
             raise SettingError("fraction", fraction, "expected more than 0 and at most 1")
         if policy not in POLICIES:
             raise SettingError("policy", policy, f"expected one of {', '.join(POLICIES)}")
-        self.folder = _path(folder)
+        self.folder = path_of(folder)
         self.partition: Partition = partition(initial, moving=moving, by=by, rows=rows)
         self._fraction, self._policy, self._seed, self._cursor = fraction, policy, seed, 0
         self._budget = 0.0
         self._distance = distance
         self._store = Store(self.folder, jax.process_index())
-        self._store.place.mkdir(parents=True, exist_ok=True)
+        try:
+            self._store.place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot write to {self._store.place} ({reason(error)})") from error
         self._lock = Lock(self._store.place)
         leaves = named_leaves(initial)
         self._held: Mapping[int, Sequence[Held]] = held_by(self.partition, leaves)
@@ -215,7 +218,7 @@ class RunningCheckpoint:
         rows: int | None = None,
     ) -> recovery.Reader:
         """Reads a running checkpoint that nobody writes, or another process does, on whatever mesh `initial` is on."""
-        return recovery.Reader(_path(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
+        return recovery.Reader(path_of(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
 
     def distance(self, state: Any, other: Any) -> float:
         """The L2 norm of the difference of two states' parameters: the perturbation that a recovery is."""
@@ -298,11 +301,6 @@ def _auto(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
 
     return {name: one(leaf) for name, leaf in leaves.items()}
-
-
-def _path(folder: str | os.PathLike[str]) -> epath.Path:
-    where = os.fspath(folder)
-    return epath.Path(where if "://" in where else os.path.abspath(where))
 
 
 @jax.jit

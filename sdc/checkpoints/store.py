@@ -81,6 +81,11 @@ class Store:
             self.place.mkdir(parents=True, exist_ok=True)
             write_sealed(path, {"format": FORMAT, "algorithm": ALGORITHM, **layout})
             return
+        try:
+            _read(path)
+        except StoreError as error:  # what is damaged is known: digests tell whether blocks are of this state
+            LOG.warning("%s; writing it anew", error)
+            write_sealed(path, {"format": FORMAT, "algorithm": ALGORITHM, **layout})
         there = self.layout()
         for field, value in layout.items():
             if there.get(field) != value:

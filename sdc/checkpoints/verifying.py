@@ -14,6 +14,8 @@ from .blocks import Shares, bits_of, take, total, whole
 from .boxes import box_text, parse_box
 from .certificate import Certificate, CertificateError, Entry, named_tree, value_digest
 
+MISSING = "is missing"
+
 
 class Wrong(NamedTuple):
     """What is not as certified.
@@ -28,10 +30,29 @@ class Wrong(NamedTuple):
     what: str
     rows: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def missing(self) -> bool:
+        """Whether it is not there at all."""
+        return self.what == MISSING
+
     def __str__(self) -> str:
         some = ", ".join(f"{start}:{stop}" for start, stop in self.rows[:4])
         more = f" and {len(self.rows) - 4} more blocks" if len(self.rows) > 4 else ""
         return f"{self.name} {self.what}{some and f' in rows {some}'}{more}"
+
+
+class Damaged(CertificateError):
+    """A checkpoint that does not restore to what was saved.
+
+    Attributes:
+        step: of the checkpoint.
+        wrong: what is not as certified; empty where it could not be read at all.
+        remains: whether it was about to be deleted: then this is what is left of it.
+    """
+
+    def __init__(self, step: int, words: str, wrong: Sequence[Wrong] = (), *, remains: bool = False) -> None:
+        self.step, self.wrong, self.remains = step, list(wrong), remains
+        super().__init__(words)
 
 
 def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:

@@ -47,6 +47,7 @@ def test_what_a_loss_cost_is_counted() -> None:
         ("full", rows(after=9, late=7, told={9: {"recovered": {**SIMULATED, "policy": "full"}}})),
         ("real", rows(after=7, late=2, told={8: {"restarted": REAL}})),
         ("never", rows(after=9, late=90, told={9: {"recovered": SIMULATED}})),
+        ("restored", rows(told={step: {"discarded": 4} for step in range(6, STEPS)})),
     ]
     found = compared(runs)
     assert found is not None
@@ -58,6 +59,8 @@ def test_what_a_loss_cost_is_counted() -> None:
     assert found.rows[2][1:] == ("8.8", f"3 {what} 9, full (simulated)", "9", "0.7", "8", "0", "7")
     assert found.rows[3][1:] == ("8.3", f"2 {what} 7, partial (real)", "9.2", "0.2", "3", "3", "5")
     assert found.rows[4][5:] == ("never", "0", "–")
+    # From a full checkpoint nothing is different, and four steps are done again.
+    assert found.rows[5][2:] == ("everything after step 5, full checkpoint (real)", "9.4", "0", "1", "4", "4")
     assert compared(runs[:1]) is None
     alone = compared(runs[1:2])
     assert alone is not None
@@ -70,8 +73,8 @@ def test_simulated_and_real_are_told_apart() -> None:
     assert [(one.after, one.kind) for one in losses(both)] == [(7, "real"), (8, "simulated")]
     found = table(both)
     assert found is not None
-    assert found.rows[0] == ("after step 7", "real", "partial", "2 of 8", "2,000", "2,200", "700", "4", "–", "3")
-    assert found.rows[1] == ("after step 8", "simulated", "partial", "3 of 8", "3,000", "3,100", "–", "5", "0.25", "0")
+    assert found.rows[0] == ("after step 7", "real", "partial", "2 of 8", "2,000", "2,200", "700", "0", "4", "–", "3")
+    assert found.rows[1] == ("after step 8", "simulated", "partial", "3 of 8", "3,000", "3,100", "–", "0", "5", "0.25", "0")
     assert "2 losses of parts of the state (1 simulated and 1 real)" in sentence(both)
     assert table(rows()) is None
     assert sentence(rows()) == ""

@@ -38,7 +38,8 @@ def run(options: CheckpointOptions) -> int:
 
 
 def _code(rows: list[dict[str, Any]]) -> Exit:
-    """What differs was compared; what has a problem and does not differ was not."""
+    """What differs was compared; what has a problem and does not differ was not. Remains of others do not count."""
+    rows = [row for row in rows if not row["remains"]] or rows
     if any(row["wrong"] for row in rows):
         return Exit.CORRUPT
     return Exit.INCONCLUSIVE if any(row["problem"] or row["uncovered"] for row in rows) else Exit.CLEAN

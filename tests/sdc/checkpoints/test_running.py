@@ -74,6 +74,11 @@ def test_what_belongs_to_lost_parameters_comes_back_as_it_was_or_is_zero(running
                 found["params"]["w"][piece.start : piece.stop], state["params"]["w"][piece.start : piece.stop]
             )
         assert int(found["count"]) == 77  # of no parameter: not lost
+    never = running.recover(["params"], nothing(state))
+    assert never.initial
+    assert never.age(5) == 5  # what was never saved is as old as the run
+    with pytest.raises(SettingError, match="expected a name, or a number"):
+        running.recover([True], state)
     with pytest.raises(SettingError, match="a replica has the optimizer's arrays"):
         running.recover(["params"], state, policy="replica", devices=jax.devices()[:1], zeroed=True)
 

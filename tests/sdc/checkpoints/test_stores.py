@@ -138,6 +138,26 @@ def test_a_store_whose_seal_is_gone_goes_on(tmp_path: Path, caplog: pytest.LogCa
         opened(tmp_path)
 
 
+def test_a_damaged_layout_is_written_anew_by_who_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path) as running:
+        model, state = Model(running), moved(start(), [0], 1)
+        model.save(running.save(state, 1), state, 1)
+        running.wait()
+    layout = tmp_path / "process-0" / "layout.json"
+    layout.write_bytes(layout.read_bytes().replace(b'"schema"', b'"schemb"'))
+    with pytest.raises(StoreError, match=r"layout\.json"):
+        RunningCheckpoint.read(tmp_path, start(), moving="params", rows=4)
+    with caplog.at_level(logging.WARNING, "sdc.checkpoints"), opened(tmp_path) as running:
+        model.agrees(running)
+    assert "writing it anew" in caplog.text
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write to"):
+        opened(tmp_path / "file")
+
+
 def test_a_first_save_that_was_cut_off_is_none(tmp_path: Path) -> None:
     """One of two processes had its part, and nothing was sealed: there is nothing to go on from, and nothing lost."""
     folder = epath.Path(tmp_path)
