@@ -15,9 +15,9 @@ if TYPE_CHECKING:
         certify_folder as certify_folder,
         checkpoints_in as checkpoints_in,
     )
-    from ._certify import Certified as Certified, Damaged as Damaged, certify as certify
+    from ._certify import Certified as Certified, certify as certify
     from .certificate import CertificateError as CertificateError, Status as Status
-    from .verifying import Wrong as Wrong
+    from .verifying import Damaged as Damaged, Wrong as Wrong
 
     # A running checkpoint: the blocks that moved most, and parts of a state given back.
     from .choosing import choose as choose
