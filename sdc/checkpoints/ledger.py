@@ -54,17 +54,22 @@ class Ledger:
         Raises:
             OSError: that cannot be written.
         """
-        if self._known(step) != _Known():
-            self._write(step, _Known())
+        known = self._known(step)
+        if known is None or known.reasons or known.doubt:
+            self._write(step, _Known(leaving=known is not None and known.leaving))
 
     def doubt(self, step: int) -> None:
         """A step could not be read, which the storage may have been at fault for: it stays, and so does an older one.
+
+        Remains of one that was being deleted stay no longer.
 
         Raises:
             OSError: that cannot be written.
         """
         known = self._known(step)
-        if known is not None and known.reasons and not known.doubt and not known.leaving:
+        if known is not None and known.leaving:
+            self.revoke(step)
+        elif known is not None and known.reasons and not known.doubt:
             self._write(step, _Known(known.reasons, True))
 
     def leaving(self, step: int) -> None:
@@ -84,7 +89,7 @@ class Ledger:
     def kept(self, steps: Iterable[int]) -> set[int]:
         """What no policy may delete: the newest step that is verified, and those of which that may be so."""
         known = {step: self._known(step) for step in steps}
-        unsure = {step for step, one in known.items() if one is None or (one.doubt and not one.leaving)}
+        unsure = {step for step, one in known.items() if one is None or one.doubt}
         return unsure | {*sorted(step for step, one in known.items() if one and one.reasons and not one.doubt)[-1:]}
 
     def forget(self, step: int) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -149,6 +150,6 @@ def test_far_perturbations_do_not_overflow() -> None:
         (lambda: perpetual_cost_bound(1.0, 0.9, 0.01, math.nan), "epsilon=nan"),
     ],
 )
-def test_out_of_range(call: object, message: str) -> None:
+def test_out_of_range(call: Callable[[], float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        call()  # type: ignore[operator]
+        call()

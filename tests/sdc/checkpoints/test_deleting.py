@@ -6,9 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from sdc.checkpoints import Certified, Damaged, audit, certify, checkpoints_in
+from sdc.checkpoints.ledger import Ledger
 from tests.storms.bits import quiet
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -79,6 +81,23 @@ def test_one_that_is_whole_all_the_same_counts(tmp_path: Path, monkeypatch: pyte
         checkpointer.save(6, state(6))
         checkpointer.save(7, state(7))
         assert 2 in {one.step for one in checkpointer.checkpoints}  # the newest that is verified
+
+
+def test_what_was_being_deleted_is_told_again_and_keeps_nothing(tmp_path: Path) -> None:
+    """However often it is tried, and also where all newer ones turn out to be damaged."""
+    ledger = Ledger(epath.Path(tmp_path))
+    for step in (1, 2, 3):
+        (tmp_path / "certificates" / str(step)).mkdir(parents=True)
+        ledger.vouch(step, "digest")
+    for step, note in ((1, ledger.doubt), (2, ledger.revoke)):
+        ledger.leaving(step)
+        note(step)
+        note(step)
+        assert ledger.left(step)
+    assert ledger.kept([1, 2, 3]) == {3}
+    ledger.revoke(3)
+    assert not ledger.left(3)
+    assert ledger.kept([1, 2, 3]) == set()
 
 
 def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
