@@ -26,6 +26,8 @@ from jaxtyping import Float32, Int32, Int64, UInt8
 from sdc.record.storage import endless
 from sdc.settings import SettingError
 
+from .datasets import cache_folder, fixed_order, freeze
+
 DIGITS = "digits"
 """1,797 images of 8x8 that come with scikit-learn; the default, needs no network."""
 
@@ -176,7 +178,7 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
 
     @functools.lru_cache(maxsize=2)  # a batch touches two epochs at most
     def order(epoch: int) -> Int64[np.ndarray, "N"]:
-        return _order(count, seed, epoch)
+        return fixed_order(count, seed, epoch)
 
     def batch(step: int) -> tuple[Float32[np.ndarray, "B h w 1"], Int32[np.ndarray, "B"]]:
         places = range(step * batch_size, (step + 1) * batch_size)
@@ -191,12 +193,6 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
     )
 
 
-def _order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, "N"]:
-    """A permutation that is the same on every host: NumPy fixes a bit generator's raw output, but not its shuffles."""
-    raw = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(count)
-    return np.argsort(raw, kind="stable")
-
-
 def _digits(source: str) -> Images:
     try:
         datasets = importlib.import_module("sklearn.datasets")
@@ -206,7 +202,7 @@ def _digits(source: str) -> Images:
             "needs scikit-learn, which is not installed; pip install 'jax-sdc[study]', or give a folder of idx files",
         ) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
-    order = _order(len(labels), _SPLIT_SEED, epoch=0)
+    order = fixed_order(len(labels), _SPLIT_SEED, 0)
     pixels = (pixels[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)  # whole numbers up to 16: exact
     labels = labels[order].astype(np.int32)
     train, test = slice(_TEST_DIGITS, None), slice(_TEST_DIGITS)
@@ -230,13 +226,10 @@ def _fashion_mnist() -> Images:
 
 
 def _cache() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the specification of XDG_CACHE_HOME says to ignore relative paths
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError as error:
-            raise ImagesError(FASHION_MNIST, "no home folder for a cache (set XDG_CACHE_HOME)") from error
-    return base / "jax-sdc" / FASHION_MNIST
+    try:
+        return cache_folder(FASHION_MNIST)
+    except RuntimeError as error:
+        raise ImagesError(FASHION_MNIST, "no home folder for a cache (set XDG_CACHE_HOME)") from error
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
@@ -321,10 +314,6 @@ def _images(
     source: str,
 ) -> Images:
     arrays = (train_images, train_labels, test_images, test_labels)
-    digest = hashlib.sha256()
-    for array in arrays:
-        array.flags.writeable = False
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+    digest = freeze(*arrays)
     classes = 1 + int(max(train_labels.max(), test_labels.max()))
-    return Images(*arrays, classes, source, digest.hexdigest())
+    return Images(*arrays, classes, source, digest)
