@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
 
     # What perturbations of an iterate cost, and losses of a part of it.
-    from .perturbations import (
+    from sdc.checkpoints.perturbations import (
         Convergence as Convergence,
         error_floor as error_floor,
         fit_convergence as fit_convergence,

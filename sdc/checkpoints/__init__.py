@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from .scar import RunningCheckpoint as RunningCheckpoint
     from .store import StoreError as StoreError
 
+    # What a loss would cost now, and how to save.
+    from .outlook import Advice as Advice, Loss as Loss, Outlook as Outlook, Watch as Watch, advise as advise
+    from .outlook import daly_interval as daly_interval
+
     # Blocks that are wrong, put right alone.
     from ._repair import (
         FromCheckpoint as FromCheckpoint,

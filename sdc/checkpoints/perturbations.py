@@ -106,7 +106,7 @@ def iterations_bound(
         ValueError: a number is out of its range.
 
     Example:
-        >>> from sdc.analysis.perturbations import iterations_bound
+        >>> from sdc.checkpoints.perturbations import iterations_bound
         >>> round(iterations_bound(1.0, 0.5, 0.125), 9)
         3.0
     """

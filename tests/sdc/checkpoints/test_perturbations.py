@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from sdc.analysis import error_floor, fit_convergence, iteration_cost_bound
-from sdc.analysis.perturbations import error_bound, iterations_bound, perpetual_cost_bound
+from sdc.checkpoints.perturbations import error_bound, iterations_bound, perpetual_cost_bound
 
 RNG = np.random.default_rng(2019)
 FACTORS = st.floats(0.05, 0.999)

@@ -1,0 +1,246 @@
+"""What losing parts of a state would cost now, and how often to save how much of it: from how far blocks moved.
+
+A running checkpoint knows of each block how far it has moved since it was saved (squared distance D_b), and how many
+steps ago that was (a_b). Losing the block takes it back by a_b steps; its part in the progress of a step is its part in
+the squared movement, w_b = D_b / a_b^2. Steps are then lost in proportion: for a set S of blocks
+
+    sum_{b in S} w_b a_b / sum_b w_b,
+
+which is the perturbation's projection on the way that the state came, in steps of that way. It is exact where blocks
+move evenly and all loss is set back along the way. Theorem 3.2 (see `perturbations`) bounds the cost by the
+perturbation's norm sqrt(sum_{b in S} D_b), whatever its direction, where the iteration converges linearly.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from .choosing import Policy, choose
+from .perturbations import LEAST, Convergence, fit_convergence
+
+KEPT = 32
+"""Movements between saves that a fit looks back on, at most."""
+FRACTIONS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+"""Fractions of the state that advice chooses among."""
+CYCLES = 6
+"""Times in which everything could have been saved, that a simulation of saves takes; the first half is not counted."""
+
+
+class Loss(NamedTuple):
+    """What a loss would cost now.
+
+    Attributes:
+        fraction: of the blocks, any of them.
+        steps: expected cost of giving back what was lost alone, in steps.
+        bound: the most that theorem 3.2 allows, in steps; None where nothing says that the training converges linearly.
+        perturbation: expected L2 norm of the change, sqrt(fraction * sum_b D_b), theorem 4.2.
+    """
+
+    fraction: float
+    steps: float
+    bound: float | None
+    perturbation: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """How a state moves, by its running checkpoint: at a save, before that.
+
+    Attributes:
+        step: steps done.
+        ages: steps since each block was saved last.
+        squares: of each block the squared distance from what is saved.
+        speeds: of each block the squared movement in a step, by its last interval.
+        sizes: bytes of each block.
+        convergence: factor and distance to the optimum, an iteration being `every` steps; None if unknown.
+        every: steps from one save to the next.
+    """
+
+    step: int
+    ages: Int[np.ndarray, "blocks"]
+    squares: Float[np.ndarray, "blocks"]
+    speeds: Float[np.ndarray, "blocks"]
+    sizes: Sequence[int]
+    convergence: Convergence | None
+    every: int
+
+    def loss(self, fraction: float) -> Loss:
+        """What losing a fraction of the blocks, drawn at random, would cost now.
+
+        Raises:
+            ValueError: the fraction is not above 0 and at most 1.
+        """
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction={fraction}: expected more than 0 and at most 1")
+        norm = math.sqrt(fraction * float(self.squares.sum()))
+        bound = None if self.convergence is None else self.convergence.cost(norm) * self.every
+        return Loss(fraction, fraction * self.behind(range(len(self.ages))), bound, norm)
+
+    def behind(self, blocks: Sequence[int]) -> float:
+        """Steps that losing just these blocks would cost now."""
+        moving = float(self.speeds.sum())
+        chosen = list(blocks)
+        return float((self.speeds[chosen] * self.ages[chosen]).sum()) / moving if moving else 0.0
+
+
+class Watch:
+    """Makes an outlook of each save; keeps a few numbers of each block and no copy of anything.
+
+    Example:
+        >>> import numpy as np
+        >>> from sdc.checkpoints.outlook import Watch
+        >>> watch = Watch([4, 4])
+        >>> found = watch.saved(10, np.asarray([9, 6]), np.asarray([1.0, 16.0]))  # one and four steps ago
+        >>> found.loss(1.0).steps, found.behind([0])  # each moves by 1 in a step
+        (2.5, 0.5)
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Begins.
+
+        Args:
+            sizes: bytes of each block.
+        """
+        self._sizes = list(sizes)
+        self._speeds = np.zeros(len(self._sizes))
+        self._movements: list[tuple[int, float]] = []
+
+    def saved(
+        self, step: int, steps: Int[np.ndarray, "blocks"], squares: Float[np.ndarray, "blocks"]
+    ) -> Outlook | None:
+        """What is known at a save.
+
+        Args:
+            step: steps done.
+            steps: at which each block was saved last before.
+            squares: squared distances from what was saved then; what is no number or infinite is not known.
+
+        Returns:
+            None if no block's movement is known, or none was saved before this step.
+        """
+        ages = np.maximum(step - np.maximum(steps, 0), 0)
+        known = np.isfinite(squares) & (ages > 0)
+        if not known.any():
+            return None
+        found = np.where(known, squares, 0.0)
+        self._speeds = np.where(known, found / np.maximum(ages, 1) ** 2, self._speeds)
+        every = step - self._movements[-1][0] if self._movements else int(ages[known].min())
+        self._movements = [*self._movements, (step, math.sqrt(float(self._speeds.sum())))][-KEPT:]
+        return Outlook(step, ages, found, self._speeds.copy(), self._sizes, self._convergence(every), max(every, 1))
+
+    def _convergence(self, every: int) -> Convergence | None:
+        lengths = [speed * every for _, speed in self._movements]
+        even = len({b - a for (a, _), (b, _) in zip(self._movements, self._movements[1:], strict=False)}) <= 1
+        return fit_convergence(lengths) if even and len(lengths) >= LEAST else None
+
+
+class Advice(NamedTuple):
+    """How to save.
+
+    Attributes:
+        fraction: of the bytes, in each save.
+        every: steps from one save to the next.
+        waste: of the time, for saves that hold up the training and for steps that are lost.
+        steps: expected cost of a failure, in steps.
+    """
+
+    fraction: float
+    every: int
+    waste: float
+    steps: float
+
+
+def advise(
+    outlook: Outlook,
+    *,
+    step_seconds: float,
+    save_seconds: tuple[float, float],
+    bandwidth: float,
+    failure_every: float,
+    lost: float,
+) -> Advice:
+    """The fraction and the interval that waste least time.
+
+        waste = (held + whole * fraction) / (every * step_seconds)
+                + steps(fraction, every) * step_seconds / failure_every
+
+    What a failure costs is simulated: blocks that move as they do now, saved by priority. A save is given as long to be
+    written as there is until the next.
+
+    Args:
+        outlook: how blocks move.
+        step_seconds: of a step.
+        save_seconds: for which a save holds up the training: of any save, and in addition of one of everything.
+        bandwidth: bytes that storage takes in a second.
+        failure_every: mean seconds between failures.
+        lost: fraction of the state that a failure takes.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    for name, value in {
+        "step_seconds": step_seconds, "bandwidth": bandwidth, "failure_every": failure_every, "lost": lost
+    }.items():  # fmt: skip
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value}: expected a finite number above 0")
+    if lost > 1 or min(save_seconds) < 0:
+        raise ValueError(f"lost={lost}, save_seconds={save_seconds}: expected at most 1, and times of at least 0")
+    held, whole = save_seconds
+    candidates = []
+    for fraction in FRACTIONS:
+        # Behind by so many saves on average, whatever the steps between two of them.
+        behind = _behind(outlook, fraction)
+        written = fraction * sum(outlook.sizes) / bandwidth / step_seconds
+        dump = held + whole * fraction
+        best = math.sqrt(dump * failure_every / (lost * behind)) / step_seconds
+        every = max(1, math.ceil(written), round(best))
+        steps = lost * behind * every
+        waste = dump / (every * step_seconds) + steps * step_seconds / failure_every
+        candidates.append(Advice(fraction, every, waste, steps))
+    return min(candidates, key=lambda one: one.waste)
+
+
+def _behind(outlook: Outlook, fraction: float, policy: Policy = "priority") -> float:
+    """Mean number of saves' intervals by which blocks are behind at a failure, weighted by their movement."""
+    speeds, sizes = outlook.speeds, list(outlook.sizes)
+    weights = speeds / speeds.sum() if speeds.sum() else np.full(len(sizes), 1 / len(sizes))
+    ages, total, budget, cursor = np.zeros(len(sizes)), [], 0.0, 0
+    for save in range(math.ceil(CYCLES / fraction)):
+        total.append(float((weights * (ages + 0.5)).sum()))  # in the middle of an interval
+        ages += 1
+        budget += fraction * sum(sizes)
+        chosen, cursor = choose(policy, budget, sizes, weights * ages**2, cursor=cursor, seed=save)
+        budget -= sum(sizes[block] for block in chosen)
+        ages[chosen] = 0
+    return float(np.mean(total[len(total) // 2 :]))
+
+
+def daly_interval(save_seconds: float, failure_every: float) -> float:
+    """Seconds between full checkpoints that waste least time.
+
+    Daly, Future Generation Computer Systems 22 (2006), equation 37: for d < 2 M
+
+        sqrt(2 d M) (1 + 1/3 sqrt(d / 2M) + 1/9 (d / 2M)) - d,   and M otherwise.
+
+    Args:
+        save_seconds: d, for which a checkpoint holds up the training.
+        failure_every: M, mean seconds between failures.
+
+    Raises:
+        ValueError: a number is not above 0.
+
+    Example:
+        >>> from sdc.checkpoints import daly_interval
+        >>> round(daly_interval(60, 86400) / 60)  # minutes
+        53
+    """
+    if not (0 < save_seconds < math.inf and 0 < failure_every < math.inf):
+        raise ValueError(f"save_seconds={save_seconds}, failure_every={failure_every}: expected numbers above 0")
+    if save_seconds >= 2 * failure_every:
+        return failure_every
+    ratio = save_seconds / (2 * failure_every)
+    return math.sqrt(2 * save_seconds * failure_every) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
