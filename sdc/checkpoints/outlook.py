@@ -12,6 +12,7 @@ perturbation's norm sqrt(sum_{b in S} D_b), whatever its direction, where the it
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,6 +29,8 @@ FRACTIONS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """Fractions of the state that advice chooses among."""
 CYCLES = 6
 """Times in which everything could have been saved, that a simulation of saves takes; the first half is not counted."""
+PARTS = 32
+"""Parts that what a record has of speeds is made of: twice as many as saves of the smallest of the fractions take."""
 
 
 class Loss(NamedTuple):
@@ -46,17 +49,18 @@ class Loss(NamedTuple):
     perturbation: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Outlook:
     """How a state moves, by its running checkpoint: at a save, before that.
 
     Attributes:
         step: steps done.
-        ages: steps since each block was saved last.
-        squares: of each block the squared distance from what is saved.
+        ages: steps since each block was as it is saved.
+        squares: of each block the squared distance from what is saved; where that is not known, by its speed.
         speeds: of each block the squared movement in a step, by its last interval.
         sizes: bytes of each block.
-        convergence: factor and distance to the optimum, an iteration being `every` steps; None if unknown.
+        convergence: factor and distance to the optimum, an iteration being `every` steps; None if nothing says that the
+            training converges linearly, or too few saves were made.
         every: steps from one save to the next.
     """
 
@@ -77,14 +81,38 @@ class Outlook:
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction}: expected more than 0 and at most 1")
         norm = math.sqrt(fraction * float(self.squares.sum()))
-        bound = None if self.convergence is None else self.convergence.cost(norm) * self.every
-        return Loss(fraction, fraction * self.behind(range(len(self.ages))), bound, norm)
+        return Loss(fraction, fraction * self.behind(range(len(self.ages))), self.bound(norm), norm)
+
+    def bound(self, perturbation: float) -> float | None:
+        """The most steps that a perturbation of this L2 norm costs now, by theorem 3.2; None if that is not known."""
+        if self.convergence is None or not math.isfinite(perturbation):
+            return None
+        return self.convergence.cost(perturbation) * self.every
 
     def behind(self, blocks: Sequence[int]) -> float:
         """Steps that losing just these blocks would cost now."""
         moving = float(self.speeds.sum())
         chosen = list(blocks)
         return float((self.speeds[chosen] * self.ages[chosen]).sum()) / moving if moving else 0.0
+
+    def later(self, step: int, steps: Int[np.ndarray, "blocks"]) -> "Outlook":
+        """The same at another step, for blocks that were saved at these steps and move as they did."""
+        ages = _ages(step, steps)
+        return dataclasses.replace(self, step=step, ages=ages, squares=self.speeds * ages**2)
+
+    def profile(self, parts: int = PARTS) -> list[float]:
+        """Speeds of parts that have as many bytes each: the fastest first, whatever the number of blocks."""
+        sizes = np.maximum(np.asarray(self.sizes, float), 1)
+        order = np.argsort(-self.speeds / sizes, kind="stable")
+        size, speed = (np.concatenate([[0.0], np.cumsum(one[order])]) for one in (sizes, self.speeds))
+        return np.maximum(np.diff(np.interp(np.linspace(0, size[-1], parts + 1), size, speed)), 0).tolist()
+
+    @staticmethod
+    def of_profile(profile: Sequence[float], size: int) -> "Outlook":
+        """What advice needs to know, out of a record: the speeds of equal parts, and the bytes of all of them."""
+        count = len(profile)
+        nothing = np.zeros(count, int)
+        return Outlook(0, nothing, np.zeros(count), np.asarray(profile, float), [size // count] * count, None, 1)
 
 
 class Watch:
@@ -106,7 +134,7 @@ class Watch:
             sizes: bytes of each block.
         """
         self._sizes = list(sizes)
-        self._speeds = np.zeros(len(self._sizes))
+        self._speeds = np.full(len(self._sizes), np.nan)
         self._movements: list[tuple[int, float]] = []
 
     def saved(
@@ -116,26 +144,44 @@ class Watch:
 
         Args:
             step: steps done.
-            steps: at which each block was saved last before.
+            steps: at which each block was saved last before, or was given back as it had been saved.
             squares: squared distances from what was saved then; what is no number or infinite is not known.
 
         Returns:
-            None if no block's movement is known, or none was saved before this step.
+            None as long as there is a block of which it was never known how it moves.
         """
-        ages = np.maximum(step - np.maximum(steps, 0), 0)
+        ages = _ages(step, steps)
         known = np.isfinite(squares) & (ages > 0)
-        if not known.any():
+        self._speeds = np.where(known, np.where(known, squares, 0.0) / np.maximum(ages, 1) ** 2, self._speeds)
+        if not len(ages) or np.isnan(self._speeds).any():
             return None
-        found = np.where(known, squares, 0.0)
-        self._speeds = np.where(known, found / np.maximum(ages, 1) ** 2, self._speeds)
-        every = step - self._movements[-1][0] if self._movements else int(ages[known].min())
-        self._movements = [*self._movements, (step, math.sqrt(float(self._speeds.sum())))][-KEPT:]
-        return Outlook(step, ages, found, self._speeds.copy(), self._sizes, self._convergence(every), max(every, 1))
+        if known.any():
+            before = [one for one in self._movements if one[0] < step]  # a run may have gone back
+            self._movements = [*before, (step, math.sqrt(float(self._speeds.sum())))][-KEPT:]
+        every = self._every(ages)
+        found = np.where(known, squares, self._speeds * ages**2)
+        return Outlook(step, ages, found, self._speeds.copy(), self._sizes, self._convergence(every), every)
+
+    def _every(self, ages: Int[np.ndarray, "blocks"]) -> int:
+        if len(self._movements) > 1:
+            return self._movements[-1][0] - self._movements[-2][0]
+        return max(int(ages.min()), 1)
 
     def _convergence(self, every: int) -> Convergence | None:
-        lengths = [speed * every for _, speed in self._movements]
-        even = len({b - a for (a, _), (b, _) in zip(self._movements, self._movements[1:], strict=False)}) <= 1
-        return fit_convergence(lengths) if even and len(lengths) >= LEAST else None
+        """From as many saves as were made one after so many steps each."""
+        lengths = list[float]()
+        after = None
+        for step, speed in reversed(self._movements):
+            if after is not None and after - step != every:
+                break
+            lengths.insert(0, speed * every)
+            after = step
+        return fit_convergence(lengths) if len(lengths) >= LEAST else None
+
+
+def _ages(step: int, steps: Int[np.ndarray, "blocks"]) -> Int[np.ndarray, "blocks"]:
+    """Steps since each was saved; what never was is as at the start."""
+    return np.maximum(step - np.maximum(steps, 0), 0)
 
 
 class Advice(NamedTuple):
@@ -162,14 +208,19 @@ def advise(
     bandwidth: float,
     failure_every: float,
     lost: float,
+    fraction: float | None = None,
+    every: int | None = None,
 ) -> Advice:
     """The fraction and the interval that waste least time.
 
         waste = (held + whole * fraction) / (every * step_seconds)
                 + steps(fraction, every) * step_seconds / failure_every
+        steps = lost * (behind(fraction) * every + fraction * bytes / bandwidth / step_seconds)
 
-    What a failure costs is simulated: blocks that move as they do now, saved by priority. A save is given as long to be
-    written as there is until the next.
+    How many saves blocks are behind is simulated: blocks that move as they do now, saved by priority. A save counts
+    when it is written, and is given as long for that as there is until the next: until then the blocks that it takes
+    are as old as they were, which are `every` steps in a cycle (what saves bring nearer is what steps bring farther),
+    and the second part of the cost is the same for every interval.
 
     Args:
         outlook: how blocks move.
@@ -178,36 +229,44 @@ def advise(
         bandwidth: bytes that storage takes in a second.
         failure_every: mean seconds between failures.
         lost: fraction of the state that a failure takes.
+        fraction, every: what is not to be chosen; a save that is due before the last one is written waits for it.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or nothing moves.
     """
     for name, value in {
-        "step_seconds": step_seconds, "bandwidth": bandwidth, "failure_every": failure_every, "lost": lost
+        "step_seconds": step_seconds, "bandwidth": bandwidth, "failure_every": failure_every, "lost": lost,
+        "fraction": fraction or 1, "every": every or 1,
     }.items():  # fmt: skip
         if not 0 < value < math.inf:
             raise ValueError(f"{name}={value}: expected a finite number above 0")
-    if lost > 1 or min(save_seconds) < 0:
-        raise ValueError(f"lost={lost}, save_seconds={save_seconds}: expected at most 1, and times of at least 0")
+    if max(lost, fraction or 1) > 1 or not all(0 <= one < math.inf for one in save_seconds):
+        given = f"lost={lost}, fraction={fraction}, save_seconds={save_seconds}"
+        raise ValueError(f"{given}: expected at most 1, and times of at least 0")
+    if not 0 < float(outlook.speeds.sum()) < math.inf:
+        raise ValueError("nothing moves: expected an outlook of a state that does")
     held, whole = save_seconds
     candidates = []
-    for fraction in FRACTIONS:
+    for part in FRACTIONS if fraction is None else (fraction,):
         # Behind by so many saves on average, whatever the steps between two of them.
-        behind = _behind(outlook, fraction)
-        written = fraction * sum(outlook.sizes) / bandwidth / step_seconds
-        dump = held + whole * fraction
+        behind = _behind(outlook, part)
+        written = part * sum(outlook.sizes) / bandwidth / step_seconds
+        dump = held + whole * part
         best = math.sqrt(dump * failure_every / (lost * behind)) / step_seconds
-        every = max(1, math.ceil(written), round(best))
-        steps = lost * behind * every
-        waste = dump / (every * step_seconds) + steps * step_seconds / failure_every
-        candidates.append(Advice(fraction, every, waste, steps))
-    return min(candidates, key=lambda one: one.waste)
+        near = {max(1, math.ceil(written), one) for one in (math.floor(best), math.ceil(best))}
+        for interval in near if every is None else (every,):
+            waiting = max(0.0, written - interval) * step_seconds
+            steps = lost * (behind * interval + written)
+            waste = (dump + waiting) / (interval * step_seconds) + steps * step_seconds / failure_every
+            candidates.append(Advice(part, interval, waste, steps))
+    return min(candidates, key=lambda one: (one.waste, one.every))
 
 
+@functools.lru_cache(maxsize=8)
 def _behind(outlook: Outlook, fraction: float, policy: Policy = "priority") -> float:
     """Mean number of saves' intervals by which blocks are behind at a failure, weighted by their movement."""
     speeds, sizes = outlook.speeds, list(outlook.sizes)
-    weights = speeds / speeds.sum() if speeds.sum() else np.full(len(sizes), 1 / len(sizes))
+    weights = speeds / speeds.sum()
     ages, total, budget, cursor = np.zeros(len(sizes)), [], 0.0, 0
     for save in range(math.ceil(CYCLES / fraction)):
         total.append(float((weights * (ages + 0.5)).sum()))  # in the middle of an interval

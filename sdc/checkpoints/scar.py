@@ -4,10 +4,10 @@ Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learn
 part of a parameter server; here blocks are rows of sharded arrays, and each process writes what its devices hold.
 """
 
-import functools
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sdc.record.lock import Lock
 from sdc.record.storage import reason
@@ -25,12 +24,15 @@ from sdc.settings import SettingError
 from sdc.text import NOTHING
 
 from . import recovery
+from ._measuring import auto, difference, measuring
 from ._partition import By, Partition, named_leaves, partition
 from .certificate import path_of
 from .choosing import POLICIES, Policy, choose
 from .norms import Distance, squared_distance
+from .outlook import Outlook, Watch
 from .pieces import Held, fetch, held_by
 from .store import Seal, Store, StoreError, last_save, write_seal
+from .timings import Stopwatch, Timings
 
 LOG = logging.getLogger("sdc.checkpoints")
 State = TypeVar("State")
@@ -49,6 +51,8 @@ class RunningCheckpoint:
         partition: the blocks.
         steps: of each block the step at which it was saved last, -1 for never: it counts as it was at the start.
         copy: the parameters as they are in the checkpoint, by name, on the devices.
+        outlook: what a loss would cost, at the last save, before it; the same in all processes. None with a distance of
+            your own, and as long as there are blocks of which it is not known how they move.
 
     Example:
         >>> import tempfile
@@ -123,8 +127,12 @@ class RunningCheckpoint:
         self._saves = 0
         self._unsaved = np.zeros(self.partition.choices, bool)
         self.steps = np.full(len(self.partition.blocks), -1)
-        self.copy = {name: jnp.copy(leaf) for name, leaf in _auto(self._moving(leaves)).items()}
-        self._measure = _measuring(self.partition, self.copy, distance)
+        self.copy = {name: jnp.copy(leaf) for name, leaf in auto(self._moving(leaves)).items()}
+        self._measure = measuring(self.partition, self.copy, distance)
+        self.outlook: Outlook | None = None
+        self._watch, self._clock = Watch(self.partition.sizes[:-1]), Stopwatch()
+        self._since = np.full(len(self.partition.blocks), -1)
+        self._looked: _Looked | None = None
         self._pool = ThreadPoolExecutor(1, "sdc-running-checkpoint")
         self._writing: Future[int] | None = None
         self.bytes = 0
@@ -154,10 +162,11 @@ class RunningCheckpoint:
             StoreError: the state is another one.
         """
         leaves = named_leaves(state)
-        self.partition.check(leaves)
-        self.wait()
-        moving = _auto(self._moving(leaves))
-        moved = np.where(self._unsaved, np.inf, np.asarray(self._measure.moved(moving, self.copy)))
+        looked, self._looked = self._looked, None
+        if looked is None or not looked.at(self._moving(leaves), step):
+            looked = self._look(leaves, step)
+        started = time.perf_counter()
+        moving, moved = auto(looked.moving), looked.moved
         sizes = self.partition.sizes[:-1]
         self._budget += self._fraction * sum(sizes)
         chosen, self._cursor = choose(
@@ -169,11 +178,40 @@ class RunningCheckpoint:
         mask[chosen] = True
         self.copy = self._measure.updated(moving, self.copy, mask)
         everything = [*chosen, self.partition.choices]  # the last block every time
+        copying = time.perf_counter()
         pieces = fetch({block: self._held[block] for block in everything if block in self._held}, leaves)
+        share = sum(sizes[block] for block in chosen) / max(sum(sizes), 1)
+        self._clock.held(looked.seconds + copying - started, time.perf_counter() - copying, share=share)
         self._unsaved |= mask  # until they are written
         self._saves += 1
         self._writing = self._pool.submit(self._write, self._saves, step, everything, pieces, note)
         return chosen
+
+    def look(self, state: Any, step: int) -> Outlook | None:
+        """What a loss would cost now: see `outlook`. A save of the very same state after it measures nothing again.
+
+        Args:
+            state, step: as in `save`, to be called just before it.
+
+        Raises:
+            StoreError: the state is another one.
+        """
+        self._looked = self._look(named_leaves(state), step)
+        return self.outlook
+
+    def went_back(self, blocks: Sequence[int], step: int) -> None:
+        """Says that training goes on with these blocks as they were saved: they move from there, since this step."""
+        self._since[list(blocks)] = step
+
+    def saved(self) -> np.ndarray:
+        """Of each block that can be chosen the step at which it was as it is saved; -1 for the start."""
+        self.wait()
+        return np.maximum(self.steps, self._since)[:-1]
+
+    @property
+    def timings(self) -> Timings | None:
+        """How long saves take; None before a few were made."""
+        return self._clock.timings
 
     def wait(self) -> bool:
         """Waits until what is being saved is written and sealed, and says whether it is. What is not is saved again."""
@@ -222,8 +260,18 @@ class RunningCheckpoint:
 
     def distance(self, state: Any, other: Any) -> float:
         """The L2 norm of the difference of two states' parameters: the perturbation that a recovery is."""
-        parts = [list(_auto(self._moving(named_leaves(one))).values()) for one in (state, other)]
-        return float(_difference(*parts))
+        parts = [list(auto(self._moving(named_leaves(one))).values()) for one in (state, other)]
+        return float(difference(*parts))
+
+    def _look(self, leaves: Mapping[str, jax.Array], step: int) -> "_Looked":
+        self.partition.check(leaves)
+        self.wait()
+        moving = jax.block_until_ready(self._moving(leaves))  # a step that is still computed holds up by itself
+        started = time.perf_counter()
+        moved = np.where(self._unsaved, np.inf, np.asarray(self._measure.moved(auto(moving), self.copy)))
+        if self._distance is squared_distance:
+            self.outlook = self._watch.saved(step, self.saved(), moved)
+        return _Looked(moving, step, moved, time.perf_counter() - started)
 
     def _moving(self, leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {name: leaves[name] for name in self.partition.moving}
@@ -248,12 +296,12 @@ class RunningCheckpoint:
         self._saves = max([reader.save, *self._store.saves()])
         self._store.versions = reader.versions(self._store)
         found = reader.recover(list(range(len(self.partition.blocks))), initial)
-        self.copy = _auto(self._moving(named_leaves(found.state)))
+        self.copy = auto(self._moving(named_leaves(found.state)))
         for block, step in found.steps.items():
             self.steps[block] = step
 
     def _write(self, save: int, step: int, blocks: Sequence[int], pieces: Any, note: Mapping[str, Any]) -> int:
-        failure, written = "", 0
+        failure, written, started = "", 0, time.perf_counter()
         try:
             written = self._store.write(save, step, pieces(), note)
         except StoreError as error:
@@ -266,6 +314,7 @@ class RunningCheckpoint:
                 raise StoreError(f"save {save} cannot be sealed ({reason(error)})") from error
         self.steps[list(blocks)] = step
         self._unsaved[[block for block in blocks if block < self.partition.choices]] = False
+        self._clock.written(time.perf_counter() - started, sum(self.partition.sizes[block] for block in blocks))
         self._store.reclaim()
         return written
 
@@ -288,75 +337,14 @@ class RunningCheckpoint:
             raise StoreError(word)
 
 
-def _auto(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The same arrays, without a copy, on meshes whose shardings the compiler finds by itself."""
+class _Looked(NamedTuple):
+    """How far blocks of a state moved, and how long it took to measure that."""
 
-    def one(leaf: jax.Array) -> jax.Array:
-        found = leaf.sharding
-        if not isinstance(found, NamedSharding) or all(kind is AxisType.Auto for kind in found.mesh.axis_types):
-            return leaf
-        mesh = Mesh(found.mesh.devices, found.mesh.axis_names, axis_types=(AxisType.Auto,) * len(found.mesh.axis_names))
-        parts = [shard.data for shard in leaf.addressable_shards]
-        sharding = NamedSharding(mesh, found.spec, memory_kind=found.memory_kind)
-        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+    moving: dict[str, jax.Array]
+    step: int
+    moved: np.ndarray
+    seconds: float
 
-    return {name: one(leaf) for name, leaf in leaves.items()}
-
-
-@jax.jit
-def _difference(new: Sequence[jax.Array], old: Sequence[jax.Array]) -> jax.Array:
-    parts = [jnp.sum(squared_distance(a.reshape(-1), b.reshape(-1))) for a, b in zip(new, old, strict=True)]
-    return jnp.sqrt(sum(parts, jnp.float32(0)))
-
-
-class _Measure(NamedTuple):
-    """Two compiled programs: how far each block moved, and the copy with some blocks replaced."""
-
-    moved: Callable[..., jax.Array]
-    updated: Callable[..., dict[str, jax.Array]]
-
-
-def _measuring(cut: Partition, leaves: Mapping[str, jax.Array], distance: Distance) -> _Measure:
-    ids: dict[str, np.ndarray] = {}
-    for name in cut.moving:
-        shape = cut.types[name][1]
-        ids[name] = np.zeros(shape[0] if shape else 1, np.int32)
-    for block, pieces in enumerate(cut.blocks[:-1]):
-        for piece in pieces:
-            if piece.name in ids:
-                ids[piece.name][piece.start : piece.stop] = block
-    shardings = tuple(leaves[name].sharding for name in ids)
-    return _measures(tuple((name, block.tobytes()) for name, block in ids.items()), shardings, cut.choices, distance)
-
-
-@functools.lru_cache(maxsize=16)
-def _measures(
-    rows_of: tuple[tuple[str, bytes], ...], shardings: tuple[Any, ...], choices: int, distance: Distance
-) -> _Measure:
-    """Of each array the block of each row, as 32-bit numbers, and its sharding, which its copy has too."""
-    ids = {name: np.frombuffer(block, np.int32) for name, block in rows_of}
-
-    def rows(x: jax.Array) -> jax.Array:
-        return x if x.ndim else x[None]
-
-    def moved(new: Mapping[str, jax.Array], old: Mapping[str, jax.Array]) -> jax.Array:
-        total = jnp.zeros(choices, jnp.float32)
-        for name, block in ids.items():
-            far = distance(rows(new[name]), rows(old[name])).astype(jnp.float32)
-            total += jax.ops.segment_sum(far, block, choices)
-        return total
-
-    def updated(new: Mapping[str, jax.Array], old: Mapping[str, jax.Array], mask: jax.Array) -> dict[str, jax.Array]:
-        def one(name: str) -> jax.Array:
-            chosen = mask[ids[name]].reshape(-1, *[1] * (rows(new[name]).ndim - 1))
-            return jnp.where(chosen, rows(new[name]), rows(old[name])).reshape(new[name].shape)
-
-        return {name: one(name) for name in ids}
-
-    # Each process chooses by the same numbers: all must have all of them.
-    everywhere = [NamedSharding(one.mesh, PartitionSpec()) for one in shardings if isinstance(one, NamedSharding)]
-    placed = {name: one if isinstance(one, NamedSharding) else None for name, one in zip(ids, shardings, strict=True)}
-    return _Measure(
-        jax.jit(moved, out_shardings=everywhere[0] if everywhere else None),
-        jax.jit(updated, donate_argnums=1, out_shardings=placed),
-    )
+    def at(self, moving: Mapping[str, jax.Array], step: int) -> bool:
+        """Whether it is of the very arrays."""
+        return step == self.step and all(moving.get(name) is leaf for name, leaf in self.moving.items())
