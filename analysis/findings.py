@@ -19,6 +19,7 @@ SOURCES = {
     "paft": "Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training.",
     "dropcompute": "Giladi et al., DropCompute (NeurIPS 2023, arXiv:2306.10598).",
     "lossy": "Weintraub, Banner, Orda, Distributed Training under Packet Loss (2025).",
+    "scar": "Qiao, Aragam, Zhang, Xing, Fault Tolerance in Iterative-Convergent Machine Learning (ICML 2019).",
     "shadow": "Ma et al. 2025 (arXiv:2502.12340), appendix D, where a shadow replica is proposed.",
 }
 
@@ -31,12 +32,16 @@ class Line:
         label: label for the legend.
         x, y: coordinates, of one length; what is not finite is left out.
         dashed: whether the line is dashed, for theory beside what was measured.
+        points: points without a line between them.
+        error: half-lengths of the 95 % intervals of `y`, or none.
     """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     dashed: bool = False
+    points: bool = False
+    error: Sequence[float] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +194,13 @@ def draw(name: str, chart: Chart, mark: str) -> Picture | LeftOut:
             x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
             wanted = np.isfinite(y) & ((y > 0) | ("y" not in chart.log))
             few = wanted.sum() <= 24 and not line.dashed
+            if line.error:
+                reach = np.asarray(line.error, np.float64)[wanted]
+                axes.errorbar(x[wanted], y[wanted], reach, fmt="none", ecolor=COLOURS[place % 6], elinewidth=0.8)
             axes.plot(
                 x[wanted], y[wanted], label=line.label, color=COLOURS[place % 6], linewidth=1.1,
-                marker=MARKERS[place % 6] if few else None, markersize=3.5,
-                linestyle=DASHES[2] if line.dashed else DASHES[(place // 6) % 2],
+                marker=MARKERS[place % 6] if few or line.points else None, markersize=2 if line.points else 3.5,
+                linestyle="none" if line.points else DASHES[2] if line.dashed else DASHES[(place // 6) % 2],
             )  # fmt: skip
         axes.set_xlabel(chart.x)
         axes.set_ylabel(chart.y)

@@ -2,27 +2,18 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import tyro
 
 from .options import TextOptions
 
 
-@dataclasses.dataclass(frozen=True)
-class StudyOptions:
-    """Repeats the experiments of a paper on robust aggregation, scaled down, and shows them beside the published ones.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AggregationStudyOptions:
+    """What the studies of robust aggregation have in common."""
 
-    Example: sdc study paft --run runs/paft
-
-    paft: accuracy and perplexity under inconsistent gradients, bursts, divergence against theory. dropcompute: speedup
-    against drop rate and workers, measured and predicted, loss against steps and time. lossy: perplexity against loss
-    rate, drift against theory. shadow: which faulty ranks a shadow replica finds, how soon, and whom it names. All
-    workers live on one device. Exit codes: 0 done, 2 bad usage.
-    """
-
-    study: Annotated[Literal["paft", "dropcompute", "lossy", "shadow"], tyro.conf.Positional]
-    """Which study to run."""
+    study: ClassVar[str]
     workload: Literal["both", "convnet", "transformer"] = "both"
     """Train a small convolutional network on images, a small transformer on text, or both."""
     steps: int | None = None
@@ -37,6 +28,108 @@ class StudyOptions:
     """Run folder, a new one; by default one below runs/."""
     json: bool = False
     """Print the summary as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaftOptions(AggregationStudyOptions):
+    """Accuracy and perplexity under inconsistent gradients, bursts, divergence against theory.
+
+    Example: sdc study paft --run runs/paft
+    """
+
+    study: ClassVar[str] = "paft"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DropComputeOptions(AggregationStudyOptions):
+    """Speedup against drop rate and workers, measured and predicted, loss against steps and time.
+
+    Example: sdc study dropcompute --run runs/dropcompute
+    """
+
+    study: ClassVar[str] = "dropcompute"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossyOptions(AggregationStudyOptions):
+    """Perplexity against loss rate, drift against theory.
+
+    Example: sdc study lossy --run runs/lossy
+    """
+
+    study: ClassVar[str] = "lossy"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShadowOptions(AggregationStudyOptions):
+    """Which faulty ranks a shadow replica finds, how soon, and whom it names.
+
+    Example: sdc study shadow --run runs/shadow
+    """
+
+    study: ClassVar[str] = "shadow"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScarStudyOptions:
+    """What losing a part of a training costs, beside the bound and the figures of SCAR (Qiao et al., ICML 2019).
+
+    Example: sdc study scar --workload regression --run runs/scar
+
+    Perturbations against theorem 3.2; partial against full recovery, for blocks lost at random and side by side; saves
+    by priority, in turn and at random; a failure with real saves; what is predicted against what is measured. A study
+    that was interrupted goes on with --resume. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    """
+
+    workload: tuple[
+        Literal["regression", "factorization", "topics", "cnn-layers", "cnn-shards", "transformer"], ...
+    ] = ("regression", "factorization", "topics", "cnn-layers", "cnn-shards", "transformer")
+    """What is trained, one or several."""
+    trials: int = 100
+    """Failures of each training and case, a multiple of the starts."""
+    starts: int = 20
+    """First states of each training, at least 5: intervals are over them."""
+    seed: int = 0
+    """Seed of first states, data and everything simulated."""
+    images: str = "auto"
+    """Images: fashion-mnist, digits, auto (fashion-mnist if installed, else digits), or a folder of idx files."""
+    table: Path | None = None
+    """A CSV file of numbers, the class last (CoverType's, for instance), for the regression in the place of images."""
+    ratings: str = "movielens-100k"
+    """Ratings: movielens-100k, or a file of users, items and ratings, or of a matrix as Jester's."""
+    documents: str = "reuters"
+    """Documents: reuters, plays, or a folder of texts, such as that of the 20 Newsgroups."""
+    corpus: tuple[str, ...] = ("python",)
+    """Text: python (the standard library's source), or files and folders of text or JSONL."""
+    archives: Path | None = None
+    """Folder of the archives that movielens-100k, reuters and plays are read from; by default one in the cache."""
+    run: Path | None = None
+    """Run folder, a new one; by default one below runs/."""
+    resume: bool = False
+    """Go on with the study in the folder that --run names."""
+    json: bool = False
+    """Print the summary as JSON, and nothing else, on standard output."""
+
+
+StudyCommand: TypeAlias = (
+    Annotated[PaftOptions, tyro.conf.subcommand("paft")]
+    | Annotated[DropComputeOptions, tyro.conf.subcommand("dropcompute")]
+    | Annotated[LossyOptions, tyro.conf.subcommand("lossy")]
+    | Annotated[ShadowOptions, tyro.conf.subcommand("shadow")]
+    | Annotated[ScarStudyOptions, tyro.conf.subcommand("scar")]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyOptions:
+    """Repeats the experiments of a paper, scaled down, and shows them beside the published ones.
+
+    Example: sdc study paft --run runs/paft
+
+    All workers live on one device. Exit codes: 0 done, 2 bad usage, 3 interrupted.
+    """
+
+    command: Annotated[StudyCommand, tyro.conf.arg(name="")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,14 @@ import dataclasses
 
 from .fields import Fields
 from .manifests import CampaignManifest, Manifest, RunManifest, StudyManifest, TraceManifest
+from .parts import PartRow
 from .rows import DiscardedRow, InjectionRow, MismatchRow, StepRow, TraceRow
 from .storage import RecordError
 from .summaries import CampaignSummary, Ending, RunSummary, StudySummary
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
 STEPS, MISMATCHES, TRACE, INJECTIONS = "steps.jsonl", "mismatches.jsonl", "trace.jsonl", "injections.jsonl"
-DISCARDED = "discarded.jsonl"
+DISCARDED, PARTS = "discarded.jsonl", "parts.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,7 @@ KINDS: dict[str, Kind] = {
         Kind("campaign", CampaignManifest, CampaignSummary, LineFile(INJECTIONS, InjectionRow), number="injection"),
         Kind("abft study", StudyManifest, StudySummary),
         Kind("aggregation study", StudyManifest, StudySummary),
+        Kind("scar study", StudyManifest, StudySummary, LineFile(PARTS, PartRow), number="part"),
         Kind("estimate", StudyManifest, StudySummary),
     )
 }

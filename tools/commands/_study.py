@@ -1,18 +1,30 @@
 """`sdc study`: runs a study and writes its report."""
 
 import dataclasses
+import os
 import sys
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from sdc.settings import SettingError
 from sdc.train.studies.settings import LEAST, check_training
 
-from ..conduct import experiment, new_folder
+from ..conduct import check_folder, experiment, new_folder
 from ..errors import Exit, run_errors, usage_errors
-from ..study_options import StudyOptions
+from ..runtime import onward
+from ..study_options import AggregationStudyOptions, ScarStudyOptions, StudyOptions
+
+if TYPE_CHECKING:
+    from sdc.train.studies import Sources
 
 
 def run(options: StudyOptions) -> int:
     """Runs the study and returns the exit code."""
+    return _scar(options.command) if isinstance(options.command, ScarStudyOptions) else _aggregation(options.command)
+
+
+def _aggregation(options: AggregationStudyOptions) -> int:
     with usage_errors():
         check_training(LEAST if options.steps is None else options.steps, options.seed)
         folder = new_folder(options.study, options.run)
@@ -37,3 +49,47 @@ def run(options: StudyOptions) -> int:
         summary = write_study(folder, measured, manifest)
     show("aggregation study", summary, as_json=options.json)
     return int(Exit.CLEAN)
+
+
+def _scar(options: ScarStudyOptions) -> int:
+    with usage_errors():
+        if options.resume and options.run is None:
+            raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
+        folder = options.run.absolute() if options.run else new_folder("scar")
+        check_folder(folder, options.resume, "scar study")
+        if not options.workload:
+            raise SettingError("workload", None, "expected one or several; see --help")
+    from sdc.analysis import conclude
+    from sdc.record.determinism import prepare
+    from sdc.train.studies import ScarStudy, subjects
+    from sdc.train.studies.scar_record import record_study
+
+    from ..output import show
+    from ..progress import CountProgress
+
+    with usage_errors():
+        study = ScarStudy(trials=options.trials, starts=options.starts, seed=options.seed)
+        prepare(cpu_devices=os.cpu_count() or 1, cpu_threads=os.cpu_count())  # trials are shared out
+        chosen = subjects(options.workload, _sources(options))
+    onward.folder = folder
+    with run_errors(folder), CountProgress("scar", len(study.parts(chosen))) as progress:
+        record_study(
+            study, chosen, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], on_part=progress.advance
+        )
+        summary = conclude(folder)
+    show("scar study", summary, as_json=options.json)
+    return int(Exit.CLEAN)
+
+
+def _sources(options: ScarStudyOptions) -> "Sources":
+    from sdc.train.studies import Sources
+
+    return Sources(
+        images=options.images, table=options.table, ratings=_path(options.ratings), documents=_path(options.documents),
+        corpus=options.corpus, archives=options.archives,
+    )  # fmt: skip
+
+
+def _path(source: str) -> str | Path:
+    """What holds a path separator, or is there, is a file or a folder."""
+    return Path(source) if os.sep in source or os.path.exists(source) else source

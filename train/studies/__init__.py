@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     )
     from .training import Method as Method, Trained as Trained, Trainer as Trainer
 
+    # Failures of trainings that recover by themselves.
+    from ._scar import ScarStudy as ScarStudy
+    from .scar_workloads import SUBJECTS as SUBJECTS, Sources as Sources, Subject as Subject, subjects as subjects
+
     # Checked products on the reference workload.
     from .products import ProductsStudy as ProductsStudy
     from .calibration import Calibration as Calibration, CalibrationError as CalibrationError

@@ -72,7 +72,7 @@ def convnet(images: Images) -> Task:
         'scikit-learn digits'
     """
     if images.shape[0] > LARGEST:
-        images = _halved(images)
+        images = halved(images)
     test = images.test_images[:SAMPLES], images.test_labels[:SAMPLES]
 
     def score(params: Any) -> Float32[Array, ""]:
@@ -93,7 +93,7 @@ def convnet(images: Images) -> Task:
     )
 
 
-def _halved(images: Images) -> Images:
+def halved(images: Images) -> Images:
     """Means of two by two pixels, cut to sizes that the network can halve twice: 28 pixels become 12."""
 
     def half(pixels: np.ndarray) -> np.ndarray:

@@ -1,0 +1,364 @@
+"""What the study of SCAR found, beside the paper: Qiao, Aragam, Zhang, Xing, ICML 2019."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from sdc.record.reading import Contents
+
+from ..findings import Chart, Check, Findings, Grid, Line, summarize_findings
+from .intervals import Interval, mean_interval, ratio_interval
+
+STUDY = "scar study"
+PARTIAL = {0.25: (0.59, 0.89), 0.5: (0.31, 0.62), 0.75: (0.12, 0.42)}
+"""By fraction lost, the range of the published reductions of the iteration cost by partial recovery (figure 7)."""
+PRIORITY = (0.78, 0.95)
+"""Of 1/8 priority checkpoints at 8 times the frequency, half being lost (figure 8)."""
+SOONER = 3
+"""Iterations by which SCAR is published to reach a likelihood sooner (figure 9)."""
+FACTOR, SHARE, LEAST_COST = 2.0, 0.8, 0.5
+"""Predictions count as good within this factor, or if both costs are below this many iterations; so many should be."""
+
+Row = Mapping[str, Any]
+
+
+class Workload(NamedTuple):
+    """All failures of a training: of each case one row for each start."""
+
+    name: str
+    told: Row
+    full: Float[np.ndarray, "starts trials"]
+    full_sizes: Float[np.ndarray, "starts trials"]
+    cases: Mapping[tuple[str, float, float, str], Row]
+    failed: list[str]
+    busiest: float
+
+
+def summary_of(record: Contents) -> dict[str, Any]:
+    """The summary of a study, of the parts that are on record."""
+    rows = sorted(record.lines, key=lambda row: int(row["part"]))
+    complete = len(rows) == record.manifest.get("parts")
+    return {"complete": complete, **summarize_findings("scar", findings(rows))}
+
+
+def findings(rows: Sequence[Row]) -> Findings:
+    """Tables, figures and claims of what is on record."""
+    found = _failed(rows)
+    for row in rows:
+        told = row["found"]
+        if "failed" in told:
+            continue
+        if row["what"] == "quadratic":
+            found += _bounds("Figure 3: a quadratic program", {"random": told}, always=True)
+        elif row["what"] == "perturbations":
+            found += _bounds(f"Figure 5: {row['workload']}", told, always=False)
+        elif row["what"] == "resets":
+            found += _bounds(f"Figure 6: {row['workload']}, blocks reset", {"resets": told}, always=False)
+        elif row["what"] == "overhead":
+            found += _overhead(row["workload"], told)
+    workloads = [one for name in dict.fromkeys(row["workload"] for row in rows) if (one := _workload(name, rows))]
+    if workloads:
+        found += _converged(workloads) + _partial(workloads) + _saving(workloads) + _advice(workloads)
+    return found
+
+
+def _failed(rows: Sequence[Row]) -> Findings:
+    """What did not converge, of which there is no cost."""
+    said = tuple(
+        (row["what"], row["workload"], row["start"] if row["start"] >= 0 else "all", row["found"]["failed"])
+        for row in rows
+        if "failed" in row["found"]
+    )
+    grid = Grid("What did not converge", ("part", "workload", "start", "why"), said, "Nothing is told of its costs.")
+    return Findings((grid,)) if said else Findings()
+
+
+def _workload(name: str, rows: Sequence[Row]) -> Workload | None:
+    mine = [row for row in rows if row["workload"] == name]
+    told = next((row["found"] for row in mine if row["what"] == "criterion" and "failed" not in row["found"]), None)
+    starts = [row["found"] for row in mine if row["what"] == "failures"]
+    good = [one for one in starts if "failed" not in one]
+    if told is None or len(good) < 2:
+        return None
+    cases = {}
+    for place, case in enumerate(good[0]["cases"]):
+        key = (case["policy"], case["fraction"], case["lost"], case["how"])
+        each = [one["cases"][place] for one in good]
+        cases[key] = {
+            name: np.asarray([one.get(name, []) for one in each], float)
+            for name in ("costs", "sizes", "predicted", "bound")
+        }
+    return Workload(
+        name, told, *(np.asarray([one["full"][key] for one in good], float) for key in ("costs", "sizes")), cases,
+        [one["failed"] for one in starts if "failed" in one], float(np.mean([one["busiest"] for one in good])),
+    )  # fmt: skip
+
+
+def reduction(workload: Workload, key: tuple[str, float, float, str]) -> Interval:
+    """By which fraction a case costs less than a full restore."""
+    ratio = ratio_interval(workload.cases[key]["costs"], workload.full)
+    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+
+
+def _lost(case: Row) -> int:
+    """Trials that did not converge any more, of which there is no cost."""
+    return int((~np.isfinite(case["costs"])).sum())
+
+
+def _converged(workloads: Sequence[Workload]) -> Findings:
+    rows = tuple(
+        (
+            one.name, one.told["source"], one.told["blocks"], one.told["iterations"], one.told["criterion"],
+            len(one.full), len(one.failed), int(one.full.size),
+            f"{one.busiest:.0%}",
+        )
+        for one in workloads
+    )  # fmt: skip
+    header = (
+        "workload", "data", "blocks", "iterations", "criterion (loss)", "starts", "starts that did not converge",
+        "failures of each case", "movement of the busiest 1/8 of blocks",
+    )  # fmt: skip
+    note = (
+        "Converged: at the mean loss of all starts after so many iterations; costs are iterations beyond those of the "
+        "same start without a failure, between iterations on a line. Failures come after geometric times whose mean is "
+        "half of the training. A checkpoint writes everything once in 8 iterations, whatever the fraction of a save. "
+        "Intervals are 95 %, over starts."
+    )
+    return Findings((Grid("What was trained", header, rows, note),))
+
+
+def _partial(workloads: Sequence[Workload]) -> Findings:
+    rows: list[tuple[Any, ...]] = []
+    checks, charts = [], []
+    for one in workloads:
+        full = mean_interval(one.full)
+        good, seen, theory = True, [], True
+        lines: dict[str, list[Interval]] = {}
+        for (policy, fraction, lost, how), case in one.cases.items():
+            if fraction != 1.0 or policy != "priority":
+                continue
+            less, cost = reduction(one, (policy, fraction, lost, how)), mean_interval(case["costs"])
+            squares = ratio_interval(case["sizes"] ** 2, one.full_sizes**2)
+            low, high = PARTIAL[lost]
+            rows.append(
+                (
+                    one.name, f"{lost:g}", how, full.text(), cost.text(), less.text(percent=True),
+                    f"{100 * low:.0f} to {100 * high:.0f} %", squares.text(), _lost(case),
+                )
+            )  # fmt: skip
+            lines.setdefault(how, []).append(cost)
+            if how == "random":
+                good &= less.value >= low and not _lost(case)
+                theory &= squares.low <= lost <= squares.high
+                seen.append(f"{lost:g}: {less.text(percent=True)}")
+        checks.append(
+            Check(f"{one.name}: partial recovery costs at least 12, 31, 59 % less (3/4, 1/2, 1/4 lost)", good,
+                  "; ".join(reversed(seen)))
+        )  # fmt: skip
+        charts.append(
+            Chart(
+                f"Figure 7: {one.name}", "Iterations that a failure costs; a checkpoint of everything every 8.",
+                "fraction lost", "iterations",
+                (
+                    Line("full restore", list(PARTIAL), [full.value] * 3, dashed=True),
+                    *(_with_error(f"partial, {how}", list(PARTIAL), several) for how, several in lines.items()),
+                ),
+            )
+        )  # fmt: skip
+    squares_off = [
+        (one.name, lost) for one in workloads for (policy, fraction, lost, how), case in one.cases.items()
+        if fraction == 1.0 and how == "random"
+        and not _near(ratio_interval(case["sizes"] ** 2, one.full_sizes**2), lost)
+    ]  # fmt: skip
+    checks.append(
+        Check(
+            "theorem 4.2: lost at random, the squared perturbation is p times that of a full restore (within 15 %)",
+            not squares_off, "; ".join(f"not {name} at {lost:g}" for name, lost in squares_off) or "everywhere",
+        )
+    )  # fmt: skip
+    header = (
+        "workload", "lost", "which", "full restore", "partial recovery", "less", "published (less)",
+        "squared perturbation / full", "did not converge",
+    )  # fmt: skip
+    note = (
+        "Theorem 4.2 says for losses at random that the squared perturbation is the lost fraction of that of a full "
+        "restore; for neighbouring blocks, as a host holds them, nothing says so."
+    )
+    return Findings((Grid("Figure 7: partial against full recovery", header, tuple(rows), note),), tuple(charts),
+                    tuple(checks))  # fmt: skip
+
+
+def _near(found: Interval, wanted: float) -> bool:
+    return abs(found.value / wanted - 1) < 0.15 or found.low <= wanted <= found.high
+
+
+def _with_error(label: str, x: Sequence[float], several: Sequence[Interval]) -> Line:
+    return Line(label, x, [one.value for one in several], error=[one.high - one.value for one in several])
+
+
+def _saving(workloads: Sequence[Workload]) -> Findings:
+    rows: list[tuple[Any, ...]] = []
+    charts, checks = [], []
+    for one in workloads:
+        lines: dict[str, dict[float, Interval]] = {}
+        first = one.cases["priority", 1.0, 0.5, "random"]
+        for (policy, fraction, lost, _), case in one.cases.items():
+            if lost != 0.5 or fraction == 1.0:
+                continue
+            key = (policy, fraction, lost, "random")
+            cost, less = mean_interval(case["costs"]), reduction(one, key)
+            published = "78 to 95 %" if policy == "priority" and fraction == 0.125 else None
+            rows.append(
+                (one.name, f"1/{1 / fraction:g}", policy, cost.text(), less.text(percent=True), published, _lost(case))
+            )
+            lines.setdefault(policy, {1.0: mean_interval(first["costs"])})[1 / fraction] = cost
+        best, chance = (one.cases[policy, 0.125, 0.5, "random"] for policy in ("priority", "random"))
+        less = reduction(one, ("priority", 0.125, 0.5, "random"))
+        checks.append(
+            Check(f"{one.name}: 1/8 priority checkpoints make losing half at least 78 % cheaper",
+                  less.value >= PRIORITY[0] and not _lost(best), less.text(percent=True))
+        )  # fmt: skip
+        gain = mean_interval(chance["costs"] - best["costs"])
+        checks.append(
+            Check(f"{one.name}: 1/8 checkpoints by priority cost less than random ones", gain.low > 0,
+                  f"by {gain.text()} iterations")
+        )  # fmt: skip
+        charts.append(
+            Chart(
+                f"Figure 8: {one.name}", "Half lost at random; as many bytes are written whatever the fraction.",
+                "saves, relative to full checkpoints", "iterations",
+                (
+                    Line("full restore", [1, 2, 4, 8], [mean_interval(one.full).value] * 4, dashed=True),
+                    *(_with_error(policy, list(found), list(found.values())) for policy, found in lines.items()),
+                ),
+            )
+        )  # fmt: skip
+    header = (
+        "workload", "fraction of a save", "policy", "cost", "less than a full restore", "published", "did not converge",
+    )  # fmt: skip
+    note = "Half of the blocks lost at random. A save of a fraction r follows after r times 8 iterations."
+    grid = Grid("Figure 8: which blocks are saved", header, tuple(rows), note)
+    return Findings((grid,), tuple(charts), tuple(checks))
+
+
+def _bounds(title: str, told: Mapping[str, Row], *, always: bool) -> Findings:
+    """Perturbations beside the bound; `always` if the iteration shrinks errors by c in each step, whatever they are."""
+    rows, lines = [], []
+    for kind, one in told.items():
+        bounds, costs, beyond = (np.asarray(one[name], float) for name in ("bounds", "costs", "beyond"))
+        known = np.isfinite(costs)
+        rows.append(
+            (
+                kind, len(costs), one["c"], float(np.nanmean(costs)), float(bounds.mean()),
+                int((costs > bounds + 1e-3).sum()), int((beyond > bounds + 1e-3).sum()), int((~known).sum()),
+            )
+        )  # fmt: skip
+        lines.append(Line(kind, np.asarray(bounds)[known].tolist(), costs[known].tolist(), points=True))
+    most = max(float(np.max(one["bounds"])) for one in told.values())
+    lines.append(Line("bound", [0.0, most], [0.0, most], dashed=True))
+    header = (
+        "perturbations", "trials", "c", "mean cost", "mean bound", "measured costs above the bound",
+        "above it, of iterations beyond kappa(x)", "did not converge",
+    )  # fmt: skip
+    note = (
+        "The theorem bounds the difference of two upper bounds, kappa(y) and kappa(x). Beyond kappa(x) no trial may "
+        "lie above it where every iteration shrinks every error by c; the measured difference of two trainings may."
+    )
+    chart = Chart(f"{title}: cost against bound", note, "bound (iterations)", "cost (iterations)", tuple(lines))
+    checks: list[Check] = []
+    if always:
+        over = sum(row[6] for row in rows)
+        checks.append(Check(f"{title}: no perturbation costs more than theorem 3.2 allows", not over, f"{over} do"))
+    if "adversarial" in told:
+        cost = {kind: float(np.nanmean(np.asarray(one["costs"], float))) for kind, one in told.items()}
+        share = cost["adversarial"] / float(np.mean(told["adversarial"]["bounds"]))
+        checks.append(
+            Check(f"{title}: perturbations away from the optimum cost more than random ones, and near the bound",
+                  cost["adversarial"] > max(cost["random"], 0) and share > 0.5,
+                  f"{cost['adversarial']:.3g} and {cost['random']:.3g} iterations; {share:.0%} of the bound")
+        )  # fmt: skip
+    return Findings((Grid(f"{title}, beside theorem 3.2", header, tuple(rows), note),), (chart,), tuple(checks))
+
+
+def _overhead(workload: str, told: Row) -> Findings:
+    ways = [name for name in told if name not in ("after", "undisturbed")]
+    goal = {name: _caught_up(told[name]["losses"], told["undisturbed"], told["after"]) for name in ways}
+    rows = tuple(
+        (
+            name, f"{told[name]['fraction']:g} every {told[name]['saved_every']}", goal[name],
+            1e3 * told[name]["step_seconds"], 1e3 * told[name]["save_seconds"],
+            told[name]["save_seconds"] / told[name]["saved_every"] / told[name]["step_seconds"],
+        )
+        for name in ways
+    )  # fmt: skip
+    header = ("recovery", "saves", "iterations behind", "ms of an iteration", "ms of a save", "overhead")
+    note = (
+        f"Half is lost in iteration {told['after']}. Behind: how many iterations earlier the undisturbed training "
+        "had the loss of the recovered state. Overhead: time for which saves hold up the training (waiting "
+        "for the one before included), over that of iterations, of milliseconds here; published 13 s of 243 s (5.3 %)."
+    )
+    lines = [Line("undisturbed", list(range(len(told["undisturbed"]))), told["undisturbed"], dashed=True)]
+    lines += [Line(name, list(range(len(told[name]["losses"]))), told[name]["losses"]) for name in ways]
+    chart = Chart(f"Figure 9: {workload} through a failure", note, "iteration", "loss", tuple(lines))
+    sooner = goal["traditional"] - goal["SCAR"]
+    check = Check(
+        "SCAR is further after a failure than a full restore", sooner > 0,
+        f"by {sooner:.2g} iterations here; published: about {SOONER}",
+    )  # fmt: skip
+    return Findings((Grid(f"Figure 9: {workload}, through a failure", header, rows, note),), (chart,), (check,))
+
+
+def _caught_up(losses: Sequence[float], undisturbed: Sequence[float], after: int) -> float:
+    """Iterations by which a training is behind right after its failure."""
+    loss = losses[after]
+    at = next((k for k, one in enumerate(undisturbed) if one <= loss), len(undisturbed) - 1)
+    if at == 0:
+        return float(after)
+    return after - (at - 1 + (undisturbed[at - 1] - loss) / (undisturbed[at - 1] - undisturbed[at]))
+
+
+def _advice(workloads: Sequence[Workload]) -> Findings:
+    rows, good, count = [], 0, 0
+    for one in workloads:
+        for (policy, fraction, lost, _), case in one.cases.items():
+            if not case["predicted"].size:
+                continue
+            predicted, costs = case["predicted"].ravel(), case["costs"].ravel()
+            known = np.isfinite(predicted)
+            right = within_factor(predicted[known], costs[known])
+            good, count = good + int(right.sum()), count + int(known.sum())
+            bound = case["bound"].ravel()
+            told = np.isfinite(bound)
+            rows.append(
+                (
+                    one.name, f"{policy} 1/{1 / fraction:g}", f"{lost:g}", int(known.sum()),
+                    float(np.mean(predicted[known])) if known.any() else None,
+                    float(np.nanmean(costs[known])) if known.any() else None,
+                    float(right.mean()) if known.any() else None,
+                    float((costs[told] <= bound[told]).mean()) if told.any() else None,
+                )
+            )  # fmt: skip
+    header = (
+        "workload", "saves", "lost", "losses", "predicted cost", "measured cost", "within a factor of two",
+        "measured within the bound",
+    )  # fmt: skip
+    note = (
+        "Predicted at the last save before each loss, from how far blocks had moved. Costs below half an iteration "
+        "count as predicted if both are. The bound is told where movements shrink geometrically."
+    )
+    grid = Grid("What was predicted, and what losses cost", header, tuple(rows), note)
+    share = good / count if count else 0.0
+    check = Check(
+        "predicted costs are within a factor of two of those measured, in 80 % of losses", share >= SHARE,
+        f"{share:.0%} of {count}",
+    )  # fmt: skip
+    return Findings((grid,), (), (check,))
+
+
+def within_factor(predicted: Float[np.ndarray, "n"], costs: Float[np.ndarray, "n"]) -> Any:
+    """Whether predictions are within a factor of two, or both costs are below half an iteration."""
+    costs = np.where(np.isfinite(costs), costs, np.inf)
+    near = (predicted <= FACTOR * costs) & (costs <= FACTOR * predicted)
+    return near | ((predicted < LEAST_COST) & (costs < LEAST_COST))

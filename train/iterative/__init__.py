@@ -1,0 +1,22 @@
+"""Iterative-convergent trainings on one small interface, their data, and failures of them, simulated."""
+
+from typing import TYPE_CHECKING
+
+from sdc._lazy import facade
+
+if TYPE_CHECKING:
+    # Trainings.
+    from .protocol import Iterative as Iterative
+    from .regression import logistic_regression as logistic_regression
+    from .factorization import matrix_factorization as matrix_factorization
+    from .topics import topic_model as topic_model
+    from .convolution import convolutional_network as convolutional_network
+    from .decoder import transformer_decoder as transformer_decoder
+
+    # Data.
+    from .archives import DataError as DataError
+    from .documents import Documents as Documents, read_documents as read_documents, shortened as shortened
+    from .ratings import Ratings as Ratings, most_active as most_active, read_ratings as read_ratings
+    from .tables import Table as Table, read_table as read_table
+
+__getattr__, __dir__, __all__ = facade(__name__)

@@ -1,0 +1,296 @@
+"""Perturbations and failures of an iterative-convergent training, simulated: what each costs, in iterations.
+
+The training without failures is done once, and all its states are kept. What a running checkpoint would hold follows
+from them; a recovered state is then one number for each block: the iteration of which the block is.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from sdc.checkpoints.choosing import Policy, choose
+from sdc.checkpoints.outlook import Outlook, Watch
+
+from .protocol import Iterative, State
+
+How: TypeAlias = Literal["random", "contiguous"]
+LIMIT = 3
+"""Times the iterations without a failure, after which a training counts as one that does not converge any more."""
+
+
+class DoesNotConverge(ValueError):
+    """A training that does not reach its criterion: there is no cost to tell."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trajectory:
+    """A training without failures.
+
+    Attributes:
+        task: what is trained.
+        states: of each array all its values, from the first state on.
+        losses: of all states.
+        criterion: the loss at which the training counts as converged; minus infinity before it is known.
+        iterations: iterations that it needs, with a fraction.
+    """
+
+    task: Iterative
+    states: State
+    losses: Float[np.ndarray, "states"]
+    criterion: float = -math.inf
+    iterations: float = math.inf
+
+
+class Failure(NamedTuple):
+    """A failure.
+
+    Attributes:
+        after: iterations that were done, 1 or more.
+        lost: which blocks are gone.
+    """
+
+    after: int
+    lost: Bool[np.ndarray, "blocks"]
+
+
+class Held(NamedTuple):
+    """What a running checkpoint holds.
+
+    Attributes:
+        steps: by iterations done, before that iteration is saved, the iteration of which each block is.
+        outlooks: by iterations done, what was known at the last save before; None where nothing was, or distances were
+            not needed.
+    """
+
+    steps: Int[np.ndarray, "states blocks"]
+    outlooks: list[Outlook | None]
+
+
+class Outcome(NamedTuple):
+    """What became of trials.
+
+    Attributes:
+        costs: iterations that each cost; infinity where the training did not converge any more.
+        sizes: L2 norms of the perturbations.
+    """
+
+    costs: Float[np.ndarray, "trials"]
+    sizes: Float[np.ndarray, "trials"]
+
+
+def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
+    """Trains without a failure.
+
+    Args:
+        task: what is trained.
+        iterations: how long.
+        seed: of the first state.
+
+    Raises:
+        DoesNotConverge: a loss is no number.
+    """
+    states, found = _training(task, iterations)(jax.random.key(seed))
+    losses = np.asarray(found, float)
+    if not np.isfinite(losses).all():
+        at = int(np.argmin(np.isfinite(losses)))
+        raise DoesNotConverge(f"{task.name} does not converge: its loss is {losses[at]} after {at} iterations")
+    return Trajectory(task, states, losses)
+
+
+def until(trajectory: Trajectory, criterion: float) -> Trajectory:
+    """The same training, which counts as converged at a loss.
+
+    Raises:
+        DoesNotConverge: it begins there, or never comes there.
+    """
+    losses = trajectory.losses
+    at = int(np.argmax(losses <= criterion))
+    if at == 0:
+        raise DoesNotConverge(
+            f"{trajectory.task.name} does not converge to a loss of {criterion:.5g}: it was {losses[0]:.5g}, and is "
+            f"{losses[-1]:.5g} after {len(losses) - 1} iterations; there is no cost to tell"
+        )
+    iterations = crossing(at, losses[at - 1], losses[at], criterion)
+    return dataclasses.replace(trajectory, criterion=criterion, iterations=float(iterations))
+
+
+def crossing(at: Any, before: Any, loss: Any, criterion: float) -> Any:
+    """Where between two iterations a loss meets a criterion, if it falls on a line."""
+    return at - 1 + (before - criterion) / (before - loss)
+
+
+@functools.lru_cache(maxsize=8)
+def _training(task: Iterative, iterations: int) -> Callable[[Array], tuple[State, Array]]:
+    def one(state: State, k: Array) -> tuple[State, tuple[State, Array]]:
+        state = task.step(state, k)
+        return state, (state, task.loss(state))
+
+    @jax.jit
+    def program(key: Array) -> tuple[State, Array]:
+        first = task.init(key)
+        _, (states, losses) = jax.lax.scan(one, first, jnp.arange(iterations))
+        joined = jax.tree.map(lambda start, rest: jnp.concatenate([start[None], rest]), first, states)
+        return joined, jnp.concatenate([task.loss(first)[None], losses])
+
+    return program
+
+
+def failures(
+    count: int, trajectory: Trajectory, fraction: float, how: How, *, seed: int | Sequence[int] = 0
+) -> list[Failure]:
+    """Draws failures: geometric times, and a fraction of the blocks each.
+
+    Args:
+        count: how many.
+        trajectory: of the training that they hit, see `until`. The mean of the geometric distribution is half of its
+            iterations; times after its end are drawn again.
+        fraction: of the blocks, above 0 and at most 1.
+        how: `random`: any of them; `contiguous`: neighbours, as a host holds them; the last is next to the first.
+        seed: of the draw; the times are the same whatever is lost.
+    """
+    blocks, last = trajectory.task.count, max(2, math.ceil(trajectory.iterations) - 1)
+    seeds = [seed] if isinstance(seed, int) else list(seed)
+    times = np.random.default_rng([*seeds, 0]).geometric(2 / last, 64 * count)
+    rng = np.random.default_rng([*seeds, 1, round(1e6 * fraction), how == "random"])
+    found = []
+    for after in times[times <= last][:count]:
+        lost = np.zeros(blocks, bool)
+        order = rng.permutation(blocks) if how == "random" else (rng.integers(blocks) + np.arange(blocks)) % blocks
+        lost[order[: max(1, round(fraction * blocks))]] = True
+        found.append(Failure(int(after), lost))
+    return found
+
+
+def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy, *, seed: int = 0) -> Held:
+    """What a running checkpoint would hold, of the same policies as `sdc.checkpoints.RunningCheckpoint`.
+
+    Args:
+        trajectory: the training.
+        fraction: of the bytes that a save writes.
+        interval: iterations in which as many bytes are written as there are: a save follows after `fraction *
+            interval` iterations, at least one.
+        policy: see `sdc.checkpoints.choosing.choose`.
+        seed: of `random`.
+    """
+    task, every = trajectory.task, max(1, round(fraction * interval))
+    sizes = task.sizes({name: leaf[0] for name, leaf in trajectory.states.items()})
+    measure, watch = _measuring(task), Watch(sizes.tolist())
+    steps = np.zeros(task.count, np.int32)
+    found, budget, cursor = [steps.copy(), steps.copy()], 0.0, 0
+    outlooks: list[Outlook | None] = [None, None]
+    for k in range(1, len(trajectory.losses) - 1):
+        outlook = outlooks[-1]
+        if k % every == 0:
+            budget += fraction * float(sizes.sum())
+            moved = np.zeros(task.count)
+            if policy == "priority" and fraction < 1:
+                now = jnp.full(task.count, k, jnp.int32)
+                moved = np.asarray(measure(trajectory.states, now, jnp.asarray(steps)), float)
+                outlook = watch.saved(k, steps, moved)
+            chosen, cursor = choose(policy, budget, sizes.tolist(), moved, cursor=cursor, seed=seed + k)
+            budget -= float(sizes[chosen].sum())
+            steps[chosen] = k
+        found.append(steps.copy())
+        outlooks.append(outlook)
+    return Held(np.stack(found), outlooks)
+
+
+@functools.lru_cache(maxsize=8)
+def _measuring(task: Iterative) -> Callable[..., Array]:
+    return jax.jit(lambda states, new, old: task.moved(mixed(task, states, new), mixed(task, states, old)))
+
+
+def mixed(task: Iterative, states: State, at: Int32[Array, "blocks"]) -> State:
+    """A state of which each block is as it was after its own number of iterations."""
+
+    def one(name: str) -> Array:
+        ids = jnp.asarray(task.blocks[name])
+        return states[name][at[ids], jnp.arange(len(ids))]
+
+    return {name: one(name) for name in states}
+
+
+def recover(failure: Failure, held: Held, *, everything: bool = False) -> Int[np.ndarray, "blocks"]:
+    """Of which iteration each block is after a recovery: what was lost, or everything, comes from the checkpoint."""
+    return np.where(failure.lost | everything, held.steps[failure.after], failure.after)
+
+
+def recovered(trajectory: Trajectory, at: Sequence[Int[np.ndarray, "blocks"]]) -> State:
+    """Recovered states, one after the other along a new first axis."""
+    return _mixing(trajectory.task)(trajectory.states, jnp.asarray(np.stack(at), jnp.int32))
+
+
+@functools.lru_cache(maxsize=8)
+def _mixing(task: Iterative) -> Callable[..., State]:
+    return jax.jit(jax.vmap(functools.partial(mixed, task), in_axes=(None, 0)))
+
+
+def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcome:
+    """Runs perturbed trainings to convergence, with batches and random numbers as they come.
+
+    Args:
+        trajectory: the training that is perturbed, see `until`.
+        after: of each trial the iterations that were done.
+        starts: the perturbed states, one after the other along the first axis.
+    """
+    limit = jnp.int32(math.ceil(LIMIT * trajectory.iterations))
+    # As many on each device; the last one again for those that are missing.
+    count, devices = len(after), jax.local_device_count()
+    every = np.minimum(np.arange(-(-count // devices) * devices), count - 1)
+    done = jnp.asarray(after, jnp.int32)[every]
+    starts = jax.tree.map(lambda leaf: leaf[every], starts)
+    before = {name: trajectory.states[name][done] for name in trajectory.task.moving}
+    ends, sizes = _going_on(trajectory.task)(jnp.float32(trajectory.criterion), limit, done, starts, before)
+    return Outcome(np.asarray(ends, float)[:count] - trajectory.iterations, np.asarray(sizes, float)[:count])
+
+
+@functools.lru_cache(maxsize=8)
+def _going_on(task: Iterative) -> Callable[..., tuple[Array, Array]]:
+    mesh = Mesh(np.asarray(jax.local_devices()), ("trials",))
+    trials = PartitionSpec("trials")
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(), trials, trials, trials),
+        out_specs=trials,
+        check_vma=False,  # trainings may have axes of their own
+    )
+    def program(criterion: Array, limit: Array, after: Array, starts: State, before: State) -> tuple[Array, Array]:
+        def goes_on(carry: Any) -> Array:
+            k, _, _, loss = carry
+            return (k < limit) & ~(loss <= criterion)
+
+        def body(carry: Any) -> Any:
+            k, state, _, loss = carry
+            state = task.step(state, k)
+            return k + 1, state, loss, task.loss(state)
+
+        def one(trial: tuple[Array, State]) -> Array:
+            done, start = trial
+            first = task.loss(start)
+            k, _, previous, loss = jax.lax.while_loop(goes_on, body, (done, start, first, first))
+            end = jnp.where(k == done, done, crossing(k, previous, loss, criterion))
+            return jnp.where(loss <= criterion, end, jnp.inf)
+
+        squares = sum(jax.vmap(lambda a: jnp.sum(jnp.square(a)))(starts[name] - old) for name, old in before.items())
+        # One after the other: on CPUs a batch of trials takes up to twice as long as its trials by themselves. On
+        # accelerators it is the other way round.
+        together = None if jax.default_backend() == "cpu" else len(after)
+        return jax.lax.map(one, (after, starts), batch_size=together), jnp.sqrt(squares)
+
+    return program
+
+
+def finite(costs: Float[np.ndarray, "trials"]) -> list[float | None]:
+    """For a record: null where the training did not converge any more."""
+    return [float(cost) if np.isfinite(cost) else None for cost in costs]

@@ -1,0 +1,132 @@
+"""What the study of SCAR trains, at the size that its time allows."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sdc.settings import SettingError
+
+from ..images import Images, read_images
+from ..iterative import (
+    Iterative,
+    convolutional_network,
+    logistic_regression,
+    matrix_factorization,
+    most_active,
+    read_documents,
+    read_ratings,
+    read_table,
+    shortened,
+    topic_model,
+    transformer_decoder,
+)
+from .workloads import halved
+
+EXAMPLES = 10_000
+"""Rows that the regression trains on."""
+USERS, ITEMS = 300, 500
+TOKENS = 128
+"""Of each document."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """Where data come from.
+
+    Attributes:
+        images: see `sdc.train.images.read_images`.
+        table: a file of numbers, such as CoverType's, for the regression in the place of images.
+        ratings: see `sdc.train.iterative.read_ratings`.
+        documents: see `sdc.train.iterative.read_documents`.
+        corpus: see `sdc.train.corpus.read_corpus`.
+        archives: folder of archives of the package index; the cache by default.
+    """
+
+    images: str = "auto"
+    table: Path | None = None
+    ratings: str | Path = "movielens-100k"
+    documents: str | Path = "reuters"
+    corpus: tuple[str, ...] = ("python",)
+    archives: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A training, and after how many iterations its loss counts as converged.
+
+    Attributes:
+        name: its name on the command line.
+        task: the training.
+        iterations: that it is given: at the mean loss of all starts after so many, it counts as converged.
+        interval: iterations in which a checkpoint writes everything once.
+    """
+
+    name: str
+    task: Iterative
+    iterations: int
+    interval: int = 8
+
+
+def _images(sources: Sources) -> Images:
+    images = read_images(Path(sources.images) if os.sep in sources.images else sources.images)
+    return halved(images) if images.shape[0] > 16 else images
+
+
+def _regression(sources: Sources) -> Subject:
+    if sources.table is not None:
+        table = read_table(sources.table)
+        features, labels, source = table.features[:EXAMPLES], table.labels[:EXAMPLES], table.source
+    else:
+        images = _images(sources)
+        features, labels = images.train_images[:EXAMPLES], images.train_labels[:EXAMPLES]
+        features, source = features.reshape(len(features), -1), images.source
+    task = logistic_regression(features, labels, source=source, batch=max(1, len(labels) // 5), rate=0.3)
+    return Subject("regression", task, 60)
+
+
+def _factorization(sources: Sources) -> Subject:
+    ratings = read_ratings(sources.ratings, sources.archives)
+    users, items = ratings.shape
+    if users > USERS and items > ITEMS:
+        ratings = most_active(ratings, USERS, ITEMS)
+    return Subject("factorization", matrix_factorization(ratings, factors=10, decay=1.0), 20)
+
+
+def _topics(sources: Sources) -> Subject:
+    documents = read_documents(sources.documents, sources.archives)
+    return Subject("topics", topic_model(shortened(documents, TOKENS)), 16)
+
+
+def _layers(sources: Sources) -> Subject:
+    return Subject("cnn-layers", convolutional_network(_images(sources), by="layers"), 60)
+
+
+def _shards(sources: Sources) -> Subject:
+    return Subject("cnn-shards", convolutional_network(_images(sources), by="shards"), 60)
+
+
+def _transformer(sources: Sources) -> Subject:
+    return Subject("transformer", transformer_decoder(sources.corpus), 60)
+
+
+SUBJECTS: Mapping[str, Callable[[Sources], Subject]] = {
+    "regression": _regression,
+    "factorization": _factorization,
+    "topics": _topics,
+    "cnn-layers": _layers,
+    "cnn-shards": _shards,
+    "transformer": _transformer,
+}
+
+
+def subjects(names: Sequence[str], sources: Sources) -> list[Subject]:
+    """Reads the data of trainings by name.
+
+    Raises:
+        SettingError: there is no such training, or data are missing or damaged.
+    """
+    for name in names:
+        if name not in SUBJECTS:
+            raise SettingError("workload", name, f"expected one of {', '.join(SUBJECTS)}")
+    return [SUBJECTS[name](sources) for name in dict.fromkeys(names)]
