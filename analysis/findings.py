@@ -145,10 +145,14 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
             seen if summary else "the study has not ended", "; ".join(str(check.get("claim")) for check in missing)
         ),
         simulated="gradients, delays, losses or faults were simulated on sound hardware",
-        facts=[(name, manifest.get(name)) for name in ("workers", "steps", "seed", "created", "seconds")],
+        facts=[(name, manifest.get(name)) for name in ("workers", "steps", "seed", "parts", "created", "seconds")],
         measured=measured,
         drawn=drawn,
-        settings={"Study": {key: manifest.get(key) for key in ("workers", "steps", "seed", "workloads")}},
+        settings={
+            "Study": {
+                key: manifest[key] for key in ("workers", "steps", "seed", "settings", "workloads") if key in manifest
+            }
+        },
         definitions=(),
         definitions_source=SOURCES.get(study, ""),
         bursts="",

@@ -292,6 +292,7 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {
     "checkpoint": _checkpoints,
     "abft study": _products_study,
     "aggregation study": _findings,
+    "scar study": _findings,
     "diff": _difference,
     "estimate": _estimate,
     "several": _several,

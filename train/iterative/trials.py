@@ -279,7 +279,8 @@ def _going_on(task: Iterative) -> Callable[..., tuple[Array, Array]]:
             done, start = trial
             first = task.loss(start)
             k, _, previous, loss = jax.lax.while_loop(goes_on, body, (done, start, first, first))
-            end = jnp.where(k == done, done, crossing(k, previous, loss, criterion))
+            met = crossing(k.astype(jnp.float32), previous, loss, criterion)
+            end = jnp.where(k == done, done.astype(jnp.float32), met)
             return jnp.where(loss <= criterion, end, jnp.inf)
 
         squares = sum(jax.vmap(lambda a: jnp.sum(jnp.square(a)))(starts[name] - old) for name, old in before.items())
