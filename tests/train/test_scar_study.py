@@ -1,0 +1,223 @@
+"""The study of SCAR on a small training: it goes on where it stopped; its checks fail on methods that are broken."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdc.analysis.studies import _scar as findings_of_scar
+from sdc.record.reading import read_record
+from sdc.record.storage import RecordError
+from sdc.settings import SettingError
+from sdc.train.iterative import logistic_regression, trials
+from sdc.train.iterative.trials import DoesNotConverge, Failure, Held
+from sdc.train.studies import ScarStudy, Subject, _scar, scar_bounds
+from sdc.train.studies.scar_record import record_study
+
+STUDY = ScarStudy(trials=40, starts=5, perturbations=50)
+
+
+@functools.cache
+def subject() -> Subject:
+    """A regression in which one of eight features matters, so that one of eight blocks moves."""
+    rng = np.random.default_rng(1)
+    scales = np.where(np.arange(256) % 8 == 0, 0.5, 0.005)
+    x = (rng.normal(size=(96, 256)) * scales).astype(np.float32)
+    y = (x @ rng.normal(size=(256, 3))).argmax(axis=1).astype(np.int32)
+    return Subject("regression", logistic_regression(x, y, source="made up", batch=96, rate=0.2), 40)
+
+
+def rows(study: ScarStudy = STUDY, *kinds: str) -> list[dict[str, Any]]:
+    """What is on record of the parts of these kinds, or of all."""
+    found: list[dict[str, Any]] = []
+    for part in study.parts([subject()]):
+        if not kinds or part.what in kinds:
+            told = part.run(found)
+            found.append({"what": part.what, "workload": part.workload, "start": part.start, "found": told})
+    return found
+
+
+@pytest.fixture(scope="module")
+def sound() -> list[dict[str, Any]]:
+    return rows()
+
+
+def checks(found: list[dict[str, Any]]) -> Mapping[str, bool]:
+    return {check.claim: check.holds for check in findings_of_scar.findings(found).checks}
+
+
+def test_all_is_seen_where_few_blocks_move(sound: list[dict[str, Any]]) -> None:
+    """The bars of the paper, so that the checks below can fail for one reason alone."""
+    assert all(checks(sound).values()), checks(sound)
+    assert len(checks(sound)) == 7
+
+
+def test_the_report_says_with_intervals_what_was_published(sound: list[dict[str, Any]]) -> None:
+    found = findings_of_scar.findings(sound)
+    grid = next(grid for grid in found.grids if grid.caption.startswith("Figure 7"))
+    assert {row[6] for row in grid.rows} == {"12 to 42 %", "31 to 62 %", "59 to 89 %"}
+    assert all("[" in row[5] for row in grid.rows)
+    assert len(found.charts) == 5
+
+
+def broken_wrong_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery gives back, of a few blocks that were lost, all others."""
+    right = trials.recover
+
+    def wrong(failure: Failure, held: Held, *, everything: bool = False) -> Any:
+        return right(failure if everything else Failure(failure.after, ~failure.lost), held, everything=everything)
+
+    monkeypatch.setattr(trials, "recover", wrong)
+
+
+def broken_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is called priority is drawn."""
+    right = trials.hold
+
+    def wrong(trajectory: Any, fraction: float, interval: int, policy: Any, **more: Any) -> Held:
+        held = right(trajectory, fraction, interval, "random" if policy == "priority" else policy, **more)
+        return Held(held.steps, right(trajectory, fraction, interval, policy, **more).outlooks)
+
+    monkeypatch.setattr(trials, "hold", wrong)
+
+
+def broken_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions are of steps five times as long."""
+    right = _scar._told
+
+    def wrong(*arguments: Any) -> dict[str, list[float | None]]:
+        told = right(*arguments)
+        return told | {"predicted": [one and 5 * one for one in told["predicted"]]} if told else {}
+
+    monkeypatch.setattr(_scar, "_told", wrong)
+
+
+def broken_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound leaves out that later perturbations count for more."""
+    right = scar_bounds.iteration_cost_bound
+
+    def wrong(distance: float, c: float, each: Mapping[int, float]) -> float:
+        return right(distance, c, {0: next(iter(each.values()))})
+
+    monkeypatch.setattr(scar_bounds, "iteration_cost_bound", wrong)
+
+
+def broken_adversary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adversary pushes towards the optimum."""
+    right = scar_bounds._beside
+
+    def wrong(trajectory: Any, c: float, after: Any, starts: Any) -> Any:
+        here = {name: trajectory.states[name][int(after[0])] for name in starts}
+        return right(trajectory, c, after, {name: 2 * here[name] - leaf for name, leaf in starts.items()})
+
+    monkeypatch.setattr(scar_bounds, "_beside", wrong)
+
+
+FAILURES = ("criterion", "failures")
+
+
+@pytest.mark.parametrize(
+    ("broken", "kinds", "claims"),
+    [
+        (broken_wrong_blocks, FAILURES, ("partial recovery costs at least", "theorem 4.2")),
+        (broken_random, FAILURES, ("at least 78 % cheaper", "cost less than random ones")),
+        (broken_predictions, FAILURES, ("within a factor of two",)),
+        (broken_bound, ("quadratic",), ("no perturbation costs more",)),
+        (broken_adversary, ("perturbations",), ("away from the optimum",)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_checks_fail_on_methods_that_are_broken(
+    broken: Any, kinds: tuple[str, ...], claims: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    found = checks(rows(STUDY, *kinds))
+    for claim in claims:
+        assert [holds for said, holds in found.items() if claim in said] == [False], (claim, found)
+
+
+class Interrupted(Exception):
+    """Somebody ends the study."""
+
+
+def test_it_goes_on_where_it_stopped(tmp_path: Path, sound: list[dict[str, Any]]) -> None:
+    """With the numbers of a study that was not interrupted; not with other settings."""
+    told: list[str] = []
+
+    def stop(title: str) -> None:
+        told.append(title)
+        if len(told) == 6:
+            raise Interrupted
+
+    folder = tmp_path / "study"
+    with pytest.raises(Interrupted):
+        record_study(STUDY, [subject()], folder, on_part=stop)
+    assert len(read_record(folder).lines) == 6
+    with pytest.raises(RecordError, match=r"is another study .*trials.*; resume it with its own settings"):
+        record_study(dataclasses.replace(STUDY, trials=20), [subject()], folder, resume=True)
+    told.clear()
+    record = record_study(STUDY, [subject()], folder, resume=True, on_part=told.append)
+    assert len(told) == len(record.lines) == len(STUDY.parts([subject()]))
+    assert [row["found"] for row in record.lines] == [row["found"] for row in sound]
+    summary = findings_of_scar.summary_of(record)
+    assert summary["complete"]
+    assert all(check["holds"] for check in summary["checks"])
+
+
+def test_what_does_not_converge_is_said_and_not_priced(tmp_path: Path) -> None:
+    task = dataclasses.replace(subject().task, step=lambda state, k: {"weights": 1.1 * state["weights"]})
+    record = record_study(STUDY, [Subject("other", task, 20)], tmp_path / "study")
+    found = findings_of_scar.findings(record.lines)
+    grid = next(grid for grid in found.grids if grid.caption == "What did not converge")
+    assert len(grid.rows) == 1 + STUDY.starts
+    assert "other does not converge: its loss was" in grid.rows[0][3]
+    assert not any("Figure 7" in grid.caption for grid in found.grids)
+
+
+def test_starts_that_do_not_converge_are_told(sound: list[dict[str, Any]]) -> None:
+    changed = [
+        {**row, "found": {"failed": "never came there"}} if row["what"] == "failures" and row["start"] == 2 else row
+        for row in sound
+    ]
+    found = findings_of_scar.findings(changed)
+    trained = next(grid for grid in found.grids if grid.caption == "What was trained")
+    assert trained.rows[0][5:7] == (4, 1)
+
+
+def test_a_trial_that_does_not_converge_is_no_cost(sound: list[dict[str, Any]]) -> None:
+    """It is counted, and no claim holds of its case."""
+    changed = []
+    for row in sound:
+        if row["what"] == "failures" and row["start"] == 1:
+            cases = [{**case, "costs": [None, *case["costs"][1:]]} for case in row["found"]["cases"]]
+            row = {**row, "found": {**row["found"], "cases": cases}}
+        changed.append(row)
+    found = findings_of_scar.findings(changed)
+    assert [holds for claim, holds in checks(changed).items() if "partial recovery" in claim] == [False]
+    grid = next(grid for grid in found.grids if grid.caption.startswith("Figure 7"))
+    assert {row[-1] for row in grid.rows} == {1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"starts": 4}, "starts=4: expected at least 5"),
+        ({"trials": 7, "starts": 5}, "trials=7: expected a multiple of the 5 starts"),
+        ({"trials": 0}, "trials=0: expected a multiple"),
+        ({"seed": -1}, "seed=-1: expected a number from 0"),
+    ],
+)
+def test_bad_settings(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        ScarStudy(**settings)
+
+
+def test_a_criterion_that_is_never_met() -> None:
+    part = next(part for part in STUDY.parts([subject()]) if part.what == "failures")
+    told = [{"what": "criterion", "workload": "regression", "found": {"failed": "never"}}]
+    with pytest.raises(DoesNotConverge, match="has no criterion"):
+        part.run(told)
