@@ -7,7 +7,7 @@ from typing import Any
 
 from sdc.record.reading import Contents
 
-from . import advice, recoveries
+from . import advice, outlooks, recoveries
 from .advice import Action
 from .devices import listed, where, whole
 from .equality import COMPARED, what_differs
@@ -66,8 +66,7 @@ def headline(run: Contents, summary: Row) -> Headline:
     actions = advice.actions(
         run.manifest, summary, ended=run.ended, course=found.course, first=found.first, named=found.named
     )
-    lost = recoveries.sentence(run.lines)
-    said = f"{found.sentence}; {lost}" if lost else found.sentence
+    said = "; ".join(filter(None, (found.sentence, recoveries.sentence(run.lines), outlooks.sentence(run.lines))))
     return Headline(said, found.device, found.operation, found.since, _real(run.manifest, summary), tuple(actions))
 
 

@@ -7,6 +7,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from scipy import stats
+
 from .series import Row, count, mapping, per_twin, sequence
 from .tables import NOT_MEASURED, Table, show
 
@@ -14,6 +16,10 @@ CAPTION = "Parts of the state that were lost"
 BESIDE = "What the losses cost"
 NEXT = 10
 """Steps after a loss of which the excess of the training loss is averaged."""
+LEAST = 8
+"""Steps that it needs."""
+AROUND = 30
+"""Steps before and after a loss in which it is seen how fast the training loss falls."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,30 +138,42 @@ def compared(runs: Sequence[tuple[str, Sequence[Row]]]) -> Table | None:
         end = show(curve[max(curve)], digits=5) if curve else NOT_MEASURED
         found = _interruptions(lines)
         if not found:
-            rows.append((title, end, "nothing", *[NOT_MEASURED] * 5))
+            rows.append((title, end, "nothing", *[NOT_MEASURED] * 8))
         for one in found:
             target = plain.get(one.after + 1)
             found_at = _reached(curve, one.after, target)
             rework = None if found_at is None else found_at - 1 + one.steps_lost
             what = f"{one.blocks} after step {one.after}, {one.told.get('policy')} ({one.kind})"
+            excess, fall = _excess(curve, plain, one.after), _fall(plain, one.after)
             costs = (
-                _excess(curve, plain, one.after),
+                show(excess),
+                show(None if excess is None or fall is None else excess / fall),
                 _steps(found_at, target),
                 show(one.told.get("steps_lost", 0)),
                 show(rework),
+                *_predicted(one.told),
             )
             rows.append((title, end, what, show(target, digits=5), *costs))
     header = (
-        "run", "loss at the end", "lost", "next loss, uninterrupted", f"excess of {NEXT} steps", "steps to reach that",
-        "steps lost", "rework",
+        "run", "loss at the end", "lost", "next loss, uninterrupted", f"excess of {NEXT} steps", "excess in steps",
+        "steps to reach that", "steps lost", "rework", "predicted", "at most",
     )  # fmt: skip
     note = (
         f"Excess: how far the training loss is above that of the uninterrupted run, on the same batches, on average of "
-        f"the {NEXT} steps after a loss of shards. Steps to reach that: until it is first at or below that of the "
-        "uninterrupted run one step after. Rework: so many more than that one, and the steps that were lost. Training "
-        "losses of single batches scatter: a difference of a few steps may be chance."
+        f"the {NEXT} steps after a loss of shards; in steps: divided by how much the uninterrupted run's falls in a "
+        f"step, by a line through the {AROUND} before and after, where it does for certain. Steps to reach that: until "
+        "it is first at or below that of the uninterrupted run one step after. Rework: so many more than that one, and "
+        "the steps that were lost. Training losses of single batches scatter: a difference of a few steps may be "
+        "chance. Predicted: the excess in steps, by how far the blocks that went back had moved; at most: by theorem "
+        "3.2 and the perturbation, where it is known how the training converges."
     )
     return Table(BESIDE, header, tuple(rows), note)
+
+
+def _predicted(told: Row) -> tuple[str, str]:
+    """What a loss was to cost, and the most."""
+    found = mapping(told.get("predicted"))
+    return show(found.get("steps")), show(found.get("bound"))
 
 
 def _copied(told: Row) -> str:
@@ -177,10 +195,20 @@ def _reached(curve: dict[int, float], after: int, target: float | None) -> int |
     return next((step - after for step, loss in sorted(curve.items()) if step > after and loss <= target), None)
 
 
-def _excess(curve: dict[int, float], plain: dict[int, float], after: int) -> str:
+def _excess(curve: dict[int, float], plain: dict[int, float], after: int) -> float | None:
     """Batches are the same in all runs, so that their scatter cancels."""
     both = [curve[step] - plain[step] for step in range(after + 1, after + 1 + NEXT) if step in curve and step in plain]
-    return show(sum(both) / len(both)) if both else NOT_MEASURED
+    return sum(both) / len(both) if both else None
+
+
+def _fall(plain: dict[int, float], after: int) -> float | None:
+    """How much the loss falls in a step; None unless it does with a certainty of 97.5 %."""
+    near = [(step, loss) for step, loss in plain.items() if abs(step - after) <= AROUND and math.isfinite(loss)]
+    if len(near) < LEAST:
+        return None
+    fit = stats.linregress(*zip(*near, strict=True))
+    reach = float(stats.t.ppf(0.975, len(near) - 2)) * fit.stderr
+    return -fit.slope if fit.slope + reach < 0 else None
 
 
 def _steps(found: int | None, target: float | None) -> str:

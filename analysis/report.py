@@ -6,7 +6,18 @@ from typing import Any
 from sdc.record.files import RecordError, write_text
 from sdc.record.reading import Contents, read_record
 
-from . import campaign_report, campaigns, figures, findings, places, product_tables, recoveries, replicas, tables
+from . import (
+    campaign_report,
+    campaigns,
+    figures,
+    findings,
+    outlooks,
+    places,
+    product_tables,
+    recoveries,
+    replicas,
+    tables,
+)
 from .advice import excluded
 from .campaign_report import SIMULATED
 from .canvas import LeftOut
@@ -14,11 +25,14 @@ from .headline import LOSSES, headline
 from .page import Report, make_report
 from .rendering import to_html, to_markdown
 from .series import count, mapping, sequence
-from .studies import estimates, products
+from .studies import _scar as scar, estimates, products
 from .summary import summary_of
 from .tables import Table, show
 
-STUDIES = {products.STUDY: products.build, findings.STUDY: findings.build, estimates.STUDY: estimates.build}
+STUDIES = {
+    products.STUDY: products.build, findings.STUDY: findings.build, estimates.STUDY: estimates.build,
+    scar.STUDY: findings.build,
+}  # fmt: skip
 LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE"}
 KINDS = {"twin": "twin run", "train": "training run", "trace": "trace"}
 RUNS = tuple(KINDS)
@@ -51,6 +65,8 @@ def summary_of_record(record: Contents) -> dict[str, Any]:
     """The summary of a record of any kind, ended or not."""
     if record.kind.name == "campaign":
         return campaigns.summary_of(record)
+    if record.kind.name == scar.STUDY:
+        return scar.summary_of(record)
     return summary_of(record) if record.kind.name in RUNS else record.summary or {}
 
 
@@ -143,7 +159,12 @@ def build(run: Contents, summary: dict[str, Any]) -> Report:
         drawn = [*replicas.pictures(run.lines, mark=mark), *drawn]
         measured += [(table, table.caption, "") for table in replicas.summarize_aggregation(run.lines, summary)]
     if mapping(manifest.get("running")):
-        measured.append((recoveries.table(run.lines), recoveries.CAPTION, "nothing was lost"))
+        drawn.append(outlooks.picture(run.lines, mark=mark))
+        measured += [
+            (recoveries.table(run.lines), recoveries.CAPTION, "nothing was lost"),
+            (outlooks.table(run.lines), outlooks.CAPTION, outlooks.UNKNOWN),
+            (outlooks.advised(manifest, summary, run.lines), outlooks.ADVICE, outlooks.UNKNOWN),
+        ]
     measured.append((tables.training(summary), "Training", "no step was done"))
     left_out = [LeftOut(title, why) for table, title, why in measured if table is None or not table.rows]
     return make_report(

@@ -102,6 +102,7 @@ class Progress(_Line):
     def __init__(self, steps: int, *, show: bool) -> None:
         super().__init__("step", steps, first=0, show=show)
         self._mismatched = self._flagged = 0
+        self._half: float | None = None
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Shows a row of `steps.jsonl`."""
@@ -113,6 +114,10 @@ class Progress(_Line):
         if "abft" in row:
             self._flagged += row["abft"]["flagged"]
             text += f"  [red]{self._flagged:,} rows flagged[/]" if self._flagged else "  [green]no flag[/]"
+        for loss in row.get("outlook", {}).get("losses", ()):
+            self._half = loss["steps"] if loss["fraction"] == 0.5 else self._half
+        if self._half is not None:
+            text += f"  half lost: {self._half:.3g} steps"
         self._tell(row["step"] + 1, text)
 
 

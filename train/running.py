@@ -19,6 +19,8 @@ import numpy as np
 from sdc.settings import SettingError
 from sdc.text import Form, form, read_term
 
+from .predictions import Predictions
+
 if TYPE_CHECKING:
     from sdc.checkpoints.recovery import Reader
 
@@ -163,17 +165,23 @@ class Keeper:
         self._every, self._copied = settings.every(checkpoint_every), checkpoint_every
         self._lost = settings.lost
         self._restarted: dict[str, Any] = {}
+        self._predictions = Predictions(checkpoint_every)
 
     def due(self, step: int) -> bool:
         """Whether so many steps end with a save or a copy."""
         return step % self._every == 0 or step % self._copied == 0
 
     def recovered(self, state: Any, number: int) -> tuple[Any, dict[str, Any]]:
-        """The state after a step, with what was lost in it given back, and what the record says of losses."""
+        """The state after a step, with what was lost in it given back, and what the record says of losses: those that
+        were, and, where a save follows, what the next would cost."""
         told, self._restarted = self._restarted, {}
         for one in self._lost:
             if one.step == number:
                 state, told["recovered"] = self._give_back(state, one)
+        if (number + 1) % self._every == 0:
+            found = self.checkpoint.look(state, number + 1)
+            if found is not None:
+                told["outlook"] = self._predictions.row(found, self.checkpoint.timings)
         return state, told
 
     def save(self, state: Any, step: int, position: Mapping[str, Any]) -> None:
@@ -213,6 +221,7 @@ class Keeper:
             "older": len(found.older), "processes": shares,
         }  # fmt: skip
         self._tell(step, lines, told)
+        self.checkpoint.went_back(found.lost, step)
         self.copies.drop(step)
         # The running checkpoint may be of a later step, which the record is about to lose.
         self.checkpoint.save(found.state, step, note=position)
@@ -233,6 +242,7 @@ class Keeper:
             "older": len(found.older),
         }  # fmt: skip
         self._tell(step, lines, told)
+        self.checkpoint.went_back(range(blocks), step)
         return Restart(found.state, step, reader.note)
 
     def _tell(self, step: int, lines: int, told: Mapping[str, Any]) -> None:
@@ -255,6 +265,7 @@ class Keeper:
 
     def close(self, *, done: bool = False) -> None:
         """Waits for what is being saved; of a run that is done nobody needs the copies."""
+        self._predictions.end()
         self.checkpoint.close()
         if done:
             self.copies.remove()
@@ -267,13 +278,20 @@ class Keeper:
         # As many as make up the fraction, and one at least.
         count = max(1, int(np.searchsorted(np.cumsum(sizes[order]), one.fraction * sizes.sum() * (1 + 1e-9), "right")))
         lost = sorted(int(block) for block in order[:count])
+        back = lost if one.recover == "partial" else list(range(cut.choices))
+        outlook = self.checkpoint.outlook
+        now = None if outlook is None else outlook.later(one.step + 1, self.checkpoint.saved())
         found = self.checkpoint.recover(lost, state, policy=one.recover, zeroed=one.optimizer == "zeroed")
+        self.checkpoint.went_back(back, one.step + 1)
+        perturbation = self.checkpoint.distance(state, found.state)
         told = {
             "simulated": True, "policy": one.recover, "lost": len(lost), "blocks": cut.choices,
             "bytes": int(sizes[lost].sum()), "read": found.bytes, "behind": found.age(one.step + 1),
             "initial": len(found.initial), "older": len(found.older),
-            "perturbation": self.checkpoint.distance(state, found.state),
+            "perturbation": perturbation,
         }  # fmt: skip
+        if now is not None:
+            told["predicted"] = {"steps": now.behind(back), "bound": now.bound(perturbation)}
         return found.state, told
 
 

@@ -136,6 +136,7 @@ class Watch:
         self._sizes = list(sizes)
         self._speeds = np.full(len(self._sizes), np.nan)
         self._movements: list[tuple[int, float]] = []
+        self._before: int | None = None
 
     def saved(
         self, step: int, steps: Int[np.ndarray, "blocks"], squares: Float[np.ndarray, "blocks"]
@@ -151,6 +152,7 @@ class Watch:
             None as long as there is a block of which it was never known how it moves.
         """
         ages = _ages(step, steps)
+        last, self._before = self._before, step
         known = np.isfinite(squares) & (ages > 0)
         self._speeds = np.where(known, np.where(known, squares, 0.0) / np.maximum(ages, 1) ** 2, self._speeds)
         if not len(ages) or np.isnan(self._speeds).any():
@@ -158,14 +160,9 @@ class Watch:
         if known.any():
             before = [one for one in self._movements if one[0] < step]  # a run may have gone back
             self._movements = [*before, (step, math.sqrt(float(self._speeds.sum())))][-KEPT:]
-        every = self._every(ages)
+        every = max(1, int(ages.min()) if last is None else step - last)
         found = np.where(known, squares, self._speeds * ages**2)
         return Outlook(step, ages, found, self._speeds.copy(), self._sizes, self._convergence(every), every)
-
-    def _every(self, ages: Int[np.ndarray, "blocks"]) -> int:
-        if len(self._movements) > 1:
-            return self._movements[-1][0] - self._movements[-2][0]
-        return max(int(ages.min()), 1)
 
     def _convergence(self, every: int) -> Convergence | None:
         """From as many saves as were made one after so many steps each."""

@@ -117,7 +117,16 @@ class StepRow(Fields, kw_only=True):
         about(
             "what was lost after this step (`simulated`) and given back: `policy`, blocks `lost` of `blocks`, `bytes` "
             "lost and `read`, steps that the oldest is `behind`, how many blocks were never saved (`initial`) or had a "
-            "damaged newest version (`older`), and the L2 norm of the `perturbation` of the parameters"
+            "damaged newest version (`older`), the L2 norm of the `perturbation` of the parameters, and, where it was "
+            "known, what that was to cost (`predicted`): `steps`, by the blocks that went back, and the `bound` of "
+            "theorem 3.2 (`null`: not known)"
+        ),
+    ] = None
+    outlook: Annotated[
+        dict[str, Any] | None,
+        about(
+            "in lines of steps that end with a save of a running checkpoint, what a loss would cost just before it; "
+            "see [below](#what-a-loss-would-cost)"
         ),
     ] = None
     restarted: Annotated[

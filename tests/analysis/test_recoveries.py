@@ -18,6 +18,7 @@ SIMULATED = {
     "simulated": True, "policy": "partial", "lost": 3, "blocks": 8, "bytes": 3_000, "read": 3_100, "behind": 5,
     "initial": 0, "older": 0, "perturbation": 0.25,
 }  # fmt: skip
+PREDICTED = {"steps": 3.25, "bound": 12.0}
 OWN, NONE = {"own": {"shards": 4, "bytes": 700}}, {"own": {"shards": 0, "bytes": 0}}
 REAL = {
     "simulated": False, "policy": "partial", "step": 8, "steps_lost": 3, "lost": 2, "blocks": 8, "bytes": 2_000,
@@ -41,12 +42,13 @@ def train(folder: Path, lines: list[dict[str, Any]], *, simulated: bool = False)
 
 
 def test_what_a_loss_cost_is_counted() -> None:
+    told = {9: {"recovered": SIMULATED}}
     runs = [
         ("plain", rows()),
-        ("partial", rows(after=9, late=3, told={9: {"recovered": SIMULATED}})),
+        ("partial", rows(after=9, late=3, told={9: {"recovered": {**SIMULATED, "predicted": PREDICTED}}})),
         ("full", rows(after=9, late=7, told={9: {"recovered": {**SIMULATED, "policy": "full"}}})),
         ("real", rows(after=7, late=2, told={8: {"restarted": REAL}})),
-        ("never", rows(after=9, late=90, told={9: {"recovered": SIMULATED}})),
+        ("never", rows(after=9, late=90, told={9: {"recovered": {**SIMULATED, "predicted": {"steps": 6.5}}}})),
         ("restored", rows(told={step: {"discarded": 4} for step in range(6, STEPS)})),
     ]
     found = compared(runs)
@@ -55,16 +57,24 @@ def test_what_a_loss_cost_is_counted() -> None:
     assert [row[0] for row in found.rows] == [title for title, _ in runs]
     assert found.rows[0][1:3] == ("8.1", "nothing")
     # A run that falls back by n steps does n of them again.
-    assert found.rows[1][1:] == ("8.4", f"3 {what} 9, partial (simulated)", "9", "0.3", "4", "0", "3")
-    assert found.rows[2][1:] == ("8.8", f"3 {what} 9, full (simulated)", "9", "0.7", "8", "0", "7")
-    assert found.rows[3][1:] == ("8.3", f"2 {what} 7, partial (real)", "9.2", "0.2", "3", "3", "5")
-    assert found.rows[4][5:] == ("never", "0", "–")
+    assert found.rows[1][1:] == (
+        "8.4", f"3 {what} 9, partial (simulated)", "9", "0.3", "3", "4", "0", "3", "3.25", "12"
+    )  # fmt: skip
+    assert found.rows[2][1:] == ("8.8", f"3 {what} 9, full (simulated)", "9", "0.7", "7", "8", "0", "7", "–", "–")
+    assert found.rows[3][1:] == ("8.3", f"2 {what} 7, partial (real)", "9.2", "0.2", "2", "3", "3", "5", "–", "–")
+    assert found.rows[4][6:] == ("never", "0", "–", "6.5", "–")
     # From a full checkpoint nothing is different, and four steps are done again.
-    assert found.rows[5][2:] == ("everything after step 5, full checkpoint (real)", "9.4", "0", "1", "4", "4")
+    assert found.rows[5][2:4] == ("everything after step 5, full checkpoint (real)", "9.4")
+    assert found.rows[5][4:] == ("0", "0", "1", "4", "4", "–", "–")
     assert compared(runs[:1]) is None
+    # Where the loss does not fall for certain, nothing is told in steps.
+    flat = [{**row, "loss": [9 + (-1) ** row["step"]]} for row in rows()]
+    level = compared([("plain", flat), ("lost", [{**row, **told.get(row["step"], {})} for row in flat])])
+    assert level is not None
+    assert level.rows[1][4:6] == ("0", "–")
     alone = compared(runs[1:2])
     assert alone is not None
-    assert alone.rows[0][3:] == ("–", "–", "–", "0", "–")
+    assert alone.rows[0][3:] == ("–", "–", "–", "–", "0", "–", "3.25", "12")
 
 
 def test_simulated_and_real_are_told_apart() -> None:

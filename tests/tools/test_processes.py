@@ -143,9 +143,14 @@ def test_a_pipe_gets_a_plain_line_now_and_then(
         time.sleep(0.2)
         bar.update({"step": 4, "loss": [2.5, 2.5], "state": {"mismatched": 3}})
         time.sleep(0.2)
+        costs = [{"fraction": 0.5, "steps": 6.25}, {"fraction": 1.0, "steps": 12.5}]
+        bar.update({"step": 5, "loss": [2.5], "outlook": {"losses": costs}})
+        bar.update({"step": 6, "loss": [2.5], "outlook": {"losses": []}})
+        time.sleep(0.2)
     with progress.Progress(20, show=False):
         time.sleep(0.2)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("step 0 of 20  compiling  ")
-    assert lines[-1].startswith("step 5 of 20  loss 2.5000  3 mismatches  ")
-    assert len(lines) < 10
+    assert any(line.startswith("step 5 of 20  loss 2.5000  3 mismatches  ") for line in lines)
+    assert lines[-1].startswith("step 7 of 20  loss 2.5000  half lost: 6.25 steps  ")
+    assert len(lines) < 15

@@ -143,6 +143,11 @@ def test_a_host_is_lost_and_the_run_goes_on(axis: str, every: bool, tmp_path: Pa
     assert second["peers"]["bytes"] > 0
     assert second["running"]["bytes"] == told["bytes"] > 0
     assert 0 < told["lost"] <= told["blocks"]
+    for found in [row["outlook"] for row in rows if "outlook" in row][:5]:  # of all processes, written by the first
+        half, everything = found["losses"][1:]
+        assert 0 < half["steps"] < everything["steps"] <= found["step"]
+    assert not any("outlook" in row for row in rows[step:])  # nothing was saved any more
+    assert sum("outlook" in row for row in rows[:step]) == step // 2
 
     if every:
         return

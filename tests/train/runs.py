@@ -38,7 +38,7 @@ def execute(job: Job, **options: Any) -> dict[str, Any]:
 
 
 def lines(folder: Path | str, name: str = "steps.jsonl") -> list[dict[str, Any]]:
-    """The lines of a record, but for how long steps took, and whether some were run again."""
+    """The lines of a record, but for how long steps and saves took, and whether some were run again."""
     rows = [json.loads(line) for line in (Path(folder) / name).read_text().splitlines()]
-    apart = ("seconds", "details", "discarded", "checksum")
+    apart = ("seconds", "outlook", "details", "discarded", "checksum")
     return [{key: value for key, value in row.items() if key not in apart} for row in rows]

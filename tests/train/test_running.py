@@ -1,6 +1,7 @@
 """Runs with a running checkpoint: nothing changes until something is lost, and what is lost comes back."""
 
 import dataclasses
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,12 @@ from typing import Any
 import pytest
 
 from sdc.analysis import write_beside
-from sdc.record import read_manifest
+from sdc.record import read_manifest, read_record
 from sdc.settings import SettingError
-from sdc.train import Training, run
+from sdc.train import Training, Workload, run
 from sdc.train.running import Running, saved_step
 
-from .runs import WORKLOAD, execute, lines, loaded
+from .runs import MINI, WORKLOAD, execute, lines, loaded
 
 STEPS = 12
 PLAIN = Training(workload=WORKLOAD, steps=STEPS, checkpoint_every=8, data=2)
@@ -60,9 +61,70 @@ def test_partial_recovery_perturbs_less_than_a_full_one(plain: tuple[Path, dict[
     assert 0 < rows["partial"]["perturbation"] < rows["full"]["perturbation"]
     assert rows["partial"]["read"] < rows["full"]["read"]
     assert 0 < rows["partial"]["behind"] <= 9
+    # What goes back by n steps at most costs n at most; everything costs more than a half of it.
+    predicted = {policy: told["predicted"]["steps"] for policy, told in rows.items()}
+    assert 0 < predicted["partial"] < predicted["full"] <= 9
     beside = Path(write_beside(folder, tmp_path / "partial", more=[tmp_path / "full"])["report"]).read_text()
     for policy, told in rows.items():
         assert f"{told['lost']} of {told['blocks']} blocks after step 8, {policy} (simulated)" in beside
+
+
+def outlooks(folder: Path) -> dict[int, Any]:
+    return {row["step"]: row["outlook"] for row in read_record(folder, "train").lines if "outlook" in row}
+
+
+def test_each_save_tells_what_a_loss_would_cost(
+    plain: tuple[Path, dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loss that was predicted at a save is the one that is simulated there: by the same blocks, and none other."""
+    caplog.set_level(logging.INFO, "sdc.checkpoints")
+    job = dataclasses.replace(losing("shards,step=9,fraction=1"), folder=tmp_path / "run")
+    execute(job)
+    assert "losing half of the state would cost" in caplog.text
+    assert 2 <= len([line for line in caplog.messages if "losing half" in line]) < 6  # at the start, and at the end
+    assert caplog.messages[-1].startswith("after 12 steps, losing half of the state would cost 1 steps")
+    told = outlooks(tmp_path / "run")
+    assert list(told) == [1, 3, 5, 7, 9, 11]
+    for step, found in told.items():
+        assert (found["step"], found["every"], found["rollback"]) == (step + 1, 2, 4)
+        costs = found["losses"]
+        assert [one["fraction"] for one in costs] == [0.125, 0.5, 1]
+        assert 0 <= costs[0]["steps"] <= costs[1]["steps"] <= costs[2]["steps"] <= step + 1
+        assert (costs[0]["steps"] == 0) == (step == 9)  # all was given back just before
+        assert costs[1]["perturbation"] == pytest.approx(0.5**0.5 * costs[2]["perturbation"])
+        assert found["c"] is found["interval"] is found["distance"] is costs[0]["bound"] is None  # too few saves
+        assert len(found["speeds"]) == 32
+        assert (found["timings"] is None) == (step < 7)  # at the fourth save three are known
+    assert told[1]["losses"][2]["steps"] == pytest.approx(2)  # nothing was saved before
+    assert min(told[11]["timings"].values()) > 0
+    # All was lost after step 9: the loss was foreseen two steps before, for steps that are as long.
+    lost = lines(tmp_path / "run")[9]["recovered"]["predicted"]["steps"]
+    assert 0 < lost <= told[7]["losses"][2]["steps"] + 2
+    # Blocks that were given back have not moved since they were.
+    assert told[11]["losses"][2]["steps"] == pytest.approx(2)
+    report = (tmp_path / "run" / "report.html").read_text()
+    for title in ("What losing parts of the state would", "How often to save how much", "Predicted cost of a loss"):
+        assert title in report
+    for words in ("would cost about", "Daly (2006)", "every 1 week, 1/8", "They do not here, or too few saves"):
+        assert words in report
+
+
+def test_a_run_in_which_nothing_moves(tmp_path: Path) -> None:
+    """And one with a single save: nothing is told that is not known, and nothing fails."""
+    optimizer = dataclasses.replace(MINI.optimizer, learning_rate=0.0)
+    still = Workload(config=dataclasses.replace(MINI, name="still", optimizer=optimizer))
+    job = dataclasses.replace(PLAIN, workload=still, running=Running(fraction=1.0), checkpoint_every=3)
+    execute(dataclasses.replace(job, folder=tmp_path / "still"))
+    told = outlooks(tmp_path / "still")
+    assert list(told) == [2, 5, 8, 11]
+    assert all(found["losses"] == found["speeds"] == [] and found["c"] is None for found in told.values())
+    execute(dataclasses.replace(PLAIN, running=Running(fraction=1.0), checkpoint_every=STEPS, folder=tmp_path / "once"))
+    assert outlooks(tmp_path / "once")[STEPS - 1]["losses"][2]["steps"] == pytest.approx(STEPS)
+    for name, titles in (("still", ("cost", "much")), ("once", ("much",))):
+        page = (tmp_path / name / "report.md").read_text()
+        for title in titles:
+            assert f"{title}: too few saves were made, or nothing moved" in page
+        assert ("would cost about" in page) == (name == "once")
 
 
 def stopped(running: Running, folder: Path) -> Training:
@@ -86,6 +148,8 @@ def test_a_run_goes_on_from_its_running_checkpoint(plain: tuple[Path, dict[str, 
     told = rows[6].pop("restarted")
     assert rows == lines(folder)
     assert (told["policy"], told["step"], told["steps_lost"], told["behind"]) == ("full", 6, 2, 0)
+    # All blocks went back to step 6, and moved from there.
+    assert outlooks(tmp_path / "run")[11]["losses"][2]["steps"] == pytest.approx(6)
     assert told["lost"] == told["blocks"] > 0
 
 

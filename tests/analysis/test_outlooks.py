@@ -1,0 +1,141 @@
+"""What a record tells of losses to come, in the report: numbers where they are known, and a reason elsewhere."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from sdc.analysis import conclude
+from sdc.analysis.canvas import LeftOut, Picture
+from sdc.analysis.outlooks import advised, latest, picture, sentence, table
+from sdc.checkpoints import Outlook, advise, daly_interval
+
+from .records import manifest, write_run
+
+STEPS, SECONDS = 20, 2.0
+PROFILE = [2.0 ** -(part / 4) for part in range(32)]
+TIMES = {"held": 0.02, "whole": 0.4, "bandwidth": 1e6}
+ABOUT = {"running": {"fraction": 0.25, "losses": []}}
+SUMMARY = {"seconds_per_step": SECONDS}
+
+
+def outlook(step: int, *, known: bool = True) -> dict[str, Any]:
+    """After so many steps, with a bound where that is known."""
+    losses = [
+        {"fraction": part, "steps": part * step, "bound": 2.0 * step if known else None, "perturbation": 0.5}
+        for part in (0.125, 0.5, 1.0)
+    ]
+    c = {"c": 0.9, "interval": [0.88, 0.92], "distance": 3.0} if known else dict.fromkeys(("c", "interval", "distance"))
+    return {
+        "step": step, "every": 4, **c, "losses": losses, "rollback": 8.0, "bytes": 64_000_000, "speeds": PROFILE,
+        "timings": TIMES,
+    }  # fmt: skip
+
+
+def rows(**options: Any) -> list[dict[str, Any]]:
+    """Lines of a run that saved after every fourth step."""
+    found = [{"step": step, "loss": [3.0 - 0.1 * step], "seconds": SECONDS} for step in range(STEPS)]
+    saved = range(3, STEPS, 4)
+    return [{**row, "outlook": outlook(row["step"] + 1, **options)} if row["step"] in saved else row for row in found]
+
+
+def test_the_last_outlook_counts() -> None:
+    found = table(rows())
+    assert found is not None
+    assert found.rows == (
+        ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
+    )  # fmt: skip
+    assert "After 20 steps" in found.note
+    assert "c = 0.9 (0.88 to 0.92) in 4 steps, and by that the optimum is 3 away" in found.note
+    assert sentence(rows()) == (
+        "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), a rollback of "
+        "everything 8"
+    )
+    unknown = table(rows(known=False))
+    assert unknown is not None
+    assert {row[2] for row in unknown.rows} == {"–"}
+    assert "no bound is told" in unknown.note
+    assert "at most" not in sentence(rows(known=False))
+    # One in which nothing moved is passed over.
+    still = [*rows(), {"step": STEPS, "outlook": {**outlook(STEPS + 1), "losses": [], "speeds": []}}]
+    assert latest(still) == outlook(STEPS)
+    drawn = picture(rows(), mark="simulated")
+    assert isinstance(drawn, Picture)
+    assert "1/2 lost" in drawn.svg
+
+
+def test_advice_is_what_the_functions_say() -> None:
+    found = advised(ABOUT, SUMMARY, rows())
+    assert found is not None
+    known = Outlook.of_profile(PROFILE, 64_000_000)
+    assert [row[0] for row in found.rows[::3]] == ["every 1 hour, 1/8", "every 1 day, 1/8", "every 1 week, 1/8"]
+    for row, failure in zip(found.rows[1::3], (3600.0, 86_400.0, 604_800.0), strict=True):
+        given: Any = {
+            "step_seconds": SECONDS, "save_seconds": (0.02, 0.4), "bandwidth": 1e6, "failure_every": failure,
+            "lost": 0.5,
+        }  # fmt: skip
+        best, here = advise(known, **given), advise(known, **given, fraction=0.25, every=4)
+        assert row[1:3] == (f"1/{round(1 / best.fraction)}" if best.fraction < 1 else "all", f"{best.every:,}")
+        assert float(row[3]) == pytest.approx(best.every * SECONDS / 60, rel=0.01)
+        assert float(row[5].removesuffix(" %")) == pytest.approx(100 * best.waste, rel=0.06)  # two digits
+        assert float(row[6].removesuffix(" %")) == pytest.approx(100 * here.waste, rel=0.06)
+        # What is written in 64 s is saved no more often.
+        interval = max(daly_interval(0.42, failure), 64.0)
+        assert float(row[7]) == pytest.approx(interval / 60, rel=0.01)
+        assert float(row[8].removesuffix(" %")) == pytest.approx(
+            100 * (0.42 / interval + (interval / 2 + 64) / failure), rel=0.06
+        )
+    assert "waste of this run (1/4, every 4 steps)" in found.header
+    assert "2 s a step, 0.02 s held up by any save and 0.4 s more by one of everything" in found.note
+    assert "64 MB written at 1 MB/s" in found.note
+
+
+@pytest.mark.parametrize(
+    "gone", ["timings", "speeds", "bytes", "seconds_per_step", "held", "bandwidth", "outlook", "losses"]
+)
+def test_nothing_is_told_where_something_is_missing(gone: str) -> None:
+    lines, summary = copy.deepcopy(rows()), dict(SUMMARY)
+    for row in lines:
+        for place in (row, row.get("outlook", {}), row.get("outlook", {}).get("timings", {})):
+            place.pop(gone, None)
+    summary.pop(gone, None)
+    assert advised(ABOUT, summary, lines) is None
+    if gone in ("outlook", "losses"):
+        assert table(lines) is None
+        assert sentence(lines) == ""
+        assert isinstance(picture(lines, mark=""), LeftOut)
+    assert advised({}, SUMMARY, rows()) is not None  # only what the run used is not known
+
+
+PATHS = [*outlook(1), *(f"timings/{name}" for name in TIMES), "losses/0", "losses/0/steps", "speeds/3"]
+ODD = st.sampled_from([None, "NaN", -1, 0, 1e308, 1e-308, math.inf, math.nan, True, "x", [], {}, [1e308] * 3, 10**400])
+
+
+@given(path=st.sampled_from(PATHS), value=ODD)
+def test_damaged_numbers_are_no_numbers(path: str, value: Any) -> None:
+    """Whatever a line holds, there is a report."""
+    lines = copy.deepcopy(rows())
+    place: Any = lines[-1]["outlook"]
+    *way, last = [int(part) if part.isdecimal() else part for part in path.split("/")]
+    for part in way:
+        place = place[part]
+    place[last] = value
+    for found in (table(lines), advised(ABOUT, SUMMARY, lines)):
+        assert found is None or all(len(row) == len(found.header) for row in found.rows)
+        assert found is None or not {"NaN", "∞", "nan", "NaN %"} & {cell for row in found.rows for cell in row}
+    assert "nan" not in sentence(lines).lower()
+
+
+def test_the_report_has_them(tmp_path: Path) -> None:
+    about = manifest(
+        kind="train", twins=None, sync=None, published=None, steps=STEPS,
+        suspect={"name": None, "simulated": False, "faults": []}, **ABOUT,
+    )  # fmt: skip
+    folder = write_run(tmp_path / "run", about, rows())
+    assert "losing half of the state after 20 steps would cost about 10 steps" in conclude(folder)["sentence"]
+    page = (folder / "report.html").read_text()
+    for title in ("What losing parts of the state would", "How often to save how much", "Predicted cost of a loss"):
+        assert title in page
