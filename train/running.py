@@ -284,7 +284,7 @@ class Keeper:
         found = self.checkpoint.recover(lost, state, policy=one.recover, zeroed=one.optimizer == "zeroed")
         self.checkpoint.went_back(back, one.step + 1)
         perturbation = self.checkpoint.distance(state, found.state)
-        told = {
+        told: dict[str, Any] = {
             "simulated": True, "policy": one.recover, "lost": len(lost), "blocks": cut.choices,
             "bytes": int(sizes[lost].sum()), "read": found.bytes, "behind": found.age(one.step + 1),
             "initial": len(found.initial), "older": len(found.older),
