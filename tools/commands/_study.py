@@ -69,8 +69,8 @@ def _scar(options: ScarStudyOptions) -> int:
 
     with usage_errors():
         study = ScarStudy(trials=options.trials, starts=options.starts, seed=options.seed)
-        prepare(cpu_devices=os.cpu_count() or 1, cpu_threads=os.cpu_count())  # trials are shared out
         chosen = subjects(options.workload, _sources(options))
+        prepare(cpu_devices=os.cpu_count() or 1, cpu_threads=os.cpu_count())  # trials are shared out
     onward.folder = folder
     with run_errors(folder), CountProgress("scar", len(study.parts(chosen))) as progress:
         record_study(

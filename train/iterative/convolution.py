@@ -15,7 +15,7 @@ CHANNELS, HIDDEN = (8, 16), (64, 32)
 
 
 def convolutional_network(
-    images: Images, *, by: By = "layers", batch: int = 64, batches: int = 2, samples: int = 512, seed: int = 0
+    images: Images, *, by: By = "layers", batch: int = 64, batches: int = 8, samples: int = 512, seed: int = 0
 ) -> Iterative:
     """Trains two convolutions with max pooling and three dense layers, with ReLU, by Adam.
 
@@ -30,6 +30,9 @@ def convolutional_network(
         samples: images over which the loss is taken by which convergence is told.
         seed: of the order of the images.
 
+    Raises:
+        ValueError: a batch has more images than there are.
+
     Example:
         >>> from sdc.train.images import read_images
         >>> from sdc.train.iterative import convolutional_network
@@ -40,7 +43,6 @@ def convolutional_network(
     flat = height // 4 * (width // 4) * CHANNELS[1]
     sides = [(9 * channels, CHANNELS[0]), (9 * CHANNELS[0], CHANNELS[1]), (flat, HIDDEN[0]), HIDDEN]
     sides.append((HIDDEN[1], images.classes))
-    pixels, labels = jnp.asarray(images.train_images), jnp.asarray(images.train_labels)
 
     def params_of(key: Array) -> State:
         keys = jax.random.split(key, len(sides))
@@ -70,7 +72,7 @@ def convolutional_network(
         source=images.source,
         params_of=params_of,
         loss=loss,
-        data=(pixels, labels),
+        data=(images.train_images, images.train_labels),
         samples=samples,
         rate=0.001,
         batch=batch,

@@ -23,7 +23,7 @@ MOST = 4096
 
 
 def transformer_decoder(
-    corpus: tuple[str, ...] = ("python",), *, batch: int = 8, batches: int = 1, samples: int = 8, seed: int = 0
+    corpus: tuple[str, ...] = ("python",), *, batch: int = 8, batches: int = 4, samples: int = 16, seed: int = 0
 ) -> Iterative:
     """Trains a small decoder on text, byte by byte, by Adam. A block is what has the same index on the first axis.
 
@@ -36,6 +36,7 @@ def transformer_decoder(
 
     Raises:
         CorpusError: a part of the corpus is missing or unreadable.
+        ValueError: a batch has more chunks than there are.
 
     Example:
         >>> from sdc.train.iterative import transformer_decoder
@@ -44,7 +45,7 @@ def transformer_decoder(
     """
     dataset = make_dataset(read_corpus(corpus), ByteTokenizer(), LENGTH, seed=seed)
     chunks = np.asarray(dataset.chunks)[np.random.default_rng(seed).permutation(len(dataset.chunks))[:MOST]]
-    shapes = jax.eval_shape(lambda key: init_params(CONFIG, key), jax.random.key(0))
+    shapes = jax.eval_shape(lambda: init_params(CONFIG, jax.random.key(0)))
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(shapes)]
     structure = jax.tree.structure(shapes)
 
@@ -61,6 +62,6 @@ def transformer_decoder(
         return jax.vmap(share, axis_name=MODEL)(jnp.zeros(1))[0]
 
     return by_adam(
-        name="transformer", source=dataset.source, params_of=params_of, loss=loss, data=(jnp.asarray(chunks),),
+        name="transformer", source=dataset.source, params_of=params_of, loss=loss, data=(chunks,),
         samples=samples, rate=3e-3, batch=batch, batches=batches, by="shards", seed=seed,
     )  # fmt: skip

@@ -164,7 +164,8 @@ def failures(
     for after in times[times <= last][:count]:
         lost = np.zeros(blocks, bool)
         order = rng.permutation(blocks) if how == "random" else (rng.integers(blocks) + np.arange(blocks)) % blocks
-        lost[order[: max(1, round(fraction * blocks))]] = True
+        # So many that the expected fraction is the one that is asked for, also of few blocks.
+        lost[order[: max(1, math.floor(fraction * blocks + rng.random()))]] = True
         found.append(Failure(int(after), lost))
     return found
 

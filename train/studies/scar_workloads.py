@@ -99,15 +99,15 @@ def _topics(sources: Sources) -> Subject:
 
 
 def _layers(sources: Sources) -> Subject:
-    return Subject("cnn-layers", convolutional_network(_images(sources), by="layers"), 60)
+    return Subject("cnn-layers", convolutional_network(_images(sources), by="layers"), 24)
 
 
 def _shards(sources: Sources) -> Subject:
-    return Subject("cnn-shards", convolutional_network(_images(sources), by="shards"), 60)
+    return Subject("cnn-shards", convolutional_network(_images(sources), by="shards"), 24)
 
 
 def _transformer(sources: Sources) -> Subject:
-    return Subject("transformer", transformer_decoder(sources.corpus), 60)
+    return Subject("transformer", transformer_decoder(sources.corpus), 24)
 
 
 SUBJECTS: Mapping[str, Callable[[Sources], Subject]] = {
