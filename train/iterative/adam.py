@@ -29,7 +29,13 @@ def by_adam(
     by: By,
     seed: int,
 ) -> Iterative:
-    """A training by Adam of parameters that are a dictionary of arrays."""
+    """A training by Adam of parameters that are a dictionary of arrays.
+
+    Raises:
+        ValueError: a batch has more examples than there are.
+    """
+    if not 1 <= batch <= len(data[0]):
+        raise ValueError(f"batch={batch}: expected 1 to {len(data[0])}, the examples that there are")
     shapes = jax.eval_shape(params_of, jax.random.key(0))
     order = np.random.default_rng(seed).permutation(len(data[0]))
     shuffled = tuple(array[order] for array in data)
@@ -46,7 +52,8 @@ def by_adam(
             start = count % steps * batch
             grads = jax.grad(loss)(params, *(jax.lax.dynamic_slice_in_dim(array, start, batch) for array in shuffled))
             state = (optax.ScaleByAdamState(count, mu, nu), optax.EmptyState())
-            updates, ((_, mu, nu), _) = optimizer.update(grads, state)
+            with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+                updates, ((_, mu, nu), _) = optimizer.update(grads, state)
             return optax.apply_updates(params, updates), mu, nu
 
         found = jax.lax.fori_loop(0, batches, one, (params, mu, nu))

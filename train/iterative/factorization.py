@@ -18,7 +18,8 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
 
         l(L, R) = sum over known (u, i) of (r_ui - L_u . R_i)^2 + decay (||L||^2 + ||R||^2)
 
-    An iteration solves for L with R as it is, and then for R: (sum_i R_i R_i^T + decay 1) L_u = sum_i r_ui R_i.
+    An iteration solves for L with R as it is, and then for R: (sum_i R_i R_i^T + decay 1) L_u = sum_i r_ui R_i. The
+    loss that is told is l by the number of ratings.
 
     Args:
         ratings: the entries that are known.

@@ -33,7 +33,8 @@ def logistic_regression(
         features: one row for each example.
         labels: classes, from 0.
         source: where they come from.
-        batch: examples of an iteration; batches are cut one after the other from one order.
+        batch: examples of an iteration; batches are cut one after the other from one order, and examples at its end
+            that make no batch are left out, of the loss too.
         rate: learning rate.
         decay: weight decay.
         seed: of that order.

@@ -13,7 +13,9 @@ from .documents import Documents
 from .protocol import Iterative, State, rows_of
 
 PARTS = 8
-"""Parts of a document that are sampled one after the other."""
+"""Parts of the longest document, that are sampled one after the other; a shorter one has fewer."""
+MOST = 128
+"""Topics."""
 
 
 def topic_model(
@@ -38,6 +40,9 @@ def topic_model(
         beta: prior of topics' words.
         seed: of the sampling.
 
+    Raises:
+        ValueError: there are more topics than the 8 bits of a token's topic tell apart, or none.
+
     Example:
         >>> import jax
         >>> import numpy as np
@@ -48,6 +53,8 @@ def topic_model(
         >>> task.step(task.init(jax.random.key(0)), 0)["counts"].sum(axis=1)
         Array([3., 3.], dtype=float32)
     """
+    if not 1 <= topics <= MOST:
+        raise ValueError(f"topics={topics}: expected 1 to {MOST}")
     count, vocabulary = documents.shape
     padded, there = _padded(documents)
     words, mask = jnp.asarray(padded), jnp.asarray(there)
