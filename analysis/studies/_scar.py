@@ -110,7 +110,7 @@ def _lost(case: Row) -> int:
 def _converged(workloads: Sequence[Workload]) -> Findings:
     rows = tuple(
         (
-            one.name, one.told["source"], one.told["blocks"], one.told["iterations"], one.told["criterion"],
+            one.name, one.told["source"], one.told["blocks"], one.told["iterations"], one.told["criteria"][-1],
             len(one.full), len(one.failed), int(one.full.size),
             f"{one.busiest:.0%}",
         )
@@ -121,9 +121,11 @@ def _converged(workloads: Sequence[Workload]) -> Findings:
         "failures of each case", "movement of the busiest 1/8 of blocks",
     )  # fmt: skip
     note = (
-        "Converged: at the mean loss of all starts after so many iterations; costs are iterations beyond those of the "
-        "same start without a failure, between iterations on a line. Failures come after geometric times whose mean is "
-        "half of the training. A checkpoint writes everything once in 8 iterations, whatever the fraction of a save. "
+        "Converged: at the mean losses of all starts in the last quarter of so many iterations. A cost is the mean "
+        "over these of the iterations beyond those of the same start without a failure, between iterations on a line; "
+        "a full restore, of data and random numbers too, costs the iterations that it goes back. Failures come after "
+        "geometric times whose mean is half of the training. A checkpoint writes everything once in 8 iterations, "
+        "whatever the fraction of a save. "
         "Intervals are 95 %, over starts."
     )
     return Findings((Grid("What was trained", header, rows, note),))

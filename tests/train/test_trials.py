@@ -124,7 +124,7 @@ def test_failures_are_drawn_as_said(how: trials.How, regression: Trajectory) -> 
     assert [one.after for one in found] == [
         one.after for one in trials.failures(4000, regression, 1.0, "random", seed=1)
     ]
-    last = math.ceil(regression.iterations) - 1
+    last = math.ceil(regression.iterations[0]) - 1
     after = np.asarray([one.after for one in found])
     assert after.min() >= 1
     assert after.max() <= last

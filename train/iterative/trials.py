@@ -38,15 +38,15 @@ class Trajectory:
         task: what is trained.
         states: of each array all its values, from the first state on.
         losses: of all states.
-        criterion: the loss at which the training counts as converged; minus infinity before it is known.
-        iterations: iterations that it needs, with a fraction.
+        criteria: falling losses at which the training counts as converged; none before they are known.
+        iterations: iterations that it needs to come below each, with a fraction.
     """
 
     task: Iterative
     states: State
     losses: Float[np.ndarray, "states"]
-    criterion: float = -math.inf
-    iterations: float = math.inf
+    criteria: Float[np.ndarray, "levels"] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    iterations: Float[np.ndarray, "levels"] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 class Failure(NamedTuple):
@@ -78,7 +78,8 @@ class Outcome(NamedTuple):
     """What became of trials.
 
     Attributes:
-        costs: iterations that each cost; infinity where the training did not converge any more.
+        costs: iterations that each cost, the mean over the criteria: a single one is met sooner or later by the noise
+            of the loss, too. Infinity where the training did not converge any more.
         sizes: L2 norms of the perturbations.
     """
 
@@ -105,21 +106,22 @@ def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
     return Trajectory(task, states, losses)
 
 
-def until(trajectory: Trajectory, criterion: float) -> Trajectory:
-    """The same training, which counts as converged at a loss.
+def until(trajectory: Trajectory, *criteria: float) -> Trajectory:
+    """The same training, which counts as converged at these losses, which fall.
 
     Raises:
         DoesNotConverge: it begins there, or never comes there.
     """
-    losses = trajectory.losses
-    at = int(np.argmax(losses <= criterion))
-    if at == 0:
-        raise DoesNotConverge(
-            f"{trajectory.task.name} does not converge to a loss of {criterion:.5g}: it was {losses[0]:.5g}, and is "
-            f"{losses[-1]:.5g} after {len(losses) - 1} iterations; there is no cost to tell"
-        )
-    iterations = crossing(at, losses[at - 1], losses[at], criterion)
-    return dataclasses.replace(trajectory, criterion=criterion, iterations=float(iterations))
+    losses, iterations = trajectory.losses, []
+    for criterion in criteria:
+        at = int(np.argmax(losses <= criterion))
+        if at == 0:
+            raise DoesNotConverge(
+                f"{trajectory.task.name} does not converge to a loss of {criterion:.5g}: it was {losses[0]:.5g}, and "
+                f"is {losses[-1]:.5g} after {len(losses) - 1} iterations; there is no cost to tell"
+            )
+        iterations.append(float(crossing(at, losses[at - 1], losses[at], criterion)))
+    return dataclasses.replace(trajectory, criteria=np.asarray(criteria), iterations=np.asarray(iterations))
 
 
 def crossing(at: Any, before: Any, loss: Any, criterion: float) -> Any:
@@ -150,13 +152,13 @@ def failures(
 
     Args:
         count: how many.
-        trajectory: of the training that they hit, see `until`. The mean of the geometric distribution is half of its
-            iterations; times after its end are drawn again.
+        trajectory: of the training that they hit, see `until`. The mean of the geometric distribution is half of the
+            iterations that it needs for the first criterion; times after those are drawn again.
         fraction: of the blocks, above 0 and at most 1.
         how: `random`: any of them; `contiguous`: neighbours, as a host holds them; the last is next to the first.
         seed: of the draw; the times are the same whatever is lost.
     """
-    blocks, last = trajectory.task.count, max(2, math.ceil(trajectory.iterations) - 1)
+    blocks, last = trajectory.task.count, max(2, math.ceil(trajectory.iterations[0]) - 1)
     seeds = [seed] if isinstance(seed, int) else list(seed)
     times = np.random.default_rng([*seeds, 0]).geometric(2 / last, 64 * count)
     rng = np.random.default_rng([*seeds, 1, round(1e6 * fraction), how == "random"])
@@ -242,15 +244,17 @@ def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcom
         after: of each trial the iterations that were done.
         starts: the perturbed states, one after the other along the first axis.
     """
-    limit = jnp.int32(math.ceil(LIMIT * trajectory.iterations))
+    limit = jnp.int32(math.ceil(LIMIT * trajectory.iterations[-1]))
     # As many on each device; the last one again for those that are missing.
     count, devices = len(after), jax.local_device_count()
     every = np.minimum(np.arange(-(-count // devices) * devices), count - 1)
     done = jnp.asarray(after, jnp.int32)[every]
     starts = jax.tree.map(lambda leaf: leaf[every], starts)
     before = {name: trajectory.states[name][done] for name in trajectory.task.moving}
-    ends, sizes = _going_on(trajectory.task)(jnp.float32(trajectory.criterion), limit, done, starts, before)
-    return Outcome(np.asarray(ends, float)[:count] - trajectory.iterations, np.asarray(sizes, float)[:count])
+    criteria = jnp.asarray(trajectory.criteria, jnp.float32)
+    ends, sizes = _going_on(trajectory.task)(criteria, limit, done, starts, before)
+    costs = np.mean(np.asarray(ends, float)[:count] - trajectory.iterations, axis=1)
+    return Outcome(costs, np.asarray(sizes, float)[:count])
 
 
 @functools.lru_cache(maxsize=8)
@@ -266,23 +270,23 @@ def _going_on(task: Iterative) -> Callable[..., tuple[Array, Array]]:
         out_specs=trials,
         check_vma=False,  # trainings may have axes of their own
     )
-    def program(criterion: Array, limit: Array, after: Array, starts: State, before: State) -> tuple[Array, Array]:
+    def program(criteria: Array, limit: Array, after: Array, starts: State, before: State) -> tuple[Array, Array]:
         def goes_on(carry: Any) -> Array:
-            k, _, _, loss = carry
-            return (k < limit) & ~(loss <= criterion)
+            k, _, _, ends = carry
+            return (k < limit) & jnp.isinf(ends).any()
 
         def body(carry: Any) -> Any:
-            k, state, _, loss = carry
+            k, state, before, ends = carry
             state = task.step(state, k)
-            return k + 1, state, loss, task.loss(state)
+            loss = task.loss(state)
+            met = crossing((k + 1).astype(jnp.float32), before, loss, criteria)
+            return k + 1, state, loss, jnp.where(jnp.isinf(ends) & (loss <= criteria), met, ends)
 
         def one(trial: tuple[Array, State]) -> Array:
             done, start = trial
             first = task.loss(start)
-            k, _, previous, loss = jax.lax.while_loop(goes_on, body, (done, start, first, first))
-            met = crossing(k.astype(jnp.float32), previous, loss, criterion)
-            end = jnp.where(k == done, done.astype(jnp.float32), met)
-            return jnp.where(loss <= criterion, end, jnp.inf)
+            ends = jnp.where(first <= criteria, done.astype(jnp.float32), jnp.inf)
+            return jax.lax.while_loop(goes_on, body, (done, start, first, ends))[-1]
 
         squares = sum(jax.vmap(lambda a: jnp.sum(jnp.square(a)))(starts[name] - old) for name, old in before.items())
         # One after the other: on CPUs a batch of trials takes up to twice as long as its trials by themselves. On

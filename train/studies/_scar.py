@@ -132,17 +132,19 @@ class ScarStudy:
             yield Part("failures", subject.name, start, functools.partial(self._failures, subject, start))
 
     def _criterion(self, subject: Subject) -> Found:
-        """The loss at which a training counts as converged: the mean of all starts after so many iterations."""
+        """Losses at which a training counts as converged: the means of all starts in the last quarter."""
         losses = np.stack([self._train(subject, start).losses for start in range(self.starts)])
         mean = losses.mean(axis=0)
-        criterion = float(mean[subject.iterations])
-        if criterion >= mean[0]:
+        last = max(1, subject.iterations // 4)
+        criteria = np.minimum.accumulate(mean[subject.iterations - last + 1 : subject.iterations + 1]).tolist()
+        criterion = criteria[-1]
+        if criteria[0] >= mean[0]:
             raise DoesNotConverge(
                 f"{subject.name} does not converge: its loss was {mean[0]:.4g} and is {criterion:.4g} after "
                 f"{subject.iterations} iterations; there is no cost to tell"
             )
         return {
-            "criterion": criterion, "iterations": subject.iterations, "interval": subject.interval,
+            "criteria": criteria, "iterations": subject.iterations, "interval": subject.interval,
             "blocks": subject.task.count, "source": subject.task.source, "losses": mean.tolist(),
         }  # fmt: skip
 
@@ -153,7 +155,7 @@ class ScarStudy:
         told = next(one for one in before if one["workload"] == subject.name and one["what"] == "criterion")["found"]
         if "failed" in told:
             raise DoesNotConverge(f"{subject.name} has no criterion; see there")
-        trajectory = trials.until(self._train(subject, start), told["criterion"])
+        trajectory = trials.until(self._train(subject, start), *told["criteria"])
         seed, count = [self.seed, start], self.trials // self.starts
         hit = {
             (lost, how): trials.failures(count, trajectory, lost, how, seed=seed)
@@ -164,21 +166,20 @@ class ScarStudy:
             for key in dict.fromkeys((case.policy, case.fraction) for case in CASES)
         }
         # All recoveries of all cases go on in one program.
-        everything = [trials.recover(one, held["priority", 1.0], everything=True) for one in hit[HALF, "random"]]
-        recovered, after = list(everything), [one.after for one in hit[HALF, "random"]]
+        recovered, after = list[Any](), list[int]()
         for case in CASES:
             for one in hit[case.lost, case.how]:
                 recovered.append(trials.recover(one, held[case.policy, case.fraction]))
                 after.append(one.after)
         outcome = trials.go_on(trajectory, after, trials.recovered(trajectory, recovered))
-        costs, sizes = (np.split(array, len(CASES) + 1) for array in (outcome.costs, outcome.sizes))
+        costs, sizes = (np.split(array, len(CASES)) for array in (outcome.costs, outcome.sizes))
         rows = [
             {**case._asdict(), "costs": finite(costs[n]), "sizes": sizes[n].tolist()} | _told(case, hit, held)
-            for n, case in enumerate(CASES, 1)
+            for n, case in enumerate(CASES)
         ]
         return {
-            "iterations": trajectory.iterations, "after": after[:count],
-            "full": {"costs": finite(costs[0]), "sizes": sizes[0].tolist()}, "cases": rows,
+            "iterations": trajectory.iterations.tolist(), "after": after[:count], "cases": rows,
+            "full": _full(trajectory, hit[HALF, "random"], held["priority", 1.0]),
             "busiest": _busiest(held["priority", EIGHTH]),
         }  # fmt: skip
 
@@ -194,6 +195,17 @@ def _told(
     return {
         "predicted": [None if one is None else one.steps for one in losses],
         "bound": [None if one is None else one.bound for one in losses],
+    }
+
+
+def _full(trajectory: Trajectory, hit: Sequence[Failure], held: Held) -> dict[str, list[float]]:
+    """A restore of everything, batches and random numbers too: it costs what it goes back, bit for bit."""
+    before = trials.recovered(trajectory, [trials.recover(one, held, everything=True) for one in hit])
+    now = {name: trajectory.states[name][np.asarray([one.after for one in hit])] for name in trajectory.task.moving}
+    squares = sum(np.square(np.asarray(now[name] - before[name], float)).reshape(len(hit), -1).sum(1) for name in now)
+    return {
+        "costs": [float(one.after - held.steps[one.after].max()) for one in hit],
+        "sizes": np.sqrt(squares).tolist(),
     }
 
 

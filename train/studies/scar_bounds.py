@@ -128,13 +128,13 @@ def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"]
     distance = float(trajectory.losses[0])
     before = {name: trajectory.states[name][jnp.asarray(after)] for name in trajectory.task.moving}
     sizes = _sizes(trajectory.task, starts, before)
-    kappa = iterations_bound(distance, c, trajectory.criterion)
+    kappa = iterations_bound(distance, c, float(trajectory.criteria[0]))
     return {
-        "c": c, "distance": distance, "iterations": trajectory.iterations, "kappa": kappa,
+        "c": c, "distance": distance, "iterations": float(trajectory.iterations[0]), "kappa": kappa,
         "after": after.tolist(), "sizes": sizes.tolist(),
         "bounds": [iteration_cost_bound(distance, c, {int(k): float(s)}) for k, s in zip(after, sizes, strict=True)],
         "costs": finite(outcome.costs),
-        "beyond": finite(outcome.costs + trajectory.iterations - kappa),
+        "beyond": finite(outcome.costs + trajectory.iterations[0] - kappa),
     }  # fmt: skip
 
 
