@@ -158,8 +158,7 @@ class Watch:
         if not len(ages) or np.isnan(self._speeds).any():
             return None
         if known.any():
-            before = [one for one in self._movements if one[0] < step]  # a run may have gone back
-            self._movements = [*before, (step, math.sqrt(float(self._speeds.sum())))][-KEPT:]
+            self._movements = [*self._movements, (step, math.sqrt(float(self._speeds.sum())))][-KEPT:]
         every = max(1, int(ages.min()) if last is None else step - last)
         found = np.where(known, squares, self._speeds * ages**2)
         return Outlook(step, ages, found, self._speeds.copy(), self._sizes, self._convergence(every), every)

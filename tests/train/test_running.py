@@ -186,6 +186,8 @@ def test_a_damaged_copy_counts_as_none(tmp_path: Path, caplog: pytest.LogCapture
     restarted = lines(tmp_path / "run")[8]["restarted"]
     assert (restarted["policy"], restarted["step"], restarted["steps_lost"]) == ("full", 8, 0)
     assert restarted["behind"] > 0
+    # However old what it went back to: it moves from there.
+    assert outlooks(tmp_path / "run")[8]["losses"][2]["steps"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
