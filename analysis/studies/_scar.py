@@ -67,7 +67,7 @@ def findings(rows: Sequence[Row]) -> Findings:
 def _failed(rows: Sequence[Row]) -> Findings:
     """What did not converge, of which there is no cost."""
     said = tuple(
-        (row["what"], row["workload"], row["start"] if row["start"] >= 0 else "all", row["found"]["failed"])
+        (row["what"], row["workload"], "all" if row["start"] is None else row["start"], row["found"]["failed"])
         for row in rows
         if "failed" in row["found"]
     )

@@ -11,7 +11,7 @@ class PartRow(Fields, kw_only=True):
 
     part: Annotated[int, about("number of the part, from 0", ge=0, le=LAST)]
     what: Annotated[str, about("which experiment")]
-    workload: Annotated[str, about("what it trains; empty where it trains nothing of the workloads")] = ""
-    start: Annotated[int, about("which of the first states; -1 where it is of all")] = -1
+    workload: Annotated[str, about("what it trains; empty where it trains nothing of the workloads")]
+    start: Annotated[int | None, about("which of the first states; `null` where it is of all")] = None
     seconds: Annotated[float | None, about("wall time of the part")] = None
     found: Annotated[dict[str, Any], about("what was found; `failed` says why nothing was")]

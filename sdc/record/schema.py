@@ -20,13 +20,14 @@ from .manifests import (
     Suspect,
     TraceManifest,
 )
+from .parts import PartRow
 from .rows import InjectionRow, MismatchRow, RankRow, SiteCounts, StepRow, TraceRow, TwinCounts
 from .summaries import CampaignSummary, Ending, RunSummary, StudySummary
 
 TABLES: tuple[type[Fields], ...] = (
     Stamp, Manifest, RunManifest, TraceManifest, CampaignManifest, StudyManifest, Host, Environment, Device, Data,
     Suspect, StepRow, SiteCounts, TwinCounts, MismatchRow, RankRow, TraceRow, InjectionRow,
-    Ending, RunSummary, CampaignSummary, StudySummary, Holder,
+    PartRow, Ending, RunSummary, CampaignSummary, StudySummary, Holder,
 )  # fmt: skip
 """Types of which the documentation has a table."""
 

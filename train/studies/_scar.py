@@ -59,19 +59,19 @@ class Part(NamedTuple):
     Attributes:
         what: which experiment.
         workload: what it trains; empty if nothing of the workloads.
-        start: which of the first states.
+        start: which of the first states; None if it is of all.
         run: does it, given what the parts before found.
     """
 
     what: str
     workload: str
-    start: int
+    start: int | None
     run: Callable[[Sequence[Found]], Found]
 
     @property
     def title(self) -> str:
         """For people."""
-        return " ".join(filter(None, (self.what, self.workload, f"start {self.start}" if self.start >= 0 else "")))
+        return " ".join(filter(None, (self.what, self.workload, f"start {self.start}" if self.start is not None else "")))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,21 +113,21 @@ class ScarStudy:
 
     def parts(self, subjects: Sequence[Subject]) -> list[Part]:
         """The parts, in their order."""
-        found = [Part("quadratic", "", -1, lambda _: quadratic_program(self.perturbations, self.seed))]
+        found = [Part("quadratic", "", None, lambda _: quadratic_program(self.perturbations, self.seed))]
         for subject in subjects:
             found.extend(self._of(subject))
         return found
 
     def _of(self, subject: Subject) -> Iterator[Part]:
-        yield Part("criterion", subject.name, -1, lambda _: self._criterion(subject))
+        yield Part("criterion", subject.name, None, lambda _: self._criterion(subject))
         if subject.name == "regression":
             run = functools.partial(classes_of_perturbations, subject, self.trials, self.seed)
-            yield Part("perturbations", subject.name, -1, lambda _: run())
+            yield Part("perturbations", subject.name, None, lambda _: run())
         if subject.name in ("regression", "topics"):
             reset = functools.partial(resets, subject, self.trials, self.seed)
-            yield Part("resets", subject.name, -1, lambda _: reset())
+            yield Part("resets", subject.name, None, lambda _: reset())
         if subject.name == "topics":
-            yield Part("overhead", subject.name, -1, lambda _: overhead(subject, self.seed))
+            yield Part("overhead", subject.name, None, lambda _: overhead(subject, self.seed))
         for start in range(self.starts):
             yield Part("failures", subject.name, start, functools.partial(self._failures, subject, start))
 

@@ -99,11 +99,11 @@ def _topics(sources: Sources) -> Subject:
 
 
 def _layers(sources: Sources) -> Subject:
-    return Subject("cnn-layers", convolutional_network(_images(sources), by="layers"), 24)
+    return Subject("cnn-layers", convolutional_network(_images(sources), by="layers"), 32)
 
 
 def _shards(sources: Sources) -> Subject:
-    return Subject("cnn-shards", convolutional_network(_images(sources), by="shards"), 24)
+    return Subject("cnn-shards", convolutional_network(_images(sources), by="shards"), 32)
 
 
 def _transformer(sources: Sources) -> Subject:
