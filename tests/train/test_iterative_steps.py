@@ -103,6 +103,9 @@ def start(name: str, seed: int = 0) -> dict[str, Any]:
             state[leaf] = rng.normal(0, 0.02, value.shape).astype(np.float32)
         elif leaf.startswith("nu/"):
             state[leaf] = rng.uniform(0.001, 0.01, value.shape).astype(np.float32)
+    if name == "transformer":  # of a byte that is in no text: here epsilon tells
+        for leaf, small in (("mu/embedding", 1e-8), ("nu/embedding", 1e-16)):
+            state[leaf][-1] = small
     return state
 
 
