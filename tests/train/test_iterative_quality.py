@@ -21,7 +21,7 @@ from .test_iterative_data import real
 WITHIN = 1.02
 
 
-def trained(task: Iterative, iterations: int, state: Any = None) -> dict[str, np.ndarray]:
+def trained(task: Iterative, iterations: int, state: Any = None) -> Any:
     @jax.jit
     def program(state: Any) -> Any:
         return jax.lax.fori_loop(0, iterations, lambda k, state: task.step(state, k), state)
