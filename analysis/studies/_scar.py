@@ -90,10 +90,9 @@ def _workload(name: str, rows: Sequence[Row]) -> Workload | None:
             name: np.asarray([one.get(name, []) for one in each], float)
             for name in ("costs", "sizes", "predicted", "bound")
         }
-    return Workload(
-        name, told, *(np.asarray([one["full"][key] for one in good], float) for key in ("costs", "sizes")), cases,
-        [one["failed"] for one in starts if "failed" in one], float(np.mean([one["busiest"] for one in good])),
-    )  # fmt: skip
+    full, sizes = (np.asarray([one["full"][key] for one in good], float) for key in ("costs", "sizes"))
+    failed = [one["failed"] for one in starts if "failed" in one]
+    return Workload(name, told, full, sizes, cases, failed, float(np.mean([one["busiest"] for one in good])))
 
 
 def reduction(workload: Workload, key: tuple[str, float, float, str]) -> Interval:

@@ -21,7 +21,7 @@ def by_adam(
     source: str,
     params_of: Callable[[Array], State],
     loss: Callable[..., Float32[Array, ""]],
-    data: tuple[Array, ...],
+    data: tuple[np.ndarray, ...],
     samples: int,
     rate: float,
     batch: int,
@@ -36,7 +36,7 @@ def by_adam(
     """
     if not 1 <= batch <= len(data[0]):
         raise ValueError(f"batch={batch}: expected 1 to {len(data[0])}, the examples that there are")
-    shapes = jax.eval_shape(params_of, jax.random.key(0))
+    shapes = jax.eval_shape(lambda: params_of(jax.random.key(0)))
     order = np.random.default_rng(seed).permutation(len(data[0]))
     shuffled = tuple(array[order] for array in data)
     steps = len(order) // batch
@@ -65,7 +65,8 @@ def by_adam(
         parts = zip(KINDS, (params, zeros, zeros), strict=True)
         return {f"{kind}/{name}": part[name] for kind, part in parts for name in shapes}
 
-    ids, first = {}, 0
+    ids: dict[str, np.ndarray] = {}
+    first = 0
     for leaf, shape in shapes.items():
         rows = shape.shape[0]
         own = first + (np.arange(rows) if by == "shards" else np.zeros(rows, int))

@@ -31,7 +31,7 @@ def convolutional_network(
         seed: of the order of the images.
 
     Raises:
-        ValueError: a batch has more images than there are.
+        ValueError: a batch has more images than there are, or height or width is no multiple of 4.
 
     Example:
         >>> from sdc.train.images import read_images
@@ -40,6 +40,10 @@ def convolutional_network(
         10
     """
     height, width, channels = images.shape
+    if min(height, width) < 4 or height % 4 or width % 4:
+        raise ValueError(
+            f"images of {height}x{width} cannot be halved twice; expected multiples of 4: pad or crop them"
+        )
     flat = height // 4 * (width // 4) * CHANNELS[1]
     sides = [(9 * channels, CHANNELS[0]), (9 * CHANNELS[0], CHANNELS[1]), (flat, HIDDEN[0]), HIDDEN]
     sides.append((HIDDEN[1], images.classes))

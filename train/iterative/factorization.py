@@ -41,13 +41,12 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
                [2., 4.]], dtype=float32)
     """
     users, items = ratings.shape
-    values, known = np.zeros((users, items), np.float32), np.zeros((users, items), np.float32)
-    values[ratings.users, ratings.items] = ratings.values
-    known[ratings.users, ratings.items] = 1
+    r, mask = np.zeros((users, items), np.float32), np.zeros((users, items), np.float32)
+    r[ratings.users, ratings.items] = ratings.values
+    mask[ratings.users, ratings.items] = 1
     upper = np.triu_indices(factors)
-    r, mask = jnp.asarray(values), jnp.asarray(known)
 
-    def half(others: Float32[Array, "m p"], r: Float32[Array, "n m"], mask: Float32[Array, "n m"]) -> Array:
+    def half(others: Float32[Array, "m p"], r: Any, mask: Any) -> Array:
         """The least-squares solution for one side: each row from the rows of the other that it is known with."""
         squares = others[:, upper[0]] * others[:, upper[1]]
         packed = mask @ squares

@@ -55,11 +55,11 @@ def logistic_regression(
     if not 1 <= batch <= len(labels):
         raise ValueError(f"batch={batch}: expected 1 to {len(labels)}, the examples that there are")
     order = np.random.default_rng(seed).permutation(len(labels))[: len(labels) // batch * batch]
-    x, y = jnp.asarray(features[order]), jnp.asarray(labels[order])
+    x, y = features[order], labels[order]
     classes = int(labels.max()) + 1
     batches = len(order) // batch
 
-    def loss(weights: Array, x: Array, y: Array) -> Float32[Array, ""]:
+    def loss(weights: Array, x: Any, y: Any) -> Float32[Array, ""]:
         logits = x @ weights
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=-1)
         return -jnp.mean(chosen) + decay / 2 * jnp.sum(jnp.square(weights))

@@ -56,9 +56,8 @@ def topic_model(
     if not 1 <= topics <= MOST:
         raise ValueError(f"topics={topics}: expected 1 to {MOST}")
     count, vocabulary = documents.shape
-    padded, there = _padded(documents)
-    words, mask = jnp.asarray(padded), jnp.asarray(there)
-    lengths = jnp.sum(mask, axis=1)
+    words, mask = _padded(documents)
+    lengths = np.sum(mask, axis=1)
 
     def of_documents(assigned: Array) -> Float32[Array, "documents topics"]:
         return jnp.sum(one_hot(assigned) * mask[..., None], axis=1)
@@ -115,7 +114,7 @@ def topic_model(
     )
 
 
-def _cut(array: Array) -> Array:
+def _cut(array: Any) -> Any:
     """Columns in `PARTS` parts, the parts first."""
     return jnp.moveaxis(array.reshape(array.shape[0], PARTS, -1), 1, 0)
 

@@ -124,7 +124,7 @@ def until(trajectory: Trajectory, *criteria: float) -> Trajectory:
     return dataclasses.replace(trajectory, criteria=np.asarray(criteria), iterations=np.asarray(iterations))
 
 
-def crossing(at: Any, before: Any, loss: Any, criterion: float) -> Any:
+def crossing(at: Any, before: Any, loss: Any, criterion: Any) -> Any:
     """Where between two iterations a loss meets a criterion, if it falls on a line."""
     return at - 1 + (before - criterion) / (before - loss)
 

@@ -71,7 +71,9 @@ class Part(NamedTuple):
     @property
     def title(self) -> str:
         """For people."""
-        return " ".join(filter(None, (self.what, self.workload, f"start {self.start}" if self.start is not None else "")))
+        return " ".join(
+            filter(None, (self.what, self.workload, f"start {self.start}" if self.start is not None else ""))
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

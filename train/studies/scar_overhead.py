@@ -47,8 +47,7 @@ def overhead(subject: Subject, seed: int) -> dict[str, Any]:
                 if k + 1 == AFTER:
                     cut = running.partition
                     lost = [int(block) for block in rng.permutation(cut.choices)[: cut.choices // 2]]
-                    policy = "partial" if name == "SCAR" else "full"
-                    state = running.recover(lost, state, policy=policy).state
+                    state = running.recover(lost, state, policy="partial" if name == "SCAR" else "full").state
                     losses[-1] = float(task.loss(state))
                 elif (k + 1) % every == 0:
                     began = time.perf_counter()
