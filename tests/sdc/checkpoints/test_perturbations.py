@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from scipy import stats
 
 from sdc.analysis import error_floor, fit_convergence, iteration_cost_bound
 from sdc.checkpoints.perturbations import error_bound, iterations_bound, perpetual_cost_bound
@@ -153,3 +154,15 @@ def test_far_perturbations_do_not_overflow() -> None:
 def test_out_of_range(call: Callable[[], float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_fit_is_the_line_of_least_squares() -> None:
+    """Beside SciPy's own, its interval too."""
+    lengths = 0.95 ** np.arange(24) * np.exp(0.05 * RNG.normal(size=24))
+    found, fit = fit_convergence(lengths.tolist()), stats.linregress(np.arange(24), np.log(lengths))
+    assert found is not None
+    reach = stats.t.ppf(0.975, 22) * fit.stderr
+    np.testing.assert_allclose(found.c, np.exp(fit.slope), rtol=1e-12)
+    np.testing.assert_allclose(found.interval, np.exp([fit.slope - reach, fit.slope + reach]), rtol=1e-12)
+    last = np.exp(fit.intercept + 23 * fit.slope)
+    np.testing.assert_allclose(found.distance, last * found.c / (1 - found.c), rtol=1e-10)
