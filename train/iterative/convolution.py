@@ -15,7 +15,7 @@ CHANNELS, HIDDEN = (8, 16), (64, 32)
 
 
 def convolutional_network(
-    images: Images, *, by: By = "layers", batch: int = 64, batches: int = 4, samples: int = 256, seed: int = 0
+    images: Images, *, by: By = "layers", batch: int = 64, batches: int = 8, samples: int = 256, seed: int = 0
 ) -> Iterative:
     """Trains two convolutions with max pooling and three dense layers, with ReLU, by Adam.
 

@@ -23,7 +23,7 @@ MOST = 4096
 
 
 def transformer_decoder(
-    corpus: tuple[str, ...] = ("python",), *, batch: int = 8, batches: int = 4, samples: int = 16, seed: int = 0
+    corpus: tuple[str, ...] = ("python",), *, batch: int = 8, batches: int = 4, samples: int = 8, seed: int = 0
 ) -> Iterative:
     """Trains a small decoder on text, byte by byte, by Adam. A block is what has the same index on the first axis.
 

@@ -99,15 +99,15 @@ def _topics(sources: Sources) -> Subject:
 
 
 def _layers(sources: Sources) -> Subject:
-    return Subject("cnn-layers", convolutional_network(_images(sources), by="layers"), 32)
+    return Subject("cnn-layers", convolutional_network(_images(sources), by="layers"), 20)
 
 
 def _shards(sources: Sources) -> Subject:
-    return Subject("cnn-shards", convolutional_network(_images(sources), by="shards"), 32)
+    return Subject("cnn-shards", convolutional_network(_images(sources), by="shards"), 20)
 
 
 def _transformer(sources: Sources) -> Subject:
-    return Subject("transformer", transformer_decoder(sources.corpus), 24)
+    return Subject("transformer", transformer_decoder(sources.corpus), 20)
 
 
 SUBJECTS: Mapping[str, Callable[[Sources], Subject]] = {
