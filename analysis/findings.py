@@ -169,7 +169,7 @@ def headline_of_study(sentence: str, missing: str = "") -> Headline:
     none = "none: a study of methods, not a test of a device"
     actions = [Action("Compare with your own training", "A study is of small workloads: the tables say of which.")]
     if missing:
-        actions.insert(0, Action("Look at what was not seen", f"It may need more steps or workers: {missing}."))
+        actions.insert(0, Action("Look at what was not seen", f"It may need more steps, workers or trials: {missing}."))
     return Headline(sentence, none, none, "not asked", "simulated, all of it", tuple(actions))
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,8 @@ from sdc.checksums.profile import Profile, hardware
 from sdc.record.files import to_json
 from sdc.record.identity import stamp
 
+WIDEST = 400
+"""Columns of a table that no window has."""
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow"}
 Part: TypeAlias = Table | Text | str
 
@@ -42,6 +45,9 @@ def show(kind: str, summary: Mapping[str, Any], *, as_json: bool) -> None:
         return
     console = Output()
     for part in PARTS.get(kind, _run)(summary):
+        if isinstance(part, Table):  # no figure is cut, however many columns there are
+            wanted = Measurement.get(console, console.options.update(width=WIDEST), part).maximum
+            console.width = max(console.width, wanted)
         console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
     if "report" in summary:
         console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)

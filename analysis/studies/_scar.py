@@ -16,8 +16,10 @@ PARTIAL = {0.25: (0.59, 0.89), 0.5: (0.31, 0.62), 0.75: (0.12, 0.42)}
 """By fraction lost, the range of the published reductions of the iteration cost by partial recovery (figure 7)."""
 PRIORITY = (0.78, 0.95)
 """Of 1/8 priority checkpoints at 8 times the frequency, half being lost (figure 8)."""
-SOONER = 3
-"""Iterations by which SCAR is published to reach a likelihood sooner (figure 9)."""
+SOONER, AFTERWARDS = 3, 8
+"""Iterations by which SCAR is published to reach a likelihood sooner (figure 9), and over which that is averaged."""
+LEAST_STARTS = 5
+"""Starts of which an interval is told."""
 FACTOR, SHARE, LEAST_COST = 2.0, 0.8, 0.5
 """Predictions count as good within this factor, or if both costs are below this many iterations; so many should be."""
 
@@ -71,6 +73,10 @@ def _failed(rows: Sequence[Row]) -> Findings:
         for row in rows
         if "failed" in row["found"]
     )
+    for name in dict.fromkeys(row["workload"] for row in rows if row["what"] == "failures"):
+        starts = [row["found"] for row in rows if row["what"] == "failures" and row["workload"] == name]
+        if 0 < (good := sum("failed" not in one for one in starts)) < LEAST_STARTS:
+            said += (("failures", name, "all", f"{good} starts converged: too few for an interval"),)
     grid = Grid("What did not converge", ("part", "workload", "start", "why"), said, "Nothing is told of its costs.")
     return Findings((grid,)) if said else Findings()
 
@@ -80,7 +86,7 @@ def _workload(name: str, rows: Sequence[Row]) -> Workload | None:
     told = next((row["found"] for row in mine if row["what"] == "criterion" and "failed" not in row["found"]), None)
     starts = [row["found"] for row in mine if row["what"] == "failures"]
     good = [one for one in starts if "failed" not in one]
-    if told is None or len(good) < 2:
+    if told is None or len(good) < LEAST_STARTS:
         return None
     cases = {}
     for place, case in enumerate(good[0]["cases"]):
@@ -155,8 +161,10 @@ def _partial(workloads: Sequence[Workload]) -> Findings:
                 theory &= squares.low <= lost <= squares.high
                 seen.append(f"{lost:g}: {less.text(percent=True)}")
         checks.append(
-            Check(f"{one.name}: partial recovery costs at least 12, 31, 59 % less (3/4, 1/2, 1/4 lost)", good,
-                  "; ".join(reversed(seen)))
+            Check(
+                f"{one.name}: partial recovery costs at least 12, 31, 59 % less (3/4, 1/2, 1/4 lost), on average", good,
+                "; ".join(reversed(seen)),
+            )
         )  # fmt: skip
         charts.append(
             Chart(
@@ -218,7 +226,7 @@ def _saving(workloads: Sequence[Workload]) -> Findings:
         best, chance = (one.cases[policy, 0.125, 0.5, "random"] for policy in ("priority", "random"))
         less = reduction(one, ("priority", 0.125, 0.5, "random"))
         checks.append(
-            Check(f"{one.name}: 1/8 priority checkpoints make losing half at least 78 % cheaper",
+            Check(f"{one.name}: 1/8 priority checkpoints make losing half at least 78 % cheaper, on average",
                   less.value >= PRIORITY[0] and not _lost(best), less.text(percent=True))
         )  # fmt: skip
         gain = mean_interval(chance["costs"] - best["costs"])
@@ -252,7 +260,7 @@ def _bounds(title: str, told: Mapping[str, Row], *, always: bool) -> Findings:
         known = np.isfinite(costs)
         rows.append(
             (
-                kind, len(costs), one["c"], float(np.nanmean(costs)), float(bounds.mean()),
+                kind, len(costs), one["c"], mean_interval(costs[:, None]).text(), float(bounds.mean()),
                 int((costs > bounds + 1e-3).sum()), int((beyond > bounds + 1e-3).sum()), int((~known).sum()),
             )
         )  # fmt: skip
@@ -271,13 +279,17 @@ def _bounds(title: str, told: Mapping[str, Row], *, always: bool) -> Findings:
     checks: list[Check] = []
     if always:
         over = sum(row[6] for row in rows)
-        checks.append(Check(f"{title}: no perturbation costs more than theorem 3.2 allows", not over, f"{over} do"))
+        checks.append(
+            Check(
+                f"{title}: beyond kappa(x) no perturbation costs more than theorem 3.2 allows", not over, f"{over} do"
+            )
+        )
     if "adversarial" in told:
         cost = {kind: float(np.nanmean(np.asarray(one["costs"], float))) for kind, one in told.items()}
         share = cost["adversarial"] / float(np.mean(told["adversarial"]["bounds"]))
         checks.append(
             Check(f"{title}: perturbations away from the optimum cost more than random ones, and near the bound",
-                  cost["adversarial"] > max(cost["random"], 0) and share > 0.5,
+                  cost["adversarial"] > max(cost["random"], 0) and 0.5 < share < 1.5,
                   f"{cost['adversarial']:.3g} and {cost['random']:.3g} iterations; {share:.0%} of the bound")
         )  # fmt: skip
     return Findings((Grid(f"{title}, beside theorem 3.2", header, tuple(rows), note),), (chart,), tuple(checks))
@@ -285,43 +297,45 @@ def _bounds(title: str, told: Mapping[str, Row], *, always: bool) -> Findings:
 
 def _overhead(workload: str, told: Row) -> Findings:
     ways = [name for name in told if name not in ("after", "undisturbed")]
-    goal = {name: _caught_up(told[name]["losses"], told["undisturbed"], told["after"]) for name in ways}
+    goal = {name: _behind(told[name]["losses"], told["undisturbed"], told["after"]) for name in ways}
     rows = tuple(
         (
             name, f"{told[name]['fraction']:g} every {told[name]['saved_every']}", goal[name],
             1e3 * told[name]["step_seconds"], 1e3 * told[name]["save_seconds"],
-            told[name]["save_seconds"] / told[name]["saved_every"] / told[name]["step_seconds"],
+            f"{told[name]['save_seconds'] / told[name]['saved_every'] / told[name]['step_seconds']:.0%}",
         )
         for name in ways
     )  # fmt: skip
     header = ("recovery", "saves", "iterations behind", "ms of an iteration", "ms of a save", "overhead")
     note = (
-        f"Half is lost in iteration {told['after']}. Behind: how many iterations earlier the undisturbed training "
-        "had the loss of the recovered state. Overhead: time for which saves hold up the training (waiting "
-        "for the one before included), over that of iterations, of milliseconds here; published 13 s of 243 s (5.3 %)."
+        f"Half is lost in iteration {told['after']} of a single training. Behind: how many iterations earlier the "
+        f"undisturbed training had the same loss, on average over the {AFTERWARDS} iterations after the failure. "
+        "Overhead: time for which saves hold up the training (waiting for the one before included), over that of "
+        "iterations, of milliseconds here; published: 13 s of 243 s, 5.3 %."
     )
     lines = [Line("undisturbed", list(range(len(told["undisturbed"]))), told["undisturbed"], dashed=True)]
     lines += [Line(name, list(range(len(told[name]["losses"]))), told[name]["losses"]) for name in ways]
     chart = Chart(f"Figure 9: {workload} through a failure", note, "iteration", "loss", tuple(lines))
     sooner = goal["traditional"] - goal["SCAR"]
     check = Check(
-        "SCAR is further after a failure than a full restore", sooner > 0,
+        f"Figure 9: {workload} with SCAR is further after a failure than with a full restore", sooner > 0,
         f"by {sooner:.2g} iterations here; published: about {SOONER}",
     )  # fmt: skip
     return Findings((Grid(f"Figure 9: {workload}, through a failure", header, rows, note),), (chart,), (check,))
 
 
-def _caught_up(losses: Sequence[float], undisturbed: Sequence[float], after: int) -> float:
-    """Iterations by which a training is behind right after its failure."""
-    loss = losses[after]
-    at = next((k for k, one in enumerate(undisturbed) if one <= loss), len(undisturbed) - 1)
-    if at == 0:
-        return float(after)
-    return after - (at - 1 + (undisturbed[at - 1] - loss) / (undisturbed[at - 1] - undisturbed[at]))
+def _behind(losses: Sequence[float], undisturbed: Sequence[float], after: int) -> float:
+    """Iterations by which a training is behind another after its failure, on average."""
+    found = []
+    for k in range(after, after + AFTERWARDS):
+        at = next((other for other, one in enumerate(undisturbed) if one <= losses[k]), len(undisturbed) - 1)
+        before, loss = undisturbed[max(0, at - 1)], undisturbed[at]
+        found.append(k - (at - (losses[k] - loss) / (before - loss) if before > loss else at))
+    return float(np.mean(found))
 
 
 def _advice(workloads: Sequence[Workload]) -> Findings:
-    rows, good, count = [], 0, 0
+    rows, good, strictly = list[tuple[Any, ...]](), dict[str, list[bool]](), list[bool]()
     for one in workloads:
         for (policy, fraction, lost, _), case in one.cases.items():
             if not case["predicted"].size:
@@ -329,37 +343,43 @@ def _advice(workloads: Sequence[Workload]) -> Findings:
             predicted, costs = case["predicted"].ravel(), case["costs"].ravel()
             known = np.isfinite(predicted)
             right = within_factor(predicted[known], costs[known])
-            good, count = good + int(right.sum()), count + int(known.sum())
+            good.setdefault(one.name, []).extend(right.tolist())
+            strictly.extend(within_factor(predicted[known], costs[known], least=0.0).tolist())
             bound = case["bound"].ravel()
             told = np.isfinite(bound)
             rows.append(
                 (
                     one.name, f"{policy} 1/{1 / fraction:g}", f"{lost:g}", int(known.sum()),
                     float(np.mean(predicted[known])) if known.any() else None,
-                    float(np.nanmean(costs[known])) if known.any() else None,
-                    float(right.mean()) if known.any() else None,
-                    float((costs[told] <= bound[told]).mean()) if told.any() else None,
+                    mean_interval(np.where(np.isfinite(case["predicted"]), case["costs"], np.nan)).text(),
+                    f"{right.mean():.0%}" if known.any() else None,
+                    f"{int((costs[told] <= bound[told]).sum())} of {int(told.sum())}",
                 )
             )  # fmt: skip
     header = (
         "workload", "saves", "lost", "losses", "predicted cost", "measured cost", "within a factor of two",
-        "measured within the bound",
+        "measured within the bound, where one was told",
     )  # fmt: skip
     note = (
         "Predicted at the last save before each loss, from how far blocks had moved. Costs below half an iteration "
-        "count as predicted if both are. The bound is told where movements shrink geometrically."
+        "count as predicted if both are. A bound is told where movements shrink geometrically for certain."
     )
     grid = Grid("What was predicted, and what losses cost", header, tuple(rows), note)
-    share = good / count if count else 0.0
+    every = [right for several in good.values() for right in several]
+    if not every:
+        return Findings((grid,))
+    each = ", ".join(f"{name} {np.mean(several):.0%}" for name, several in good.items() if several)
     check = Check(
-        "predicted costs are within a factor of two of those measured, in 80 % of losses", share >= SHARE,
-        f"{share:.0%} of {count}",
-    )  # fmt: skip
+        "asked for here: predicted costs are within a factor of two of those measured, or both below half an "
+        "iteration, in 80 % of losses",
+        bool(np.mean(every) >= SHARE),
+        f"{np.mean(every):.0%} of {len(every)} ({each}); {np.mean(strictly):.0%} within a factor of two strictly",
+    )
     return Findings((grid,), (), (check,))
 
 
-def within_factor(predicted: Float[np.ndarray, "n"], costs: Float[np.ndarray, "n"]) -> Any:
-    """Whether predictions are within a factor of two, or both costs are below half an iteration."""
+def within_factor(predicted: Float[np.ndarray, "n"], costs: Float[np.ndarray, "n"], least: float = LEAST_COST) -> Any:
+    """Whether predictions are within a factor of two, or both costs are below so many iterations."""
     costs = np.where(np.isfinite(costs), costs, np.inf)
     near = (predicted <= FACTOR * costs) & (costs <= FACTOR * predicted)
-    return near | ((predicted < LEAST_COST) & (costs < LEAST_COST))
+    return near | ((predicted < least) & (costs < least))

@@ -40,6 +40,39 @@ class Iterative:
     moving: tuple[str, ...]
     distance: Distance = squared_distance
 
+    def check(self) -> None:
+        """Looks at arrays and blocks, before anything is computed.
+
+        Raises:
+            ValueError: an array has no blocks or too many, numbers of blocks leave gaps, nothing moves, the step gives
+                back another state, or the loss is no number.
+        """
+        state = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        if set(self.blocks) != set(state) or not self.moving or not set(self.moving) <= set(state):
+            raise ValueError(
+                f"{self.name}: the state has {sorted(state)}, blocks are of {sorted(self.blocks)}, moving are "
+                f"{list(self.moving)}; expected blocks of each array, and one or several of them to move"
+            )
+        numbers = set[int]()
+        for name, ids in self.blocks.items():
+            rows = state[name].shape[:1]
+            if ids.shape != rows or not rows or not np.issubdtype(ids.dtype, np.integer):
+                raise ValueError(
+                    f"{self.name}: {name} is of shape {state[name].shape}, and its blocks are {ids.dtype} of shape "
+                    f"{ids.shape}; expected a whole number for each row"
+                )
+            numbers |= set(ids.tolist())
+        if numbers != set(range(len(numbers))):
+            raise ValueError(f"{self.name}: numbers of blocks are {sorted(numbers)[:8]}...; expected 0, 1, 2, ...")
+        after = jax.eval_shape(self.step, state, jax.ShapeDtypeStruct((), np.int32))
+        if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) != jax.tree.map(
+            lambda leaf: (leaf.shape, leaf.dtype), state
+        ):
+            raise ValueError(f"{self.name}: step gives back {after}; expected a state as {state}")
+        loss = jax.eval_shape(self.loss, state)
+        if getattr(loss, "shape", None) != ():
+            raise ValueError(f"{self.name}: loss gives {loss}; expected a single number")
+
     @property
     def count(self) -> int:
         """Number of blocks."""

@@ -114,7 +114,13 @@ class ScarStudy:
             raise SettingError("seed", self.seed, f"expected a number from 0 to {LARGEST_SEED}")
 
     def parts(self, subjects: Sequence[Subject]) -> list[Part]:
-        """The parts, in their order."""
+        """The parts, in their order.
+
+        Raises:
+            ValueError: see `Iterative.check`.
+        """
+        for subject in subjects:
+            subject.task.check()
         found = [Part("quadratic", "", None, lambda _: quadratic_program(self.perturbations, self.seed))]
         for subject in subjects:
             found.extend(self._of(subject))
@@ -140,10 +146,11 @@ class ScarStudy:
         last = max(1, subject.iterations // 4)
         criteria = np.minimum.accumulate(mean[subject.iterations - last + 1 : subject.iterations + 1]).tolist()
         criterion = criteria[-1]
-        if criteria[0] >= mean[0]:
+        best = int(np.argmin(mean[: subject.iterations + 1]))
+        if criteria[0] >= mean[0] or best < subject.iterations - last:
             raise DoesNotConverge(
-                f"{subject.name} does not converge: its loss was {mean[0]:.4g} and is {criterion:.4g} after "
-                f"{subject.iterations} iterations; there is no cost to tell"
+                f"{subject.name} does not converge: its loss was {mean[0]:.4g}, is {criterion:.4g} after "
+                f"{subject.iterations} iterations, and was lowest after {best}; there is no cost to tell"
             )
         return {
             "criteria": criteria, "iterations": subject.iterations, "interval": subject.interval,

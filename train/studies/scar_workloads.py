@@ -1,14 +1,17 @@
 """What the study of SCAR trains, at the size that its time allows."""
 
+import contextlib
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sdc.settings import SettingError
 
-from ..images import Images, read_images
+from ..images import Images, ImagesError, read_images
 from ..iterative import (
+    DataError,
     Iterative,
     convolutional_network,
     logistic_regression,
@@ -21,6 +24,7 @@ from ..iterative import (
     topic_model,
     transformer_decoder,
 )
+from ..iterative.adam import By
 from .workloads import halved
 
 EXAMPLES = 10_000
@@ -75,7 +79,8 @@ def _images(sources: Sources) -> Images:
 
 def _regression(sources: Sources) -> Subject:
     if sources.table is not None:
-        table = read_table(sources.table)
+        with _named("table"):
+            table = read_table(sources.table)
         features, labels, source = table.features[:EXAMPLES], table.labels[:EXAMPLES], table.source
     else:
         images = _images(sources)
@@ -86,7 +91,8 @@ def _regression(sources: Sources) -> Subject:
 
 
 def _factorization(sources: Sources) -> Subject:
-    ratings = read_ratings(sources.ratings, sources.archives)
+    with _named("ratings"):
+        ratings = read_ratings(sources.ratings, sources.archives)
     users, items = ratings.shape
     if users > USERS and items > ITEMS:
         ratings = most_active(ratings, USERS, ITEMS)
@@ -94,16 +100,18 @@ def _factorization(sources: Sources) -> Subject:
 
 
 def _topics(sources: Sources) -> Subject:
-    documents = read_documents(sources.documents, sources.archives)
+    with _named("documents"):
+        documents = read_documents(sources.documents, sources.archives)
     return Subject("topics", topic_model(shortened(documents, TOKENS)), 16)
 
 
-def _layers(sources: Sources) -> Subject:
-    return Subject("cnn-layers", convolutional_network(_images(sources), by="layers"), 20)
-
-
-def _shards(sources: Sources) -> Subject:
-    return Subject("cnn-shards", convolutional_network(_images(sources), by="shards"), 20)
+def _network(name: str, by: By, sources: Sources) -> Subject:
+    try:
+        return Subject(name, convolutional_network(_images(sources), by=by), 20)
+    except ImagesError:
+        raise
+    except ValueError as error:
+        raise SettingError("images", sources.images, str(error)) from error
 
 
 def _transformer(sources: Sources) -> Subject:
@@ -114,8 +122,8 @@ SUBJECTS: Mapping[str, Callable[[Sources], Subject]] = {
     "regression": _regression,
     "factorization": _factorization,
     "topics": _topics,
-    "cnn-layers": _layers,
-    "cnn-shards": _shards,
+    "cnn-layers": functools.partial(_network, "cnn-layers", "layers"),
+    "cnn-shards": functools.partial(_network, "cnn-shards", "shards"),
     "transformer": _transformer,
 }
 
@@ -129,4 +137,15 @@ def subjects(names: Sequence[str], sources: Sources) -> list[Subject]:
     for name in names:
         if name not in SUBJECTS:
             raise SettingError("workload", name, f"expected one of {', '.join(SUBJECTS)}")
+    if sources.table is not None and "regression" not in names:
+        raise SettingError("table", sources.table, "is for the workload regression; add that")
     return [SUBJECTS[name](sources) for name in dict.fromkeys(names)]
+
+
+@contextlib.contextmanager
+def _named(setting: str) -> Iterator[None]:
+    """What is wrong with data is told under the name of the setting that they come from."""
+    try:
+        yield
+    except DataError as error:
+        raise SettingError(setting, error.given, error.problem) from error
