@@ -18,6 +18,7 @@ ADVICE = "How often to save how much"
 FIGURE = "Predicted cost of a loss"
 UNKNOWN = "too few saves were made, or nothing moved"
 FAILURES = {"1 hour": 3_600.0, "1 day": 86_400.0, "1 week": 604_800.0}
+OR_MORE, ALL = " or more", "all of it"
 LOST = {"1/8": 0.125, "1/2": 0.5, "all": 1.0}
 HALF = 0.5
 SMALLEST, LARGEST = 1e-12, 1e18
@@ -60,14 +61,15 @@ def table(lines: Sequence[Row]) -> Table | None:
         f"After {show(count(found.get('step')))} steps, just before a save. Repair: what is lost is given back alone, "
         "any of the blocks; steps of the way that the parameters came since these were saved, exact where all move "
         "evenly along a line. At most: theorem 3.2 (Qiao et al., ICML 2019), whatever the direction, and for the time "
-        "that suffices for an error; only where movements shrink from save to save as they do in linear convergence. "
+        "that suffices for an error; only where movements shrink from step to step as they do in linear convergence. "
     )
     if (c := _positive(found.get("c"))) is not None:
         low, high = (show(_positive(one), digits=4) for one in [*sequence(found.get("interval")), None, None][:2])
-        every, far = show(count(found.get("every"))), show(_positive(found.get("distance")))
+        far = show(_positive(found.get("distance")))
         note += (
-            f"They do here: by c = {show(c, digits=4)} ({low} to {high}) in {every} steps, and by that the optimum is "
-            f"{far} away. "
+            f"They do here, by c = {show(c, digits=4)} ({low} to {high}) a step, as if {far} were left to go: where "
+            "they shrink because the learning rate is lowered, c is that of the schedule, and what is left not the "
+            "distance to an optimum. "
         )
     else:
         note += "They do not here, or too few saves were made: no bound is told. "
@@ -132,10 +134,11 @@ def advised(manifest: Row, summary: Row, lines: Sequence[Row]) -> Table | None:
         for part, lost in LOST.items():
             best = _advice(measured, failure, lost)
             here = NOT_MEASURED if used is None else _percent(_advice(measured, failure, lost, *used).waste)
-            minutes = best.every * measured.seconds / 60
+            minutes, more = best.every * measured.seconds / 60, OR_MORE if best.capped else ""
             rows.append((
-                f"every {name}, {part}", _fraction(best.fraction), show(best.every), show(minutes), show(best.steps),
-                _percent(best.waste), here, show(interval / 60), _percent(full),
+                f"every {name}, {part}", _fraction(best.fraction), show(best.every) + more, show(minutes) + more,
+                show(best.steps), _percent(best.waste), here, show(interval / 60),
+                _percent(full),
             ))  # fmt: skip
     run = "" if used is None else f" ({_fraction(used[0])}, every {used[1]} steps)"
     header = (
@@ -152,6 +155,12 @@ def advised(manifest: Row, summary: Row, lines: Sequence[Row]) -> Table | None:
         "37, with the time that a save of everything holds up, and at least the time that it is written in; after a "
         "failure everything goes back to it."
     )
+    if any(OR_MORE in row[2] for row in rows):
+        note += (
+            f" Or more: longer intervals may waste less, but the run has seen {show(measured.outlook.step)} steps only."
+        )
+    if any(ALL in row for row in rows):
+        note += f" Waste of {ALL}: failures come, or saves are due, faster than what they cost is made up for."
     return Table(ADVICE, header, tuple(rows), note)
 
 
@@ -175,15 +184,18 @@ def _measured(found: Row, summary: Row) -> _Measured | None:
     times, speeds = mapping(found.get("timings")), sequence(found.get("speeds"))
     if len(speeds) > MOST_PARTS:
         return None
+    step = count(_positive(found.get("step")))
     size, seconds = _positive(found.get("bytes")), _positive(summary.get("seconds_per_step"))
     bandwidth = _positive(times.get("bandwidth"))
     held, whole = _least(times.get("held")), _least(times.get("whole"))
     if size is None or seconds is None or bandwidth is None or held is None or whole is None or not held + whole:
         return None
+    if not step:
+        return None
     known = [speed for one in speeds if (speed := _least(one)) is not None]
     if len(known) < len(speeds) or not 0 < sum(known) < math.inf or size < len(known):
         return None
-    return _Measured(Outlook.of_profile(known, int(size)), seconds, held, whole, bandwidth)
+    return _Measured(Outlook.of_profile(known, int(size), step), seconds, held, whole, bandwidth)
 
 
 def _costs(found: Row) -> dict[float, tuple[float, float | None, float | None]]:
@@ -215,4 +227,4 @@ def _fraction(value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{show(100 * value, digits=2)} %"
+    return ALL if value >= 1 else f"{show(100 * value, digits=2)} %"

@@ -21,10 +21,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from .choosing import Policy, choose
-from .perturbations import LEAST, Convergence, fit_convergence
+from .perturbations import Convergence, Intervals, fit_intervals
 
 KEPT = 32
-"""Movements between saves that a fit looks back on, at most."""
+"""Saves that a fit looks back on, at most."""
+BUSIEST = 32
+"""Blocks that it looks at, at most: those that move most,"""
+SHARE = 0.95
+"""until they have this share of the squared movement."""
 FRACTIONS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """Fractions of the state that advice chooses among."""
 CYCLES = 6
@@ -59,8 +63,8 @@ class Outlook:
         squares: of each block the squared distance from what is saved; where that is not known, by its speed.
         speeds: of each block the squared movement in a step, by its last interval.
         sizes: bytes of each block.
-        convergence: factor and distance to the optimum, an iteration being `every` steps; None if nothing says that the
-            training converges linearly, or too few saves were made.
+        convergence: factor of a step and distance to the optimum; None if nothing says that the training converges
+            linearly, or too few saves were made.
         every: steps from one save to the next.
     """
 
@@ -81,18 +85,24 @@ class Outlook:
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction}: expected more than 0 and at most 1")
         norm = math.sqrt(fraction * float(self.squares.sum()))
-        return Loss(fraction, fraction * self.behind(range(len(self.ages))), self.bound(norm), norm)
+        return Loss(fraction, fraction * self.behind(np.arange(len(self.ages))), self.bound(norm), norm)
 
     def bound(self, perturbation: float) -> float | None:
         """The most steps that a perturbation of this L2 norm costs now, by theorem 3.2; None if that is not known."""
         if self.convergence is None or not math.isfinite(perturbation):
             return None
-        return self.convergence.cost(perturbation) * self.every
+        return self.convergence.cost(perturbation)
 
-    def behind(self, blocks: Sequence[int]) -> float:
-        """Steps that losing just these blocks would cost now."""
-        moving = float(self.speeds.sum())
-        chosen = list(blocks)
+    def behind(self, blocks: Sequence[int] | Int[np.ndarray, "lost"]) -> float:
+        """Steps that losing just these blocks would cost now.
+
+        Raises:
+            ValueError: there is no such block, or one is named twice.
+        """
+        moving, count = float(self.speeds.sum()), len(self.ages)
+        chosen = np.asarray(blocks, int)
+        if len(chosen) and (chosen.min() < 0 or chosen.max() >= count or len(np.unique(chosen)) < len(chosen)):
+            raise ValueError(f"blocks={chosen.tolist()}: expected different numbers from 0 to {count - 1}")
         return float((self.speeds[chosen] * self.ages[chosen]).sum()) / moving if moving else 0.0
 
     def later(self, step: int, steps: Int[np.ndarray, "blocks"]) -> "Outlook":
@@ -108,11 +118,11 @@ class Outlook:
         return np.maximum(np.diff(np.interp(np.linspace(0, size[-1], parts + 1), size, speed)), 0).tolist()
 
     @staticmethod
-    def of_profile(profile: Sequence[float], size: int) -> "Outlook":
-        """What advice needs to know, out of a record: the speeds of equal parts, and the bytes of all of them."""
+    def of_profile(profile: Sequence[float], size: int, step: int) -> "Outlook":
+        """What advice needs to know, out of a record: speeds of equal parts, bytes of all of them, and steps done."""
         count = len(profile)
         nothing = np.zeros(count, int)
-        return Outlook(0, nothing, np.zeros(count), np.asarray(profile, float), [size // count] * count, None, 1)
+        return Outlook(step, nothing, np.zeros(count), np.asarray(profile, float), [size // count] * count, None, 1)
 
 
 class Watch:
@@ -134,9 +144,14 @@ class Watch:
             sizes: bytes of each block.
         """
         self._sizes = list(sizes)
-        self._speeds = np.full(len(self._sizes), np.nan)
-        self._movements: list[tuple[int, float]] = []
+        count = len(self._sizes)
+        self._speeds = np.full(count, np.nan)
+        # The last interval of each block of which its movement is known, and since when it is in the present one.
+        self._begins, self._spans, self._since = np.zeros(count, int), np.ones(count, int), np.zeros(count, int)
+        self._begun = np.zeros(count, bool)
+        self._done: list[Intervals] = []
         self._before: int | None = None
+        self._every = 1
 
     def saved(
         self, step: int, steps: Int[np.ndarray, "blocks"], squares: Float[np.ndarray, "blocks"]
@@ -146,33 +161,70 @@ class Watch:
         Args:
             step: steps done.
             steps: at which each block was saved last before, or was given back as it had been saved.
-            squares: squared distances from what was saved then; what is no number or infinite is not known.
+            squares: squared distances from what was saved then; infinite where they are not known.
 
         Returns:
-            None as long as there is a block of which it was never known how it moves.
+            None as long as there is a block of which it was never known how it moves, if a square is no number, and if
+            a block was saved later than at this step.
         """
         ages = _ages(step, steps)
-        last, self._before = self._before, step
+        if self._before is not None and step < self._before:  # another way from here
+            self._before, self._done = None, []
+        self._end_intervals(np.maximum(steps, 0))
+        if self._before != step:
+            self._every = max(1, int(ages.min(initial=step)) if self._before is None else step - self._before)
+        self._before = step
         known = np.isfinite(squares) & (ages > 0)
         self._speeds = np.where(known, np.where(known, squares, 0.0) / np.maximum(ages, 1) ** 2, self._speeds)
-        if not len(ages) or np.isnan(self._speeds).any():
+        self._begins, self._spans = np.where(known, self._since, self._begins), np.where(known, ages, self._spans)
+        later = len(ages) > 0 and int(np.max(steps)) > step
+        if not len(ages) or later or np.isnan(squares).any() or np.isnan(self._speeds).any():
             return None
-        if known.any():
-            self._movements = [*self._movements, (step, math.sqrt(float(self._speeds.sum())))][-KEPT:]
-        every = max(1, int(ages.min()) if last is None else step - last)
         found = np.where(known, squares, self._speeds * ages**2)
-        return Outlook(step, ages, found, self._speeds.copy(), self._sizes, self._convergence(every), every)
+        return Outlook(step, ages, found, self._speeds.copy(), self._sizes, self._convergence(step), self._every)
 
-    def _convergence(self, every: int) -> Convergence | None:
-        """From as many saves as were made one after so many steps each."""
-        lengths = list[float]()
-        after = None
-        for step, speed in reversed(self._movements):
-            if after is not None and after - step != every:
-                break
-            lengths.insert(0, speed * every)
-            after = step
-        return fit_convergence(lengths) if len(lengths) >= LEAST else None
+    def went_back(self, blocks: Sequence[int], step: int) -> None:
+        """Says that these blocks go on as they were saved, since this step: what they did before tells no more."""
+        self._since[list(blocks)] = step
+        self._forget(blocks)
+
+    def _forget(self, blocks: Sequence[int] | Int[np.ndarray, "some"]) -> None:
+        others = np.ones(len(self._since), bool)
+        others[list(blocks)] = False
+        self._done = [Intervals(*(part[others[one.blocks]] for part in one)) for one in self._done]
+
+    def _end_intervals(self, since: Int[np.ndarray, "blocks"]) -> None:
+        """Keeps how far those moved that were saved since: what was saved is what had been measured at that step."""
+        anew, known = since != self._since, since == self._begins + self._spans
+        if len(back := np.flatnonzero(anew & ~known)):
+            self._forget(back)
+        done = anew & known & (self._speeds > 0)
+        # Those that are saved first of all that are as old are the ones that moved most by chance.
+        kept = np.flatnonzero(done & self._begun)
+        self._begun |= done
+        self._since = since
+        if len(kept):
+            spans = self._spans[kept]
+            lengths = np.sqrt(self._speeds[kept]) * spans
+            self._done = [*self._done, Intervals(kept, self._begins[kept], spans, lengths)][-KEPT:]
+
+    def _convergence(self, step: int) -> Convergence | None:
+        """By the blocks that move most, each from save to save since it went back, if it did."""
+        if not self._done:
+            return None
+        order = np.argsort(-self._speeds, kind="stable")[:BUSIEST]
+        faster = np.cumsum(self._speeds[order]) - self._speeds[order]
+        busy = np.zeros(len(self._speeds), bool)
+        busy[order[faster < SHARE * self._speeds.sum()]] = True
+        kept = busy[np.concatenate([one.blocks for one in self._done])]
+        fit = fit_intervals(Intervals(*(np.concatenate(part)[kept] for part in zip(*self._done, strict=True))))
+        if fit is None:
+            return None
+        rate = -math.log(fit[0])
+        # Of a block that came from c^begin ||v|| to c^(begin + span) ||v||, what is left now.
+        left = np.exp(-rate * (step - self._begins)) / -np.expm1(-rate * self._spans)
+        distance = float(np.linalg.norm(np.sqrt(self._speeds) * self._spans * left))
+        return Convergence(*fit, distance) if 0 < distance < math.inf else None
 
 
 def _ages(step: int, steps: Int[np.ndarray, "blocks"]) -> Int[np.ndarray, "blocks"]:
@@ -186,14 +238,17 @@ class Advice(NamedTuple):
     Attributes:
         fraction: of the bytes, in each save.
         every: steps from one save to the next.
-        waste: of the time, for saves that hold up the training and for steps that are lost.
+        waste: of the time, for saves that hold up the training and for steps that are lost; 1 says that no time is left
+            for training, since failures come, or saves are due, faster than what they cost is made up for.
         steps: expected cost of a failure, in steps.
+        capped: whether it would be more steps from one save to the next, but the run has seen no more than these.
     """
 
     fraction: float
     every: int
     waste: float
     steps: float
+    capped: bool
 
 
 def advise(
@@ -216,10 +271,11 @@ def advise(
     How many saves blocks are behind is simulated: blocks that move as they do now, saved by priority. A save counts
     when it is written, and is given as long for that as there is until the next: until then the blocks that it takes
     are as old as they were, which are `every` steps in a cycle (what saves bring nearer is what steps bring farther),
-    and the second part of the cost is the same for every interval.
+    and the second part of the cost is the same for every interval. No interval is chosen that is longer than the run:
+    nothing was seen of those. One that is given may be.
 
     Args:
-        outlook: how blocks move.
+        outlook: how blocks move; its step is that of the run.
         step_seconds: of a step.
         save_seconds: for which a save holds up the training: of any save, and in addition of one of everything.
         bandwidth: bytes that storage takes in a second.
@@ -232,15 +288,17 @@ def advise(
     """
     for name, value in {
         "step_seconds": step_seconds, "bandwidth": bandwidth, "failure_every": failure_every, "lost": lost,
-        "fraction": fraction or 1, "every": every or 1,
+        "fraction": 1 if fraction is None else fraction, "every": 1 if every is None else every,
     }.items():  # fmt: skip
         if not 0 < value < math.inf:
             raise ValueError(f"{name}={value}: expected a finite number above 0")
-    if max(lost, fraction or 1) > 1 or not all(0 <= one < math.inf for one in save_seconds):
+    if max(lost, 0 if fraction is None else fraction) > 1 or not all(0 <= one < math.inf for one in save_seconds):
         given = f"lost={lost}, fraction={fraction}, save_seconds={save_seconds}"
         raise ValueError(f"{given}: expected at most 1, and times of at least 0")
     if not 0 < float(outlook.speeds.sum()) < math.inf:
         raise ValueError("nothing moves: expected an outlook of a state that does")
+    if every is None and outlook.step < 1:
+        raise ValueError(f"outlook.step={outlook.step}: expected a run of at least one step, or every")
     held, whole = save_seconds
     candidates = []
     for part in FRACTIONS if fraction is None else (fraction,):
@@ -249,13 +307,15 @@ def advise(
         written = part * sum(outlook.sizes) / bandwidth / step_seconds
         dump = held + whole * part
         best = math.sqrt(dump * failure_every / (lost * behind)) / step_seconds
-        near = {max(1, math.ceil(written), one) for one in (math.floor(best), math.ceil(best))}
+        capped = every is None and best > max(outlook.step, written)
+        near = {max(1, math.ceil(written), min(one, outlook.step)) for one in (math.floor(best), math.ceil(best))}
         for interval in near if every is None else (every,):
             waiting = max(0.0, written - interval) * step_seconds
             steps = lost * (behind * interval + written)
             waste = (dump + waiting) / (interval * step_seconds) + steps * step_seconds / failure_every
-            candidates.append(Advice(part, interval, waste, steps))
-    return min(candidates, key=lambda one: (one.waste, one.every))
+            candidates.append(Advice(part, interval, waste, steps, capped))
+    least = min(candidates, key=lambda one: (one.waste, one.every))
+    return least._replace(waste=min(1.0, least.waste))
 
 
 @functools.lru_cache(maxsize=8)

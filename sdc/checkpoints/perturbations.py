@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 from scipy.special import stdtrit
 
 
@@ -49,6 +50,26 @@ class Convergence(NamedTuple):
 
 LEAST = 8
 """Movements that a fit needs."""
+ROUNDS = 50
+"""In which a fit must settle; five are usual."""
+SETTLED = 1e-9
+"""Change of the rate, relative to it, that is none."""
+
+
+class Intervals(NamedTuple):
+    """How far blocks moved, each in intervals that follow one another.
+
+    Attributes:
+        blocks: which block it was; every one has a distance to its optimum of its own.
+        begins: steps at which intervals begin.
+        spans: their steps, above 0.
+        lengths: L2 norms of the movements, finite and above 0.
+    """
+
+    blocks: Int[np.ndarray, "intervals"]
+    begins: Int[np.ndarray, "intervals"]
+    spans: Int[np.ndarray, "intervals"]
+    lengths: Float[np.ndarray, "intervals"]
 
 
 def fit_convergence(movements: Sequence[float]) -> Convergence | None:
@@ -85,12 +106,62 @@ def fit_convergence(movements: Sequence[float]) -> Convergence | None:
     slope = float(x @ y / (x @ x))
     rest = y - y.mean() - slope * x
     error = math.sqrt(float(rest @ rest) / (lengths.size - 2) / float(x @ x))
-    reach = float(stdtrit(lengths.size - 2, 0.975)) * error
-    c, low, high = (math.exp(one) for one in (slope, slope - reach, slope + reach))
-    if not high < 1:
+    if (found := _factor(slope, error, lengths.size - 2)) is None:
         return None
+    c, interval = found
     last = math.exp(float(y.mean()) + slope * float(x[-1]))
-    return Convergence(c, (low, high), last * c / (1 - c))
+    return Convergence(c, interval, last * c / (1 - c))
+
+
+def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
+    """Estimates c from movements of blocks in intervals of any lengths, by least squares of their logarithms.
+
+    A block whose error is c^k v moves from step s to step s + a by (c^s - c^(s + a)) ||v||. c is that of a step and the
+    same for all blocks, ||v|| of each its own. What movements depart from that by is noise of each interval, or common
+    to all intervals that end at the same step: the larger of both errors counts.
+
+    Returns:
+        c, and 95 % of it. None if nothing says that it is below 1, or fewer than `LEAST` steps end intervals, or there
+        are fewer than `LEAST` intervals more than blocks.
+    """
+    _, block, counts = np.unique(moved.blocks, return_inverse=True, return_counts=True)
+    ends, end = np.unique(moved.begins + moved.spans, return_inverse=True)
+    freedom = len(block) - len(counts) - 1
+    if freedom < LEAST - 1 or len(ends) < LEAST:
+        return None
+
+    def own(values: Float[np.ndarray, "intervals"]) -> Float[np.ndarray, "intervals"]:
+        return values - (np.bincount(block, values) / counts)[block]
+
+    # By Gauss and Newton, from the mean speeds at the middles. A mean speed is above that at the middle by sinh(x) / x.
+    middles, speeds = own(moved.begins + moved.spans / 2), own(np.log(moved.lengths / moved.spans))
+    rate, times, above = 0.0, middles, np.zeros(len(block))
+    for _ in range(ROUNDS):
+        rest, moment = speeds + rate * middles - above, float(times @ times)
+        if not moment:
+            return None
+        change = -float(times @ rest) / moment
+        rate += change
+        if not 0 < rate < math.inf:
+            return None
+        if abs(change) <= SETTLED * rate:
+            break
+        x = rate * moved.spans / 2
+        above = own(x + np.log(-np.expm1(-2 * x) / (2 * x)))
+        times = middles - own(moved.spans / 2 * (1 / np.tanh(x) - 1 / x))
+    else:
+        return None
+    alone = float(rest @ rest) / freedom / moment
+    together = np.bincount(end, times * rest) / moment
+    common = float(together @ together) * len(block) / freedom * len(ends) / (len(ends) - 1)
+    return _factor(-rate, math.sqrt(max(alone, common)), min(freedom, len(ends) - 2))
+
+
+def _factor(slope: float, error: float, freedom: int) -> tuple[float, tuple[float, float]] | None:
+    """c and 95 % of it, by its logarithm; None if they reach 1."""
+    reach = float(stdtrit(freedom, 0.975)) * error
+    c, low, high = (math.exp(one) for one in (slope, slope - reach, slope + reach))
+    return (c, (low, high)) if c > 0 and high < 1 else None
 
 
 def iterations_bound(
@@ -220,8 +291,9 @@ def _log_error(distance: float, c: float, perturbations: Mapping[int, float] | N
     """log(||x_0 - x*|| + Delta_T), where c^-k alone may be too large for a number."""
     terms = [math.log(distance)]
     for at, size in (perturbations or {}).items():
-        if at < 0 or not 0 <= size < math.inf:
-            raise ValueError(f"a perturbation of {size} at iteration {at}: expected finite sizes and iterations from 0")
+        if at < 0 or at != int(at) or not 0 <= size < math.inf:
+            given = f"a perturbation of {size} at iteration {at}"
+            raise ValueError(f"{given}: expected finite sizes, and whole iterations from 0")
         if size:
             terms.append(math.log(size) - at * math.log(c))
     largest = max(terms)

@@ -52,7 +52,8 @@ class RunningCheckpoint:
         steps: of each block the step at which it was saved last, -1 for never: it counts as it was at the start.
         copy: the parameters as they are in the checkpoint, by name, on the devices.
         outlook: what a loss would cost, at the last save, before it; the same in all processes. None with a distance of
-            your own, and as long as there are blocks of which it is not known how they move.
+            your own, as long as there are blocks of which it is not known how they move, of a state that is not finite,
+            and at a step before a save.
 
     Example:
         >>> import tempfile
@@ -202,6 +203,7 @@ class RunningCheckpoint:
     def went_back(self, blocks: Sequence[int], step: int) -> None:
         """Says that training goes on with these blocks as they were saved: they move from there, since this step."""
         self._since[list(blocks)] = step
+        self._watch.went_back(blocks, step)
 
     def saved(self) -> np.ndarray:
         """Of each block that can be chosen the step at which it was as it is saved; -1 for the start."""
@@ -268,9 +270,12 @@ class RunningCheckpoint:
         self.wait()
         moving = jax.block_until_ready(self._moving(leaves))  # a step that is still computed holds up by itself
         started = time.perf_counter()
-        moved = np.where(self._unsaved, np.inf, np.asarray(self._measure.moved(auto(moving), self.copy)))
+        measured = np.asarray(self._measure.moved(auto(moving), self.copy))
+        moved = np.where(self._unsaved, np.inf, measured)
         if self._distance is squared_distance:
-            self.outlook = self._watch.saved(step, self.saved(), moved)
+            # Of a state that is not finite nothing is told; of a block that was not written it is not known.
+            known = np.where(np.isfinite(measured), moved, np.nan)
+            self.outlook = self._watch.saved(step, self.saved(), known)
         return _Looked(moving, step, moved, time.perf_counter() - started)
 
     def _moving(self, leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

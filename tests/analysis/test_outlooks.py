@@ -49,7 +49,7 @@ def test_the_last_outlook_counts() -> None:
         ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
     )  # fmt: skip
     assert "After 20 steps" in found.note
-    assert "c = 0.9 (0.88 to 0.92) in 4 steps, and by that the optimum is 3 away" in found.note
+    assert "c = 0.9 (0.88 to 0.92) a step, as if 3 were left to go: where they shrink because" in found.note
     assert sentence(rows()) == (
         "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), a rollback of "
         "everything 8"
@@ -70,7 +70,7 @@ def test_the_last_outlook_counts() -> None:
 def test_advice_is_what_the_functions_say() -> None:
     found = advised(ABOUT, SUMMARY, rows())
     assert found is not None
-    known = Outlook.of_profile(PROFILE, 64_000_000)
+    known = Outlook.of_profile(PROFILE, 64_000_000, STEPS)
     assert [row[0] for row in found.rows[::3]] == ["every 1 hour, 1/8", "every 1 day, 1/8", "every 1 week, 1/8"]
     for row, failure in zip(found.rows[1::3], (3600.0, 86_400.0, 604_800.0), strict=True):
         given: Any = {
@@ -78,19 +78,30 @@ def test_advice_is_what_the_functions_say() -> None:
             "lost": 0.5,
         }  # fmt: skip
         best, here = advise(known, **given), advise(known, **given, fraction=0.25, every=4)
-        assert row[1:3] == (f"1/{round(1 / best.fraction)}" if best.fraction < 1 else "all", f"{best.every:,}")
-        assert float(row[3]) == pytest.approx(best.every * SECONDS / 60, rel=0.01)
+        more = " or more" if best.capped else ""
+        assert row[1:3] == (f"1/{round(1 / best.fraction)}" if best.fraction < 1 else "all", f"{best.every:,}{more}")
+        assert float(row[3].removesuffix(more)) == pytest.approx(best.every * SECONDS / 60, rel=0.01)
         assert float(row[5].removesuffix(" %")) == pytest.approx(100 * best.waste, rel=0.06)  # two digits
-        assert float(row[6].removesuffix(" %")) == pytest.approx(100 * here.waste, rel=0.06)
+        assert row[6] == "all of it"  # it saves faster than storage takes it
+        assert here.waste == 1
         # What is written in 64 s is saved no more often.
         interval = max(daly_interval(0.42, failure), 64.0)
         assert float(row[7]) == pytest.approx(interval / 60, rel=0.01)
         assert float(row[8].removesuffix(" %")) == pytest.approx(
             100 * (0.42 / interval + (interval / 2 + 64) / failure), rel=0.06
         )
+    assert found.rows[-1][2] == "20 or more"  # failures once a week
+    assert "Or more: longer intervals may waste less, but the run has seen 20 steps only." in found.note
     assert "waste of this run (1/4, every 4 steps)" in found.header
     assert "2 s a step, 0.02 s held up by any save and 0.4 s more by one of everything" in found.note
     assert "64 MB written at 1 MB/s" in found.note
+
+
+def test_a_waste_of_everything_is_said_in_words() -> None:
+    found = advised(ABOUT, {"seconds_per_step": 30_000.0}, rows())
+    assert found is not None
+    assert found.rows[2][5:7] == ("all of it", "all of it")  # eight failures in a step
+    assert "Waste of all of it: failures come, or saves are due, faster" in found.note
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ def test_far_perturbations_do_not_overflow() -> None:
         (lambda: iteration_cost_bound(1.0, 1.0, {}), "c=1.0: expected a number between 0 and 1"),
         (lambda: iteration_cost_bound(1.0, math.nan, {}), "c=nan"),
         (lambda: iteration_cost_bound(1.0, 0.5, {-1: 1.0}), "at iteration -1"),
+        (lambda: iteration_cost_bound(1.0, 0.5, {2.5: 1.0}), "at iteration 2.5: expected"),  # type: ignore[dict-item]
         (lambda: iteration_cost_bound(1.0, 0.5, {0: math.inf}), "a perturbation of inf"),
         (lambda: iterations_bound(1.0, 0.5, 0.0), "epsilon=0.0"),
         (lambda: error_bound(1.0, 0.5, -1, {}), "iterations=-1"),

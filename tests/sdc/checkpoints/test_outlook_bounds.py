@@ -1,0 +1,111 @@
+"""c, the distance and the bound of an outlook, beside iterations that shrink every error by c, and noisy ones."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from sdc.checkpoints import Outlook, Watch
+from sdc.checkpoints.choosing import choose
+from sdc.checkpoints.perturbations import LEAST
+
+Saves = list[tuple[Outlook | None, np.ndarray, np.ndarray]]
+
+
+def saves_of(
+    c: float, r: float, count: int, lengths: np.ndarray, *, noise: tuple[float, float] = (0, 0), seed: int = 0
+) -> Saves:
+    """Blocks that shrink by c in a step, saved by priority after every step: outlooks, lengths, and what was saved."""
+    random, blocks, watch = np.random.default_rng(seed), len(lengths), Watch([100] * len(lengths))
+    now, saved, at, budget, told = lengths.astype(float), lengths.astype(float), np.full(len(lengths), -1), 0.0, []
+    for step in range(1, count + 1):
+        now = now * c
+        off = noise[0] * random.normal(size=blocks) + noise[1] * random.normal()  # of each block, and of all
+        squares = ((saved - now) * np.exp(off)) ** 2
+        told.append((watch.saved(step, at, squares), now, saved.copy()))
+        budget += r * 100 * blocks
+        chosen, _ = choose("priority", budget, [100] * blocks, squares)
+        budget -= 100 * len(chosen)
+        saved[chosen], at[chosen] = now[chosen], step
+    return told
+
+
+def really_costs(c: float, now: np.ndarray, saved: np.ndarray, fraction: float) -> float:
+    """Steps, the mean over all that may be lost."""
+    blocks, costs = range(len(now)), []
+    for lost in itertools.combinations(blocks, round(fraction * len(now))):
+        mixed = np.where(np.isin(blocks, lost), saved, now)
+        costs.append(math.log(np.linalg.norm(mixed) / np.linalg.norm(now)) / -math.log(c))
+    return float(np.mean(costs))
+
+
+@pytest.mark.parametrize("uneven", [0.0, 1.0])
+@pytest.mark.parametrize(("r", "since"), [(1, 10), (0.5, 11), (0.25, 13), (0.125, 27)])
+@pytest.mark.parametrize("c", [0.8, 0.9, 0.97])
+def test_the_bound_is_above_what_a_loss_costs(c: float, r: float, since: int, uneven: float) -> None:
+    """However long ago blocks were saved: c and the distance are those of the iteration, as soon as they are told."""
+    lengths = 4 * np.exp(uneven * np.random.default_rng(3).normal(size=8))
+    for step, (found, now, saved) in enumerate(saves_of(c, r, 33, lengths), 1):
+        assert found is not None
+        assert found.convergence is not None or step < since
+        if found.convergence is None:
+            continue
+        low, high = found.convergence.interval
+        assert low * 0.998 <= c <= high * 1.002
+        assert high - low < 0.002
+        assert found.convergence.distance == pytest.approx(float(np.linalg.norm(now)), rel=0.001)
+        if step in (since, 24, 33):
+            for fraction in (0.125, 0.5, 1.0):
+                loss = found.loss(fraction)
+                assert loss.bound is not None
+                assert loss.bound >= really_costs(c, now, saved, fraction) * (1 - 1e-9)
+                assert loss.bound >= 0.98 * loss.steps
+
+
+@pytest.mark.parametrize("noise", [(0.1, 0.0), (0.0, 0.1), (0.07, 0.07)])
+@pytest.mark.parametrize("r", [1, 0.25, 0.125])
+def test_intervals_of_c_cover(r: float, noise: tuple[float, float]) -> None:
+    """300 noisy trainings, whether blocks are off each by itself or all together."""
+    hits = 0
+    for seed in range(300):
+        lengths = np.exp((seed % 2) * np.random.default_rng(seed).normal(size=8))
+        found = saves_of(0.9, r, 32, lengths, noise=noise, seed=seed)[-1][0]
+        assert found is not None
+        assert found.convergence is not None
+        hits += found.convergence.interval[0] <= 0.9 <= found.convergence.interval[1]
+    assert hits >= 0.9 * 300
+
+
+def test_what_went_back_begins_anew() -> None:
+    """A block that was given back, or a failed write, is no movement from save to save; nor is what was before."""
+    watch, at, told = Watch([8, 8]), np.zeros(2, int), []
+    way = 0.9 ** np.arange(60.0)
+    for step in range(1, 50):
+        squares = (way[at] - way[step]) ** 2
+        if step in (30, 31):
+            squares[1] = np.inf  # not written: measured by nobody, saved later
+        found = watch.saved(step, at, squares)
+        assert found is not None
+        told.append(found.convergence)
+        if step not in (30, 31):
+            at[:] = step
+        if step == 20:
+            watch.went_back([0, 1], 20)
+    assert all(one is None or one.c == pytest.approx(0.9) for one in told)
+    assert [one is not None for one in told[9:28]] == [True] * 11 + [False] * 8
+    assert told[-1] is not None
+    back = watch.saved(5, np.asarray([3, 3]), np.ones(2))
+    assert back is not None
+    assert back.convergence is None
+    assert watch.saved(6, np.asarray([3, 7]), np.ones(2)) is None  # saved later than that
+    assert watch.saved(8, np.asarray([3, 7]), np.asarray([1.0, np.nan])) is None
+
+
+def test_what_grows_has_no_convergence() -> None:
+    growing = Watch([8])
+    for step in range(1, 2 * LEAST):
+        found = growing.saved(step, np.asarray([step - 1]), np.asarray([1.1**step]))
+        assert found is not None
+        assert found.convergence is None
+        assert found.loss(1.0).bound is None
