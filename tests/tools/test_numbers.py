@@ -17,12 +17,19 @@ ABSURD = ("nan", "-inf", "inf", "1e300", "1e400", "-1", str(2**31), str(2**63), 
 SENSIBLE = ("0", "٣")
 """Python reads the digits of any script."""
 SENSIBLE_FOR = {"least_elements": (str(2**31),)}
+AGGREGATION = (
+    study_options.PaftOptions,
+    study_options.DropComputeOptions,
+    study_options.LossyOptions,
+    study_options.ShadowOptions,
+)
 COMMANDS = {
     options.TwinOptions: "twin --corpus {text}",
     options.TrainOptions: "train --corpus {text}",
     options.TraceOptions: "trace {folder}/run --corpus {text}",
     options.CampaignOptions: "campaign --corpus {text} --run {folder}/run",
-    study_options.StudyOptions: "study shadow",
+    **{kind: f"study {kind.study}" for kind in AGGREGATION},
+    study_options.ScarStudyOptions: "study scar --workload regression --images digits --run {folder}/run",
     study_options.ProductsStudyOptions: "abft study --corpus {text}",
     study_options.CalibrateOptions: "abft calibrate --corpus {text} --out {folder}/out",
     bench_options.BenchOptions: "bench transform",
@@ -59,7 +66,8 @@ def flags() -> dict[str, tuple[str, str]]:
 
 
 def test_no_command_with_numbers_is_left_out() -> None:
-    subcommands = [typing.get_args(each)[0] for each in typing.get_args(study_options.AbftCommand)]
+    below = (*typing.get_args(study_options.AbftCommand), *typing.get_args(study_options.StudyCommand))
+    subcommands = [typing.get_args(each)[0] for each in below]
     every = [*parse.MODULES, *subcommands]
     numbers = {kind for kind in every if any(map(takes_a_number, typing.get_type_hints(kind).values()))}
     assert numbers == set(COMMANDS)

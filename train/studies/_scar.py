@@ -24,6 +24,8 @@ FRACTIONS = (1.0, 0.5, 0.25, 0.125)
 LOST = (0.25, 0.5, 0.75)
 EIGHTH = 0.125
 HALF = 0.5
+MOST = 100_000
+"""Failures of each training and case."""
 AT_LEAST = 5
 """Starts of each training: intervals are of their means."""
 
@@ -108,6 +110,8 @@ class ScarStudy:
     def __post_init__(self) -> None:
         if self.starts < AT_LEAST:
             raise SettingError("starts", self.starts, f"expected at least {AT_LEAST}, of which an interval can be told")
+        if self.trials > MOST:
+            raise SettingError("trials", self.trials, f"expected at most {MOST:,}, since the outcome of each is kept")
         if self.trials < self.starts or self.trials % self.starts:
             raise SettingError("trials", self.trials, f"expected a multiple of the {self.starts} starts")
         if not 0 <= self.seed <= LARGEST_SEED:
