@@ -25,8 +25,8 @@ from .perturbations import Convergence, Intervals, fit_intervals
 
 KEPT = 32
 """Saves that a fit looks back on, at most."""
-BUSIEST = 32
-"""Blocks that it looks at, at most: those that move most,"""
+POINTS = 1024
+"""Intervals that it looks at, about, at most: of the blocks that move most,"""
 SHARE = 0.95
 """until they have this share of the squared movement."""
 FRACTIONS = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -212,11 +212,13 @@ class Watch:
         """By the blocks that move most, each from save to save since it went back, if it did."""
         if not self._done:
             return None
-        order = np.argsort(-self._speeds, kind="stable")[:BUSIEST]
+        blocks = np.concatenate([one.blocks for one in self._done])
+        count = math.ceil(len(self._speeds) * POINTS / max(len(blocks), 1))
+        order = np.argsort(-self._speeds, kind="stable")[:count]
         faster = np.cumsum(self._speeds[order]) - self._speeds[order]
         busy = np.zeros(len(self._speeds), bool)
         busy[order[faster < SHARE * self._speeds.sum()]] = True
-        kept = busy[np.concatenate([one.blocks for one in self._done])]
+        kept = busy[blocks]
         fit = fit_intervals(Intervals(*(np.concatenate(part)[kept] for part in zip(*self._done, strict=True))))
         if fit is None:
             return None

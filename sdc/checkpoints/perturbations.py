@@ -121,13 +121,13 @@ def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
     to all intervals that end at the same step: the larger of both errors counts.
 
     Returns:
-        c, and 95 % of it. None if nothing says that it is below 1, or fewer than `LEAST` steps end intervals, or there
-        are fewer than `LEAST` intervals more than blocks.
+        c, and 95 % of it. None if nothing says that it is below 1, or fewer than `LEAST` steps end intervals, or these
+        leave fewer degrees of freedom than so many movements do.
     """
     _, block, counts = np.unique(moved.blocks, return_inverse=True, return_counts=True)
     ends, end = np.unique(moved.begins + moved.spans, return_inverse=True)
     freedom = len(block) - len(counts) - 1
-    if freedom < LEAST - 1 or len(ends) < LEAST:
+    if freedom < LEAST - 2 or len(ends) < LEAST:
         return None
 
     def own(values: Float[np.ndarray, "intervals"]) -> Float[np.ndarray, "intervals"]:

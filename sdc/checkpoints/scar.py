@@ -203,7 +203,7 @@ class RunningCheckpoint:
     def went_back(self, blocks: Sequence[int], step: int) -> None:
         """Says that training goes on with these blocks as they were saved: they move from there, since this step."""
         self._since[list(blocks)] = step
-        self._watch.went_back(blocks, step)
+        self._watch.went_back([block for block in blocks if block < self.partition.choices], step)
 
     def saved(self) -> np.ndarray:
         """Of each block that can be chosen the step at which it was as it is saved; -1 for the start."""
