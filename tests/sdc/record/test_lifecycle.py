@@ -14,7 +14,10 @@ from sdc.record.integrity import unlink
 from sdc.record.lines import Pace
 
 OLD = Path(__file__).parent / "records_0_1"
-NEEDED: dict[str, dict[str, Any]] = {"trace.jsonl": {"digests": "", "crc32": 0}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "trace.jsonl": {"digests": "", "crc32": 0},
+    "parts.jsonl": {"what": "criterion", "workload": "regression", "found": {}},
+}
 """What a line must hold beside its number."""
 
 
@@ -22,7 +25,7 @@ def write(path: Path, kind: str, numbers: range) -> None:
     known = KINDS[kind]
     with Record.create(path, {"seed": 1}, kind=kind) as record:
         for number in numbers if known.lines else ():
-            row = {known.number: number}
+            row = {known.number: number, **NEEDED.get(known.lines.name, {})}
             record.line(row, [row | NEEDED.get(known.details.name, {})] if known.details else ())
         record.finish({"verdict": None})
 
