@@ -247,6 +247,10 @@ def test_documents_are_lost_and_given_back_with_their_tokens() -> None:
     assert found["traditional"]["losses"][7] == pytest.approx(found["undisturbed"][4], rel=1e-6)
     (check,) = findings_of_scar.findings([{"what": "overhead", "workload": "topics", "found": found}]).checks
     assert check.claim.startswith("Figure 9")
+    assert check.holds
+    broken = {**found, "SCAR": found["traditional"]}  # what is called SCAR restores everything
+    (check,) = findings_of_scar.findings([{"what": "overhead", "workload": "topics", "found": broken}]).checks
+    assert not check.holds
 
 
 def test_a_loss_that_is_no_number_after_a_failure_is_said() -> None:
