@@ -9,6 +9,7 @@ import pytest
 
 from sdc.record import determinism
 from sdc.tools.cli import run
+from sdc.tools.output import show
 from sdc.tools.progress import CountProgress
 from sdc.train import studies
 from sdc.train.studies import ScarStudy
@@ -47,9 +48,13 @@ def test_a_study_is_recorded(
         (("scar", "--starts", 3), "--starts 3: expected at least 5"),
         (("scar", "--trials", 30, "--starts", 20), "--trials 30: expected a multiple of the 20 starts"),
         (("scar", "--workload", "other"), "invalid choice"),
-        (("scar", "--workload", "regression", "--table", "nowhere.csv"), "nowhere.csv"),
-        (("scar", "--workload", "factorization", "--ratings", "nowhere.csv"), "nowhere.csv"),
-        (("scar", "--workload", "topics", "--archives", "nowhere"), "pip download --no-deps"),
+        (("scar", "--workload", "regression", "--table", "nowhere.csv"), "--table nowhere.csv: does not exist"),
+        (
+            ("scar", "--workload", "topics", "--table", "nowhere.csv"),
+            "--table nowhere.csv: is for the workload regression",
+        ),
+        (("scar", "--workload", "factorization", "--ratings", "nowhere.csv"), "--ratings nowhere.csv: "),
+        (("scar", "--workload", "topics", "--archives", "nowhere"), "--documents lda==3.0.2: neither lda-3.0.2-"),
         (("scar", "--workload", "transformer", "--corpus", "nowhere"), "--corpus nowhere: does not exist"),
     ],
 )
@@ -97,3 +102,12 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path, capsys: pytest
     (tmp_path / "file").touch()
     assert run(["study", "shadow", "--run", str(tmp_path)]) == 2
     assert f"--run {tmp_path}: exists already; name another folder" in capsys.readouterr().err
+
+
+def test_no_figure_of_a_wide_table_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """However narrow the window is."""
+    header = [f"a column of many words {number}" for number in range(12)]
+    row = [f"1.{number:03} [0.{number:03}, 2.{number:03}]" for number in range(12)]
+    show("scar study", {"grids": [{"caption": "wide", "header": header, "rows": [row]}]}, as_json=False)
+    said = capsys.readouterr().out
+    assert all(word in said for word in (*header, *row))

