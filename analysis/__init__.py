@@ -20,9 +20,14 @@ if TYPE_CHECKING:
     from .campaigns import summarize_campaign as summarize_campaign
 
     # How sure a frequency is, and how long a burn-in has to be.
-    from .statistics import (
+    from .bootstrap import bootstrap_interval as bootstrap_interval
+    from .waiting import (
         burn_in_steps as burn_in_steps,
         excluded_interval as excluded_interval,
+        mean_interval_limits as mean_interval_limits,
+        probability_seen as probability_seen,
+    )
+    from .statistics import (
         frequency_interval as frequency_interval,
         frequency_upper_bound as frequency_upper_bound,
         needed_mismatches as needed_mismatches,

@@ -2,11 +2,11 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .series import Row, mapping, sequence
-from .statistics import excluded_interval
+from .waiting import burn_in_steps, count_bursts, excluded_interval, mean_interval_limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,14 @@ HOLD = "Keep this folder: it is the evidence."
 
 
 def actions(
-    manifest: Row, summary: Row, *, ended: bool, course: str | None, first: int | None, named: str
+    manifest: Row,
+    summary: Row,
+    *,
+    ended: bool,
+    course: str | None,
+    first: int | None,
+    named: str,
+    hits: Sequence[int] = (),
 ) -> list[Action]:
     """What follows from a run.
 
@@ -38,11 +45,12 @@ def actions(
         course: how the fault went on, if there was one and that is known.
         first: the first step with a finding.
         named: the hardware that was found to differ; may be empty.
+        hits: numbers of the steps with a finding.
     """
     verdict = summary.get("verdict")
     if verdict == "corrupt":
         simulated = summary.get("simulated") or mapping(manifest.get("suspect")).get("simulated")
-        found = _simulated(manifest) if simulated else _corrupt(manifest, summary, course, first, named)
+        found = _simulated(manifest) if simulated else _corrupt(manifest, summary, course, first, named, hits)
     elif verdict == "clean":
         found = _rehearsed() if summary.get("rehearsal") else _clean(summary)
     elif not ended:
@@ -60,7 +68,9 @@ def _simulated(manifest: Row) -> Iterator[Action]:
         yield Action("Test the real hosts", "Run it again without --suspect and --fault: what is found then is real.")
 
 
-def _corrupt(manifest: Row, summary: Row, course: str | None, first: int | None, named: str) -> Iterator[Action]:
+def _corrupt(
+    manifest: Row, summary: Row, course: str | None, first: int | None, named: str, hits: Sequence[int]
+) -> Iterator[Action]:
     kind = manifest.get("kind")
     if summary.get("rehearsal"):
         yield Action(
@@ -83,7 +93,7 @@ def _corrupt(manifest: Row, summary: Row, course: str | None, first: int | None,
     else:
         what = "Set aside until tested" if course == "transient" else "Take out of service"
         yield Action(f"{what}: {named or 'the host that differs'}", HOLD)
-    yield from _course(course, summary)
+    yield from _course(course, summary, hits)
     if first is not None:
         before = f"from before step {first}" if first else "of the start"
         yield Action(
@@ -91,7 +101,7 @@ def _corrupt(manifest: Row, summary: Row, course: str | None, first: int | None,
         )
 
 
-def _course(course: str | None, summary: Row) -> Iterator[Action]:
+def _course(course: str | None, summary: Row, hits: Sequence[int]) -> Iterator[Action]:
     if course == "persistent":
         yield Action(
             "Reproduce it and report it to the vendor",
@@ -99,11 +109,19 @@ def _course(course: str | None, summary: Row) -> Iterator[Action]:
             "operation.",
         )
     elif course is not None:
-        steps = 3 * summary["steps"]
-        yield Action(
-            "Watch it for longer",
-            f"It was not there at every step: plan at least {steps:,} steps on the same hosts to see it again.",
-        )
+        yield Action("Watch it for longer", f"It was not there at every step. {again(hits, summary['steps'])}")
+
+
+def again(hits: Sequence[int], steps: int) -> str:
+    """How many steps show a fault again that was there at some of a run's steps, and what that rests on, as words."""
+    bursts = max(1, count_bursts(hits, steps))
+    few, many = mean_interval_limits(steps, bursts)
+    plan = burn_in_steps(steps / bursts, observed=bursts)
+    return (
+        f"Plan {plan:,} more steps on the same hosts to see it again (95 %). This rests on {bursts:,} "
+        f"burst{'s' * (bursts > 1)} in {steps:,} steps, from which the mean interval of bursts at random times is "
+        f"known as {few:,.0f} to {many:,.0f} steps."
+    )
 
 
 def excluded(steps: int) -> str:

@@ -64,8 +64,9 @@ def headline(run: Contents, summary: Row) -> Headline:
     """
     found = (_corrupt if summary.get("verdict") == "corrupt" else _not_corrupt)(run, summary)
     actions = advice.actions(
-        run.manifest, summary, ended=run.ended, course=found.course, first=found.first, named=found.named
-    )
+        run.manifest, summary, ended=run.ended, course=found.course, first=found.first, named=found.named,
+        hits=found.hits,
+    )  # fmt: skip
     said = "; ".join(filter(None, (found.sentence, recoveries.sentence(run.lines), outlooks.sentence(run.lines))))
     return Headline(said, found.device, found.operation, found.since, _real(run.manifest, summary), tuple(actions))
 
@@ -79,6 +80,7 @@ class Found:
         course: how the fault went on, if that is known.
         first: the first step with a finding.
         named: the hardware that was found to differ.
+        hits: numbers of the steps with a finding.
     """
 
     sentence: str
@@ -88,6 +90,7 @@ class Found:
     course: str | None = None
     first: int | None = None
     named: str = ""
+    hits: tuple[int, ...] = ()
 
 
 def _not_corrupt(run: Contents, summary: Row) -> Found:
@@ -169,7 +172,7 @@ def _twins(run: Contents, summary: Row, found: Evidence) -> Found:
     sentence = f"{who}: {what}, first at step {first}{f', {course}' if course else ''}"
     return Found(
         sentence, device, _spots(found) or f"not located: only {' and '.join(_parts(summary)) or 'whole steps'} differ",
-        _since(first, found, course, free=summary.get("sync") == "none"), course, first, who,
+        _since(first, found, course, free=summary.get("sync") == "none"), course, first, who, found.steps,
     )  # fmt: skip
 
 
@@ -277,7 +280,8 @@ def _products(run: Contents, summary: Row, found: Evidence) -> Found:
     known = whole(run.manifest, found.ranks)
     device = (place or "the only device of the run") + (f" ({known})" if known else "")
     sentence += f", {course}" if course else ""
-    return Found(sentence, device, _spots(found) or UNKNOWN, _since(first, found, course), course, first, place)
+    since = _since(first, found, course)
+    return Found(sentence, device, _spots(found) or UNKNOWN, since, course, first, place, found.steps)
 
 
 def _rank_name(manifest: Row) -> Callable[[Any], str]:

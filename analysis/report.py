@@ -140,9 +140,13 @@ def build(run: Contents, summary: dict[str, Any]) -> Report:
         ]
         nothing = "no submodule was compared (that needs --sync compute)"
         measured = [
-            (tables.submodules(summary), "Mismatch frequency and severity by submodule", nothing),
+            (tables.submodules(summary, run.lines), "Mismatch frequency and severity by submodule", nothing),
             (tables.counts(summary), "Elements by submodule", nothing),
-            (tables.whole_step(summary), "Whole-step comparison", "no gradient and no parameter was compared"),
+            (
+                tables.whole_step(summary, run.lines),
+                "Whole-step comparison",
+                "no gradient and no parameter was compared",
+            ),
             (tables.ranks(details), "Mismatches by rank", "no mismatch at a submodule was recorded"),
             (tables.first_mismatches(details), "First mismatches", "no mismatch at a submodule was recorded"),
         ]

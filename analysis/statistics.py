@@ -1,11 +1,12 @@
-"""How sure a mismatch frequency is, and how long a burn-in has to be.
+"""How sure a mismatch frequency is if elements fail independently.
 
 Mismatches are counted: x of n checked elements. If elements fail independently and rarely, x is Poisson distributed
 with mean f·n·recall, and exact (Garwood) limits of that mean give limits of the frequency f. Without a mismatch the
 one-sided upper limit is -ln(1 - confidence) / n: 3.0/n at 95 %, 4.6/n at 99 %.
 
-Corruption comes in bursts, so elements are not independent and these limits are too narrow. Two functions say by how
-much: `needed_mismatches` for gamma distributed rates, `burn_in_steps` for bursts at random times.
+Corruption comes in bursts, so elements are not independent and these limits are too narrow. `needed_mismatches` says by
+how much if the rate varies between runs. An interval that holds under bursts is in `bootstrap`, and what a number of
+steps says of bursts at random times in `waiting`.
 
 Quantiles are those of SciPy's distributions, taken from `scipy.special`, which loads in a quarter of the time of
 `scipy.stats`; functions import it, so that `sdc --help` does not wait for it.
@@ -122,28 +123,6 @@ def needed_mismatches(*, shape: float = math.inf, confidence: float = CONFIDENCE
     if math.isinf(shape):
         return -math.log(1 - confidence)
     return float(shape * ((1 - confidence) ** (-1 / shape) - 1))
-
-
-def burn_in_steps(mean_interval: float, *, confidence: float = CONFIDENCE) -> int:
-    """Steps to plan for, so that bursts at random times show at least one: three mean intervals at 95 %.
-
-    Args:
-        mean_interval: mean number of steps between bursts.
-        confidence: probability of seeing a burst.
-
-    Returns:
-        Number of steps, rounded up.
-
-    Example:
-        >>> burn_in_steps(450)
-        1349
-    """
-    return math.ceil(-math.log(1 - confidence) * mean_interval)
-
-
-def excluded_interval(steps: int, *, confidence: float = CONFIDENCE) -> float:
-    """Inverse of `burn_in_steps`: a run of `steps` without a burst excludes bursts that come this often or oftener."""
-    return steps / -math.log(1 - confidence)
 
 
 def _validate(mismatched: int, checked: int, confidence: float, recall: float) -> None:

@@ -6,13 +6,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from .bootstrap import bootstrap_interval
 from .equality import COMPARED
 from .series import Row, count, mapping, number, sequence, worst
-from .statistics import frequency_interval, frequency_upper_bound
+from .statistics import frequency_upper_bound
 from .summary import SUBMODULES
 from .verdict import COUNTS
 
 NOT_MEASURED = "–"
+TOO_FEW = "too few steps with a mismatch"
+RESTS_ON = (
+    "Intervals are of the block bootstrap over steps, which allows for bursts; with too few bursts there is none. "
+    "Below: what a run without a mismatch says if elements fail independently. With bursts it says less."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +66,12 @@ def show(value: Any, *, digits: int = 3) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{found:.{digits}g}"
 
 
-def submodules(summary: Row) -> Table | None:
+def submodules(summary: Row, steps: Sequence[Row]) -> Table | None:
     """Measured frequency and severity of each site, beside the published values where the run simulates a node.
 
     Args:
         summary: contents of `summary.json`.
+        steps: lines of `steps.jsonl`, from whose counts intervals are computed.
 
     Returns:
         The table; None where no site was compared.
@@ -78,11 +85,12 @@ def submodules(summary: Row) -> Table | None:
     rows = []
     for name, site in sites.items():
         known = mapping(published.get(name))
-        row = [name, show(site["frequency"]), _interval(site), *([show(expected.get(name))] if expected else [])]
+        interval = _interval([mapping(mapping(row.get("sites")).get(name)) for row in steps], site)
+        row = [name, show(site["frequency"]), interval, *([show(expected.get(name))] if expected else [])]
         row += _beside(site["frequency"], known.get("frequency")) if published else []
         row += [show(site["severity"]), *(_beside(site["severity"], known.get("severity")) if published else [])]
         rows.append(tuple(row))
-    note = "Intervals take elements to be independent; bursts make them too narrow."
+    note = RESTS_ON
     if expected:
         note += " Expected here: the published mean, shaped in time as the node's bursts are, over the planned steps."
     if published:
@@ -115,18 +123,27 @@ def _counted(site: Row) -> list[str]:
     return [compared.get(key, show(site[key])) for key in COUNTS]
 
 
-def whole_step(summary: Row) -> Table | None:
-    """Bitwise comparison of gradients, and of parameters with the optimizer state."""
+def whole_step(summary: Row, steps: Sequence[Row]) -> Table | None:
+    """Bitwise comparison of gradients, and of parameters with the optimizer state.
+
+    Args:
+        summary: contents of `summary.json`.
+        steps: lines of `steps.jsonl`.
+    """
     rows = []
     for part, name in COMPARED.items():
         checked, mismatched = summary[part]["checked"], summary[part]["mismatched"]
         if checked:
-            bound = frequency_upper_bound(min(mismatched, checked), checked)
-            rows.append((name, show(checked), show(mismatched), show(mismatched / checked), show(bound)))
-    header = ("compared", "checked", "mismatched", "frequency", "upper bound, 95 %")
-    note = (
-        "Elements summed over steps. Without synchronization a difference persists and is counted again at every step."
-    )
+            each = [] if summary["sync"] == "none" else [mapping(row.get(part)) for row in steps]
+            interval = NOT_MEASURED if mismatched and not each else _interval(each, summary[part])
+            rows.append((name, show(checked), show(mismatched), show(mismatched / checked), interval))
+    header = ("compared", "checked", "mismatched", "frequency", "95 % interval")
+    note = f"Elements summed over steps. {RESTS_ON}"
+    if summary["sync"] == "none":
+        note += (
+            " Without synchronization a difference persists and is counted again at every step, so that there is no "
+            "interval either."
+        )
     return Table("Whole-step comparison", header, tuple(rows), note) if rows else None
 
 
@@ -202,13 +219,16 @@ def _leaves(prefix: str, value: Any) -> list[tuple[str, str]]:
     return [] if value is None else [(prefix, str(value))]
 
 
-def _interval(site: Row) -> str:
-    if not site["checked"]:
+def _interval(each: Sequence[Row], total: Row) -> str:
+    """The interval of a frequency, from the counts of each step and their total, or why there is none."""
+    if not total["checked"]:
         return NOT_MEASURED
-    if not site["mismatched"]:
-        return f"below {show(site['frequency_upper_95'])}"
-    low, high = frequency_interval(min(site["mismatched"], site["checked"]), site["checked"])
-    return f"{show(low)} to {show(high)}"
+    if not total["mismatched"]:
+        return f"below {show(frequency_upper_bound(0, total['checked']))}"
+    pairs = [(count(row.get("mismatched")), count(row.get("checked"))) for row in each]
+    sound = [(hit, of) for hit, of in pairs if hit is not None and of is not None and hit <= of]
+    limits = bootstrap_interval([hit for hit, _ in sound], [of for _, of in sound])
+    return TOO_FEW if limits is None else f"{show(limits[0])} to {show(limits[1])}"
 
 
 def _beside(measured: Any, published: Any) -> list[str]:

@@ -66,7 +66,7 @@ def test_the_sentence(at: list[int], about: dict[str, Any], sentence: str, tmp_p
     ("at", "course", "since", "advice"),
     [
         (range(31, 40), "persistent", "8 of the 8 steps", "Reproduce it"),
-        ([31, 35], "intermittent", "1 of the 8 steps", "Watch it for longer"),
+        ([31, 37], "intermittent", "1 of the 8 steps", "Watch it for longer"),
         ([31], "transient", "0 of the 8 steps", "Watch it for longer"),
         ([39], None, "no step followed it", "Distrust"),
     ],
@@ -76,6 +76,8 @@ def test_the_course_of_a_fault(at: Any, course: str | None, since: str, advice: 
     assert found.sentence.endswith(f"first at step {at[0]}" + (f", {course}" if course else ""))
     assert since in found.since
     assert found.actions[1].what.startswith(advice)
+    if advice == "Watch it for longer":  # the plan rests on the steps that had a finding
+        assert f"{len(at)} burst{'s' * (len(at) > 1)} in 40 steps" in found.actions[1].how
 
 
 def flagged(confirmed: int) -> Any:

@@ -1,4 +1,4 @@
-"""Limits against their definitions and recorded values, and the figures of a clean burn-in."""
+"""Limits against their definitions and recorded values."""
 
 import math
 import random
@@ -8,8 +8,6 @@ from hypothesis import given, strategies as st
 from scipy.stats import binom, poisson
 
 from sdc.analysis.statistics import (
-    burn_in_steps,
-    excluded_interval,
     frequency_interval,
     frequency_upper_bound,
     needed_mismatches,
@@ -103,12 +101,6 @@ def test_bursts_make_a_clean_run_weaker_evidence() -> None:
     assert needed_mismatches(shape=1) == pytest.approx(19)
     assert needed_mismatches(shape=0.5) == pytest.approx(199.5)
     assert needed_mismatches(shape=1e7) == pytest.approx(needed_mismatches(), rel=1e-4)
-
-
-def test_burn_in_is_three_mean_intervals() -> None:
-    assert burn_in_steps(450) == 1349
-    assert burn_in_steps(4500) == 13481
-    assert excluded_interval(burn_in_steps(450)) == pytest.approx(450, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """Tables: measured beside published, and text that cannot break out of a cell."""
 
 import math
+import random
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 from markdown_it import MarkdownIt
 
 from sdc.analysis import tables
+from sdc.analysis.bootstrap import bootstrap_interval
 from sdc.analysis.summary import summarize
 from sdc.analysis.tables import Table, show
 
@@ -33,8 +36,9 @@ def test_numbers_are_shown_for_reading(value: object, text: str) -> None:
 
 
 def test_published_values_stand_beside_the_measured_ones() -> None:
-    summary = summarize(manifest(), *steps(20, rates=RATES))
-    table = tables.submodules(summary)
+    rows, mismatches = steps(20, rates=RATES)
+    summary = summarize(manifest(), rows, mismatches)
+    table = tables.submodules(summary, rows)
     assert table is not None
     for row, site in zip(table.rows, PUBLISHED, strict=True):
         cells = dict(enumerate(row))
@@ -46,7 +50,7 @@ def test_published_values_stand_beside_the_measured_ones() -> None:
 
 
 def test_without_a_profile_there_is_nothing_published() -> None:
-    table = tables.submodules(summarize(manifest(published=None), *steps(3)))
+    table = tables.submodules(summarize(manifest(published=None), *steps(3)), steps(3)[0])
     assert table is not None
     assert table.header == ("site", "frequency (2)", "95 % interval", "severity (4)")
     assert table.rows[0][1] == "0"
@@ -55,16 +59,61 @@ def test_without_a_profile_there_is_nothing_published() -> None:
 
 def test_what_bursts_let_expect_stands_beside_the_measured() -> None:
     expected = {site: 2 * known["frequency"] for site, known in PUBLISHED.items()}
-    table = tables.submodules(summarize(manifest(expected=expected), *steps(3, rates=RATES)))
+    table = tables.submodules(summarize(manifest(expected=expected), *steps(3, rates=RATES)), [])
     assert table is not None
     assert table.header[3] == "expected here"
     assert [row[3] for row in table.rows] == [show(value) for value in expected.values()]
     assert {len(row) for row in table.rows} == {len(table.header)}
 
 
+def spiky(often: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A run of 600 steps of which some differ, in 40 of 1,000 elements of a submodule and of the gradient."""
+    draw = random.Random(0)
+    counts = [{"checked": 1000, "mismatched": 40 * (draw.random() < often)} for _ in range(600)]
+    rows = [{"step": step, "sites": {"fwd/ffn": found}, "gradient": found} for step, found in enumerate(counts)]
+    return rows, summarize(manifest(published=None), rows, [])
+
+
+def test_intervals_are_of_the_counts_of_steps() -> None:
+    """Were elements independent, the interval would be 11 % of the frequency to each side; it is 65 spikes."""
+    rows, summary = spiky(0.1)
+    counts = [row["gradient"]["mismatched"] for row in rows]
+    limits = bootstrap_interval(counts, [1000] * 600)
+    assert limits is not None
+    assert limits[1] / limits[0] > 1.5
+    found, whole = tables.submodules(summary, rows), tables.whole_step(summary, rows)
+    assert found is not None
+    assert whole is not None
+    assert found.rows[1][2] == whole.rows[0][4] == f"{show(limits[0])} to {show(limits[1])}"
+    assert "block bootstrap" in found.note
+    assert "block bootstrap" in whole.note
+
+
+def test_where_too_little_was_seen_it_is_said_instead_of_a_number() -> None:
+    rows, summary = spiky(0.007)
+    found = tables.submodules(summary, rows)
+    whole = tables.whole_step(summary, rows)
+    assert found is not None
+    assert whole is not None
+    assert [row[2] for row in found.rows] == ["–", "too few steps with a mismatch", "–", "–"]
+    assert whole.rows[0][4] == "too few steps with a mismatch"
+    damaged = [{**row, "gradient": {"checked": "x", "mismatched": 3}} for row in rows]
+    told = tables.whole_step(summary, damaged)
+    assert told is not None
+    assert told.rows[0][4] == "too few steps with a mismatch"
+
+
+def test_differences_that_persist_have_no_interval() -> None:
+    rows = free_steps(60)
+    table = tables.whole_step(summarize(manifest(sync="none"), rows, []), rows)
+    assert table is not None
+    assert [row[4] for row in table.rows] == ["–", "–"]
+    assert "no interval" in table.note
+
+
 def test_a_published_zero_has_no_ratio() -> None:
     published = {site: {"frequency": 0.0, "severity": 0.0} for site in PUBLISHED}
-    table = tables.submodules(summarize(manifest(published=published), *steps(3, rates=RATES)))
+    table = tables.submodules(summarize(manifest(published=published), *steps(3, rates=RATES)), [])
     assert table is not None
     assert [row[4] for row in table.rows] == ["–"] * 4
 
