@@ -20,7 +20,7 @@ SOURCES = {
     "dropcompute": "Giladi et al., DropCompute (NeurIPS 2023, arXiv:2306.10598).",
     "lossy": "Weintraub, Banner, Orda, Distributed Training under Packet Loss (2025).",
     "scar": "Qiao, Aragam, Zhang, Xing, Fault Tolerance in Iterative-Convergent Machine Learning (ICML 2019).",
-    "shadow": "Ma et al. 2025 (arXiv:2502.12340), appendix D, where a shadow replica is proposed.",
+    "shadow": "Ma et al. 2025 (arXiv:2502.12340), section 7.2, where a shadow replica is proposed.",
 }
 
 

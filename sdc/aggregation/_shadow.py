@@ -1,7 +1,7 @@
 """The shadow replica: one data-parallel rank to spare recomputes the gradients of others, and digests are compared.
 
 Of N + 1 ranks N work, each on its own rows; at every step the spare one recomputes the gradients of another rank on
-that rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, appendix D). The parameters being equal on all ranks,
+that rank's rows (proposed in Ma et al. 2025, arXiv:2502.12340, section 7.2). The parameters being equal on all ranks,
 any bit of difference is corruption. It costs 1 / (N + 1) of the machines; 64-bit digests cross the axis at every step
 and so do the rows, gradients only where they differ.
 
