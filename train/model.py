@@ -13,8 +13,8 @@ Letters of shapes, sizes on one device:
     T  sequence (keys)       K  key and value heads      L  layers
     P  part of the sequence  G  query heads of one key   C  width of one head
 
-A deviation: the study's description of its decoder (appendix B) has a layer normalization after the residual connection.
-Here it is RMSNorm before each submodule, as in Llama 3, whose style the study says its model has.
+A deviation: the study's description of its decoder (appendix B) has a layer normalization after the residual
+connection. Here it is RMSNorm before each submodule, as in Llama 3, whose style the study says its model has.
 """
 
 import functools
