@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         Add as Add,
         BitFlip as BitFlip,
         Gaussian as Gaussian,
+        Mixed as Mixed,
         Relative as Relative,
         Rotate as Rotate,
         Scale as Scale,
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
         node_faults as node_faults,
         published as published,
     )
+
+    # Faults of silicon that were published, simulated.
+    from .silicon import SILICON as SILICON, silicon_faults as silicon_faults, silicon_frequency as silicon_frequency
 
     # Steps with faults, and the ground truth.
     from ._inject import inject as inject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -107,6 +108,32 @@ def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
         others = " or ".join(name for name, positions in fields.items() if positions)
         raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {others}, or name bits")
     return tuple(fields[field])
+
+
+def two_words(bits: int) -> tuple[int, int]:
+    """Bits as two 32-bit words, the lower one first."""
+    return bits & 0xFFFFFFFF, bits >> 32
+
+
+def held_bits(value: float, dtype: Any) -> int:
+    """The bits of a value in a type that can hold it, perhaps rounded.
+
+    Raises:
+        ValueError: the type holds no such value.
+    """
+    name = jnp.dtype(dtype).name
+    with np.errstate(all="ignore"):
+        if jnp.issubdtype(dtype, jnp.floating):
+            held = np.float64(value).astype(dtype)
+            known, wanted = float(held), float(value)
+            fits = math.isnan(known) == math.isnan(wanted) and math.isinf(known) == math.isinf(wanted)
+        else:
+            info = jnp.iinfo(dtype)
+            fits = math.isfinite(value) and value == int(value) and info.min <= value <= info.max
+            held = np.asarray(int(value) if fits else 0, dtype)
+    if not fits:
+        raise ValueError(f"{name} holds no {value:g}; choose another number (nan is stuck,value=nan)")
+    return int(held.view(f"u{held.dtype.itemsize}"))
 
 
 def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32[Array, ""]:

@@ -232,6 +232,8 @@ def _words(part: What | Pattern) -> str:
         value = getattr(part, field.name)
         if field.name == "bits" and getattr(part, "field", None) is None:
             words.append(f"bits {_range(value)}")
+        elif field.name == "flips":  # of which the order counts
+            words.append(f"flips {write_value(value)}")
         elif value != field.default:
             words.append(f"{field.name} {value if isinstance(value, str) else _range(value)}")
     return " ".join(words)

@@ -22,7 +22,7 @@ from sdc._lazy import jax, jnp, lax
 from sdc.bits import as_bits, from_bits, select
 from sdc.text import Form, form, write_term
 
-from .changes import FIELDS, Change, Field, apply, by_layer, field_bits, neutral
+from .changes import FIELDS, Change, Field, apply, by_layer, field_bits, held_bits, neutral, two_words
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt32
@@ -95,7 +95,8 @@ class BitFlip(Kind):
     """Bits of the element are inverted.
 
     Single bits are the classical model of a particle strike. On a data-center GPU with stuck-at faults in its gates,
-    fewer than 40 % of the events with flipped bits had a single one (arXiv:2605.04213): take `count=2` and more too.
+    fewer than 40 % of the events with flipped bits had a single one (arXiv:2605.04213): take `count=2` and more too, or
+    `Mixed`.
 
     Attributes:
         bits: the bits to draw from, 0 being the least significant; all bits of the type where empty.
@@ -241,26 +242,103 @@ class Stuck(Kind):
     value: float
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
-        bits = _held(self.value, dtype)
-        words = np.asarray([bits & 0xFFFFFFFF, bits >> 32], np.uint32)
+        words = np.asarray(two_words(held_bits(self.value, dtype)), np.uint32)
         return neutral()._replace(keep=np.zeros(2, np.uint32), set=words)
 
 
-def _held(value: float, dtype: Any) -> int:
-    """The bits of a value in a type that can hold it, perhaps rounded."""
-    name = jnp.dtype(dtype).name
-    with np.errstate(all="ignore"):
-        if jnp.issubdtype(dtype, jnp.floating):
-            held = np.float64(value).astype(dtype)
-            known, wanted = float(held), float(value)
-            fits = math.isnan(known) == math.isnan(wanted) and math.isinf(known) == math.isinf(wanted)
-        else:
-            info = jnp.iinfo(dtype)
-            fits = math.isfinite(value) and value == int(value) and info.min <= value <= info.max
-            held = np.asarray(int(value) if fits else 0, dtype)
-    if not fits:
-        raise ValueError(f"{name} holds no {value:g}; choose another number (nan is stuck,value=nan)")
-    return int(held.view(f"u{held.dtype.itemsize}"))
+@dataclasses.dataclass(frozen=True)
+class Mixed(Kind):
+    """One of several things happens to the element: it becomes zero, or no number, or some of its bits are inverted.
+
+    These are the outcomes that Tung et al. (arXiv:2605.04213) tell apart. Bits are drawn with probabilities that fall
+    linearly from the lowest to the highest. A flip leaves a finite number finite: where it would not, the same bits are
+    inverted one place below (the lowest comes round to the sign). (The bare `change` does not know the number and
+    leaves it at the flip.)
+
+    Attributes:
+        zero: share of the elements that become zero.
+        special: share that becomes NaN, infinity or its negative, each as often, as far as the type has them.
+        flips: of all others, the share with one inverted bit, with two, and so on.
+    """
+
+    zero: float = 0.0
+    special: float = 0.0
+    flips: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        for name, share in (
+            ("zero", self.zero),
+            ("special", self.special),
+            ("zero + special", self.zero + self.special),
+        ):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name}={share:g}: expected a share of the elements, between 0 and 1")
+        if not isinstance(self.flips, Sequence) or not self.flips or not all(0 <= share <= 1 for share in self.flips):
+            raise ValueError(f"flips={self.flips}: expected shares of one bit, two bits, ..., as in (0.4, 0.6)")
+        if abs(sum(self.flips) - 1) > 1e-6:  # they are written in decimals
+            raise ValueError(
+                f"flips={self.flips}: shares of one bit, two bits, ... sum to 1, not to {sum(self.flips):g}"
+            )
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        width, most = len(field_bits(dtype)), len(self.flips)
+        room = len(field_bits(dtype, "exponent")) - 1 if jnp.issubdtype(dtype, jnp.floating) else width
+        if most > room:  # else all of the exponent could be inverted, and no place below would do
+            raise ValueError(
+                f"flips={self.flips}: up to {most} bits, but {jnp.dtype(dtype).name} takes {room}; give fewer shares"
+            )
+        outcome, which, number, place = jax.random.split(key, 4)
+        u = jax.random.uniform(outcome, shape, jnp.float32)
+        zeroed, special = u < self.zero, (u >= self.zero) & (u < self.zero + self.special)
+        values = np.asarray([two_words(bits) for bits in self._special(dtype)] or [(0, 0)], np.uint32)
+        value = jnp.asarray(values)[jax.random.randint(which, shape, 0, len(values))]
+        # Gumbel's noise on the logarithms of the weights: the largest are draws without repetition.
+        weights = jnp.arange(width, 0, -1, dtype=jnp.float32)
+        noise = jax.random.gumbel(place, (*shape, width), jnp.float32)
+        order = jnp.argsort(-(noise + jnp.log(weights)), axis=-1)[..., :most]
+        steps = jnp.asarray(np.cumsum(self.flips)[:-1], jnp.float32)
+        several = jax.random.uniform(number, shape, jnp.float32)[..., None]
+        count = 1 + jnp.sum(several >= steps, axis=-1)
+        words = jnp.where((jnp.arange(most) < count[..., None])[..., None], _words(order), jnp.uint32(0))
+        flip = lax.reduce(words, jnp.uint32(0), lax.bitwise_or, (words.ndim - 2,))
+        zeroed, special = zeroed[..., None], special[..., None]
+        held = np.asarray(two_words(held_bits(0.0, dtype) if self.zero else 0), np.uint32)
+        clean, none = neutral(), np.zeros(2, np.uint32)
+        return clean._replace(
+            keep=jnp.where(zeroed | special, none, clean.keep),
+            set=jnp.where(special, value, jnp.where(zeroed, held, none)),
+            flip=jnp.where(zeroed | special, none, flip),
+        )
+
+    def __call__(
+        self,
+        key: PRNGKeyArray,
+        x: Shaped[Array, "*groups n"],
+        layer: Int[Array, ""],
+        count: Int[Array, "*#groups"] | None = None,
+    ) -> Shaped[Array, "*groups n"]:
+        change = self.change(key, x.shape, x.dtype, layer)
+        changed = apply(x, change, count=count)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return changed
+        bits = as_bits(x)
+        flips, one = as_bits(changed) ^ bits, jnp.ones((), bits.dtype)
+        below = (flips >> one) | (flips << (one * (8 * bits.dtype.itemsize - 1)))
+        # One place below is finite: only a flip of the very same bits of the exponent makes it all ones again.
+        flipped = jnp.asarray(change.keep)[..., 0] != 0
+        return select(flipped & jnp.isfinite(x) & ~jnp.isfinite(changed), from_bits(bits ^ below, x), changed)
+
+    def _special(self, dtype: Any) -> list[int]:
+        """The bits of NaN and the infinities, as far as the type has them."""
+        found = []
+        for value in (math.nan, math.inf, -math.inf) if self.special else ():
+            try:
+                found.append(held_bits(value, dtype))
+            except ValueError:
+                continue
+        if self.special and not found:
+            raise ValueError(f"special={self.special:g}: {jnp.dtype(dtype).name} holds no nan and no inf; leave it out")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,12 +362,12 @@ class Rotate(Kind):
         return neutral()._replace(turn=jnp.int32(self.by))
 
 
-What: TypeAlias = BitFlip | StuckBit | Sign | Scale | Add | Relative | Gaussian | Stuck | Rotate
+What: TypeAlias = BitFlip | StuckBit | Sign | Scale | Add | Relative | Gaussian | Stuck | Mixed | Rotate
 
 KINDS: Mapping[str, Form] = {
     "bitflip": form(BitFlip), "stuck0": form(StuckBit, value=0), "stuck1": form(StuckBit, value=1), "sign": form(Sign),
     "scale": form(Scale), "add": form(Add), "relative": form(Relative), "gaussian": form(Gaussian),
     "zero": form(Stuck, value=0.0), "nan": form(Stuck, value=math.nan), "inf": form(Stuck, value=math.inf),
-    "stuck": form(Stuck), "swap": form(Rotate, by=1), "rotate": form(Rotate),
+    "stuck": form(Stuck), "mixed": form(Mixed), "swap": form(Rotate, by=1), "rotate": form(Rotate),
 }  # fmt: skip
 """The text form of every kind."""

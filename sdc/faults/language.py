@@ -66,8 +66,8 @@ def parse_kind(text: str) -> Fault:
 
     Kinds: `bitflip[,bits=30+31][,field=exponent][,count=2]`, `stuck0` and `stuck1` (with `bits` or `field`), `sign`,
     `scale,factor=F`, `add,value=V`, `relative,severity=S`, `gaussian,sigma=S`, `stuck,value=V`, `zero`, `nan`, `inf`,
-    `swap`, `rotate[,by=N]`. Patterns: `run=N`, `stride=COUNTxSTEP` (aligned to the step, or to a third number),
-    `tile=ROWSxCOLUMNS`, `row`, `whole`; one element without.
+    `mixed[,zero=S][,special=S][,flips=S+S]`, `swap`, `rotate[,by=N]`. Patterns: `run=N`, `stride=COUNTxSTEP` (aligned
+    to the step, or to a third number), `tile=ROWSxCOLUMNS`, `row`, `whole`; one element without.
 
     Returns:
         A fault without a rate: one that hits once, where it is told to.

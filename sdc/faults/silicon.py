@@ -1,0 +1,152 @@
+"""Faulty silicon as two studies describe it, simulated: profiles that stand beside the nodes of `nodes`.
+
+`silicon:gpu` has the outcomes of stuck-at faults in the gates of a data-center GPU: Tung et al., *The Anatomy of Silent
+Data Corruption: GPU Error Pattern Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213. Its abstract
+says that NaN and infinities are 1.01 % of the corruptions, that fewer than 40 % of the events with flipped bits have a
+single one, and that corrupted addresses are periodic, aligned with warps. What is quoted of its body by others (the
+paper itself was not at hand) is less sure: by several the shares of zeros and of flips that leave a number finite
+(`Share.quoted`; the three sum to 100.00 %), by one the periods of 2, 4, 8 and 16 elements, that low bits flip more
+often than high ones, and the 25,000 faults that led to corruptions. Ours, because no number is published:
+
+- how many bits flip: shares of 1, 2, 3 and 4 that fall geometrically by 0.7, the only free parameter, which is as small
+  as it may be to two digits for a single bit to stay below 40 % (`FLIPS`);
+- that bits flip with probabilities that fall linearly towards the sign (`Mixed`), which has no parameter;
+- that a hit takes every 2nd, 4th, 8th or 16th of the 32 elements of a warp, each period as often, from the first on;
+- that each element of a hit draws its own outcome, and that NaN and both infinities are equally frequent.
+
+`silicon:tensor-core`, `silicon:fma` and `silicon:cache-line` are the three signatures of permanent faults that Tyagi et
+al. show of some 6,000 (*LLM-PRISM: Characterizing Silent Data Corruption from Permanent GPU Faults in LLM Training*,
+arXiv:2604.10390, section III-B and figure 3): patches of 3 x 3 elements in which the same bit is wrong, single
+elements with mostly low bits wrong, rows with high bits wrong. Single bits have more weight than several (III-D); by
+how much, which bits, and how the signatures share the faults is not published. Ours: bit 6 (the highest of the mantissa
+of bfloat16), `FMA_FLIPS`, and any one bit of the exponent. A fault strikes at every step; theirs also strike at a share
+of the steps, from 0.001 to 1, which is `When(spike=...)` here.
+
+Neither study says how often a GPU is wrong: the first looks only at faults that show, the second sets the rate. `RATE`
+is ours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+
+from sdc.program.site import Where
+
+from .fault import Fault
+from .kinds import BitFlip, Mixed, What
+from .patterns import One, Pattern, Row, Stride, Tile
+
+RATE = 1e-6
+"""Probability that a hit starts at an element: some ten at each site in twenty steps of the configuration `tiny`. With
+the elements that a hit takes along it lies among the frequencies published of nodes 1, 7 and 9."""
+WARP = 32
+PERIODS = (2, 4, 8, 16)
+FLIPS = (0.39, 0.28, 0.19, 0.14)
+FMA_FLIPS = (0.6, 0.4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A published share of the corruptions, with what is known of its precision.
+
+    Attributes:
+        share: as published; for a bound, the bound.
+        low, high: the interval in which the profile has it. Exact 95 % limits for 25,000 independent faults, of which
+            the study's 600 million corruptions come: the corruptions of one fault resemble each other, so that their
+            number would promise too much.
+        quoted: whether it is known from quotations of the study, not from its abstract.
+    """
+
+    share: float
+    low: float
+    high: float
+    quoted: bool = False
+
+
+SHARES: Mapping[str, Share] = {
+    "zero": Share(0.5068, 0.5006, 0.5130, quoted=True),
+    "flips": Share(0.4831, 0.4769, 0.4893, quoted=True),
+    "special": Share(0.0101, 0.0089, 0.0114),
+    "one bit of flips": Share(0.40, 0.0, 0.40),
+}
+"""What `silicon:gpu` reproduces of arXiv:2605.04213."""
+
+_GPU = Mixed(SHARES["zero"].share, SHARES["special"].share, FLIPS)
+_PROFILES: Mapping[str, tuple[What, tuple[Pattern, ...]]] = {
+    "silicon:gpu": (_GPU, tuple(Stride(WARP // period, period, WARP) for period in PERIODS)),
+    "silicon:tensor-core": (BitFlip(bits=(6,)), (Tile(3, 3),)),
+    "silicon:fma": (Mixed(flips=FMA_FLIPS), (One(),)),
+    "silicon:cache-line": (BitFlip(field="exponent"), (Row(),)),
+}
+SILICON = tuple(_PROFILES)
+"""Names of the profiles."""
+
+
+def silicon_faults(
+    name: str, *, layers: int, at: Mapping[str, int] | None = None, where: Callable[[str], Where] = str
+) -> list[Fault]:
+    """The faults of a device with faulty silicon; arguments are those of `node_faults`.
+
+    Args:
+        name: one of `SILICON`.
+        layers: number of layers of the model that it will run. Every layer has the same rate, as the device computes
+            them all.
+        at: the device, such as `{"twin": 1}`; by default every device.
+        where: which sites stand for a submodule (see `SUBMODULES`); by default probes of its name.
+
+    Returns:
+        For each of the submodules a fault of each period, or the only one; their rates sum to `RATE`.
+
+    Raises:
+        ValueError: there is no such profile, or there are no layers.
+
+    Example:
+        >>> from sdc.faults import silicon_faults
+        >>> [fault, *_] = silicon_faults("silicon:tensor-core", layers=4, at={"twin": 1})
+        >>> str(fault)
+        'bitflip,bits=6,tile=3x3,rate=1e-06,site=fwd/attn,twin=1'
+    """
+    from .nodes import SUBMODULES  # which offers these profiles beside its own
+
+    what, patterns = _profile(name)
+    if layers < 1:
+        raise ValueError(f"layers={layers}: expected at least one")
+    rate = RATE / len(patterns)
+    return [
+        Fault(what, rate, where(submodule), at=dict(at or {}), pattern=pattern)
+        for submodule in SUBMODULES
+        for pattern in patterns
+    ]
+
+
+def silicon_frequency(name: str) -> dict[str, float]:
+    """Share of the elements that a profile hits, by site: the counterpart of `expected_frequency`.
+
+    Tensors are taken to be large: at their edges patterns are cut. A row has as many elements as the last axis, which
+    the profile does not know, so that nothing is returned for `silicon:cache-line`.
+
+    Raises:
+        ValueError: there is no such profile.
+
+    Example:
+        >>> from sdc.faults import silicon_frequency
+        >>> round(silicon_frequency("silicon:gpu")["fwd/attn"], 9)
+        7.5e-06
+    """
+    from .nodes import SUBMODULES
+
+    _, patterns = _profile(name)
+    if Row() in patterns:
+        return {}
+    frequency = RATE / len(patterns) * sum(pattern.size(()) for pattern in patterns)
+    return dict.fromkeys(SUBMODULES, frequency)
+
+
+def _profile(name: str) -> tuple[What, tuple[Pattern, ...]]:
+    if name not in _PROFILES:
+        near = difflib.get_close_matches(name, SILICON, 1, 0.75)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown profile {name!r}; expected one of {', '.join(SILICON)}{hint}")
+    return _PROFILES[name]
