@@ -21,6 +21,7 @@ SOURCES = {
     "lossy": "Weintraub, Banner, Orda, Distributed Training under Packet Loss (2025).",
     "scar": "Qiao, Aragam, Zhang, Xing, Fault Tolerance in Iterative-Convergent Machine Learning (ICML 2019).",
     "shadow": "Ma et al. 2025 (arXiv:2502.12340), section 7.2, where a shadow replica is proposed.",
+    "nodes": "Ma et al., Understanding Silent Data Corruption in LLM Training (2025, arXiv:2502.12340).",
 }
 
 

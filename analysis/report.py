@@ -25,13 +25,13 @@ from .headline import LOSSES, headline
 from .page import Report, make_report
 from .rendering import to_html, to_markdown
 from .series import count, mapping, sequence
-from .studies import _scar as scar, estimates, products
+from .studies import _nodes as nodes, _scar as scar, estimates, products
 from .summary import summary_of
 from .tables import Table, show
 
 STUDIES = {
     products.STUDY: products.build, findings.STUDY: findings.build, estimates.STUDY: estimates.build,
-    scar.STUDY: findings.build,
+    scar.STUDY: findings.build, nodes.STUDY: findings.build,
 }  # fmt: skip
 LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE"}
 KINDS = {"twin": "twin run", "train": "training run", "trace": "trace"}

@@ -66,7 +66,8 @@ class CheckedOptions(RunOptions):
     """What to simulate, and how to check matrix products."""
 
     suspect: str | None = None
-    """Simulated suspect: node1 ... node15 of the published study, or healthy."""
+    """Simulated suspect: node1 ... node15 of the published study, silicon:gpu and others, or healthy. node11:uniform is
+    a simpler model of a node, and node4,times=1e6 multiplies its rates (docs/faults.md)."""
     fault: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Simulated fault, as in bitflip,rate=1e-5,site=fwd/attn or scale,rate=1e-6,where=products; may be repeated.
     Grammar: docs/faults.md."""

@@ -299,6 +299,7 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {
     "abft study": _products_study,
     "aggregation study": _findings,
     "scar study": _findings,
+    "nodes study": _findings,
     "diff": _difference,
     "estimate": _estimate,
     "several": _several,

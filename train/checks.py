@@ -11,7 +11,8 @@ from sdc.checksums.profile import Profile
 from sdc.checksums.settings import Mode, SchemeName, Settings
 from sdc.faults.fault import Fault, describe
 from sdc.faults.language import parse_fault
-from sdc.faults.nodes import HEALTHY, expected_frequency, node_faults, published
+from sdc.faults.nodes import Load, expected_frequency, node_faults, parse_suspect
+from sdc.faults.study_tables import NODES, published
 from sdc.program.selectors import Selector, as_selector
 from sdc.settings import SettingError, check_types
 
@@ -96,16 +97,18 @@ class Simulated:
     """Simulated faults of a run: those of a node of the study, or any others.
 
     Attributes:
-        suspect: `node1` to `node15`, or `healthy`; None for none of them.
+        suspect: a node, a profile of silicon or `healthy`, see `sdc.faults.nodes.parse_suspect`; None for none.
         faults: faults, or lines of text as `sdc.faults.parse_fault` reads them.
         twin: the twin that has them, where there are twins and the fault does not say another.
         products: whether they strike matrix products rather than the outputs of submodules.
+        sync: what of a node is synchronized, see `sdc.faults.node_faults`.
     """
 
     suspect: str | None = None
     faults: Sequence[Fault | str] = ()
     twin: int | None = None
     products: bool = False
+    sync: Load = "none"
 
     @property
     def _at(self) -> dict[str, int]:
@@ -131,7 +134,7 @@ class Simulated:
         """The faults, for a model of so many layers."""
         if self.suspect is not None:
             where = submodule_products if self.products else str
-            return tuple(node_faults(self.suspect, layers=layers, at=self._at, where=where))
+            return tuple(node_faults(self.suspect, layers=layers, at=self._at, where=where, sync=self.sync))
         read = (parse_fault(fault) if isinstance(fault, str) else fault for fault in self.faults)
         return tuple(dataclasses.replace(fault, at={**self._at, **fault.at}) for fault in read)
 
@@ -139,14 +142,17 @@ class Simulated:
         """What the manifest says of the suspect."""
         told = describe(self.make(layers=layers))
         name = self.suspect or ("custom" if told else None)
+        suspect = parse_suspect(self.suspect) if self.suspect is not None else None
+        if suspect is not None and (departs := suspect.departs()):
+            warnings.warn(departs, stacklevel=2)
         # Published are frequencies of wrong elements in the outputs of submodules.
-        known = self.suspect not in (None, HEALTHY) and not self.products
-        figures = published(str(self.suspect)) if known else None
+        known = suspect is not None and suspect.name in NODES and not self.products
+        figures = published(suspect.name) if known and suspect is not None else None
         return {
             "suspect": {"name": name, "simulated": bool(told), "faults": told},
             "published": figures
             and {site: {"frequency": f.frequency, "severity": f.severity} for site, f in figures.items()},
-            "expected": expected_frequency(str(self.suspect), steps) if figures else None,
+            "expected": expected_frequency(str(self.suspect), steps, sync=self.sync) if figures else None,
         }
 
 

@@ -12,6 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sdc.faults.fault import Fault
+from sdc.faults.nodes import Load
 from sdc.program.selectors import Selector, as_selector
 from sdc.record.reading import read_manifest
 from sdc.settings import SettingError, check_types
@@ -175,7 +176,10 @@ class CheckedJob(Job):
     def simulated(self) -> Simulated:
         """The faults of the run: those of the last twin, where there are twins."""
         twin = None if self.number is None else self.number - 1
-        return Simulated(suspect=self.suspect, faults=self.faults, twin=twin, products=self.checks is not None)
+        sync: Load = getattr(self, "sync", "none")  # of twins
+        return Simulated(
+            suspect=self.suspect, faults=self.faults, twin=twin, products=self.checks is not None, sync=sync
+        )
 
     def check(self) -> None:
         super().check()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .records import (
         findings_of as findings_of,
         write_estimate as write_estimate,
+        write_nodes_study as write_nodes_study,
         write_products_study as write_products_study,
         write_study as write_study,
     )

@@ -1,4 +1,4 @@
-"""What the study of the shadow replica found: Ma et al. 2025 (arXiv:2502.12340), appendix D, propose one."""
+"""What the study of the shadow replica found: Ma et al. 2025 (arXiv:2502.12340), section 7.2, propose one."""
 
 from typing import Any
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from sdc.aggregation.measured import Measured
 from sdc.checksums.power import ProductsMeasured
+from sdc.faults.measured import NodesMeasured
 from sdc.record.determinism import environment
 from sdc.record.lifecycle import Record
 
 from .. import findings
 from .._conclude import report_anew
 from ..findings import Findings, summarize_findings
-from . import _paft, _shadow, dropcompute, estimates, lossy, products
+from . import _nodes, _paft, _shadow, dropcompute, estimates, lossy, products
 
 FINDINGS: Mapping[str, Callable[[Any], Findings]] = {
     "paft": _paft.findings,
@@ -94,6 +95,26 @@ def write_products_study(
     }
     summary = products.summarize_products(measured.counts, measured.magnitudes)
     return _write(folder, {"kind": products.STUDY, **about, **(manifest or {})}, summary)
+
+
+def write_nodes_study(
+    folder: Path, measured: NodesMeasured, manifest: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Writes the record and the report of a study of the simulated nodes.
+
+    Args:
+        folder: a new one.
+        measured: what `sdc.train.studies.NodesStudy` found.
+        manifest: what else the manifest is to say, such as the command.
+
+    Returns:
+        The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
+
+    Raises:
+        RecordError: the folder exists already, or cannot be written.
+    """
+    summary = summarize_findings(measured.study, _nodes.findings(measured))
+    return _write(folder, {"kind": _nodes.STUDY, "study": "nodes", "seed": measured.seed, **(manifest or {})}, summary)
 
 
 def write_estimate(

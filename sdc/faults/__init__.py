@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         BitFlip as BitFlip,
         Gaussian as Gaussian,
         Mixed as Mixed,
-        Relative as Relative,
         Rotate as Rotate,
         Scale as Scale,
         Sign as Sign,
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
         StuckBit as StuckBit,
         What as What,
     )
+    from .relative import Relative as Relative, Tailed as Tailed
     from .changes import Change as Change
 
     # Which elements, where and when.
@@ -39,12 +39,18 @@ if TYPE_CHECKING:
     # The nodes of the study, simulated.
     from .nodes import (
         HEALTHY as HEALTHY,
-        NODES as NODES,
-        SUBMODULES as SUBMODULES,
-        Published as Published,
         expected_frequency as expected_frequency,
         node_faults as node_faults,
+    )
+    from .study_tables import (
+        NODES as NODES,
+        SUBMODULES as SUBMODULES,
+        Layers as Layers,
+        Published as Published,
         published as published,
+        published_disagreement as published_disagreement,
+        published_layers as published_layers,
+        published_noise as published_noise,
     )
 
     # Faults of silicon that were published, simulated.

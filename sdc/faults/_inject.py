@@ -149,9 +149,10 @@ class _Inject:
         self.faults, self.record = faults, record
         # What is the same at every site is computed here, outside of all loops: random numbers compile slowly.
         self.key = jax.random.fold_in(moment.key, moment.step)
-        # Spikes come upon the whole device at once, not upon single sites.
+        # Spikes come upon the whole device at once, not upon single sites: faults with one device and time share them.
         self.factors = [
-            fault.when.factor(jax.random.fold_in(self.key, number), moment.step) for number, fault in enumerate(faults)
+            fault.when.factor(jax.random.fold_in(self.key, _first_alike(faults, fault)), moment.step)
+            for fault in faults
         ]
         self._corrupted = traced_once(self._corrupt_all, static_argnums=4)
         self.placed: set[int] = set()
@@ -187,23 +188,24 @@ class _Inject:
     def _corrupt_all(
         self,
         before: Values,
-        key: PRNGKeyArray,
+        step_key: PRNGKeyArray,
         factors: Sequence[Float32[Array, ""]],
         here: Here,
         numbers: tuple[int, ...],
     ) -> tuple[Values, Events]:
         """Corrupts the outputs of one site; `numbers` says which faults can hit it."""
         after, events = [], []
-        key = _key(key, here)
+        key = _key(step_key, here)
         layer = here.iteration[-1] if here.iteration else jnp.int32(0)
+        drawn = {number: _draw(self.faults[number], step_key, number, layer) for number in numbers}
         rates = {
-            number: self._rate(self.faults[number], factors[number], now, layer)
+            number: self._rate(self.faults[number], factors[number], now, layer, drawn[number])
             for number, now in zip(numbers, here.now, strict=True)
         }
         for output, x in enumerate(before):
             if corruptible(x):
                 own = key if output == 0 else jax.random.fold_in(key, output)
-                x, event = self._corrupt(rates, own, output, layer, x)
+                x, event = self._corrupt(rates, drawn, own, output, layer, x)
                 events.append(event)
             after.append(x)
         return after, functools.reduce(self.merge, events)
@@ -219,6 +221,7 @@ class _Inject:
     def _corrupt(
         self,
         rates: Mapping[int, Float32[Array, ""]],
+        drawn_here: Mapping[int, Float32[ArrayLike, ""]],
         key: PRNGKeyArray,
         output: int,
         layer: Int[Array, ""],
@@ -233,15 +236,15 @@ class _Inject:
         draws, found = [], []
         for number, rate in rates.items():
             keys = jax.random.split(jax.random.fold_in(key, number))
-            draws.append(Draw(self.faults[number], keys, rate, like, layer))
+            draws.append(Draw(self.faults[number], keys, rate, like, layer, drawn_here[number]))
             found.append(_drawn(draws[-1]))
         any_hit = functools.reduce(jnp.logical_or, map(jnp.any, found))
 
         def change(carried: Any, draws: Sequence[Any], found: Sequence[Any]) -> Any:
             old, *_ = carried
             new, touched, masked, drawn = old, [], [], jnp.uint32(0)
-            for number, (keys, rate, layer), hit in zip(rates, draws, found, strict=True):
-                draw = Draw(self.faults[number], keys, rate, like, layer)
+            for number, (keys, rate, layer, u), hit in zip(rates, draws, found, strict=True):
+                draw = Draw(self.faults[number], keys, rate, like, layer, u)
                 if _sparse(draw.fault):
                     new, at = draw.at(new)
                     drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
@@ -252,7 +255,7 @@ class _Inject:
                     masked.append(jnp.atleast_1d(hit))
             return new, *varying((drawn, *self._compare(output, old, new, touched, masked)))
 
-        arrays = [(draw.keys, draw.rate, draw.layer) for draw in draws]
+        arrays = [(draw.keys, draw.rate, draw.layer, draw.u) for draw in draws]
         new, *events = rarely(agreed(any_hit), change, (old, *nothing), arrays, found)
         return from_bits(new.reshape(before.shape), before), Events(*events)
 
@@ -261,7 +264,12 @@ class _Inject:
         return Hits(none, none, pairs, pairs) if self.record else None
 
     def _rate(
-        self, fault: Fault, factor: Float32[Array, ""], now: Bool[ArrayLike, ""], layer: Int[Array, ""]
+        self,
+        fault: Fault,
+        factor: Float32[Array, ""],
+        now: Bool[ArrayLike, ""],
+        layer: Int[Array, ""],
+        u: Float32[ArrayLike, ""],
     ) -> Float32[Array, ""]:
         """Probability that a hit starts at an element, here and now."""
         assert fault.rate is not None
@@ -278,7 +286,7 @@ class _Inject:
             if not 0 <= index < axes[axis]:
                 raise ValueError(f"a fault sits at {axis}={index}, but axis {axis!r} has size {axes[axis]}")
             here &= lax.axis_index(axis) == index
-        return jnp.where(here, jnp.minimum(rate * factor, 1.0), 0.0)
+        return jnp.where(here, jnp.minimum(rate * factor * fault.what.share(u), 1.0), 0.0)
 
     def _compare(
         self,
@@ -317,6 +325,18 @@ class _Inject:
 
         outputs = jnp.where(known, jnp.uint32(output), 0).astype(jnp.uint32)
         return changed, Hits(outputs, pick(at), pick(_words(old)), pick(_words(new)))
+
+
+def _first_alike(faults: Sequence[Fault], fault: Fault) -> int:
+    """Number of the first fault on the same device with the same course in time."""
+    return next(number for number, other in enumerate(faults) if (other.when, other.at) == (fault.when, fault.at))
+
+
+def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -> Float32[ArrayLike, ""]:
+    """What a fault draws for a step and layer: the same on all devices and in all microsteps."""
+    for index in (number, 2, layer):  # 1 is the time's
+        key = jax.random.fold_in(key, index)
+    return fault.what.draw(key)
 
 
 def _drawn(draw: Draw) -> Array:

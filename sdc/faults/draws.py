@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits
@@ -28,6 +29,7 @@ class Draw(NamedTuple):
     rate: Float32[Array, ""]  # probability that a hit starts at an element
     like: jax.ShapeDtypeStruct  # shape and type of the array
     layer: Int[Array, ""]
+    u: Float32[ArrayLike, ""]  # what the kind drew for the step and layer
 
     def whole(self) -> Bool[Array, ""]:
         """Whether all elements are hit, as they are if a hit starts at any: with probability 1 - (1 - rate)^size."""
@@ -99,7 +101,8 @@ class Draw(NamedTuple):
     ) -> UInt[Array, "*groups n"]:
         """What becomes of elements that are hit, as bits."""
         numbers = lax.bitcast_convert_type(bits, self.like.dtype)
-        return as_bits(self.fault.what(self.keys[1], numbers, self.layer, count))
+        what = self.fault.what.on(self.u, self.layer)
+        return as_bits(what(self.keys[1], numbers, self.layer, count))
 
 
 def take(x: Shaped[Array, "*shape"], at: Int32[Array, "*n"]) -> Shaped[Array, "*n"]:

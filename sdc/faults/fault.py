@@ -17,7 +17,8 @@ from sdc.program.site import Where
 from sdc.settings import SettingError
 from sdc.text import write_term, write_value
 
-from .kinds import KINDS, Kind, Rotate, What
+from .kind import Kind
+from .kinds import KINDS, Rotate, What
 from .patterns import One, Pattern, Row, Whole
 
 if TYPE_CHECKING:
@@ -190,7 +191,8 @@ class Fault:
 
     def largest_rate(self) -> float:
         """The largest probability of a hit that can occur."""
-        return float(min(1.0, np.max(0.0 if self.rate is None else self.rate) * self.when.largest()))
+        factor = self.when.largest() * self.what.largest_share()
+        return float(min(1.0, np.max(0.0 if self.rate is None else self.rate) * factor))
 
 
 def check_moves(what: What, pattern: Pattern) -> None:

@@ -10,7 +10,6 @@ it.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,11 @@ import numpy as np
 
 from sdc._lazy import jax, jnp, lax
 from sdc.bits import as_bits, from_bits, select
-from sdc.text import Form, form, write_term
+from sdc.text import Form, form
 
-from .changes import FIELDS, Change, Field, apply, by_layer, field_bits, held_bits, neutral, two_words
+from .changes import FIELDS, Change, Field, apply, field_bits, held_bits, neutral, two_words
+from .kind import Kind
+from .relative import Relative, Tailed
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt32
@@ -57,37 +58,6 @@ def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
     low = jnp.where(shift < 32, one << (shift & 31), 0)
     high = jnp.where(shift < 32, 0, one << (shift & 31))
     return jnp.stack([low, high], axis=-1).astype(jnp.uint32)
-
-
-class Kind(abc.ABC):
-    """What every kind of fault can do: make changes, and carry them out. Its `str` is its text, see `parse_kind`."""
-
-    def __str__(self) -> str:
-        return write_term(self, KINDS)
-
-    @abc.abstractmethod
-    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
-        """Draws the changes of elements of a type.
-
-        Args:
-            key: decides what is drawn.
-            shape: one change for each element, or `()` for one that all elements share.
-            dtype: type of the elements.
-            layer: index of the innermost loop.
-
-        Raises:
-            ValueError: elements of this type cannot be changed so.
-        """
-
-    def __call__(
-        self,
-        key: PRNGKeyArray,
-        x: Shaped[Array, "*groups n"],
-        layer: Int[Array, ""],
-        count: Int[Array, "*#groups"] | None = None,
-    ) -> Shaped[Array, "*groups n"]:
-        """The elements after the fault; `count` as of `apply`."""
-        return apply(x, self.change(key, x.shape, x.dtype, layer), count=count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,41 +153,6 @@ class Add(Kind):
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         return neutral()._replace(addend=jnp.float32(self.value))
-
-
-@dataclasses.dataclass(frozen=True)
-class Relative(Kind):
-    """The element x becomes x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
-
-    A change that rounding would undo becomes a change of the last bit, so that a hit element is always another number.
-    Zeros, NaNs and infinities stay as they are. (The bare `change` does neither.) Severity, the mean relative size of
-    an error, is what Ma et al. (arXiv:2502.12340) measured on unhealthy nodes.
-
-    Attributes:
-        severity: the largest relative change; one number, or one per layer.
-    """
-
-    severity: float | tuple[float, ...]
-
-    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
-        size, sign = jax.random.split(key)
-        u = 1.0 - jax.random.uniform(size, shape)
-        severity = by_layer(self.severity, layer)
-        change = jnp.where(jax.random.bernoulli(sign, shape=shape), 1.0, -1.0) * u * severity
-        return neutral()._replace(factor=(1.0 + change).astype(jnp.float32))
-
-    def __call__(
-        self,
-        key: PRNGKeyArray,
-        x: Shaped[Array, "*groups n"],
-        layer: Int[Array, ""],
-        count: Int[Array, "*#groups"] | None = None,
-    ) -> Shaped[Array, "*groups n"]:
-        changed = super().__call__(key, x, layer, count)
-        neighbour = from_bits(as_bits(x) ^ jnp.ones((), as_bits(x).dtype), x)
-        changed = select(as_bits(changed) == as_bits(x), neighbour, changed)
-        finite = jnp.isfinite(x) if jnp.issubdtype(x.dtype, jnp.floating) else True
-        return select((x == 0) | ~jnp.asarray(finite), x, changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,11 +297,12 @@ class Rotate(Kind):
         return neutral()._replace(turn=jnp.int32(self.by))
 
 
-What: TypeAlias = BitFlip | StuckBit | Sign | Scale | Add | Relative | Gaussian | Stuck | Mixed | Rotate
+What: TypeAlias = BitFlip | StuckBit | Sign | Scale | Add | Relative | Tailed | Gaussian | Stuck | Mixed | Rotate
 
 KINDS: Mapping[str, Form] = {
     "bitflip": form(BitFlip), "stuck0": form(StuckBit, value=0), "stuck1": form(StuckBit, value=1), "sign": form(Sign),
-    "scale": form(Scale), "add": form(Add), "relative": form(Relative), "gaussian": form(Gaussian),
+    "scale": form(Scale), "add": form(Add), "relative": form(Relative), "tailed": form(Tailed),
+    "gaussian": form(Gaussian),
     "zero": form(Stuck, value=0.0), "nan": form(Stuck, value=math.nan), "inf": form(Stuck, value=math.inf),
     "stuck": form(Stuck), "mixed": form(Mixed), "swap": form(Rotate, by=1), "rotate": form(Rotate),
 }  # fmt: skip

@@ -1,88 +1,170 @@
 """The fifteen unhealthy nodes of the study, simulated.
 
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
-What the study does not publish is modelled, and said here:
+What the study does not publish is modelled, with parameters that `sdc.faults.fitting` fits and
+`sdc/faults/data/sdc_fitted.csv` lists, each with its interval:
 
-- A mismatched element is off by a relative difference uniform in (0, 2 severity], with a random sign, so that the mean
-  over the mismatched elements of a microstep, which is what severity means (equation 3), is the published one. The
-  study publishes the largest of all microsteps only; here every microstep is that severe.
-- Layers are resampled where a model has not 16: each takes the mean frequency and the largest severity of the published
-  layers that it covers, so that the mean over the layers (equation 2) and their maximum (equation 4) stay.
-- In time (figures 3 to 6): nodes 10 and 11 begin with a burst that decays, 7 and 14 show isolated spikes, 13 is clean
-  until step 450. The published frequency is taken as the level after the burst, and as the mean over the spikes.
-- Nodes 2, 3 and 12 showed nothing under computation synchronization, so nothing is injected for them.
+- In each step and layer a draw decides how severe it is, with a heavy tail, and how many elements it hits: the more
+  severe, the fewer (`Tailed`). What the study publishes is the largest severity of 4,500 steps; the
+  scale is such that the largest of so many draws are, by layer, as the published ones; most steps are far milder. The
+  tail's index is that of the scatter between layers; how few elements are in severe steps is fitted to the worst
+  noise-to-signal ratios of figure 5.
+- Bursts hit all submodules of a device together. Nodes 7 and 14 are hit in few steps (figure 3), and other rare ones
+  in as few as the scatter of their counts between layers says. Nodes 10 and 11 begin with a burst that decays
+  (figure 4). The published frequency is the mean over the steps, or the level after the burst.
+- Computation synchronization lowers utilization, and with it corruption. Without it node 14 was hit at every step, so
+  that there the few steps of the rare nodes become all; node 13 is clean until step 450 where nothing is synchronized;
+  and nodes 2, 3 and 12, of which computation synchronization showed nothing, have the rate that such a run leaves open
+  at even odds: ln 2 elements in 4,500 steps.
+- The severities of node 9's backward pass, 1e10 and more in all of the layers, are taken as those of one microstep in
+  which the gradient itself was nearly nothing: errors of this size against a usual gradient could not have left the
+  published noise. Under computation synchronization one element of 4,500 steps has them, all others the severities of
+  the forward pass.
+
+Layers are resampled where a model has not 16: each takes the mean frequency of the published layers that it covers, so
+that the mean over the layers (equation 2) stays, and fewer layers are more severe, so that their maximum (equation 4)
+does.
+
+`node11:uniform` is the model of before: every step as severe as the worst, whatever is synchronized.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from sdc.program.site import Where
+from sdc.text import form, read_term
 
 from .fault import Fault, When
-from .kinds import Relative
+from .relative import Relative, Tailed
+from .severities import least_severity
+from .silicon import SILICON, silicon_faults, silicon_frequency
+from .study_tables import (
+    ELEMENTS,
+    LAST_BIT,
+    MICROSTEPS,
+    NODES,
+    STEPS,
+    SUBMODULES,
+    Layers,
+    node_number,
+    published,
+    published_layers,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float64
 
-SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
-"""What the study looked at: outputs of attention and feed-forward network, and the gradients of their inputs."""
 HEALTHY = "healthy"
-NODES = tuple(f"node{number}" for number in range(1, 16))
+UNIFORM = "uniform"
+Load: TypeAlias = Literal["compute", "params", "none"]
+"""What is synchronized, and so how hard a node works: computation, parameters, or nothing."""
 
-_WHEN = {
+FREAK = 1e9
+"""Severities above this are taken as those of a single microstep."""
+ONSET = 450
+"""The first step with a mismatch of node 13, in a run without synchronization."""
+_BURST = {10: (4.0, 5.0), 11: (4.0, 5.0)}
+_SPIKE = {7: 1 / 50, 14: 1 / STEPS}
+_UNIFORM_WHEN = {
     7: When(spike=1 / 50),
     10: When(burst=4.0, decay=5.0),
     11: When(burst=4.0, decay=5.0),
-    13: When(onset=450),
-    14: When(spike=1 / 4500),
+    13: When(onset=ONSET),
+    14: When(spike=1 / STEPS),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
-    """The study's figures for one submodule of one node.
+class Suspect:
+    """A simulated suspect as its name has it: `node11`, `node11:uniform`, `node4,times=1e6`.
 
     Attributes:
-        frequency: mean mismatch frequency over microsteps and layers (table 1).
-        severity: largest mismatch severity of any microstep and layer (table 2).
+        name: `healthy`, a node, or a profile of silicon.
+        model: `tailed`, or `uniform`.
+        times: what the rates are multiplied by; 1 for the published ones.
     """
 
-    frequency: float
-    severity: float
+    name: str
+    model: str = "tailed"
+    times: float = 1.0
+
+    def departs(self) -> str:
+        """What a rate that was not published is, in words; empty for published ones."""
+        if self.times == 1 or self.name not in NODES:
+            return ""
+        low, high = rate_interval(self.name)
+        where = "inside" if low <= self.times <= high else "outside"
+        return (
+            f"the rates of {self.name} are multiplied by {self.times:g}, which lies {where} what its published counts "
+            f"leave open, {low:.3g} to {high:.3g} times"
+        )
 
 
-def published(name: str) -> dict[str, Published]:
-    """Tables 1 and 2 for a node, by site.
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    times: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.times < math.inf:
+            raise ValueError(f"times={self.times:g}: expected a positive number")
+
+
+def parse_suspect(text: str) -> Suspect:
+    """A suspect from its name.
 
     Raises:
-        ValueError: there is no such node.
+        ValueError: there is no such node, model or setting.
+
+    Example:
+        >>> from sdc.faults.nodes import parse_suspect
+        >>> parse_suspect("node11:uniform"), parse_suspect("node4,times=1e6").times
+        (Suspect(name='node11', model='uniform', times=1.0), 1000000.0)
     """
-    return {
-        submodule: Published(float(row["mean_mismatch_frequency"]), float(row["max_mismatch_severity"]))
-        for submodule, row in _rows("sdc_nodes.csv", _number(name))
-    }
+    head = text.partition(",")[0].strip()
+    name, colon, model = head.partition(":")
+    if head in SILICON:
+        name, model = head, "tailed"
+    elif name != HEALTHY and name not in NODES:
+        raise ValueError(
+            f"unknown suspect {name!r}; expected {HEALTHY}, one of {NODES[0]} ... {NODES[-1]}, or {', '.join(SILICON)}"
+        )
+    elif colon and (name == HEALTHY or model != UNIFORM):
+        raise ValueError(
+            f"suspect {head!r}: no model {model!r}; a node has one besides its own, as in node11:{UNIFORM}"
+        )
+    forms = {head: form(_Settings)}
+    settings = read_term("suspect", text.strip(), forms, example="node4,times=1e6", noun="suspect")
+    return Suspect(name, model or "tailed", settings.value.times)
 
 
 def node_faults(
-    name: str, *, layers: int, at: Mapping[str, int] | None = None, where: Callable[[str], Where] = str
+    name: str,
+    *,
+    layers: int,
+    at: Mapping[str, int] | None = None,
+    where: Callable[[str], Where] = str,
+    sync: Load = "compute",
 ) -> list[Fault]:
     """The faults of a simulated node.
 
     Args:
-        name: `node1` to `node15`, or `healthy`.
+        name: `node1` to `node15`, such a name with `:uniform` or `,times=X` (see `parse_suspect`), a profile of
+            `SILICON`, or `healthy`.
         layers: number of layers of the model that it will run.
         at: the device that is the node, such as `{"twin": 1}`; by default every device.
         where: which sites stand for a submodule of the study (see `SUBMODULES`). By default its name is a pattern of
             names of probes: outputs named `attn` and `ffn` by `sdc.probe`.
+        sync: what of the node is synchronized with a healthy one, which decides how hard it works.
 
     Returns:
         One fault per submodule that the study saw corrupted, its rates and severities by layer; none for `healthy`.
@@ -98,32 +180,168 @@ def node_faults(
         >>> fault.site, fault.at
         ('probed("my_attn")', {'host': 3})
     """
-    if name == HEALTHY:
+    suspect = parse_suspect(name)
+    if suspect.name == HEALTHY:
         return []
-    number = _number(name)
-    by_submodule: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
-    for submodule, row in _rows("sdc_node_layers.csv", number):
-        by_submodule[submodule].append(
-            (int(row["layer"]), float(row["mismatch_frequency"]), float(row["max_mismatch_severity"]))
+    if suspect.name in SILICON:
+        faults = silicon_faults(suspect.name, layers=layers, at=at, where=where)
+    elif suspect.model == UNIFORM:
+        faults = _uniform(suspect.name, layers)
+    else:
+        faults = _tailed(suspect.name, layers, sync)
+    scaled = (dataclasses.replace(fault, rate=_times(fault.rate, suspect.times)) for fault in faults)
+    if suspect.name in SILICON:
+        return list(scaled)
+    return [dataclasses.replace(fault, site=where(str(fault.site)), at=dict(at or {})) for fault in scaled]
+
+
+def _times(rate: float | tuple[float, ...] | None, times: float) -> float | tuple[float, ...] | None:
+    if rate is None or times == 1:
+        return rate
+    scaled = np.minimum(np.asarray(rate) * times, 1.0).tolist()
+    return tuple(scaled) if isinstance(scaled, list) else scaled
+
+
+def _uniform(name: str, layers: int) -> list[Fault]:
+    """Every step as severe as the worst: elements uniform in (0, 2 severity]."""
+    when = _UNIFORM_WHEN.get(node_number(name), When())
+    return [
+        Fault(
+            Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist())),
+            tuple(mean_by_layer(figures.frequency, layers).tolist()),
+            site,
+            when=when,
         )
+        for site, figures in published_layers(name).items()
+    ]
+
+
+def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
+    when, few, tail = behaviour(name, sync), fitted()["few"].value, fitted()["tail"].value
+    tables = published_layers(name) or (silent() if sync != "compute" else {})
     faults = []
-    for submodule, rows in by_submodule.items():
-        _, frequency, severity = np.asarray(sorted(rows)).T
-        if not frequency.any():
-            continue
-        what = Relative(tuple((2 * largest_by_layer(severity, layers)).tolist()))
-        rates = tuple(mean_by_layer(frequency, layers).tolist())
-        faults.append(Fault(what, rates, where(submodule), at=dict(at or {}), when=_WHEN.get(number, When())))
+    for site, figures in tables.items():
+        severity = figures.severity
+        freak = severity.max() > FREAK
+        if freak:
+            severity = tables[f"fwd/{site.partition('/')[2]}"].severity
+        if freak and sync == "compute":
+            faults.append(_freak(site, figures, layers))
+        least = least_node_severity(name, dataclasses.replace(figures, severity=severity), tail=tail, few=few)
+        # Of fewer layers the most severe one would be milder.
+        kind = Tailed(least * (16 / layers) ** tail, tail, few)
+        faults.append(Fault(kind, tuple(mean_by_layer(figures.frequency, layers).tolist()), site, when=when))
     return faults
 
 
-def expected_frequency(name: str, steps: int) -> dict[str, float]:
+def least_node_severity(name: str, figures: Layers, *, tail: float, few: float) -> float:
+    """The least severity of a node's steps at a site, from the largest ones of the layers.
+
+    Layers are taken as alike: the study observed no trends over them (its appendix C.2), and their largest severities
+    scatter as independent draws do.
+    """
+    spike = behaviour(name).spike
+    hits = figures.frequency * ELEMENTS * MICROSTEPS / spike
+    return least_severity(
+        figures.severity, hits, steps=max(1, round(STEPS * spike)), cells=32 * MICROSTEPS, tail=tail, few=few
+    )
+
+
+def _freak(site: str, figures: Layers, layers: int) -> Fault:
+    """One element of the 4,500 steps, in one of them."""
+    severity = tuple((2 * largest_by_layer(figures.severity, layers)).tolist())
+    return Fault(Relative(severity), 1 / (ELEMENTS * MICROSTEPS * STEPS), site, when=When(spike=1 / STEPS))
+
+
+def silent() -> dict[str, Layers]:
+    """A node of which nothing was seen: ln 2 elements of the whole run, with a changed last bit, anywhere."""
+    places = len(SUBMODULES) * 16
+    rate = math.log(2) / (ELEMENTS * MICROSTEPS * STEPS * places)
+    return {site: Layers(np.full(16, rate), np.full(16, LAST_BIT)) for site in SUBMODULES}
+
+
+def behaviour(name: str, sync: Load = "compute") -> When:
+    """How a node's faults go in time; see the top of this file.
+
+    Raises:
+        ValueError: there is no such node.
+    """
+    number = node_number(name)
+    burst, decay = _BURST.get(number, (0.0, 1.0))
+    known = fitted().get(f"bursts/{NODES[number - 1]}")
+    spike = _SPIKE.get(number, 1.0 if known is None else min(1.0, known.value / STEPS))
+    return When(
+        burst=burst,
+        decay=decay,
+        spike=spike if sync == "compute" else 1.0,
+        onset=ONSET if number == 13 and sync == "none" else 0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """An estimate and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@functools.cache
+def fitted() -> Mapping[str, Estimate]:
+    """Parameters of the nodes by name; `sdc study nodes` fits them anew.
+
+    Example:
+        >>> from sdc.faults.nodes import fitted
+        >>> fitted()["tail"].low < fitted()["tail"].value < fitted()["tail"].high
+        True
+    """
+    text = (resources.files(__package__) / "data" / "sdc_fitted.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return {row["parameter"]: Estimate(float(row["value"]), float(row["low"]), float(row["high"])) for row in rows}
+
+
+def rate_interval(name: str) -> tuple[float, float]:
+    """By what a node's rates may be multiplied within what its published counts leave open, at 95 %.
+
+    The exact interval of a Poisson mean over its number of bursts, or of elements where these are fewer.
+
+    Example:
+        >>> from sdc.faults.nodes import rate_interval
+        >>> [round(limit, 2) for limit in rate_interval("node15")]
+        [0.32, 2.33]
+    """
+    from scipy.special import gammainccinv, gammaincinv
+
+    counts = sum(figures.counts.sum() for figures in published_layers(name).values())
+    events = min(counts, STEPS * behaviour(name).spike)
+    if not counts:
+        return 0.0, float(gammainccinv(1, 0.025)) / math.log(2)
+    events = max(1.0, round(events))
+    return float(gammaincinv(events, 0.025)) / events, float(gammainccinv(events + 1, 0.025)) / events
+
+
+def expected_frequency(name: str, steps: int, *, sync: Load = "compute") -> dict[str, float]:
     """What the frequency of a simulated suspect comes to on average over its first `steps` steps, by site."""
-    if name == HEALTHY:
+    suspect = parse_suspect(name)
+    if suspect.name in SILICON:
+        return {site: frequency * suspect.times for site, frequency in silicon_frequency(suspect.name).items()}
+    if suspect.name == HEALTHY:
         return {}
-    when = _WHEN.get(_number(name), When())
-    level = when.average(steps)
-    return {site: figures.frequency * level for site, figures in published(name).items()}
+    uniform = suspect.model == UNIFORM
+    when = _UNIFORM_WHEN.get(node_number(name), When()) if uniform else behaviour(name, sync)
+    few, level = 0.0 if uniform else fitted()["few"].value, when.average(steps) * suspect.times
+    tables = published_layers(suspect.name) if suspect.times != 1 else {}
+    left = {site: _possible(figures.frequency * suspect.times, when.spike, few) for site, figures in tables.items()}
+    figures = published(suspect.name).items()
+    return {site: min(known.frequency * level * left.get(site, 1.0), 1.0) for site, known in figures}
+
+
+def _possible(rates: Float64[np.ndarray, "layers"], spike: float, few: float) -> float:
+    """How much of rates there can be, as no element is hit twice: the mean of min(rate (1 + few) u^few, 1) over u."""
+    most = np.minimum(rates, 1.0) / spike * (1 + few)
+    edge = np.maximum(most, 1.0) ** (-1 / max(few, 1e-9))  # with a draw beyond it, everything is hit
+    return float(spike * np.mean(most * edge ** (1 + few) / (1 + few) + 1 - edge) / rates.mean())
 
 
 def mean_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> Float64[np.ndarray, "layers"]:
@@ -137,17 +355,3 @@ def largest_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> F
     """Resamples figures by layer to another number of layers so that their maximum stays."""
     edges = np.linspace(0, len(values), layers + 1)
     return np.asarray([values[int(a) : int(np.ceil(b))].max() for a, b in itertools.pairwise(edges)])
-
-
-def _number(name: str) -> int:
-    if name not in NODES:
-        raise ValueError(f"unknown suspect {name!r}; expected {HEALTHY} or one of {NODES[0]} ... {NODES[-1]}")
-    return int(name.removeprefix("node"))
-
-
-def _rows(file: str, number: int) -> Iterator[tuple[str, dict[str, str]]]:
-    """The lines of a table that are of a node, each with the name of its submodule."""
-    text = (resources.files(__package__) / "data" / file).read_text(encoding="utf-8")
-    for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
-        if int(row["node"]) == number:
-            yield f"{row['direction']}/{row['submodule']}", row

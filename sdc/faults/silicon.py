@@ -37,6 +37,7 @@ from sdc.program.site import Where
 from .fault import Fault
 from .kinds import BitFlip, Mixed, What
 from .patterns import One, Pattern, Row, Stride, Tile
+from .study_tables import SUBMODULES
 
 RATE = 1e-6
 """Probability that a hit starts at an element: some ten at each site in twenty steps of the configuration `tiny`. With
@@ -108,8 +109,6 @@ def silicon_faults(
         >>> str(fault)
         'bitflip,bits=6,tile=3x3,rate=1e-06,site=fwd/attn,twin=1'
     """
-    from .nodes import SUBMODULES  # which offers these profiles beside its own
-
     what, patterns = _profile(name)
     if layers < 1:
         raise ValueError(f"layers={layers}: expected at least one")
@@ -135,8 +134,6 @@ def silicon_frequency(name: str) -> dict[str, float]:
         >>> round(silicon_frequency("silicon:gpu")["fwd/attn"], 9)
         7.5e-06
     """
-    from .nodes import SUBMODULES
-
     _, patterns = _profile(name)
     if Row() in patterns:
         return {}

@@ -62,6 +62,7 @@ KINDS: dict[str, Kind] = {
         Kind("abft study", StudyManifest, StudySummary),
         Kind("aggregation study", StudyManifest, StudySummary),
         Kind("scar study", StudyManifest, StudySummary, LineFile(PARTS, PartRow), number="part"),
+        Kind("nodes study", StudyManifest, StudySummary),
         Kind("estimate", StudyManifest, StudySummary),
     )
 }

@@ -88,7 +88,8 @@ class Manifest(Stamp, kw_only=True):
     kind: Annotated[
         str,
         about(
-            "`twin`, `train`, `trace`, `campaign`, `abft study`, `aggregation study`, `scar study` or `estimate`; see "
+            "`twin`, `train`, `trace`, `campaign`, `abft study`, `aggregation study`, `scar study`, `nodes study` or "
+            "`estimate`; see "
             "[above](#kinds)"
         ),
     ]

@@ -30,6 +30,7 @@ COMMANDS = {
     options.CampaignOptions: "campaign --corpus {text} --run {folder}/run",
     **{kind: f"study {kind.study}" for kind in AGGREGATION},
     study_options.ScarStudyOptions: "study scar --workload regression --images digits --run {folder}/run",
+    study_options.NodesStudyOptions: "study nodes --run {folder}/run",
     study_options.ProductsStudyOptions: "abft study --corpus {text}",
     study_options.CalibrateOptions: "abft calibrate --corpus {text} --out {folder}/out",
     bench_options.BenchOptions: "bench transform",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 import sdc
 from sdc.faults.kinds import BitFlip
+from sdc.faults.nodes import node_faults
 from sdc.program.selectors import direction, named, primitive, probes
 from sdc.train.config import TrainConfig, get_config
 from sdc.twins.digests import digest
@@ -22,6 +23,7 @@ BARS = {
     "fingerprint_products": 1.10,
     "fingerprint_probes": 1.03,
     "inject_one_fault": 1.02,
+    "densest_node_over_uniform": 1.02,
     "rewriting_share_fingerprint_products": 0.20,
     "rewriting_share_fingerprint_probes": 0.20,
     "rewriting_share_inject_one_fault": 0.20,
@@ -52,11 +54,14 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
     site = sdc.sites(step, *arguments, where=primitive("dot_general") & direction("bwd"))[0]
     one = named(site.name)
     fault = sdc.Fault(BitFlip(), 1e-6, one)
+    densest, uniform = (node_faults(name, layers=config.model.layers) for name in ("node11", "node11:uniform"))
     variants: dict[str, Callable[..., Any]] = {
         "plain": step,
         "fingerprint_products": sdc.fingerprint(step, primitive("dot_general")),
         "fingerprint_probes": sdc.fingerprint(step, probes),
         "inject_one_fault": lambda *args: sdc.inject(step, [fault])(moment, *args),
+        "inject_densest_node": lambda *args: sdc.inject(step, densest)(moment, *args),
+        "inject_densest_node_uniform": lambda *args: sdc.inject(step, uniform)(moment, *args),
         "strike_one_site": lambda *args: sdc.strike(step, one)(sdc.no_strike(), *args),
     }
     traced = {name: _tracing(fn, arguments) for name, fn in variants.items()}
@@ -67,6 +72,7 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
     return {
         "plain_seconds": statistics.median(seconds["plain"]),
         **{name: ratio(seconds["plain"], seconds[name]) for name in variants},
+        "densest_node_over_uniform": ratio(seconds["inject_densest_node_uniform"], seconds["inject_densest_node"]),
         **{
             f"rewriting_share_{name}": (traced[name] - traced["plain"]) / whole
             for name in ("fingerprint_products", "fingerprint_probes", "inject_one_fault")

@@ -13,7 +13,7 @@ from sdc.train.studies.settings import LEAST, check_training
 from ..conduct import check_folder, experiment, new_folder
 from ..errors import Exit, run_errors, usage_errors
 from ..runtime import onward
-from ..study_options import AggregationStudyOptions, ScarStudyOptions, StudyOptions
+from ..study_options import AggregationStudyOptions, NodesStudyOptions, ScarStudyOptions, StudyOptions
 
 if TYPE_CHECKING:
     from sdc.train.studies import Sources
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 def run(options: StudyOptions) -> int:
     """Runs the study and returns the exit code."""
-    return _scar(options.command) if isinstance(options.command, ScarStudyOptions) else _aggregation(options.command)
+    command = options.command
+    if isinstance(command, ScarStudyOptions):
+        return _scar(command)
+    return _nodes(command) if isinstance(command, NodesStudyOptions) else _aggregation(command)
 
 
 def _aggregation(options: AggregationStudyOptions) -> int:
@@ -78,6 +81,29 @@ def _scar(options: ScarStudyOptions) -> int:
         )
         summary = conclude(folder)
     show("scar study", summary, as_json=options.json)
+    return int(Exit.CLEAN)
+
+
+def _nodes(options: NodesStudyOptions) -> int:
+    with usage_errors():
+        folder = new_folder("nodes", options.run)
+    from sdc.analysis.studies import write_nodes_study
+    from sdc.train.studies import NodesStudy
+
+    from ..output import show
+
+    with usage_errors():
+        study = NodesStudy(nodes=options.nodes, runs=options.runs, steps=options.steps, seed=options.seed)
+    started = time.perf_counter()
+    measured = experiment("nodes", study.count(), study.run())
+    manifest = {
+        "command": ["sdc", *sys.argv[1:]],
+        "seconds": round(time.perf_counter() - started),
+        "settings": {"nodes": list(options.nodes), "runs": options.runs, "steps": options.steps},
+    }
+    with run_errors(folder, resumable=False):
+        summary = write_nodes_study(folder, measured, manifest)
+    show("nodes study", summary, as_json=options.json)
     return int(Exit.CLEAN)
 
 

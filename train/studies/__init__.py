@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .scar_record import finish_parts as finish_parts, record_study as record_study
     from .scar_workloads import SUBJECTS as SUBJECTS, Sources as Sources, Subject as Subject, subjects as subjects
 
+    # The simulated nodes beside the published ones.
+    from ._nodes import NodesStudy as NodesStudy
+
     # Checked products on the reference workload.
     from .products import ProductsStudy as ProductsStudy
     from .calibration import Calibration as Calibration, CalibrationError as CalibrationError

@@ -1,0 +1,217 @@
+"""What the study of the simulated nodes found: each published figure beside the simulated one."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sdc.faults.agreement import Compared
+from sdc.faults.measured import NodesMeasured
+from sdc.faults.study_tables import NODES
+
+from ..findings import Chart, Check, Findings, Grid, Line
+
+STUDY = "nodes study"
+MOST_OUTSIDE = 0.1
+"""Of intervals of 95 % this share may lie outside; more would be a model that does not hold."""
+NEAR = 5.0
+"""Factor between a small model's answer to last bits and the fitted one that is taken as the same mechanism."""
+TABLES = ("frequency", "severity")
+YES = {True: "yes", False: "NO", None: "cannot be said"}
+
+
+def findings(measured: NodesMeasured) -> Findings:
+    """Tables, figures and claims."""
+    grids = (
+        _overview(measured),
+        _figures(measured),
+        _noise(measured),
+        _words(measured),
+        _outside(measured),
+        _parameters(measured),
+        _responses(measured),
+    )
+    return Findings(grids, (_chart(measured),), tuple(_checks(measured)))
+
+
+def _overview(measured: NodesMeasured) -> Grid:
+    names = (
+        "frequency", "severity", "frequency by layer", "severity by layer", "time", "noise", "drift", "loss",
+    )  # fmt: skip
+    rows = []
+    for node in measured.nodes:
+        cells = []
+        for name in names:
+            said = [row.agrees for row in measured.rows if (row.node, row.quantity) == (node, name)]
+            known = [agrees for agrees in said if agrees is not None]
+            cells.append(f"{sum(known)} of {len(known)}" if known else "cannot be said" if said else "-")
+        rows.append((node, *cells))
+    return Grid(
+        "Published figures inside the simulated nodes' intervals of 95 %",
+        ("node", *names),
+        tuple(rows),
+        "Frequency and severity: tables 1, 2 and 6 to 9. Time: figures 3, 4, 6 and section 9. Noise: figure 5, "
+        "predicted from the other nodes. Drift and loss: figure 6, in words. Dashes: the study says nothing of it.",
+    )
+
+
+def _figures(measured: NodesMeasured) -> Grid:
+    rows = [
+        (f"{row.node}, {row.place}", row.quantity, row.published, row.simulated, _interval(row), YES[row.agrees])
+        for row in measured.rows
+        if row.quantity in TABLES
+    ]
+    return Grid(
+        "Tables 1 and 2: runs of 4,500 steps at the study's size",
+        ("node and submodule", "quantity", "published", "simulated", "95 % interval", "inside"),
+        tuple(rows),
+        "Severities are the largest of the run, so that they scatter from run to run: the study's run is one.",
+    )
+
+
+def _noise(measured: NodesMeasured) -> Grid:
+    rows = [
+        (node, found.published, found.median, f"{found.low:.3g} to {found.high:.3g}",
+         math.sqrt(found.high / found.low), YES[found.inside])
+        for node, found in measured.predicted.items()
+    ]  # fmt: skip
+    return Grid(
+        "Figure 5: worst noise-to-signal ratio, each node predicted from the other fourteen",
+        ("node", "published", "predicted", "95 % interval", "times and divided by", "inside"),
+        tuple(rows),
+        "Fitted to the other nodes: how few elements are in severe steps, and how gradients answer to errors. "
+        "Node 3 is outside whatever is fitted: 1.34e-15 is less than what the last bit of one element of a gradient of "
+        "8 billion does on average, while any error before the last products is answered by the rounding of all that "
+        "follows.",
+    )
+
+
+def _words(measured: NodesMeasured) -> Grid:
+    rows = [
+        (row.node, row.place or row.quantity, row.simulated, row.note, YES[row.agrees])
+        for row in measured.rows
+        if row.quantity in ("time", "drift", "loss")
+    ]
+    return Grid(
+        "What the study says in words",
+        ("node", "what", "simulated", "published", "agrees"),
+        tuple(rows),
+        "Drift: distance of the parameters from the healthy ones after the last step of a small model, which has grown "
+        "from a quarter of the steps to half of them and to the last. Loss: largest relative difference; below 1 % two "
+        "curves are one line.",
+    )
+
+
+def _outside(measured: NodesMeasured) -> Grid:
+    rows = [
+        (f"{row.node}, {row.place}" if row.place else row.node, row.quantity, row.published, row.simulated,
+         _interval(row), _why(row))
+        for row in measured.rows
+        if row.agrees is False
+    ]  # fmt: skip
+    return Grid(
+        "Published figures outside of the intervals, and why",
+        ("node and place", "quantity", "published", "simulated", "95 % interval", "why"),
+        tuple(rows),
+        "About 5 % are to be expected.",
+    )
+
+
+def _why(row: Compared) -> str:
+    if row.quantity == "noise":
+        return "less than a last bit: an error behind the last products" if row.node == "node3" else "scatter of nodes"
+    if row.published == 0 or (row.low is not None and row.published is not None and row.published < row.low):
+        return "this layer was milder than its neighbours; the tail is shared by all"
+    if row.quantity.startswith("severity"):
+        return "this layer was more severe than its neighbours; the tail is shared by all"
+    return "not known"
+
+
+def _parameters(measured: NodesMeasured) -> Grid:
+    rows = []
+    for name, found in measured.estimates.items():
+        used = measured.used.get(name)
+        rows.append((name, used and used.value, found.value, f"{found.low:.3g} to {found.high:.3g}"))
+    return Grid(
+        "Parameters: what the simulated nodes have, and what was fitted now",
+        ("parameter", "used", "fitted", "95 % interval"),
+        tuple(rows),
+        "tail: inverse index of the severities' tail; few: how few elements are in severe steps; bursts: steps of "
+        "4,500 in which a rare node is hit; response, rounding, scatter: of the noise model, which simulated nodes do "
+        "not need.",
+    )
+
+
+def _responses(measured: NodesMeasured) -> Grid:
+    rounding = measured.estimates["rounding"]
+    rows: list[tuple[Any, ...]] = [
+        (found.model, found.rounding, *(found.linear[site] for site in sorted(found.linear)))
+        for found in measured.responses
+    ]
+    rows.append((f"8B model, fitted to figure 5: {rounding.low:.3g} to {rounding.high:.3g}", rounding.value))
+    header = ("model", "answer to last bits", *(f"response, {site}" for site in sorted(measured.responses[0].linear)))
+    return Grid(
+        "Scale: how the gradients of small models in bfloat16 answer to errors",
+        header,
+        tuple((*row, *[None] * (len(header) - len(row))) for row in rows),
+        "Answer to last bits: noise-to-signal ratio where 64 last bits are wrong in every microstep. Response: "
+        "squared ratio over the mean square of relative errors. Neither contains the number of elements, which is why "
+        "figures of a small model say something of a large one.",
+    )
+
+
+def _chart(measured: NodesMeasured) -> Chart:
+    x = [float(NODES.index(node) + 1) for node in measured.predicted]
+    found = list(measured.predicted.values())
+    lines = (
+        Line("published", x, [one.published if one.published > 1e-6 else math.nan for one in found], points=True),
+        Line("predicted from the others", x, [one.median for one in found], points=True),
+        Line("95 %, lower end", x, [one.low for one in found], dashed=True),
+        Line("95 %, upper end", x, [one.high for one in found], dashed=True),
+    )
+    caption = "Node 3 (1.34e-15) lies far below the figure. Other nodes are predicted within a factor of about eight."
+    return Chart("Worst noise-to-signal ratio of the gradients", caption, "node", "ratio", lines, log="y")
+
+
+def _checks(measured: NodesMeasured) -> Iterable[Check]:
+    for name in ("frequency", "severity", "frequency by layer", "severity by layer"):
+        said = _said(measured.rows, (name,))
+        if said:
+            yield Check(
+                f"{name}: at most {MOST_OUTSIDE:.0%} of the published figures are outside of the 95 % intervals",
+                said.count(False) <= MOST_OUTSIDE * len(said),
+                f"{said.count(False)} of {len(said)} outside",
+            )
+    outside = [node for node, found in measured.predicted.items() if not found.inside]
+    yield Check(
+        "noise: at most two of fifteen nodes are outside of what the others predict",
+        len(outside) <= 2,
+        f"outside: {', '.join(outside) or 'none'}",
+    )
+    wrong = [
+        name for name, used in measured.used.items()
+        if (now := measured.estimates.get(name)) is not None and not now.low <= used.value <= now.high
+    ]  # fmt: skip
+    yield Check(
+        "the parameters that the simulated nodes have are inside of what is fitted",
+        not wrong,
+        f"outside: {', '.join(wrong) or 'none'}",
+    )
+    rounding = measured.estimates["rounding"].value
+    factors = [found.rounding / rounding for found in measured.responses]
+    yield Check(
+        f"small models answer to last bits as the fitted 8B model does, within a factor of {NEAR:g}",
+        all(1 / NEAR < factor < NEAR for factor in factors),
+        ", ".join(f"{factor:.2g} times" for factor in factors),
+    )
+    for name, claim in (("time", "behaviour in time"), ("drift", "drift grows"), ("loss", "losses are one line")):
+        said = _said(measured.rows, (name,))
+        if said:
+            yield Check(f"{claim}, as the study says", all(said), f"{sum(said)} of {len(said)}")
+
+
+def _said(rows: Sequence[Compared], quantities: tuple[str, ...]) -> list[bool]:
+    return [row.agrees for row in rows if row.quantity in quantities and row.agrees is not None]
+
+
+def _interval(row: Compared) -> str:
+    return "-" if row.low is None or row.high is None else f"{row.low:.3g} to {row.high:.3g}"

@@ -1,0 +1,157 @@
+"""What the study published of its fifteen nodes: Ma et al. 2025 (arXiv:2502.12340), tables and figures as data."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import Float64
+
+SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
+"""What the study looked at: outputs of attention and feed-forward network, and the gradients of their inputs."""
+NODES = tuple(f"node{number}" for number in range(1, 16))
+
+ONE_ELEMENT = 2.39e-14
+"""The smallest frequency of tables 6 and 7, of which the next ones are multiples: one element of the whole run."""
+ELEMENTS = 32 * 4096 * 4096
+"""Elements of a submodule's output in a microstep, over all devices of a node: 1/ONE_ELEMENT of 2^24 elements each (the
+tokens of a sequence times the width) are 2.5 million, 32 times 4,870 steps of 16 microsteps; it says 4,500 steps."""
+MICROSTEPS = 16
+"""In a step under computation synchronization."""
+LAST_BIT = 2.0**-9
+"""Relative change of the last bit of bfloat16, at the least: no mismatch is less severe."""
+STEPS = 4500
+"""Under computation synchronization (appendix B.3)."""
+PARAMETER_STEPS = 2500
+"""Under parameter synchronization and without any, with 256 microsteps each and 32 layers rather than 16."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """The study's figures for one submodule of one node.
+
+    Attributes:
+        frequency: mean mismatch frequency over microsteps and layers (table 1).
+        severity: largest mismatch severity of any microstep and layer (table 2).
+    """
+
+    frequency: float
+    severity: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The study's figures for one submodule of one node by decoder layer (tables 6 to 9).
+
+    Attributes:
+        frequency: mean mismatch frequency of each layer.
+        severity: largest mismatch severity of each layer.
+    """
+
+    frequency: Float64[np.ndarray, "layers"]
+    severity: Float64[np.ndarray, "layers"]
+
+    @property
+    def counts(self) -> Float64[np.ndarray, "layers"]:
+        """Mismatched elements of the whole run that the frequencies come to."""
+        return self.frequency / ONE_ELEMENT
+
+
+def published(name: str) -> dict[str, Published]:
+    """Tables 1 and 2 for a node, by site.
+
+    Args:
+        name: `node1` to `node15`; what follows it (`node11:uniform`) does not matter.
+
+    Raises:
+        ValueError: there is no such node.
+    """
+    return {
+        _site(row): Published(float(row["mean_mismatch_frequency"]), float(row["max_mismatch_severity"]))
+        for row in _rows("sdc_nodes.csv", name)
+    }
+
+
+def published_layers(name: str) -> dict[str, Layers]:
+    """Tables 6 to 9 for a node, by site; only sites with a mismatch.
+
+    Raises:
+        ValueError: there is no such node.
+
+    Example:
+        >>> from sdc.faults import published_layers
+        >>> counts = published_layers("node15")["bwd/ffn"].counts
+        >>> counts.round().astype(int).tolist()
+        [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3]
+    """
+    found: Mapping[str, list[tuple[int, float, float]]] = defaultdict(list)
+    for row in _rows("sdc_node_layers.csv", name):
+        figures = float(row["mismatch_frequency"]), float(row["max_mismatch_severity"])
+        found[_site(row)].append((int(row["layer"]), *figures))
+    tables = {site: np.asarray(sorted(rows)).T[1:] for site, rows in found.items()}
+    return {site: Layers(*table) for site, table in tables.items() if table[0].any()}
+
+
+def published_noise(name: str) -> float:
+    """The largest noise-to-signal ratio of a node's gradients in 2,500 steps (equation 5, figure 5).
+
+    Raises:
+        ValueError: there is no such node.
+
+    Example:
+        >>> from sdc.faults import published_noise
+        >>> published_noise("node11")
+        0.051
+    """
+    [row] = _rows("sdc_wcnts.csv", name)
+    return float(row["worst_case_noise_to_signal"])
+
+
+def published_disagreement(name: str) -> dict[str, float]:
+    """Share of test predictions after fine-tuning on a node that differ from the healthy node's, by task (table 5).
+
+    Raises:
+        ValueError: there is no such node.
+
+    Example:
+        >>> from sdc.faults import published_disagreement
+        >>> published_disagreement("node12")["BoolQ"]
+        0.0
+    """
+    number = node_number(name)
+    [row] = [row for row in _lines("sdc_finetune.csv") if row["configuration"] == f"Unhealthy Node {number}"]
+    ending = "_disagreement_pct"
+    return {key.removesuffix(ending): float(row[key]) / 100 for key in row if key.endswith(ending)}
+
+
+def node_number(name: str) -> int:
+    """Number of a node; its name may be followed by a model and settings.
+
+    Raises:
+        ValueError: there is no such node.
+    """
+    base = name.partition(",")[0].partition(":")[0]
+    if base not in NODES:
+        raise ValueError(f"unknown suspect {base!r}; expected healthy or one of {NODES[0]} ... {NODES[-1]}")
+    return int(base.removeprefix("node"))
+
+
+def _site(row: Mapping[str, str]) -> str:
+    return f"{row['direction']}/{row['submodule']}"
+
+
+def _rows(file: str, name: str) -> Iterator[dict[str, str]]:
+    number = node_number(name)
+    return (row for row in _lines(file) if int(row["node"]) == number)
+
+
+def _lines(file: str) -> Iterator[dict[str, str]]:
+    text = (resources.files(__package__) / "data" / file).read_text(encoding="utf-8")
+    return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))

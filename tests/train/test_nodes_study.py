@@ -1,0 +1,106 @@
+"""The study of the simulated nodes: what it finds of a node, and that each of its claims can fail."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from sdc.analysis.studies import write_nodes_study
+from sdc.analysis.studies._nodes import findings
+from sdc.faults.agreement import Compared
+from sdc.faults.fitting import NoiseModel, Predicted
+from sdc.faults.measured import NodesMeasured
+from sdc.faults.nodes import Estimate
+from sdc.settings import SettingError
+from sdc.train.studies import NodesStudy, _nodes as module, finish
+
+
+@pytest.fixture(scope="module")
+def measured() -> NodesMeasured:
+    """Nodes 2 and 11 with a coarse grid; one small model, of which all is compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        grid = {
+            "tails": (1.0,),
+            "fews": (0.75, 1.7),
+            "responses": (0.3,),
+            "roundings": (0.008, 0.014),
+            "scatters": (0.4,),
+            "runs": 2,
+        }
+        patch.setattr(module, "NoiseModel", lambda seed: NoiseModel(**grid, seed=seed))
+        patch.setattr(module, "SIZES", ((2, 32, 32),))
+        study = NodesStudy(nodes=("node2", "node11"), runs=20, steps=40)
+        told: list[str] = []
+        found = finish(study.run(), told.append)
+        assert len(told) == study.count()
+        return found
+
+
+def test_a_node_agrees_where_it_should(measured: NodesMeasured) -> None:
+    rows = {(row.node, row.quantity, row.place): row for row in measured.rows}
+    assert rows["node11", "frequency", "fwd/attn"].agrees
+    assert rows["node2", "frequency", "fwd/attn"].simulated == 0
+    assert measured.predicted["node11"].published == 0.051
+    assert measured.responses[0].rounding > 1e-4
+    [trained] = measured.trainings
+    assert trained.node == "node11"
+    assert (trained.noise > 0).all()
+
+
+def test_where_nothing_is_known_nothing_is_said(measured: NodesMeasured) -> None:
+    [drift] = [row for row in measured.rows if (row.node, row.quantity) == ("node2", "drift")]
+    assert drift.agrees is None
+    assert "too short a run for a statement" in drift.note
+    overview = findings(measured).grids[0]
+    assert dict(zip(overview.header, overview.rows[0], strict=True))["drift"] == "cannot be said"
+
+
+@pytest.mark.parametrize("quantity", ["frequency", "severity by layer", "time", "drift", "loss"])
+def test_each_claim_fails_where_figures_disagree(measured: NodesMeasured, quantity: str) -> None:
+    wrong = tuple(dataclasses.replace(row, agrees=False) if row.quantity == quantity else row for row in measured.rows)
+    claims = {"drift": "drift grows", "loss": "losses are one line", "time": "behaviour in time"}
+    begins = claims.get(quantity, f"{quantity}:")
+    [check] = [
+        check for check in findings(dataclasses.replace(measured, rows=wrong)).checks if check.claim.startswith(begins)
+    ]
+    assert not check.holds
+
+
+def test_the_claims_of_the_fit_fail_too(measured: NodesMeasured) -> None:
+    far = {node: Predicted(one.published, 1.0, 0.9, 1.1) for node, one in measured.predicted.items()}
+    rounding = Estimate(1.0, 0.9, 1.1)
+    broken = dataclasses.replace(
+        measured, predicted=far, estimates={**measured.estimates, "few": rounding, "rounding": rounding},
+        used={**measured.used, "few": Estimate(9.0, 8.0, 10.0)},
+    )  # fmt: skip
+    failed = [check.claim for check in findings(broken).checks if not check.holds]
+    for begins in ("noise:", "the parameters", "small models"):
+        assert any(claim.startswith(begins) for claim in failed)
+
+
+def test_each_miss_has_a_reason(measured: NodesMeasured) -> None:
+    miss = Compared("node3", "noise", "", 1e-15, 1e-3, 1e-4, 1e-2, False)
+    grid = findings(dataclasses.replace(measured, rows=(*measured.rows, miss))).grids[4]
+    assert all(row[-1] != "not known" for row in grid.rows)
+    assert grid.rows[-1][-1].startswith("less than a last bit")
+
+
+def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> None:
+    summary = write_nodes_study(tmp_path / "run", measured)
+    assert summary["study"] == "nodes"
+    assert "STUDY: NODES" in Path(summary["report"]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"nodes": ("node16",)}, "expected one or several of node1 ... node15"),
+        ({"nodes": ()}, "expected one or several"),
+        ({"runs": 3}, "fewer are too few for an interval"),
+        ({"steps": 10}, "fewer are too short a run for a statement"),
+        ({"seed": -1}, "expected a number from 0"),
+    ],
+)
+def test_bad_settings(settings: dict, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        NodesStudy(**settings)

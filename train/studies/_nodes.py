@@ -1,0 +1,161 @@
+"""The study of the simulated nodes: whether they are as the study of the real ones says."""
+
+import dataclasses
+from collections.abc import Generator
+from typing import ClassVar
+
+import numpy as np
+
+from sdc.faults.agreement import Compared, compare_tables
+from sdc.faults.fitting import NoiseModel, fit_bursts, fit_tail
+from sdc.faults.measured import Drifting, NodesMeasured
+from sdc.faults.nodes import ONSET, behaviour, fitted
+from sdc.faults.study_tables import ELEMENTS, MICROSTEPS, NODES, STEPS, published_layers
+from sdc.settings import SettingError, check_types
+
+from .node_models import WINDOW, SmallModel, sized
+
+SIZES = ((4, 64, 64), (16, 64, 64))
+"""Layers, width and tokens of the small models; nodes train the first, both show how gradients answer to errors."""
+MOST = 1000
+"""Runs and steps, of which all are kept in memory."""
+LINE = 0.01
+"""Relative difference below which two curves of losses are one line."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodesStudy:
+    """Each simulated node beside each published figure of the real one.
+
+    Attributes:
+        nodes: the nodes; the noise model is fitted to all fifteen in any case.
+        runs: simulated runs at the study's size, for each node, at least 20.
+        steps: steps of the small trainings, at least 40.
+        seed: decides all draws.
+
+    Raises:
+        SettingError: a node that does not exist, or too few runs or steps.
+
+    Example:
+        >>> from sdc.train.studies import NodesStudy
+        >>> NodesStudy(nodes=("node11",), runs=20).count()
+        20
+    """
+
+    name: ClassVar[str] = "nodes"
+    nodes: tuple[str, ...] = NODES
+    runs: int = 100
+    steps: int = 80
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for node in self.nodes or ("",):
+            if node not in NODES:
+                raise SettingError("nodes", node, f"expected one or several of {NODES[0]} ... {NODES[-1]}")
+        least = WINDOW * 5
+        if not 20 <= self.runs <= MOST:
+            raise SettingError("runs", self.runs, f"expected 20 to {MOST:,}; fewer are too few for an interval")
+        if not least <= self.steps <= MOST:
+            raise SettingError(
+                "steps", self.steps, f"expected {least} to {MOST:,}; fewer are too short a run for a statement"
+            )
+        if not 0 <= self.seed < 2**31 - 1:
+            raise SettingError("seed", self.seed, f"expected a number from 0 to {2**31 - 2}")
+
+    def count(self) -> int:
+        """How many parts `run` yields."""
+        return len(NODES) + 2 * len(self.nodes) + len(SIZES) + 1
+
+    def run(self) -> Generator[str, None, NodesMeasured]:
+        """Runs the study.
+
+        Yields:
+            What has just been done.
+
+        Returns:
+            What was found.
+        """
+        model, simulated = NoiseModel(seed=self.seed), {}
+        for node in NODES:
+            simulated[node] = model.simulate(node)
+            yield f"noise of {node}"
+        predicted = {node: model.predict(node, simulated) for node in NODES}
+        few = fitted()["few"].value
+        estimates = {**model.estimates(simulated), "tail": fit_tail(few, seed=self.seed)}
+        bursts = {f"bursts/{node}": fit_bursts(node, few=few) for node in NODES}
+        estimates |= {name: found for name, found in bursts.items() if found is not None}
+        yield "fit"
+
+        rows: list[Compared] = []
+        for node in self.nodes:
+            rows += compare_tables(node, runs=self.runs, seed=self.seed)
+            rows += _in_time(node)
+            found = predicted[node]
+            rows.append(Compared(node, "noise", "", found.published, found.median, found.low, found.high, found.inside))
+            yield f"tables of {node}"
+
+        responses, trainings, small = [], [], None
+        for size in SIZES:
+            model_of_size = SmallModel(sized(*size, steps=self.steps), self.steps, self.seed)
+            responses.append(model_of_size.responses())
+            small = small or model_of_size
+            yield f"responses of {responses[-1].model}"
+        assert small is not None
+        for node in self.nodes:
+            trained = small.train(node)
+            rows += _drift(node, trained)
+            trainings += [trained] if trained is not None else []
+            yield f"training on {node}"
+        return NodesMeasured(
+            nodes=self.nodes, seed=self.seed, rows=tuple(rows), predicted=predicted, estimates=estimates, used=fitted(),
+            responses=tuple(responses), trainings=tuple(trainings),
+        )  # fmt: skip
+
+
+def _in_time(node: str) -> list[Compared]:
+    """What the study says in words of a node's behaviour in time."""
+    when, full = behaviour(node), behaviour(node, "params")
+    tables = published_layers(node)
+    hits = sum(figures.frequency.sum() for figures in tables.values()) * ELEMENTS * MICROSTEPS
+    if node == "node7":
+        share = when.spike
+        return [_told(node, "steps with a mismatch, of 4,500", STEPS * share, 0.001 < share < 0.2,
+                      "figure 3: spikes, and nothing during the majority of the steps")]  # fmt: skip
+    if node == "node14":
+        every = 1 - np.exp(-hits * 32 / full.spike)  # 16 times the microsteps and twice the layers
+        return [
+            _told(node, "steps with a mismatch, of 4,500", STEPS * when.spike, STEPS * when.spike < 5,
+                  "figure 3 and section 9: very infrequently over 4,000 steps"),
+            _told(node, "share of steps with a mismatch, parameters synchronized", float(every), bool(every > 0.999),
+                  "section 9: at every step"),
+        ]  # fmt: skip
+    if node in ("node10", "node11"):
+        return [_told(node, "first step over the level", 1 + when.burst, when.burst > 1,
+                      "figure 4: large initial spikes")]  # fmt: skip
+    if node == "node13":
+        first = behaviour(node, "none").onset
+        return [_told(node, "first step with a mismatch, nothing synchronized", first, abs(first - ONSET) < 50,
+                      "figure 6: the curve begins at about step 450")]  # fmt: skip
+    return []
+
+
+def _told(node: str, place: str, simulated: float, agrees: bool, words: str) -> Compared:
+    return Compared(node, "time", place, None, float(simulated), None, None, agrees, words)
+
+
+def _drift(node: str, trained: Drifting | None) -> list[Compared]:
+    """Figure 6: parameters drift apart step by step, and losses stay one line."""
+    words = {"drift": "figure 6: drifts away incrementally", "loss": "figure 6: identical to the healthy one"}
+    if trained is None or not trained.distances.any():
+        return [
+            Compared(node, name, "", None, None, note=f"{said}; too short a run for a statement: no mismatch")  # type: ignore[arg-type]
+            for name, said in words.items()
+        ]
+    quarter, half, last = (trained.distances[len(trained.distances) * part // 4 - 1] for part in (1, 2, 4))
+    worst = float(trained.losses.max())
+    return [
+        Compared(node, "drift", "", None, float(last), None, None, bool(quarter <= half <= last),
+                 f"{words['drift']}; here {quarter:.2g} after a quarter of the steps, {half:.2g} after half of them"),
+        Compared(node, "loss", "", None, worst, None, None, worst < LINE, words["loss"]),
+    ]  # fmt: skip
