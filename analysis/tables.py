@@ -95,9 +95,9 @@ def submodules(summary: Row, steps: Sequence[Row]) -> Table | None:
         note += " Expected here: the published mean, shaped in time as the node's bursts are, over the planned steps."
     if published:
         note += (
-            " Published: mean frequency, and largest severity of 4,500 steps, of that node in the study. Severities have "
-            "a heavy tail, so that a run of fewer steps meets milder ones; and severe steps hit few elements, so that "
-            "frequencies of a short run scatter more than their counts would let expect."
+            " Published: mean frequency, and largest severity of 4,500 steps, of that node in the study. Severities "
+            "have a heavy tail, so that a run of fewer steps meets milder ones; and severe steps hit few elements, so "
+            "that frequencies of a short run scatter more than their counts would let expect."
         )
     return Table("Mismatch frequency and severity by submodule", (*header, "severity (4)", *beside), tuple(rows), note)
 

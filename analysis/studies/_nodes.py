@@ -26,6 +26,7 @@ def findings(measured: NodesMeasured) -> Findings:
         _figures(measured),
         _noise(measured),
         _words(measured),
+        _together(measured),
         _outside(measured),
         _parameters(measured),
         _responses(measured),
@@ -98,6 +99,16 @@ def _words(measured: NodesMeasured) -> Grid:
         "Drift: distance of the parameters from the healthy ones after the last step of a small model, which has grown "
         "from a quarter of the steps to half of them and to the last. Loss: largest relative difference; below 1 % two "
         "curves are one line.",
+    )
+
+
+def _together(measured: NodesMeasured) -> Grid:
+    return Grid(
+        "Bursts: correlation of the submodules' frequencies from step to step",
+        ("node", "simulated", "uniform"),
+        tuple((node, *found) for node, found in measured.together.items()),
+        "Nodes that are hit in few steps are hit in all of their submodules together; of those that are hit in each "
+        "step the study shows no bursts but those at the start. Uniform: the model of before.",
     )
 
 

@@ -135,3 +135,36 @@ def _layer(
     hits = np.where(expected < 1e6, rng.poisson(np.minimum(expected, 1e6)), expected)
     seen = np.where(hits > 0, np.maximum(mean * largest_mean(hits, CELLS), LAST_BIT), 0.0)
     return hits.mean(1) / (ELEMENTS * MICROSTEPS), seen.max(1)
+
+
+def correlation(name: str, *, steps: int = 20_000, seed: int = 0) -> float | None:
+    """How the mismatch frequencies of a node's submodules go together from step to step.
+
+    The mean of the correlation coefficients over pairs of submodules, of layers' sums, without the burst at the start.
+
+    Returns:
+        The coefficient; None with fewer than two submodules that are hit in so many steps.
+
+    Example:
+        >>> from sdc.faults.agreement import correlation
+        >>> correlation("node7") > 0.5, abs(correlation("node7:uniform")) < 0.05
+        (True, True)
+    """
+    base, _, model = name.partition(":")
+    rng = np.random.default_rng([seed, NODES.index(base)])
+    spikes: dict[When, Bool[np.ndarray, "1 steps"]] = {}
+    sums = []
+    for fault in node_faults(name, layers=16):
+        if isinstance(fault.what, Relative) and fault.rate is not None and not np.isscalar(fault.rate):
+            when = fault.when
+            if model or when not in spikes:
+                spikes[when] = rng.random((1, steps)) < when.spike
+            shares = np.ones((16, steps))
+            if isinstance(fault.what, Tailed):
+                shares = (1 + fault.what.few) * rng.random((16, steps)) ** fault.what.few
+            sums.append(np.asarray(fault.rate) @ shares * spikes[when][0])
+    sums = [total for total in sums if total.any()]
+    if len(sums) < 2:
+        return None
+    pairs = np.corrcoef(sums)[np.triu_indices(len(sums), 1)]
+    return float(pairs.mean())

@@ -62,6 +62,8 @@ class NodesMeasured:
         predicted: by node, the noise that the other nodes predict.
         estimates: parameters as fitted now.
         used: parameters that the simulated nodes have.
+        together: by node, the correlation of its submodules' frequencies over the steps, and that of its `uniform`
+            model; None for fewer than two submodules that are hit.
         responses, trainings: of the small models.
     """
 
@@ -72,5 +74,6 @@ class NodesMeasured:
     predicted: Mapping[str, Predicted]
     estimates: Mapping[str, Estimate]
     used: Mapping[str, Estimate]
+    together: Mapping[str, tuple[float | None, float | None]]
     responses: tuple[Response, ...]
     trainings: tuple[Drifting, ...]

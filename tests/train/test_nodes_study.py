@@ -80,7 +80,7 @@ def test_the_claims_of_the_fit_fail_too(measured: NodesMeasured) -> None:
 
 def test_each_miss_has_a_reason(measured: NodesMeasured) -> None:
     miss = Compared("node3", "noise", "", 1e-15, 1e-3, 1e-4, 1e-2, False)
-    grid = findings(dataclasses.replace(measured, rows=(*measured.rows, miss))).grids[4]
+    grid = findings(dataclasses.replace(measured, rows=(*measured.rows, miss))).grids[5]
     assert all(row[-1] != "not known" for row in grid.rows)
     assert grid.rows[-1][-1].startswith("less than a last bit")
 
