@@ -65,9 +65,10 @@ def parse_kind(text: str) -> Fault:
     """What happens to which elements, from a line of text: `KIND[,key=value]...[,PATTERN]`.
 
     Kinds: `bitflip[,bits=30+31][,field=exponent][,count=2]`, `stuck0` and `stuck1` (with `bits` or `field`), `sign`,
-    `scale,factor=F`, `add,value=V`, `relative,severity=S`, `gaussian,sigma=S`, `stuck,value=V`, `zero`, `nan`, `inf`,
-    `mixed[,zero=S][,special=S][,flips=S+S]`, `swap`, `rotate[,by=N]`. Patterns: `run=N`, `stride=COUNTxSTEP` (aligned
-    to the step, or to a third number), `tile=ROWSxCOLUMNS`, `row`, `whole`; one element without.
+    `scale,factor=F`, `add,value=V`, `relative,severity=S`, `tailed,severity=S[,tail=T][,few=F]`, `gaussian,sigma=S`,
+    `stuck,value=V`, `zero`, `nan`, `inf`, `mixed[,zero=S][,special=S][,flips=S+S]`, `swap`, `rotate[,by=N]`. Patterns:
+    `run=N`, `stride=COUNTxSTEP` (aligned to the step, or to a third number), `tile=ROWSxCOLUMNS`, `row`, `whole`; one
+    element without.
 
     Returns:
         A fault without a rate: one that hits once, where it is told to.

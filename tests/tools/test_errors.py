@@ -33,7 +33,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 CASES: dict[str, tuple[str, str]] = {
-    "suspect": ("twin --suspect node99", "unknown suspect 'node99'; expected healthy or one of node1"),
+    "suspect": ("twin --suspect node99", "unknown suspect 'node99'; expected healthy, one of node1"),
     "config": ("twin --config huge", "--config huge: unknown; choose one of tiny, bench"),
     "fault": ("twin --fault meteor", "unknown kind 'meteor'; expected one of bitflip"),
     "both": ("twin --suspect node1 --fault nan,rate=1", "--suspect node1: faults are given too"),

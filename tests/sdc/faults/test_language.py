@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 import sdc
 from sdc.faults.changes import apply, field_bits, neutral
 from sdc.faults.fault import When
-from sdc.faults.kinds import Add, BitFlip, Gaussian, Relative, Rotate, Scale, Sign, Stuck, StuckBit
+from sdc.faults.kinds import Add, BitFlip, Gaussian, Relative, Rotate, Scale, Sign, Stuck, StuckBit, Tailed
 from sdc.faults.language import parse_fault, parse_kind
 from sdc.faults.patterns import One, Row, Run, Stride, Tile, Whole
 from sdc.program.selectors import argument, collectives, direction, iteration, primitive, result
@@ -139,7 +139,8 @@ def test_patterns_stay_inside_any_shape(name: str, shape: list[int], start: int)
     assert len(set(inside)) == len(inside)
 
 
-ANY = [BitFlip(), BitFlip(count=2), StuckBit(0), StuckBit(1), Scale(3.0), Add(1.0), Relative(0.1), Stuck(0.0), Rotate()]
+ANY = [BitFlip(), BitFlip(count=2), StuckBit(0), StuckBit(1), Scale(3.0), Add(1.0), Relative(0.1),
+       Tailed(0.1, 1.0, 0.2), Stuck(0.0), Rotate()]  # fmt: skip
 SIGNED = [*ANY, Sign()]
 REAL = [*SIGNED, BitFlip(field="exponent"), Gaussian(0.5), Stuck(math.nan)]
 KINDS: dict[str, list[Any]] = {
