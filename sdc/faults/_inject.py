@@ -286,7 +286,9 @@ class _Inject:
             if not 0 <= index < axes[axis]:
                 raise ValueError(f"a fault sits at {axis}={index}, but axis {axis!r} has size {axes[axis]}")
             here &= lax.axis_index(axis) == index
-        return jnp.where(here, jnp.minimum(rate * factor * fault.what.share(u), 1.0), 0.0)
+        if fault.what.draws:
+            factor *= fault.what.share(u)
+        return jnp.where(here, jnp.minimum(rate * factor, 1.0), 0.0)
 
     def _compare(
         self,
@@ -334,6 +336,8 @@ def _first_alike(faults: Sequence[Fault], fault: Fault) -> int:
 
 def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -> Float32[ArrayLike, ""]:
     """What a fault draws for a step and layer: the same on all devices and in all microsteps."""
+    if not fault.what.draws:
+        return np.float32(1)
     for index in (number, 2, layer):  # 1 is the time's
         key = jax.random.fold_in(key, index)
     return fault.what.draw(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 class Kind(abc.ABC):
-    """What every kind of fault can do: make changes, and carry them out. Its `str` is its text, see `parse_kind`."""
+    """What every kind of fault can do: make changes, and carry them out. Its `str` is its text, see `parse_kind`.
+
+    Attributes:
+        draws: whether something is drawn for each step and layer.
+    """
+
+    draws: ClassVar[bool] = False
 
     def __str__(self) -> str:
         from .kinds import KINDS  # which names them all

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -84,6 +84,7 @@ class Tailed(Relative):
         (5.0, 0.03)
     """
 
+    draws: ClassVar[bool] = True
     tail: float = 0.0
     few: float = 0.0
 
