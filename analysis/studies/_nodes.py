@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sdc.faults.agreement import Compared
+from sdc.faults.comparing import Compared
 from sdc.faults.measured import NodesMeasured
 from sdc.faults.study_tables import NODES
 
@@ -105,10 +105,10 @@ def _words(measured: NodesMeasured) -> Grid:
 def _together(measured: NodesMeasured) -> Grid:
     return Grid(
         "Bursts: correlation of the submodules' frequencies from step to step",
-        ("node", "simulated", "uniform"),
-        tuple((node, *found) for node, found in measured.together.items()),
+        ("node", "simulated"),
+        tuple(measured.together.items()),
         "Nodes that are hit in few steps are hit in all of their submodules together; of those that are hit in each "
-        "step the study shows no bursts but those at the start. Uniform: the model of before.",
+        "step the study shows no bursts but those at the start.",
     )
 
 

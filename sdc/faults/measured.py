@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from .agreement import Compared
+from .comparing import Compared
 from .fitting import Predicted
 from .nodes import Estimate
 
@@ -62,8 +62,8 @@ class NodesMeasured:
         predicted: by node, the noise that the other nodes predict.
         estimates: parameters as fitted now.
         used: parameters that the simulated nodes have.
-        together: by node, the correlation of its submodules' frequencies over the steps, and that of its `uniform`
-            model; None for fewer than two submodules that are hit.
+        together: by node, the correlation of its submodules' frequencies over the steps; None for fewer than two
+            submodules that are hit.
         responses, trainings: of the small models.
     """
 
@@ -74,6 +74,6 @@ class NodesMeasured:
     predicted: Mapping[str, Predicted]
     estimates: Mapping[str, Estimate]
     used: Mapping[str, Estimate]
-    together: Mapping[str, tuple[float | None, float | None]]
+    together: Mapping[str, float | None]
     responses: tuple[Response, ...]
     trainings: tuple[Drifting, ...]

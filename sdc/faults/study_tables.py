@@ -139,7 +139,7 @@ def node_number(name: str) -> int:
     """
     base = name.partition(",")[0].partition(":")[0]
     if base not in NODES:
-        raise ValueError(f"unknown suspect {base!r}; expected healthy or one of {NODES[0]} ... {NODES[-1]}")
+        raise ValueError(f"unknown node {base!r}; expected one of {NODES[0]} ... {NODES[-1]}")
     return int(base.removeprefix("node"))
 
 

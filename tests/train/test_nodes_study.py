@@ -7,7 +7,7 @@ import pytest
 
 from sdc.analysis.studies import write_nodes_study
 from sdc.analysis.studies._nodes import findings
-from sdc.faults.agreement import Compared
+from sdc.faults.comparing import Compared
 from sdc.faults.fitting import NoiseModel, Predicted
 from sdc.faults.measured import NodesMeasured
 from sdc.faults.nodes import Estimate

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sdc.faults.agreement import Compared, compare_tables, correlation
+from sdc.faults.comparing import Compared, compare_tables, correlation
 from sdc.faults.fitting import NoiseModel, fit_bursts, fit_tail
 from sdc.faults.measured import Drifting, NodesMeasured
 from sdc.faults.nodes import ONSET, behaviour, fitted
@@ -95,7 +95,7 @@ class NodesStudy:
             rows.append(Compared(node, "noise", "", found.published, found.median, found.low, found.high, found.inside))
             yield f"tables of {node}"
 
-        together = {node: (correlation(node, seed=self.seed), correlation(f"{node}:uniform")) for node in self.nodes}
+        together = {node: correlation(node, seed=self.seed) for node in self.nodes}
 
         responses, trainings, small = [], [], None
         for size in SIZES:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import sdc
-from sdc.faults import agreement, nodes
-from sdc.faults.agreement import Compared, compare_figure, compare_tables
+from sdc.faults import comparing, nodes
+from sdc.faults.comparing import Compared, compare_figure, compare_tables
 from sdc.faults.fault import Fault, When
 from sdc.faults.relative import Relative, Tailed
 from sdc.faults.study_tables import SUBMODULES, published, published_layers
@@ -85,7 +85,7 @@ def test_wrong_rates_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(name: str, **settings: Any) -> list[Fault]:
         return nodes.node_faults(f"{name},times=2", **settings)
 
-    monkeypatch.setattr(agreement, "node_faults", twice)
+    monkeypatch.setattr(comparing, "node_faults", twice)
     found = [row for row in compare_tables(DENSE, runs=10) if row.quantity.startswith("frequency")]
     assert len(found) == 4 * 17
     assert not any(row.agrees for row in found)
@@ -101,7 +101,7 @@ def test_wrong_severities_do_not_agree(factor: float, monkeypatch: pytest.Monkey
             if isinstance(fault.what, Relative)
         ]
 
-    monkeypatch.setattr(agreement, "node_faults", other)
+    monkeypatch.setattr(comparing, "node_faults", other)
     found = compare_tables(DENSE, runs=10)
     assert all(row.agrees for row in found if row.quantity == "frequency")
     assert np.mean([row.agrees for row in found if row.quantity == "severity by layer"]) < 0.5
@@ -162,10 +162,10 @@ def test_numbers_are_those_of_a_simulation_of_elements(fault: Fault, monkeypatch
     frequency, severity = np.asarray(counts).mean(1) / (CELLS * SIZE), np.asarray(severities).max(1)
 
     for name, value in (("ELEMENTS", SIZE * CELLS), ("MICROSTEPS", 1), ("CELLS", CELLS)):
-        monkeypatch.setattr(agreement, name, value)
+        monkeypatch.setattr(comparing, name, value)
     rng, runs = np.random.default_rng(0), 2000
     spikes = rng.random((runs, STEPS)) < fault.when.spike
-    shares, largest = agreement._layer(fault, 0, spikes, rng)
+    shares, largest = comparing._layer(fault, 0, spikes, rng)
 
     assert abs(frequency.mean() - shares.mean()) < 5 * math.hypot(
         frequency.std() / math.sqrt(BATCH), shares.std() / math.sqrt(runs)
