@@ -307,5 +307,5 @@ def test_noise_and_disagreement_are_those_of_the_study() -> None:
     assert set(published_disagreement("node2").values()) == {0.0}
     assert published_disagreement("node6")["CosmosQA"] == 1.0  # a loss that is no number
     for read in (published, published_layers, published_noise, published_disagreement):
-        with pytest.raises(ValueError, match="unknown suspect 'node16'"):
+        with pytest.raises(ValueError, match="unknown node 'node16'"):
             read("node16")
