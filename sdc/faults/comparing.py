@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from .fault import Fault, When
-from .nodes import node_faults
+from .nodes import Load, behaviour, node_faults
 from .relative import SMALLEST, Relative, Tailed
 from .severities import largest_mean
-from .study_tables import ELEMENTS, LAST_BIT, MICROSTEPS, NODES, STEPS, node_number, published, published_layers
+from .study_tables import (
+    ELEMENTS,
+    LAST_BIT,
+    MICROSTEPS,
+    NODES,
+    PARAMETER_STEPS,
+    STEPS,
+    node_number,
+    published,
+    published_layers,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float64
@@ -36,7 +47,7 @@ class Compared:
         place: submodule, and layer from 1, or empty.
         published: the published figure; None where the study says it in words only.
         simulated: the median of the simulated ones; None where the simulation is too short to say.
-        low, high: what holds 95 % of the simulated ones.
+        low, high: what holds 95 % of the simulated ones, widened by `ROUNDING`.
         agrees: whether the published figure is inside; None where nothing can be said.
         note: what else there is to say, such as the study's words.
     """
@@ -64,8 +75,8 @@ def compare_figure(
         True
     """
     low, median, high = (float(limit) for limit in np.quantile(simulated, [0.025, 0.5, 0.975]))
-    inside = low * (1 - ROUNDING) <= figure <= high * (1 + ROUNDING)
-    return Compared(node, quantity, place, figure, median, low, high, inside, note)
+    low, high = low * (1 - ROUNDING), high * (1 + ROUNDING)
+    return Compared(node, quantity, place, figure, median, low, high, low <= figure <= high, note)
 
 
 def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
@@ -135,6 +146,75 @@ def _layer(
     hits = np.where(expected < 1e6, rng.poisson(np.minimum(expected, 1e6)), expected)
     seen = np.where(hits > 0, np.maximum(mean * largest_mean(hits, CELLS), LAST_BIT), 0.0)
     return hits.mean(1) / (ELEMENTS * MICROSTEPS), seen.max(1)
+
+
+def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
+    """What the study says in words of a node's course in time, beside simulated runs.
+
+    Args:
+        name: the node.
+        runs: simulated runs.
+        seed: decides the draws.
+
+    Example:
+        >>> from sdc.faults.comparing import compare_time
+        >>> [row.agrees for row in compare_time("node14", runs=20)]
+        [True, True]
+    """
+    rng = np.random.default_rng([seed, 1, node_number(name)])
+    if name == "node7":
+        steps = _steps_hit(name, "compute", runs, rng)
+        return [_in_words(name, "steps with a mismatch, of 4,500", steps, lambda low, high: 0 < low < high < STEPS / 2,
+                          "figure 3: spikes, and no mismatch during most of the steps")]  # fmt: skip
+    if name == "node14":
+        few, all_steps = (_steps_hit(name, sync, runs, rng) for sync in ("compute", "params"))
+        return [
+            _in_words(name, "steps with a mismatch, of 4,500", few, lambda low, high: low <= 1 <= high,
+                      "appendix D.2: a singular spike"),
+            _in_words(name, "share of steps with a mismatch, parameters synchronized", all_steps / PARAMETER_STEPS,
+                      lambda low, _: low > 0.999, "section 9: at every step"),
+        ]  # fmt: skip
+    if name in ("node10", "node11"):
+        [fault] = [fault for fault in node_faults(name, layers=16) if fault.site == "fwd/attn"]
+        course = np.asarray([fault.when.mean(step) for step in range(500)])
+        kind = fault.what
+        assert isinstance(kind, Tailed)
+        u = rng.random((runs, len(course), 16))
+        frequency = ((1 + kind.few) * u**kind.few) @ np.asarray(fault.rate) * course
+        first = frequency[:, :5].mean(1) / frequency[:, 100:].mean(1)
+        return [_in_words(name, "first five steps over steps from 100 on", first, lambda low, _: low > 1,
+                          "figure 4: large initial spikes")]  # fmt: skip
+    if name == "node13":
+        note = "figure 6: none before step 450. Put into the model, so that it tests nothing"
+        return [Compared(name, "time", "first step with a mismatch, nothing synchronized", None,
+                         float(behaviour(name, "none").onset), note=note)]  # fmt: skip
+    return []
+
+
+def _in_words(
+    name: str,
+    place: str,
+    simulated: Float64[np.ndarray, "runs"],
+    agrees: Callable[[float, float], bool],
+    words: str,
+) -> Compared:
+    low, median, high = (float(limit) for limit in np.quantile(simulated, [0.025, 0.5, 0.975]))
+    return Compared(name, "time", place, None, median, low, high, agrees(low, high), words)
+
+
+def _steps_hit(name: str, sync: Load, runs: int, rng: np.random.Generator) -> Float64[np.ndarray, "runs"]:
+    """Steps of a run in which anything is hit."""
+    larger, steps = (1, STEPS) if sync == "compute" else (16 * 2, PARAMETER_STEPS)  # microsteps times layers
+    none = np.ones((runs, steps))
+    spikes: dict[When, Bool[np.ndarray, "runs steps"]] = {}
+    for fault in node_faults(name, layers=16, sync=sync):
+        if not isinstance(fault.what, Tailed):
+            continue
+        spike = spikes.setdefault(fault.when, rng.random((runs, steps)) < fault.when.spike)
+        for rate in np.broadcast_to(np.asarray(fault.rate), 16):
+            share = (1 + fault.what.few) * rng.random((runs, steps)) ** fault.what.few
+            none *= np.exp(-rate * larger * ELEMENTS * MICROSTEPS / fault.when.spike * share * spike)
+    return (rng.random((runs, steps)) > none).sum(1).astype(np.float64)
 
 
 def correlation(name: str, *, steps: int = 20_000, seed: int = 0) -> float | None:

@@ -132,18 +132,22 @@ def parse_suspect(text: str) -> Suspect:
     """
     head = text.partition(",")[0].strip()
     name, colon, model = head.partition(":")
-    if head in SILICON:
+    if name == "silicon":
+        silicon_frequency(head)  # refuses a profile that does not exist
         name, model = head, "tailed"
     elif name != HEALTHY and name not in NODES:
         raise ValueError(
             f"unknown suspect {name!r}; expected {HEALTHY}, one of {NODES[0]} ... {NODES[-1]}, or {', '.join(SILICON)}"
+            f"{' (in small letters, without spaces)' if ''.join(name.lower().split()) in NODES else ''}"
         )
-    elif colon and (name == HEALTHY or model != UNIFORM):
+    elif colon and (name == HEALTHY or model not in (UNIFORM, "tailed")):
         raise ValueError(
             f"suspect {head!r}: no model {model!r}; a node has one besides its own, as in node11:{UNIFORM}"
         )
     forms = {head: form(_Settings)}
     settings = read_term("suspect", text.strip(), forms, example="node4,times=1e6", noun="suspect")
+    if name == HEALTHY and "," in text:
+        raise ValueError(f"suspect {text!r}: a healthy device has no rates to multiply")
     return Suspect(name, model or "tailed", settings.value.times)
 
 
@@ -170,7 +174,7 @@ def node_faults(
         One fault per submodule that the study saw corrupted, its rates and severities by layer; none for `healthy`.
 
     Raises:
-        ValueError: there is no such node.
+        ValueError: there is no such node, or there are no layers.
 
     Example:
         >>> from sdc.faults import node_faults
@@ -181,6 +185,8 @@ def node_faults(
         ('probed("my_attn")', {'host': 3})
     """
     suspect = parse_suspect(name)
+    if not isinstance(layers, int) or layers < 1:
+        raise ValueError(f"layers={layers!r}: expected a whole number of layers, at least one")
     if suspect.name == HEALTHY:
         return []
     if suspect.name in SILICON:

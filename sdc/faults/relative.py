@@ -31,9 +31,18 @@ class Relative(Kind):
 
     Attributes:
         severity: the largest relative change; one number, or one per layer.
+
+    Raises:
+        ValueError: a severity that is negative, infinite or no number.
     """
 
     severity: float | tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.severity, float | int | tuple) and not all(
+            0 <= x < np.inf for x in np.atleast_1d(self.severity)
+        ):
+            raise ValueError(f"severity={self.severity}: expected a relative change from 0 on, or one for each layer")
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         size, sign = jax.random.split(key)
@@ -75,7 +84,7 @@ class Tailed(Relative):
         few: how much rarer elements are in severe steps; 0 for a steady rate.
 
     Raises:
-        ValueError: a tail or few that is negative or infinite.
+        ValueError: a severity, tail or few that is negative, infinite or no number.
 
     Example:
         >>> from sdc.faults import Tailed
@@ -89,6 +98,7 @@ class Tailed(Relative):
     few: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in (("tail", self.tail), ("few", self.few)):
             if not 0 <= value < np.inf:
                 raise ValueError(f"{name}={value}: expected a number from 0 on")

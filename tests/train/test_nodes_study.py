@@ -79,10 +79,17 @@ def test_the_claims_of_the_fit_fail_too(measured: NodesMeasured) -> None:
 
 
 def test_each_miss_has_a_reason(measured: NodesMeasured) -> None:
-    miss = Compared("node3", "noise", "", 1e-15, 1e-3, 1e-4, 1e-2, False)
-    grid = findings(dataclasses.replace(measured, rows=(*measured.rows, miss))).grids[5]
-    assert all(row[-1] != "not known" for row in grid.rows)
-    assert grid.rows[-1][-1].startswith("less than a last bit")
+    misses = (
+        Compared("node11", "severity", "fwd/attn", 1e3, 1.0, 0.5, 2.0, False),
+        Compared("node11", "severity by layer", "fwd/attn, layer 2", 0.1, 1.0, 0.5, 2.0, False),
+        Compared("node3", "noise", "", 1e-15, 1e-3, 1e-4, 1e-2, False),
+    )
+    grid = findings(dataclasses.replace(measured, rows=(*measured.rows, *misses))).grids[5]
+    told = [row[-1] for row in grid.rows]
+    assert all(why != "not known" for why in told)
+    assert told[-3].startswith("its most severe layer was more severe")
+    assert told[-2].startswith("this layer was milder")
+    assert told[-1].startswith("less than a last bit")
 
 
 def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> None:
@@ -96,8 +103,8 @@ def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> Non
     [
         ({"nodes": ("node16",)}, "expected one or several of node1 ... node15"),
         ({"nodes": ()}, "expected one or several"),
-        ({"runs": 3}, "fewer are too few for an interval"),
-        ({"steps": 10}, "fewer are too short a run for a statement"),
+        ({"runs": 3}, "too few for an interval"),
+        ({"steps": 10}, "too short for a statement"),
         ({"seed": -1}, "expected a number from 0"),
     ],
 )

@@ -94,6 +94,8 @@ def _nodes(options: NodesStudyOptions) -> int:
 
     with usage_errors():
         study = NodesStudy(nodes=options.nodes, runs=options.runs, steps=options.steps, seed=options.seed)
+    with run_errors(folder, resumable=False):
+        folder.mkdir(parents=True, exist_ok=True)  # now, and not after minutes of work
     started = time.perf_counter()
     measured = experiment("nodes", study.count(), study.run())
     manifest = {

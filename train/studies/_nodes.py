@@ -4,13 +4,11 @@ import dataclasses
 from collections.abc import Generator
 from typing import ClassVar
 
-import numpy as np
-
-from sdc.faults.comparing import Compared, compare_tables, correlation
+from sdc.faults.comparing import Compared, compare_tables, compare_time, correlation
 from sdc.faults.fitting import NoiseModel, fit_bursts, fit_tail
 from sdc.faults.measured import Drifting, NodesMeasured
-from sdc.faults.nodes import ONSET, behaviour, fitted
-from sdc.faults.study_tables import ELEMENTS, MICROSTEPS, NODES, STEPS, published_layers
+from sdc.faults.nodes import fitted
+from sdc.faults.study_tables import NODES
 from sdc.settings import SettingError, check_types
 
 from .node_models import WINDOW, SmallModel, sized
@@ -50,7 +48,9 @@ class NodesStudy:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for node in self.nodes or ("",):
+        if not self.nodes:
+            raise SettingError("nodes", None, f"expected one or several of {NODES[0]} ... {NODES[-1]}")
+        for node in self.nodes:
             if node not in NODES:
                 raise SettingError("nodes", node, f"expected one or several of {NODES[0]} ... {NODES[-1]}")
         least = WINDOW * 5
@@ -58,7 +58,7 @@ class NodesStudy:
             raise SettingError("runs", self.runs, f"expected 20 to {MOST:,}; fewer are too few for an interval")
         if not least <= self.steps <= MOST:
             raise SettingError(
-                "steps", self.steps, f"expected {least} to {MOST:,}; fewer are too short a run for a statement"
+                "steps", self.steps, f"expected {least} to {MOST:,}; fewer are too short for a statement"
             )
         if not 0 <= self.seed < 2**31 - 1:
             raise SettingError("seed", self.seed, f"expected a number from 0 to {2**31 - 2}")
@@ -90,7 +90,7 @@ class NodesStudy:
         rows: list[Compared] = []
         for node in self.nodes:
             rows += compare_tables(node, runs=self.runs, seed=self.seed)
-            rows += _in_time(node)
+            rows += compare_time(node, runs=self.runs, seed=self.seed)
             found = predicted[node]
             rows.append(Compared(node, "noise", "", found.published, found.median, found.low, found.high, found.inside))
             yield f"tables of {node}"
@@ -115,43 +115,12 @@ class NodesStudy:
         )  # fmt: skip
 
 
-def _in_time(node: str) -> list[Compared]:
-    """What the study says in words of a node's behaviour in time."""
-    when, full = behaviour(node), behaviour(node, "params")
-    tables = published_layers(node)
-    hits = sum(figures.frequency.sum() for figures in tables.values()) * ELEMENTS * MICROSTEPS
-    if node == "node7":
-        share = when.spike
-        return [_told(node, "steps with a mismatch, of 4,500", STEPS * share, 0.001 < share < 0.2,
-                      "figure 3: spikes, and nothing during the majority of the steps")]  # fmt: skip
-    if node == "node14":
-        every = 1 - np.exp(-hits * 32 / full.spike)  # 16 times the microsteps and twice the layers
-        return [
-            _told(node, "steps with a mismatch, of 4,500", STEPS * when.spike, STEPS * when.spike < 5,
-                  "figure 3 and section 9: very infrequently over 4,000 steps"),
-            _told(node, "share of steps with a mismatch, parameters synchronized", float(every), bool(every > 0.999),
-                  "section 9: at every step"),
-        ]  # fmt: skip
-    if node in ("node10", "node11"):
-        return [_told(node, "first step over the level", 1 + when.burst, when.burst > 1,
-                      "figure 4: large initial spikes")]  # fmt: skip
-    if node == "node13":
-        first = behaviour(node, "none").onset
-        return [_told(node, "first step with a mismatch, nothing synchronized", first, abs(first - ONSET) < 50,
-                      "figure 6: the curve begins at about step 450")]  # fmt: skip
-    return []
-
-
-def _told(node: str, place: str, simulated: float, agrees: bool, words: str) -> Compared:
-    return Compared(node, "time", place, None, float(simulated), None, None, agrees, words)
-
-
 def _drift(node: str, trained: Drifting | None) -> list[Compared]:
     """Figure 6: parameters drift apart step by step, and losses stay one line."""
     words = {"drift": "figure 6: drifts away incrementally", "loss": "figure 6: identical to the healthy one"}
     if trained is None or not trained.distances.any():
         return [
-            Compared(node, name, "", None, None, note=f"{said}; too short a run for a statement: no mismatch")  # type: ignore[arg-type]
+            Compared(node, name, "", None, None, note=f"{said}; too short a run for a statement: no mismatch in it")  # type: ignore[arg-type]
             for name, said in words.items()
         ]
     quarter, half, last = (trained.distances[len(trained.distances) * part // 4 - 1] for part in (1, 2, 4))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 import sdc
 from sdc.faults.fault import Fault, When
 from sdc.faults.measured import Drifting, Response
-from sdc.faults.nodes import node_faults
+from sdc.faults.nodes import behaviour, node_faults
 from sdc.faults.relative import Relative
 from sdc.faults.study_tables import ELEMENTS, LAST_BIT, SUBMODULES, published_layers
 
@@ -119,6 +119,9 @@ class SmallModel:
         step = self._compile(self._scaled(node))
         noise = self._noise(step)
         state, distances, losses = self.states[0], [], []
+        if behaviour(node, "none").onset >= self.steps:  # clean as long as this, where nothing is synchronized
+            nothing = np.zeros(self.steps)
+            return Drifting(node, self._name, noise, nothing, nothing)
         for number in range(self.steps):
             state, loss, _ = step(state, self.tokens[number])
             distances.append(_norm(_minus(state.params, self.states[number + 1].params)))

@@ -52,7 +52,7 @@ def test_every_published_figure_has_its_row(name: str) -> None:
         assert row.simulated is not None
         assert row.published is not None
         assert row.low <= row.simulated <= row.high
-        assert row.agrees == (row.low * 0.96 <= row.published <= row.high * 1.04)
+        assert row.agrees == (row.low <= row.published <= row.high)
 
 
 @pytest.mark.parametrize("name", [DENSE, RARE])
@@ -67,7 +67,7 @@ def test_simulated_nodes_agree(name: str) -> None:
     assert row.low is not None
     assert row.high is not None
     spread = row.high / max(row.low, 1e-300)
-    assert spread < 1.1 if name == DENSE else spread > 2
+    assert spread < 1.15 if name == DENSE else spread > 2
 
 
 def test_a_silent_node_agrees_by_silence() -> None:
@@ -126,7 +126,7 @@ def test_a_figure_is_inside_or_outside() -> None:
         return compare_figure("node4", "frequency", "fwd/attn", figure, simulated).agrees
 
     row = compare_figure("node4", "severity", "fwd/ffn", 700.0, simulated, "a note")
-    assert row == Compared("node4", "severity", "fwd/ffn", 700.0, 500.0, 25.0, 975.0, True, "a note")
+    assert row == Compared("node4", "severity", "fwd/ffn", 700.0, 500.0, 24.0, 1014.0, True, "a note")
     # Widened by 4 %, as the study's tables of one figure differ by.
     assert [agrees(figure) for figure in (23.9, 24.1, 1013.9, 1014.1)] == [False, True, True, False]
 
@@ -179,3 +179,33 @@ def test_numbers_are_those_of_a_simulation_of_elements(fault: Fault, monkeypatch
         about = 3.3 * math.sqrt(BATCH * share * (1 - share))
         low, high = (order[int(np.clip(BATCH * share + sign * about, 0, BATCH - 1))] for sign in (-1, 1))
         assert low / 1.3 <= np.quantile(largest, share) <= high * 1.3
+
+
+@pytest.mark.parametrize(("name", "figures"), [("node7", 1), ("node10", 1), ("node11", 1), ("node14", 2), ("node4", 0)])
+def test_the_course_in_time_agrees(name: str, figures: int) -> None:
+    assert [row.agrees for row in comparing.compare_time(name, runs=40)] == [True] * figures
+
+
+@pytest.mark.parametrize("name", ["node7", "node11", "node14"])
+def test_another_course_in_time_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def steady(*args: Any, **kwargs: Any) -> list[Fault]:
+        return [dataclasses.replace(fault, when=When()) for fault in nodes.node_faults(*args, **kwargs)]
+
+    monkeypatch.setattr(comparing, "node_faults", steady)
+    assert not comparing.compare_time(name, runs=40)[0].agrees
+
+
+def test_what_was_put_in_is_not_judged() -> None:
+    [row] = comparing.compare_time("node13", runs=20)
+    assert (row.simulated, row.agrees) == (450, None)
+    assert "tests nothing" in row.note
+
+
+def test_submodules_go_together_in_spikes_only() -> None:
+    together = {name: comparing.correlation(name) for name in ("node1", "node2", "node7", "node13")}
+    assert together["node7"] is not None
+    assert together["node7"] > 0.9
+    assert together["node1"] is not None
+    assert abs(together["node1"]) < 0.05
+    assert together["node2"] is None
+    assert together["node13"] is None  # hit at a single submodule

@@ -253,10 +253,29 @@ def test_resampling_keeps_mean_and_maximum(layers: int) -> None:
     assert nodes.largest_by_layer(values, layers).max() == values.max()
 
 
-@pytest.mark.parametrize("name", ["node0", "node16", "nodeX", "", "silicon:none", "node11;times=3"])
+@pytest.mark.parametrize("name", ["node0", "node16", "nodeX", "", "node11;times=3"])
 def test_unknown_suspects(name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown suspect '.*expected healthy, one of node1 .* or silicon:gpu"):
         nodes.node_faults(name, layers=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("silicon:GPU", "unknown profile 'silicon:GPU'; expected one of silicon:gpu"),
+        ("Node 11", "small letters, without spaces"),
+        ("healthy,times=3", "no rates to multiply"),
+    ],
+)
+def test_near_names_are_told_what_is_meant(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        nodes.node_faults(name, layers=4)
+
+
+@pytest.mark.parametrize("layers", [0, -1, 2.5])
+def test_layers_are_whole(layers: Any) -> None:
+    with pytest.raises(ValueError, match="expected a whole number of layers"):
+        nodes.node_faults("node11", layers=layers)
 
 
 @pytest.mark.parametrize(
