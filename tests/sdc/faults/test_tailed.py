@@ -281,5 +281,5 @@ def test_what_cannot_be(name: str, value: float) -> None:
 @pytest.mark.parametrize("kind", [Tailed, Relative])
 @pytest.mark.parametrize("severity", [-1.0, math.nan, math.inf, (0.5, -1.0)])
 def test_what_no_severity_is(kind: type[Relative], severity: Any) -> None:
-    with pytest.raises(ValueError, match="severity=.*: expected a relative change from 0 on"):
+    with pytest.raises(ValueError, match=r"severity=.*: expected a relative change from 0 on"):
         kind(severity)
