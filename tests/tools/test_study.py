@@ -2,11 +2,16 @@
 
 import functools
 import json
+from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sdc.faults.comparing import Compared
+from sdc.faults.measured import NodesMeasured, Response
+from sdc.faults.nodes import Estimate
 from sdc.record import determinism
 from sdc.tools.cli import run
 from sdc.tools.output import show
@@ -44,7 +49,11 @@ def test_a_study_is_recorded(
         (("lossy", "--seed", -1), "--seed -1: expected a number from 0"),
         (("shadow", "--images", "nowhere/at/all"), "--images nowhere/at/all: is no folder"),
         (("dropcompute", "--corpus", "nowhere", "--workload", "transformer"), "--corpus nowhere: does not exist"),
-        (("other",), "other: expected one of paft, dropcompute, lossy, shadow, scar. See sdc study --help"),
+        (("other",), "other: expected one of paft, dropcompute, lossy, shadow, scar, nodes. See sdc study --help"),
+        (("nodes", "--nodes", "node16"), "--nodes node16: expected one or several of node1 ... node15"),
+        (("nodes", "--nodes"), "--nodes"),
+        (("nodes", "--runs", 3), "--runs 3: expected 20 to 1,000; fewer are too few for an interval"),
+        (("nodes", "--steps", 3), "--steps 3: expected 40 to 1,000; fewer are too short for a statement"),
         (("scar", "--starts", 3), "--starts 3: expected at least 5"),
         (("scar", "--trials", 30, "--starts", 20), "--trials 30: expected a multiple of the 20 starts"),
         (("scar", "--workload", "other"), "invalid choice"),
@@ -96,6 +105,46 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
     assert json.loads(capsys.readouterr().out) == summary
     page = (tmp_path / "run" / "report.html").read_text()
     assert "published (less)" in page
+
+
+def made_up(**settings: Any) -> Any:
+    """A study of the nodes that measures nothing."""
+    one = Estimate(0.014, 0.008, 0.025)
+    row = Compared("node11", "frequency", "fwd/attn", 0.0289, 0.029, 0.028, 0.03, True)
+    measured = NodesMeasured(
+        nodes=("node11",), seed=settings["seed"], rows=(row,), predicted={}, estimates={"rounding": one}, used={},
+        together={}, responses=(Response("a small model", 0.004, {}),), trainings=(),
+    )  # fmt: skip
+
+    def parts() -> Generator[str, None, NodesMeasured]:
+        yield "all of it"
+        return measured
+
+    return SimpleNamespace(count=lambda: 1, run=parts)
+
+
+def test_a_study_of_the_nodes_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "NodesStudy", made_up)
+    words = ["study", "nodes", "--nodes", "node11", "--seed", "5", "--run", str(tmp_path / "run"), "--json"]
+    assert run(words) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert [check["holds"] for check in summary["checks"]] == [True] * 4
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["kind"], manifest["seed"], manifest["settings"]["nodes"]) == ("nodes study", 5, ["node11"])
+    assert run(["report", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == summary
+    assert run(words) == 2
+    assert "exists already; name another folder" in capsys.readouterr().err
+
+
+def test_a_place_where_nothing_can_be_written_is_told_before_the_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "NodesStudy", lambda **_: SimpleNamespace())  # which cannot run
+    assert run(["study", "nodes", "--run", "/proc/none"]) == 2
+    assert "/proc/none" in capsys.readouterr().err
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
