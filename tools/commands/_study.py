@@ -1,5 +1,6 @@
 """`sdc study`: runs a study and writes its report."""
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -97,7 +98,12 @@ def _nodes(options: NodesStudyOptions) -> int:
     with run_errors(folder, resumable=False):
         folder.mkdir(parents=True, exist_ok=True)  # now, and not after minutes of work
     started = time.perf_counter()
-    measured = experiment("nodes", study.count(), study.run())
+    try:
+        measured = experiment("nodes", study.count(), study.run())
+    except BaseException:  # an interruption too leaves no empty folder behind
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        raise
     manifest = {
         "command": ["sdc", *sys.argv[1:]],
         "seconds": round(time.perf_counter() - started),
