@@ -126,6 +126,7 @@ def made_up(**settings: Any) -> Any:
 def test_a_study_of_the_nodes_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
     monkeypatch.setattr(studies, "NodesStudy", made_up)
     words = ["study", "nodes", "--nodes", "node11", "--seed", "5", "--run", str(tmp_path / "run"), "--json"]
     assert run(words) == 0
