@@ -1,0 +1,34 @@
+"""Four devices, and programs that are compiled once for all tests of a process."""
+
+import jax
+import pytest
+
+from sdc.burnin.levels import SMALLEST
+from sdc.burnin.programs import Programs
+from sdc.burnin.registry import workloads
+from sdc.burnin.workload import Workload
+
+
+@pytest.fixture(scope="session")
+def devices() -> list[jax.Device]:
+    return jax.devices()[:4]
+
+
+@pytest.fixture(scope="session")
+def programs(devices: list[jax.Device]) -> Programs:
+    return Programs(devices)
+
+
+@pytest.fixture(scope="session")
+def every(devices: list[jax.Device]) -> list[Workload]:
+    """All workloads of the smallest sizes; of the functions in bfloat16 one group, since they take long to compile."""
+    found = workloads(SMALLEST, devices)
+    return [each for each in found if not each.name.startswith("functions/bfloat16") or "/roots/" in each.name]
+
+
+@pytest.fixture(scope="session")
+def few(every: list[Workload]) -> list[Workload]:
+    """One of most families, which compile fast."""
+    names = ("matrix/float32/8x8x8/normal", "functions/float32/roots/64/normal", "ordering/int32/64/random")
+    names += ("memory/random/64", "transfers/host-device-host/64", "collectives/psum/4x16")
+    return [workload for workload in every if workload.name in names]

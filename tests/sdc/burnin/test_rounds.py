@@ -1,0 +1,337 @@
+"""Faults are attributed, found again, missed only by what is blind to them; and whatever ends a burn-in is said."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from sdc.burnin.observed import Result
+from sdc.burnin.programs import Programs
+from sdc.burnin.rounds import DETAILED, burn_in
+from sdc.burnin.verdict import judge
+from sdc.burnin.workload import Workload
+from sdc.faults import BitFlip, Fault, When
+from sdc.settings import SettingError
+
+ALWAYS = Fault(BitFlip(bits=(20,)), rate=1.0, site="ordering/*", at={"device": 0})
+"""The same bits in the same elements each time."""
+
+
+@pytest.fixture(scope="module")
+def alone(devices: list[jax.Device]) -> Programs:
+    return Programs(devices[:1])
+
+
+@pytest.fixture(scope="module")
+def ordering(few: list[Workload]) -> list[Workload]:
+    return [workload for workload in few if workload.family == "ordering"]
+
+
+@pytest.fixture(scope="module")
+def rounding(few: list[Workload]) -> list[Workload]:
+    """Of which the host knows nothing."""
+    return [workload for workload in few if workload.family == "functions"]
+
+
+def test_fifty_random_faults_are_attributed_by_vote(programs: Programs, few: list[Workload]) -> None:
+    random = np.random.default_rng(0)
+    seen = []
+    for case in range(50):
+        device, workload = int(random.integers(4)), few[int(random.integers(len(few)))]
+        fault = Fault(BitFlip(), rate=0.1, site=workload.name, at={"device": device})
+        result = burn_in(few, programs.devices, rounds=1, inject=[fault], programs=programs, seed=case)
+        (finding,) = result.findings
+        assert (finding.workload, finding.devices) == (workload.name, (device,))
+        assert "vote" in finding.kinds
+        assert "repeat" not in finding.kinds  # there was no run before
+        assert finding.elements is not None
+        assert finding.elements.differing == finding.simulated > 0  # found equals injected
+        verdict = judge(result)
+        assert (verdict.word, verdict.code, verdict.simulated) == ("FAIL", 1, True)
+        assert f"device {device}, {workload.name}: {finding.simulated} of" in verdict.sentences[0]
+        seen.append((device, workload.name))
+    assert len(set(seen)) > 15
+
+
+def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, rounding: list[Workload]) -> None:
+    fault = dataclasses.replace(ALWAYS, site="functions/*")
+    good = burn_in(rounding, alone.devices, rounds=2, programs=alone)
+    recorded = good.recorded()
+    assert list(recorded) == [good.keys[rounding[0].name, 0]]
+
+    blind = burn_in(rounding, alone.devices, rounds=4, programs=alone, inject=[fault])
+    assert blind.findings == []
+    assert blind.tallies[rounding[0].name, 0].simulated > 0
+    verdict = judge(blind)
+    assert (verdict.word, verdict.code, verdict.kinds) == ("INCONCLUSIVE", 3, ("repeat",))
+    assert verdict.sentences[0] == "repeat only: blind to faults that repeat themselves"
+    assert blind.recorded() == {}  # nothing of a simulation is recorded
+
+    found = burn_in(rounding, alone.devices, rounds=2, programs=alone, inject=[fault], golden=recorded)
+    assert [finding.kinds for finding in found.findings] == [("golden",)] * 2
+    assert found.findings[0].persistence == "persistent"
+    assert found.findings[0].expected == recorded[good.keys[rounding[0].name, 0]]
+    assert judge(found).code == 1
+
+    voted = burn_in(rounding, programs.devices, rounds=2, programs=programs, inject=[fault])
+    assert [(finding.kinds, finding.devices) for finding in voted.findings] == [(("vote",), (0,))] * 2
+    assert voted.findings[0].persistence == "persistent"
+
+
+def test_golden_digests(alone: Programs, ordering: list[Workload]) -> None:
+    recorded = burn_in(ordering, alone.devices, rounds=2, programs=alone).recorded()
+    result = burn_in(ordering, alone.devices, rounds=1, programs=alone, golden={**recorded, "another program": "00"})
+    assert (result.findings, result.foreign) == ([], ("another program",))
+    verdict = judge(result)
+    assert (verdict.word, verdict.kinds) == ("PASS", ("golden",))
+    assert "1 golden digests are of other programs or devices" in verdict.sentences[-1]
+    foreign = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, golden={"another program": "00"}))
+    assert (foreign.word, foreign.kinds) == ("INCONCLUSIVE", ("repeat",))
+
+
+def test_a_golden_digest_of_each_shard(programs: Programs, few: list[Workload]) -> None:
+    (workload,) = (each for each in few if each.multi)
+    recorded = burn_in([workload], programs.devices, rounds=2, programs=programs).recorded()
+    assert len(recorded) == 4
+    wrong = {key: "0" * 16 if "device 2" in key else digest for key, digest in recorded.items()}
+    result = burn_in([workload], programs.devices, rounds=1, programs=programs, golden=wrong)
+    assert [(finding.devices, finding.kinds) for finding in result.findings] == [((2,), ("golden",))]
+
+
+@pytest.mark.parametrize(
+    ("when", "persistence"),
+    [(When(onset=2, end=3), "transient"), (When(onset=2, end=4), "intermittent"), (When(onset=2), "persistent")],
+)
+def test_what_differs_is_run_again(when: When, persistence: str, alone: Programs, rounding: list[Workload]) -> None:
+    fault = dataclasses.replace(ALWAYS, site="*", when=when)
+    result = burn_in(rounding, alone.devices, rounds=5, programs=alone, inject=[fault])
+    (first,) = result.findings  # what stays is what later rounds are compared with
+    assert (first.round, first.kinds, first.persistence) == (2, ("repeat",), persistence)
+    assert result.tallies[rounding[0].name, 0].runs == 5  # those after the difference are not counted
+    if persistence == "persistent":
+        assert "either the runs before were wrong or those since are" in first.note
+        assert first.elements is None  # nobody has the right outputs
+    else:
+        assert first.elements is not None
+        assert first.elements.differing == first.simulated == rounding[0].elements
+    assert judge(result).word == "FAIL"
+
+
+def test_bits_and_magnitudes_are_evidence(programs: Programs, rounding: list[Workload]) -> None:
+    fault = Fault(BitFlip(bits=(31,)), rate=1.0, at={"device": 2})
+    (finding,) = burn_in(rounding, programs.devices, rounds=1, programs=programs, inject=[fault]).findings
+    assert finding.elements is not None
+    for element in finding.elements.first:
+        assert int(element.old, 16) ^ int(element.new, 16) == 1 << 31
+    assert finding.elements.relative == 2.0  # another sign
+    assert finding.elements.largest > 0
+
+
+def test_what_differs_each_time_is_counted(programs: Programs, ordering: list[Workload]) -> None:
+    result = burn_in(ordering, programs.devices, rounds=DETAILED + 3, programs=programs, inject=[ALWAYS])
+    assert len(result.findings) == DETAILED
+    assert result.tallies[ordering[0].name, 0].differences == DETAILED + 3
+    assert result.tallies[ordering[0].name, 1].differences == 0
+
+
+def test_a_tie_is_said(devices: list[jax.Device], rounding: list[Workload]) -> None:
+    programs = Programs(devices[:2])
+    fault = dataclasses.replace(ALWAYS, site="*", at={"device": 1})
+    result = burn_in(rounding, devices[:2], rounds=1, programs=programs, inject=[fault])
+    (finding,) = result.findings
+    assert (finding.devices, finding.kinds, finding.persistence) == ((0, 1), ("vote",), "persistent")
+    assert finding.elements is not None
+    assert finding.elements.differing == finding.simulated
+    verdict = judge(result)
+    assert verdict.word == "FAIL"
+    assert "device 0 or host" in verdict.sentences[0]
+    assert "nothing says which of them is wrong" in verdict.sentences[0]
+    # One that does not come again is named: it does not repeat itself.
+    passing = dataclasses.replace(fault, when=When(end=1))
+    (finding,) = burn_in(rounding, devices[:2], rounds=1, programs=programs, inject=[passing]).findings
+    assert (finding.devices, finding.kinds, finding.persistence) == ((1,), ("vote", "repeat"), "transient")
+
+
+def test_a_collective_names_the_device_whose_outputs_differ(programs: Programs, every: list[Workload]) -> None:
+    chosen = [each for each in every if each.name.startswith(("collectives/psum_scatter", "collectives/psum/"))]
+    fault = Fault(BitFlip(bits=(3,)), rate=0.2, at={"device": 2})
+    result = burn_in(chosen, programs.devices, rounds=1, programs=programs, inject=[fault])
+    found = {finding.workload.split("/")[1]: finding for finding in result.findings}
+    assert {name: (each.devices, each.kinds) for name, each in found.items()} == {
+        "psum": ((2,), ("vote", "reference")),
+        "psum_scatter": ((2,), ("reference",)),
+    }
+    for finding in found.values():
+        assert finding.elements is not None
+        assert finding.elements.differing == finding.simulated
+
+
+def test_repetition_may_be_accepted(alone: Programs, ordering: list[Workload]) -> None:
+    verdict = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, accept=["repeat"]))
+    assert (verdict.word, verdict.code, verdict.kinds) == ("PASS", 0, ("repeat",))
+    assert verdict.sentences[1] == "accepted: repeat only: blind to faults that repeat themselves"
+    once = judge(burn_in(ordering, alone.devices, rounds=1, programs=alone, accept=["repeat"]))
+    assert (once.word, once.kinds) == ("INCONCLUSIVE", ())
+
+
+def failing(workload: Workload, device: jax.Device, message: str) -> Workload:
+    """Fails on one device, from its third run on."""
+    runs = []
+
+    def drive(bench: Any) -> Any:
+        if bench.device == device:
+            runs.append(1)
+            if len(runs) > 2:
+                raise RuntimeError(message)
+        return bench.call(*bench.arguments)
+
+    return dataclasses.replace(workload, name="failing", drive=drive)
+
+
+def test_an_exception_midway_ends_a_workload_on_a_device(programs: Programs, ordering: list[Workload]) -> None:
+    broken = failing(ordering[0], programs.devices[1], "RESOURCE_EXHAUSTED: out of memory")
+    result = burn_in([broken, *ordering], programs.devices, rounds=5, programs=programs)
+    (end,) = result.ended
+    assert (end.workload, end.device, end.round) == ("failing", 1, 2)
+    assert end.reason == "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
+    assert [result.tallies["failing", device].runs for device in range(4)] == [5, 2, 5, 5]
+    assert result.tallies[ordering[0].name, 1].runs == 5
+    verdict = judge(result)
+    assert (verdict.word, verdict.code) == ("INCONCLUSIVE", 3)
+    assert "failing on device 1 ended in round 2: RuntimeError: RESOURCE_EXHAUSTED" in verdict.sentences[0]
+
+
+def test_a_lost_device_ends(
+    programs: Programs, few: list[Workload], ordering: list[Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = programs.devices[1]
+    monkeypatch.setattr("sdc.burnin.rounds._alive", lambda device: device != lost)
+    both = [failing(ordering[0], lost, "gone"), *ordering, *(each for each in few if each.multi)]
+    result = burn_in(both, programs.devices, rounds=4, programs=programs)
+    (end,) = result.ended
+    assert (end.workload, end.device, end.reason) == (None, 1, "device lost: RuntimeError: gone")
+    assert [result.tallies[ordering[0].name, device].runs for device in range(4)] == [4, 2, 4, 4]
+    assert result.tallies[both[-1].name, 0].runs == 2  # it spans all devices
+    assert judge(result).word == "INCONCLUSIVE"
+
+
+def test_what_does_not_compile_is_missing(programs: Programs, ordering: list[Workload]) -> None:
+    def run(*arguments: Any) -> Any:
+        raise NotImplementedError("no such operation here")
+
+    broken = dataclasses.replace(ordering[0], name="broken", program="broken", run=run)
+    result = burn_in([broken, *ordering], programs.devices, rounds=2, programs=programs)
+    assert {end.reason for end in result.ended} == {"NotImplementedError: no such operation here"}
+    assert judge(result).word == "INCONCLUSIVE"
+
+    def reference(*arguments: Any) -> Any:
+        raise MemoryError("the host is full")
+
+    unknown = dataclasses.replace(ordering[0], name="unknown", reference=reference)
+    (*_, end) = burn_in([unknown, *ordering], programs.devices, rounds=2, programs=programs).ended
+    assert (end.workload, end.reason) == ("unknown", "MemoryError: the host is full")
+    only = burn_in([broken], programs.devices, rounds=2, programs=programs)
+    assert only.rounds == 0
+    assert judge(only).sentences[0] == "nothing was checked"
+
+
+def test_it_stops_between_runs(programs: Programs, few: list[Workload]) -> None:
+    events: list[str] = []
+
+    def stop() -> bool:
+        return events.count("run") >= 4 * 3  # three workloads on four devices
+
+    result = burn_in(
+        few,
+        programs.devices,
+        rounds=1000,
+        programs=programs,
+        stop=stop,
+        on_event=lambda event: events.append(event["event"]),
+    )
+    assert (result.stopped, result.rounds) == (True, 0)
+    assert len(result.tallies) == 12
+    verdict = judge(result)
+    assert verdict.code == 3
+    assert verdict.sentences[0] == "stopped after 0 rounds"
+    assert any("and 11 more did not run" in sentence for sentence in verdict.sentences)
+
+
+def test_a_pause_ends_when_it_is_told_to(programs: Programs, ordering: list[Workload]) -> None:
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > 5
+
+    result = burn_in(ordering, programs.devices, rounds=2, programs=programs, stop=stop, pauses=[3600.0])
+    assert (result.stopped, result.rounds) == (True, 0)
+    assert result.seconds < 60
+
+
+def test_load_swings(programs: Programs, ordering: list[Workload], monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("sdc.burnin.rounds._BurnIn._rest", lambda self, seconds: slept.append(seconds))
+    burn_in(ordering, programs.devices, rounds=5, programs=programs, pauses=(0.0, 0.25))
+    assert slept == [0.0, 0.25, 0.0, 0.25, 0.0]
+
+
+def test_minutes(programs: Programs, ordering: list[Workload]) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    result = burn_in(ordering, programs.devices, minutes=1.0, programs=programs, clock=clock)
+    assert 10 < result.rounds < 60
+    assert not result.stopped
+    assert judge(result).word == "PASS"
+
+
+def test_events(programs: Programs, ordering: list[Workload]) -> None:
+    events: list[Any] = []
+    burn_in(ordering, programs.devices, rounds=2, programs=programs, inject=[ALWAYS], on_event=events.append)
+    kinds = [event["event"] for event in events]
+    assert kinds == ["round", "run", "run", "run", "run", "finding"] * 2
+    assert events[5] == {"event": "finding", "workload": ordering[0].name, "devices": [0]}
+    assert [event["device"] for event in events if event["event"] == "run"] == [0, 1, 2, 3] * 2
+
+
+def test_subnormal_data_on_a_device_that_flushes(every: list[Workload], programs: Programs) -> None:
+    (workload,) = (each for each in every if each.name == "reductions/float32/8x8/subnormal")
+    assert (programs.host(workload)[0] != 0).all()
+    (outcome,) = programs.run(workload, 0)
+    np.testing.assert_array_equal(outcome.outputs["columns"], 0)
+    result: Result = burn_in([workload], programs.devices, rounds=1, programs=programs)
+    assert result.notes == ["cpu cpu takes subnormal numbers of float32 for zero: such data are zeros"]
+
+
+def test_what_is_refused(programs: Programs, few: list[Workload]) -> None:
+    devices: Any = programs.devices
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "minutes: expected either minutes or rounds"),
+        ({"minutes": 1, "rounds": 1}, "expected either minutes or rounds"),
+        ({"minutes": float("nan")}, "minutes=nan"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"rounds": 1, "accept": ["everything"]}, "accept=everything"),
+        ({"rounds": 1, "pauses": [-1.0]}, "pauses"),
+        ({"rounds": 1, "inject": [Fault(BitFlip(), rate=1.0, at={"device": 4})]}, "a device from 0 to 3"),
+        ({"rounds": 1, "inject": [Fault(BitFlip(), rate=1.0, at={"rank": 0})]}, "'device': 1"),
+        ({"rounds": 1, "inject": [Fault(BitFlip())]}, "has no rate"),
+        ({"rounds": 1, "inject": [Fault(BitFlip(), rate=1.0, site="fwd/*")]}, "matches no workload"),
+        ({"rounds": 1, "inject": [Fault(BitFlip(), rate=1.0, site='primitive("sin")')]}, "pattern of workloads"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(SettingError, match=message):
+            burn_in(few, devices, programs=programs, **settings)
+    with pytest.raises(SettingError, match="devices: expected one device"):
+        burn_in(few, [], rounds=1)
+    with pytest.raises(SettingError, match="given twice"):
+        burn_in(few, [devices[0], devices[0]], rounds=1)
+    with pytest.raises(SettingError, match="compiled for other devices"):
+        burn_in(few, devices[:2], rounds=1, programs=programs)
+    with pytest.raises(SettingError, match="names that differ"):
+        burn_in([few[0], few[0]], devices, rounds=1, programs=programs)
