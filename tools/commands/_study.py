@@ -1,6 +1,5 @@
 """`sdc study`: runs a study and writes its report."""
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -96,14 +95,11 @@ def _nodes(options: NodesStudyOptions) -> int:
     with usage_errors():
         study = NodesStudy(nodes=options.nodes, runs=options.runs, steps=options.steps, seed=options.seed)
     with run_errors(folder, resumable=False):
-        folder.mkdir(parents=True, exist_ok=True)  # now, and not after minutes of work
+        if not folder.exists():  # whether it can be made is told now, and not after minutes of work
+            folder.mkdir(parents=True)
+            folder.rmdir()  # a signal ends the process at once, and is to leave nothing behind
     started = time.perf_counter()
-    try:
-        measured = experiment("nodes", study.count(), study.run())
-    except BaseException:  # an interruption too leaves no empty folder behind
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        raise
+    measured = experiment("nodes", study.count(), study.run())
     manifest = {
         "command": ["sdc", *sys.argv[1:]],
         "seconds": round(time.perf_counter() - started),
