@@ -13,7 +13,7 @@ import tyro
 
 from sdc.faults.language import parse_fault
 from sdc.tools.options import TwinOptions
-from sdc.tools.parse import Command
+from sdc.tools.parse import every_command
 from sdc.train import config
 
 from .train.runs import MINI
@@ -67,7 +67,7 @@ def test_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("page", "arguments"), commands())
 def test_commands_parse(page: str, arguments: list[str]) -> None:
-    options = tyro.cli(Command, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options = tyro.cli(every_command(), args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
     if isinstance(options, TwinOptions):
         for spec in options.fault:
             parse_fault(spec)

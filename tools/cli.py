@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         from .parse import command_of, parse
 
         options = parse(arguments)
-        return _call(command_of(options), options)
+        return _call(command_of(arguments[0]), options)
     except CommandError as error:
         label = "inconclusive" if error.code is Exit.INCONCLUSIVE else "error"
         print(f"sdc: {label}: {error}", file=sys.stderr)

@@ -3,64 +3,63 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import importlib
 import io
+import operator
 import re
 import typing
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from .bench.options import BenchOptions
 from .errors import CommandError
-from .estimate_options import EstimateOptions
-from .options import (
-    CampaignOptions,
-    CheckpointOptions,
-    DiffOptions,
-    ReportOptions,
-    TraceOptions,
-    TrainOptions,
-    TwinOptions,
-)
-from .study_options import AbftOptions, StudyOptions
 
+CONFIG = (tyro.conf.FlagCreatePairsOff,)
 DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
 
-Command = (
-    Annotated[TwinOptions, tyro.conf.subcommand("twin")]
-    | Annotated[TrainOptions, tyro.conf.subcommand("train")]
-    | Annotated[TraceOptions, tyro.conf.subcommand("trace")]
-    | Annotated[DiffOptions, tyro.conf.subcommand("diff")]
-    | Annotated[CampaignOptions, tyro.conf.subcommand("campaign")]
-    | Annotated[AbftOptions, tyro.conf.subcommand("abft")]
-    | Annotated[StudyOptions, tyro.conf.subcommand("study")]
-    | Annotated[EstimateOptions, tyro.conf.subcommand("estimate")]
-    | Annotated[CheckpointOptions, tyro.conf.subcommand("checkpoint")]
-    | Annotated[ReportOptions, tyro.conf.subcommand("report")]
-    | Annotated[BenchOptions, tyro.conf.subcommand("bench")]
-)
-MODULES: dict[type, str] = {
-    TwinOptions: ".commands._twin",
-    TrainOptions: ".commands._train",
-    TraceOptions: ".commands._trace",
-    DiffOptions: ".commands._diff",
-    CampaignOptions: ".commands._campaign",
-    AbftOptions: ".commands._abft",
-    StudyOptions: ".commands._study",
-    EstimateOptions: ".commands._estimate",
-    CheckpointOptions: ".commands._checkpoint",
-    ReportOptions: ".commands._report",
-    BenchOptions: ".bench.command",
+
+class Entry(NamedTuple):
+    """A command: the module and the name of its options, and the module of the function `run`."""
+
+    module: str
+    options: str
+    run: str
+
+
+COMMANDS: Mapping[str, Entry] = {
+    "twin": Entry(".options", "TwinOptions", ".commands._twin"),
+    "train": Entry(".options", "TrainOptions", ".commands._train"),
+    "trace": Entry(".options", "TraceOptions", ".commands._trace"),
+    "diff": Entry(".options", "DiffOptions", ".commands._diff"),
+    "campaign": Entry(".options", "CampaignOptions", ".commands._campaign"),
+    "abft": Entry(".study_options", "AbftOptions", ".commands._abft"),
+    "study": Entry(".study_options", "StudyOptions", ".commands._study"),
+    "estimate": Entry(".estimate_options", "EstimateOptions", ".commands._estimate"),
+    "checkpoint": Entry(".options", "CheckpointOptions", ".commands._checkpoint"),
+    "report": Entry(".options", "ReportOptions", ".commands._report"),
+    "bench": Entry(".bench.options", "BenchOptions", ".bench.command"),
 }
-"""Where the function `run` of each command is."""
+"""All commands; a module of options is imported when its command is given, or all where help is asked for."""
 
 
-def command_of(options: Any) -> Callable[[Any], int]:
+def options_of(command: str) -> type:
+    """The options of a command."""
+    kind: type = getattr(importlib.import_module(COMMANDS[command].module, __package__), COMMANDS[command].options)
+    return kind
+
+
+def every_command() -> Any:
+    """What tyro makes the whole command line from."""
+    kinds = (Annotated[options_of(name), tyro.conf.subcommand(name)] for name in COMMANDS)
+    return functools.reduce(operator.or_, kinds)
+
+
+def command_of(command: str) -> Callable[[Any], int]:
     """The function that runs a command."""
-    command: Callable[[Any], int] = importlib.import_module(MODULES[type(options)], __package__).run
-    return command
+    function: Callable[[Any], int] = importlib.import_module(COMMANDS[command].run, __package__).run
+    return function
 
 
 def parse(arguments: Sequence[str]) -> Any:
@@ -76,19 +75,21 @@ def parse(arguments: Sequence[str]) -> Any:
         # A byte that is no UTF-8 comes as half of a surrogate pair, which no record can hold.
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise CommandError(f"{word!r}: expected text in UTF-8 without zero bytes; give the file another name")
+    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
+        near = difflib.get_close_matches(arguments[0], COMMANDS, 1)
+        meant = f"; did you mean {near[0]}?" if near else "."
+        raise CommandError(f"{arguments[0]}: expected one of {', '.join(COMMANDS)}{meant} See sdc --help")
     below = list(_subcommands(arguments[0])) if len(arguments) > 1 else []
     if below and arguments[1] not in below and not arguments[1].startswith("-"):
         raise CommandError(f"{arguments[1]}: expected one of {', '.join(below)}. See sdc {arguments[0]} --help")
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
-            return tyro.cli(
-                Command,
-                args=list(arguments),
-                prog="sdc",
-                description=DESCRIPTION,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
+            if arguments and arguments[0] in COMMANDS:
+                return tyro.cli(
+                    options_of(arguments[0]), args=list(arguments[1:]), prog=f"sdc {arguments[0]}", config=CONFIG
+                )
+            return tyro.cli(every_command(), args=list(arguments), prog="sdc", description=DESCRIPTION, config=CONFIG)
     except SystemExit as ended:
         if ended.code:
             words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines() if line[:1] != "╭")
@@ -105,12 +106,12 @@ def _brief(message: str, command: str = "") -> str:
     unknown, hint = (*re.split(r"[ -]+(?:Perhaps you meant|Arguments similar to)", message, maxsplit=1), "")[:2]
     if not hint:
         return message or "wrong options; see sdc --help"
+    unknown = f"Unrecognized options: {unknown.rpartition('Unrecognized options: ')[2].rstrip(' -')}"
     if applied := re.findall(r"(\S+) \(applied to sdc [^)]*\)", unknown):  # where another command has that flag
         unknown = f"Unrecognized options: {', '.join(applied)}"
-    kinds = {each.__metadata__[0].name: each.__origin__ for each in typing.get_args(Command)}
     mistyped = re.findall(r"--[a-z][a-z-]*", unknown)
-    own = set(_flags(kinds[command])) if command in kinds else set()
-    others = set(re.findall(r"--[a-z][a-z-]*", hint)) - set(mistyped)  # of all commands
+    own = set(_flags(options_of(command))) if command in COMMANDS else set()
+    others = {flag for each in COMMANDS for flag in _flags(options_of(each))}
     near = []
     for flag in mistyped:
         near += difflib.get_close_matches(flag, own, 1) or difflib.get_close_matches(flag, others, 1)
@@ -120,8 +121,7 @@ def _brief(message: str, command: str = "") -> str:
 
 def _subcommands(command: str) -> Iterator[str]:
     """Names of the commands below a command."""
-    kinds = {each.__metadata__[0].name: each.__origin__ for each in typing.get_args(Command)}
-    hints = typing.get_type_hints(kinds[command], include_extras=True) if command in kinds else {}
+    hints = typing.get_type_hints(options_of(command), include_extras=True) if command in COMMANDS else {}
     for inner in typing.get_args(typing.get_args(hints.get("command", ()))[0] if "command" in hints else ()):
         yield from (mark.name for mark in getattr(inner, "__metadata__", ()) if hasattr(mark, "name"))
 

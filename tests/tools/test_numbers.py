@@ -69,7 +69,7 @@ def flags() -> dict[str, tuple[str, str]]:
 def test_no_command_with_numbers_is_left_out() -> None:
     below = (*typing.get_args(study_options.AbftCommand), *typing.get_args(study_options.StudyCommand))
     subcommands = [typing.get_args(each)[0] for each in below]
-    every = [*parse.MODULES, *subcommands]
+    every = [*map(parse.options_of, parse.COMMANDS), *subcommands]
     numbers = {kind for kind in every if any(map(takes_a_number, typing.get_type_hints(kind).values()))}
     assert numbers == set(COMMANDS)
 
