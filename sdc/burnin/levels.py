@@ -19,6 +19,7 @@ class Level:
         pauses: seconds before each run, by round: a round of 0 is load that stays, another one load that swings.
         retention: seconds between writing a buffer and reading it.
         data: kinds of data (`data.FLOATS`) of the workloads that take each of them; all others take normal ones.
+        minutes: how long a burn-in of this level takes where nothing else is asked for; None for two rounds.
 
     Raises:
         SettingError: a size is too small to hold the odd shapes, or a time is negative.
@@ -31,6 +32,7 @@ class Level:
     pauses: tuple[float, ...]
     retention: float
     data: tuple[str, ...]
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         for setting, least in (("side", 8), ("numbers", 64), ("buffer", 256)):
@@ -50,9 +52,9 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
         level.name: level
         for level in (
             Level("quick", 256, 2**16, 2**22, (0.0, 0.01), 0.05, ALL_DATA),
-            Level("prejob", 1024, 2**20, 2**26, (0.0, 0.05), 1.0, ALL_DATA),
-            Level("acceptance", 4096, 2**24, 2**30, (0.0, 0.0, 0.2), 5.0, ALL_DATA),
-            Level("soak", 4096, 2**24, 2**30, (0.0, 0.0, 0.0, 0.5), 30.0, ALL_DATA),
+            Level("prejob", 1024, 2**20, 2**26, (0.0, 0.05), 1.0, ALL_DATA, minutes=5.0),
+            Level("acceptance", 4096, 2**24, 2**30, (0.0, 0.0, 0.2), 5.0, ALL_DATA, minutes=60.0),
+            Level("soak", 4096, 2**24, 2**30, (0.0, 0.0, 0.0, 0.5), 30.0, ALL_DATA, minutes=1440.0),
         )
     }
 )

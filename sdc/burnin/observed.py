@@ -50,6 +50,8 @@ class Result:
         foreign: golden digests of other programs or devices, which were not compared.
         keys: key of the golden digest, by workload and device.
         notes: what else there is to say.
+        doubts: what stands against a PASS whatever was compared, such as an error that the driver reported.
+        hung: whether a device never answered: a thread waits for it still.
     """
 
     workloads: Sequence[Workload]
@@ -66,6 +68,8 @@ class Result:
     foreign: tuple[str, ...] = ()
     keys: dict[tuple[str, int], str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
+    doubts: list[str] = dataclasses.field(default_factory=list)
+    hung: bool = False
 
     def devices_of(self, place: int | None) -> range:
         """Indices of a device, or of all."""
@@ -79,6 +83,13 @@ class Result:
             or (end.workload == workload and (end.device is None or end.device in devices))
             for end in self.ended
         )
+
+    def learn(self, place: tuple[str, int], key: str) -> None:
+        """Keeps the key of a workload on a device; what ran under another key before is nothing to compare with."""
+        if self.keys.get(place, key) != key and place in self.tallies:
+            self.tallies[place].baseline = None
+            self.notes.append(f"{place[0]} on device {place[1]} is another program now, not compared with earlier runs")
+        self.keys[place] = key
 
     def baselines(self, workload: str) -> dict[int, str]:
         """What each device gave before."""

@@ -250,11 +250,12 @@ def read_report(path: AnyPath) -> Report:
         path: the file, or the folder of a burn-in.
 
     Raises:
-        RecordError: it is damaged, of another format or layout, or its verdict does not follow from what it counts;
-            the message says which.
-        OSError: it cannot be read.
+        RecordError: it is not there, damaged, of another format or layout, or its verdict does not follow from what
+            it counts; the message says which.
     """
     place = Path(path) / RESULT if os.path.isdir(path) else Path(path)
+    if not place.exists():
+        raise RecordError(f"there is no {place}; give a file that sdc burnin wrote, or its folder")
     value = read_json(place, sealed=True)
     if value.get("format") != FORMAT:
         raise RecordError(f"{place} is no result of sdc burnin (its format is {value.get('format')!r})")

@@ -3,8 +3,8 @@
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, cast
 
 import jax
 
@@ -24,7 +24,13 @@ DETAILED = 4
 """Differences of a workload on a device that are run again and compared; those after them are counted."""
 NAP = 0.05
 """Seconds between two questions whether to stop."""
+LIMIT = 1800.0
+"""Seconds after which a device that does not answer is given up: a large program compiles in less."""
+THREADS = 8
+"""Threads for each device: one that waits for a device for ever is not used again."""
 Event = Mapping[str, Any]
+Place = int | None
+"""Index of a device; None for all of them together."""
 
 
 def burn_in(
@@ -42,6 +48,8 @@ def burn_in(
     programs: Programs | None = None,
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
+    result: Result | None = None,
+    limit: float = LIMIT,
 ) -> Result:
     """Runs workloads on devices again and again, and compares what comes of it.
 
@@ -59,6 +67,9 @@ def burn_in(
         programs: what earlier burn-ins on these devices compiled.
         seed: of what simulated faults draw.
         clock: seconds, which never go back.
+        result: what an earlier burn-in of the same workloads on the same devices saw, to go on from there; it is
+            filled while the burn-in is at work, so that others can look at it.
+        limit: seconds after which a device that does not answer is given up.
 
     Returns:
         What was seen; `verdict.judge` says what follows. A device that fails midway ends what it fails in, with its
@@ -80,6 +91,8 @@ def burn_in(
     accepted = (accept,) if isinstance(accept, str) else tuple(accept)
     _check(workloads, devices, minutes, rounds, accepted, pauses, programs)
     check_faults(inject, devices, workloads)
+    if result is None:
+        result = Result(workloads, devices, accepted, tuple(map(str, inject)))
     running = _BurnIn(
         tuple(workloads),
         programs or Programs(devices),
@@ -89,7 +102,8 @@ def burn_in(
         stop or (lambda: False),
         seed,
         clock,
-        Result(workloads, devices, accepted, tuple(map(str, inject))),
+        result,
+        limit,
     )
     return running.go(minutes, rounds, tuple(pauses))
 
@@ -138,34 +152,49 @@ class _BurnIn:
         seed: int,
         clock: Callable[[], float],
         result: Result,
+        limit: float,
     ) -> None:
         self.workloads, self.programs, self.faults = workloads, programs, faults
         self.tell, self.stop, self.seed, self.clock, self.result = tell, stop, seed, clock, result
         self.kinds = devices_kinds(programs.devices)
         self.given = golden
         self.golden: dict[str, dict[int, str]] = {}
-        self.moments = dict.fromkeys(range(len(programs.devices)), 0)
+        done = [(device, tally.runs) for (_, device), tally in result.tallies.items()]
+        self.moments = {index: sum(n for at, n in done if at == index) for index in range(len(programs.devices))}
         self.last = float("inf")
+        self.limit = limit
+        self.pool = ThreadPoolExecutor(max_workers=THREADS * len(programs.devices))
 
     def go(self, minutes: float | None, rounds: int | None, pauses: tuple[float, ...]) -> Result:
         """All of it."""
-        began = self.clock()
-        with ThreadPoolExecutor(max_workers=len(self.programs.devices)) as pool:
-            self._prepare(pool)
+        began, before = self.clock(), self.result.seconds
+        try:
+            self._prepare()
             if minutes is not None:
                 self.last = self.clock() + 60 * minutes
             while not self._over() and (rounds is None or self.result.rounds < rounds) and self._living():
                 pause = pauses[self.result.rounds % len(pauses)]
+                self.result.seconds = before + self.clock() - began
                 self.tell({"event": "round", "round": self.result.rounds})
                 for workload in self.workloads:
                     self._rest(pause)
                     if self._over():
                         break
-                    self._turn(workload, pool)
+                    self._turn(workload)
                 else:
                     self.result.rounds += 1
-        self.result.seconds = self.clock() - began
+        finally:
+            self.pool.shutdown(wait=not self.result.hung, cancel_futures=True)
+        self.result.seconds = before + self.clock() - began
         return self.result
+
+    def _each(self, function: Callable[[Place], Any], places: Sequence[Place]) -> list[Any]:
+        """What a function returns for each device, all at the same time; a TimeoutError where there is no answer."""
+        futures = [self.pool.submit(function, place) for place in places]
+        wait(futures, timeout=self.limit)
+        slow = TimeoutError(f"no answer within {self.limit:g} s")
+        self.result.hung |= not all(future.done() for future in futures)
+        return [future.result() if future.done() else slow for future in futures]
 
     def _over(self) -> bool:
         if self.stop():
@@ -180,19 +209,19 @@ class _BurnIn:
     def _living(self) -> bool:
         return any(self._indices(workload) for workload in self.workloads)
 
-    def _indices(self, workload: Workload) -> list[int | None]:
+    def _indices(self, workload: Workload) -> list[Place]:
         """Devices that a workload runs on; None stands for all of them together."""
-        places: list[int | None] = [None] if workload.multi else list(range(len(self.programs.devices)))
+        places: list[Place] = [None] if workload.multi else list(range(len(self.programs.devices)))
         return [place for place in places if not self.result.has_ended(workload.name, place)]
 
-    def _prepare(self, pool: ThreadPoolExecutor) -> None:
+    def _prepare(self) -> None:
         """Compiles everything, places all data, and finds the golden digests that are of these programs."""
         used: set[str] = set()
         for workload in self.workloads:
             if self._over():
                 return
             places = self._indices(workload)
-            for place, ready in zip(places, pool.map(functools.partial(self._ready, workload), places), strict=True):
+            for place, ready in zip(places, self._each(functools.partial(self._ready, workload), places), strict=True):
                 if isinstance(ready, Exception):
                     self._end(workload, place, ready)
                     continue
@@ -201,20 +230,20 @@ class _BurnIn:
                     continue
                 for index in self.result.devices_of(place):
                     key = golden_key(workload, ready.fingerprint, self.kinds[index], index)
-                    self.result.keys[workload.name, index] = key
+                    self.result.learn((workload.name, index), key)
                     if key in self.given:
                         used.add(key)
                         self.golden.setdefault(workload.name, {})[index] = self.given[key]
         self.result.foreign = tuple(sorted(set(self.given) - used))
         self._note_flushed()
 
-    def _ready(self, workload: Workload, place: int | None) -> Ready | Exception:
+    def _ready(self, workload: Workload, place: Place) -> Ready | Exception:
         try:
             return self.programs.prepare(workload, place)
         except Exception as error:  # whatever the compiler or the device throws
             return error
 
-    def _unreferred(self, workload: Workload, place: int | None) -> Exception | None:
+    def _unreferred(self, workload: Workload, place: Place) -> Exception | None:
         """Computes on the host what outputs are compared with; returns what went wrong."""
         try:
             for index in self.result.devices_of(place):
@@ -235,7 +264,7 @@ class _BurnIn:
                 if not kept:
                     self.result.notes.append(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
 
-    def _run(self, workload: Workload, place: int | None) -> list[Outcome] | Exception:
+    def _run(self, workload: Workload, place: Place) -> list[Outcome] | Exception:
         """One run; what it throws is a result too."""
         moment = max(self.moments[index] for index in self.result.devices_of(place))
         for index in self.result.devices_of(place):
@@ -247,10 +276,10 @@ class _BurnIn:
         except Exception as error:  # out of memory, device lost: whatever the runtime throws
             return error
 
-    def _turn(self, workload: Workload, pool: ThreadPoolExecutor) -> None:
+    def _turn(self, workload: Workload) -> None:
         """Runs a workload once on each device, at the same time, and looks at what came out."""
         places = self._indices(workload)
-        done = list(pool.map(functools.partial(self._run, workload), places))
+        done = self._each(functools.partial(self._run, workload), places)
         outcomes: list[Outcome] = []
         for place, each in zip(places, done, strict=True):
             if isinstance(each, Exception):
@@ -307,7 +336,11 @@ class _BurnIn:
             tally.differences += 1
         if all(tally.differences > DETAILED for tally in tallies):
             return
-        run = functools.partial(self._run, workload)
+
+        def run(place: Place) -> list[Outcome] | Exception:
+            (done,) = self._each(functools.partial(self._run, workload), [place])
+            return cast("list[Outcome] | Exception", done)
+
         confirmed = confirm(workload, suspicion, outcomes, run, self.programs)
         for place, error in confirmed.errors:
             self._end(workload, place, error)
@@ -333,16 +366,20 @@ class _BurnIn:
         self.result.findings.append(finding)
         self.tell({"event": "finding", "workload": workload.name, "devices": list(confirmed.devices)})
 
-    def _end(self, workload: Workload, place: int | None, error: Exception) -> None:
+    def _end(self, workload: Workload, place: Place, error: Exception) -> None:
         """What failed does not run again: a workload on a device, or all of a device that answers no more."""
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        lost = [index for index in self.result.devices_of(place) if not _alive(self.programs.devices[index])]
+        lost = [index for index in self.result.devices_of(place) if self._is_lost(error, place, index)]
         ends = [Ended(None, index, self.result.rounds, f"device lost: {reason}") for index in lost]
         if place is None or place not in lost:
             ends.append(Ended(workload.name, place, self.result.rounds, reason))
         for end in ends:
             self.result.ended.append(end)
             self.tell({"event": "ended", "workload": end.workload, "device": end.device, "reason": end.reason})
+
+    def _is_lost(self, error: Exception, place: Place, index: int) -> bool:
+        """A device that did not answer is not asked again."""
+        return place is not None if isinstance(error, TimeoutError) else not _alive(self.programs.devices[index])
 
 
 def _alive(device: jax.Device) -> bool:

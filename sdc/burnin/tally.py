@@ -10,6 +10,11 @@ STEPS = 16
 """Classes of times in a doubling: a median is known to 4 %."""
 
 
+def step_of(seconds: float) -> int:
+    """Class of a time."""
+    return round(math.log2(max(seconds, 1e-9)) * STEPS)
+
+
 @dataclasses.dataclass
 class Tally:
     """Counts of one workload on one device.
@@ -51,7 +56,7 @@ class Tally:
         self.best = min(self.best, outcome.seconds)
         self.simulated += outcome.simulated
         self.checks = Checks(*(a + b for a, b in zip(self.checks, outcome.checks, strict=True)))
-        self.times[round(math.log2(max(outcome.seconds, 1e-9)) * STEPS)] += 1
+        self.times[step_of(outcome.seconds)] += 1
 
     def median(self) -> float:
         """Median time of a run in seconds; NaN where there was none.

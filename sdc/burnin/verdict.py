@@ -3,14 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar
 
 from .evidence import Evidence, Finding
 from .observed import Result
 from .pace import shares_processor, throughputs
+from .report import CODES, Word
 
-Word: TypeAlias = Literal["PASS", "FAIL", "INCONCLUSIVE"]
-CODES: Mapping[Word, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 NO_KIND = "neither runs nor devices nor records could be compared in all workloads"
 REPEAT_ONLY = "repeat only: blind to faults that repeat themselves"
 
@@ -32,11 +31,17 @@ class Checked:
     runs: dict[int, int]
     seconds: dict[int, float]
 
+    WAITS: ClassVar[float] = -math.log(0.05)
+    """Mean intervals of bursts at random times, of which one is seen with 95 %."""
+
     @property
     def rate(self) -> float:
         """Mismatch rate that would have been seen with 95 % on the device that was checked least; 1 without any."""
-        least = min(self.elements.values(), default=0)
-        return min(1.0, -math.log(0.05) / least) if least else 1.0
+        return max((self.rate_of(device) for device in self.elements), default=1.0)
+
+    def rate_of(self, device: int) -> float:
+        """The same of one device."""
+        return min(1.0, self.WAITS / self.elements[device]) if self.elements[device] else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +92,7 @@ def judge(result: Result, described: Sequence[Mapping[str, Any]] = ()) -> Verdic
     """
     pace = throughputs(result)
     slow = [each for each in pace if each.void]
-    reasons = [*_missing(result)]
+    reasons = [*result.doubts, *_missing(result)]
     reasons += [
         f"{_device(result, described, each.device)}, {each.workload}: throttled, {each.share:.0%} of what it should "
         f"reach; {each.seconds:.3g} s at load are void"

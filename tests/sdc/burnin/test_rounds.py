@@ -1,6 +1,7 @@
 """Faults are attributed, found again, missed only by what is blind to them; and whatever ends a burn-in is said."""
 
 import dataclasses
+import threading
 from typing import Any
 
 import jax
@@ -335,3 +336,33 @@ def test_what_is_refused(programs: Programs, few: list[Workload]) -> None:
         burn_in(few, devices[:2], rounds=1, programs=programs)
     with pytest.raises(SettingError, match="names that differ"):
         burn_in([few[0], few[0]], devices, rounds=1, programs=programs)
+
+
+def test_a_device_that_never_answers(programs: Programs, few: list[Workload], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others go on, nothing waits for it, and it is no pass."""
+    ended = threading.Event()
+    run = programs.run
+
+    def stuck(workload: Workload, index: int | None, **settings: Any) -> Any:
+        if index == 2:
+            ended.wait(20)
+        return run(workload, index, **settings)
+
+    monkeypatch.setattr(programs, "run", stuck)
+    plain = [workload for workload in few if workload.family == "ordering"]
+    result = burn_in(plain, programs.devices, rounds=2, programs=programs, limit=0.5)
+    ended.set()
+    assert result.hung
+    assert [(end.workload, end.device) for end in result.ended] == [(None, 2)]
+    assert "no answer within 0.5 s" in result.ended[0].reason
+    assert [result.tallies[plain[0].name, device].runs for device in (0, 1, 3)] == [2, 2, 2]
+    assert judge(result).word == "INCONCLUSIVE"
+
+
+def test_going_on_where_an_earlier_burn_in_ended(programs: Programs, few: list[Workload]) -> None:
+    first = burn_in(few, programs.devices, rounds=1, programs=programs)
+    both = burn_in(few, programs.devices, rounds=3, programs=programs, result=first)
+    assert both is first
+    assert both.rounds == 3
+    assert {tally.runs for tally in both.tallies.values()} == {3}
+    assert {tally.repeated for tally in both.tallies.values()} == {2}
