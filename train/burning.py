@@ -1,0 +1,109 @@
+"""Training steps as workloads of a burn-in: forward, backward and optimizer of the reference decoder, at full load."""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from sdc.burnin.data import make_floats, random_words
+from sdc.burnin.registry import Request
+from sdc.burnin.workload import Workload
+
+from .config import ModelConfig, OptimizerConfig, TrainConfig
+from .parallel import DATA, MODEL
+from .step import TrainState, abstract_state, device_step
+
+STEPS = 4
+"""Optimizer steps of a run; an error of one of them spreads over the parameters in those after it."""
+HEAD = 64
+"""Width of an attention head."""
+FAMILY = "training"
+
+
+def configuration(side: int, dtype: str) -> TrainConfig:
+    """A decoder for a level's sizes.
+
+    Args:
+        side: rows of a square matrix of that level: from 8 for rehearsals to 4,096, for which it has 320 M parameters.
+        dtype: float32 or bfloat16, of activations and compute parameters.
+    """
+    width = max(16, side // 2)
+    heads = max(2, width // HEAD)
+    return TrainConfig(
+        name=f"burn-in {side}",
+        model=ModelConfig(
+            vocab_size=320,
+            layers=4,
+            width=width,
+            heads=heads,
+            kv_heads=heads // 2,
+            head_dim=width // heads,
+            ffn_width=3 * width,
+            dtype="bfloat16" if dtype == "bfloat16" else "float32",
+        ),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2, total_steps=1_000),
+        sequence_length=max(16, min(side, 1024)),
+        batch_size=max(1, side // 512),
+    )
+
+
+def train_steps(
+    state: TrainState, tokens: Int[Array, "steps microsteps batch length"], *, config: TrainConfig
+) -> tuple[TrainState, Float[Array, "steps"]]:
+    """Some steps on one device, and the loss of each."""
+
+    def one(state: TrainState, batch: Int[Array, "microsteps batch length"]) -> tuple[TrainState, Float[Array, ""]]:
+        after, metrics = device_step(state, batch, config=config)
+        return after, metrics.loss
+
+    for axis in (MODEL, DATA):
+        one = jax.vmap(one, axis_name=axis)
+    lead = functools.partial(jax.tree.map, lambda x: x[None, None])
+    after, losses = lax.scan(lambda carry, batch: one(carry, lead(batch)), lead(state), tokens)
+    return jax.tree.map(lambda x: x[0, 0], after), losses[:, 0, 0]
+
+
+def build(request: Request) -> Iterator[Workload]:
+    """Steps in each type that the reference decoder computes in."""
+    for dtype in request.dtypes:
+        if dtype not in ("float32", "bfloat16"):
+            continue
+        config = configuration(request.level.side, dtype)
+        sizes = (config.model.layers, config.model.width, config.sequence_length, config.batch_size)
+        program = f"training/{dtype}/{'x'.join(map(str, sizes))}"
+        numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_state(config))) + STEPS
+        yield Workload(
+            name=f"{program}/random",
+            family="training",
+            dtype=dtype,
+            data="random",
+            sizes=sizes,
+            program=program,
+            inputs=functools.partial(operands, config, request.seed),
+            run=functools.partial(train_steps, config=config),
+            elements=numbers,
+            work=6.0 * config.model.parameters * STEPS * config.batch_size * config.sequence_length,
+            seed=request.seed,
+        )
+
+
+def operands(config: TrainConfig, seed: int) -> tuple[TrainState, Int[np.ndarray, "steps microsteps batch length"]]:
+    """State and tokens with the same bits on every host: no library of functions has a part in them."""
+    state = abstract_state(config)
+    # A power of two scales without rounding; it is that next to the deviation that the decoder starts with.
+    scale = np.float32(2.0 ** round(math.log2(config.model.width**-0.5)))
+    params = [
+        make_floats("normal", leaf.shape, "float32", seed + number) * scale
+        if len(leaf.shape) > 1
+        else np.ones(leaf.shape, np.float32)
+        for number, leaf in enumerate(jax.tree.leaves(state.params))
+    ]
+    zeros: Any = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
+    shape = (STEPS, config.microsteps, config.batch_size, config.sequence_length + 1)
+    tokens = (random_words(shape, seed) % np.uint32(config.model.vocab_size)).astype(np.int32)
+    return zeros._replace(params=jax.tree.unflatten(jax.tree.structure(state.params), params)), tokens
