@@ -1,0 +1,188 @@
+"""What a comparison of hosts with each other found, as a file: `pair.json` of a pair, `pool.json` of three or more.
+
+Reading and checking it does without JAX.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from sdc.record.fields import Fields, Number, about
+from sdc.record.files import read_json, write_sealed
+from sdc.record.identity import Host
+from sdc.record.manifests import Device, Environment
+from sdc.record.storage import AnyPath, RecordError
+
+from .report import CODES, VerdictPart
+
+FORMAT = "jax-sdc pair"
+SCHEMA = 1
+"""Version of the layout. It changes with every change that an older reader would misread."""
+READABLE = (1,)
+PAIR, POOL = "pair.json", "pool.json"
+"""Names of the file in the folder of a pair, and of a pool."""
+
+
+class TwinRow(Fields, kw_only=True):
+    """One of the hosts that are compared: a twin, with the devices of it."""
+
+    twin: Annotated[int, about("its number among the twins, from 0")]
+    host: Annotated[str, about("what the sentences call it: the host name, with the process where hosts share a name")]
+    processes: Annotated[list[int], about("indices of the processes that are this twin")]
+    devices: Annotated[list[Device], about("its devices, with serial numbers and the like")]
+
+
+class StageRow(Fields, kw_only=True):
+    """One stage: a run of the twins, recorded in a folder of its own."""
+
+    name: Annotated[
+        Literal["step", "probes", "operations"],
+        about("digests exchanged once in a microstep; at each submodule; of each operation"),
+    ]
+    folder: Annotated[str, about("of its record, below that of this file")]
+    verdict: Annotated[Literal["clean", "corrupt", "inconclusive"], about("what follows from its record")]
+    sentence: Annotated[str, about("that in words")]
+    steps: Annotated[int, about("steps on record")]
+    planned: Annotated[int, about("steps that were asked for; the stage of operations ends at the first difference")]
+    ended: Annotated[bool, about("whether it came to its end")]
+    checked: Annotated[int, about("elements compared; of the stage of operations, digests")]
+    mismatched: Annotated[int, about("elements that differ; of the stage of operations, digests")]
+    hits: Annotated[int, about("steps in which something differs")]
+    first: Annotated[int | None, about("the first of them")] = None
+
+
+class RankRow(Fields, kw_only=True):
+    """A place on the mesh that differs."""
+
+    twin: Annotated[int, about("number of the twin; of two, by convention, the second")]
+    data: Annotated[int, about("data-parallel rank in it")]
+    model: Annotated[int, about("tensor-parallel rank in it")]
+    mismatched: Annotated[int, about("elements that differ there")]
+
+
+class OperationRow(Fields, kw_only=True):
+    """The first operation of a step that differs, although everything before it agrees."""
+
+    step: Annotated[int, about("number of the step")]
+    site: Annotated[str, about("name of the operation")]
+    operation: Annotated[str, about("what it computes")]
+    source: Annotated[str, about("line of the program, as far as JAX knows it")]
+    layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
+    agreeing: Annotated[int, about("digests before it in the step, all of which agree")] = 0
+    ranks: Annotated[list[dict[str, int]], about("where it differs: index on each axis of the mesh")] = msgspec.field(
+        default_factory=list
+    )
+
+
+class Difference(Fields, kw_only=True):
+    """Which rank, which operation, how often, how severe."""
+
+    ranks: Annotated[list[RankRow], about("where, the most elements first")]
+    sites: Annotated[list[str], about("submodules that differ, the most often hit first")]
+    layers: Annotated[list[int], about("layers of them")]
+    mismatched: Annotated[int, about("elements that differ, of the stage that counts most of them")]
+    checked: Annotated[int, about("elements compared there")]
+    frequency: Annotated[Number, about("share of the elements that differ; `null` where none were counted")] = None
+    severity: Annotated[Number, about("largest mean relative error; `null` where none was measured")] = None
+    course: Annotated[
+        Literal["transient", "intermittent", "persistent"] | None,
+        about("whether it came again, in later steps and stages; `null` if no step followed"),
+    ] = None
+    operation: Annotated[OperationRow | None, about("the first operation; `null` if it was not seen")] = None
+
+
+class Pair(Fields, kw_only=True):
+    """`pair.json` and `pool.json`."""
+
+    format: Annotated[Literal["jax-sdc pair"], about("`jax-sdc pair`")]
+    schema: Annotated[int, about("version of this layout, 1")]
+    kind: Annotated[Literal["pair", "pool"], about("`pair` of two hosts, `pool` of three or more")]
+    version: Annotated[str, about("version of jax-sdc")]
+    id: Annotated[str, about("random, another one for each comparison")]
+    host: Annotated[Host, about("who wrote it")]
+    created: Annotated[str, about("when it began, UTC")]
+    ended: Annotated[str, about("when the file was written, UTC")]
+    seconds: Annotated[float, about("how long it took by a clock that does not jump, compilation included")]
+    verdict: Annotated[VerdictPart, about("what follows; its `kinds` are `twins` of two hosts, `vote` of more")]
+    hosts: Annotated[list[TwinRow], about("the hosts that are compared")]
+    suspects: Annotated[list[str], about("hosts that a majority names; two hosts have no majority")]
+    undecided: Annotated[list[str], about("hosts that differ where no majority agreed; of two, both")]
+    stages: Annotated[list[StageRow], about("what was run, in order")]
+    difference: Annotated[Difference | None, about("what differs; `null` if nothing was seen to")] = None
+    lost: Annotated[str | None, about("why it ended early: a lost peer, a signal; `null` if it did not")] = None
+    next: Annotated[list[str], about("what to do next, the first thing first")] = msgspec.field(default_factory=list)
+    faults: Annotated[list[str], about("simulated faults, one readable line each")] = msgspec.field(
+        default_factory=list
+    )
+    settings: Annotated[dict[str, Any], about("what was asked for")] = msgspec.field(default_factory=dict)
+    environment: Annotated[Environment | None, about("what must be equal for bits to be comparable")] = None
+    command: Annotated[list[str] | None, about("the command line")] = None
+
+
+def write_pair(path: AnyPath, pair: Pair) -> None:
+    """Writes a result with its checksum, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_sealed(path, msgspec.to_builtins(pair))
+
+
+def read_pair(path: AnyPath) -> Pair:
+    """Reads the result of a pair or a pool, and looks whether it says one thing.
+
+    Args:
+        path: the file, or the folder of a pair or a pool.
+
+    Raises:
+        RecordError: it is damaged, of another format or layout, or its verdict does not follow from what it counts;
+            the message says which.
+        OSError: it cannot be read.
+    """
+    place = Path(path)
+    if os.path.isdir(path):
+        place = next((place / name for name in (PAIR, POOL) if (place / name).is_file()), place / PAIR)
+    value = read_json(place, sealed=True)
+    if value.get("format") != FORMAT:
+        raise RecordError(f"{place} is no result of sdc pair or sdc pool (its format is {value.get('format')!r})")
+    if value.get("schema") not in READABLE:
+        raise RecordError(
+            f"{place} has layout {value.get('schema')!r}, this version of jax-sdc reads {', '.join(map(str, READABLE))}"
+        )
+    try:
+        pair = msgspec.convert(value, Pair)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{place} is damaged ({error}); compare the hosts again") from error
+    if problem := next(contradictions(pair), None):
+        raise RecordError(f"{place} contradicts itself: {problem}; compare the hosts again")
+    return pair
+
+
+def contradictions(pair: Pair) -> Iterator[str]:
+    """What in a result cannot be so, in words: a verdict never beats what was counted."""
+    verdict, names = pair.verdict, [row.host for row in pair.hosts]
+    if CODES[verdict.word] != verdict.code:
+        yield f"the verdict is {verdict.word} with code {verdict.code}"
+    seen = any(stage.verdict == "corrupt" or stage.hits for stage in pair.stages)
+    if seen != (verdict.word == "FAIL"):
+        yield f"a difference was {'' if seen else 'not '}seen, and the verdict is {verdict.word}"
+    if seen != (pair.difference is not None):
+        yield f"a difference was {'' if seen else 'not '}seen, and is {'not ' if seen else ''}described"
+    if verdict.word == "PASS":
+        if pair.lost is not None or not all(stage.ended and stage.verdict == "clean" for stage in pair.stages):
+            yield "the verdict is PASS although something did not run to the end"
+        if not pair.stages or pair.stages[0].checked < 1 or pair.stages[0].steps < 1:
+            yield "the verdict is PASS although nothing was checked"
+        if len(names) < 2:
+            yield "the verdict is PASS although there was nothing to compare with"
+    if verdict.simulated != bool(pair.faults):
+        yield "faults are simulated in one place and not in another"
+    if len(set(names)) < len(names):
+        yield "a host stands there twice"
+    if unknown := sorted({*pair.suspects, *pair.undecided} - set(names)):
+        yield f"{unknown[0]} was not compared"
+    if pair.suspects and (len(names) < 3 or not seen):
+        yield f"{pair.suspects[0]} is named without a majority"
