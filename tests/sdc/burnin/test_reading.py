@@ -1,0 +1,57 @@
+"""A result that leaves no doubt is decoded at once, and says what a close look at it says."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sdc.burnin import report as reports
+from sdc.burnin.report import ElementsPart, Report, read_report
+from sdc.record.files import RecordError
+from sdc.record.integrity import seal
+from tests.reports import make_finding, make_report, put_report
+
+PARTS = ElementsPart(differing=1, total=9, first=[], largest=float("inf"), relative=0.5, nonfinite=1)
+RESULTS = {
+    "clean": make_report(),
+    "found": make_report(findings=[make_finding(note="[[{ of a text")]),
+    "infinite": make_report(findings=[make_finding(elements=PARTS)]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_both_ways_of_reading_give_the_same(name: str, tmp_path: Path) -> None:
+    path = put_report(tmp_path, RESULTS[name])
+    assert read_report(path) == RESULTS[name] == reports._converted(path)
+
+
+def test_what_leaves_no_doubt_is_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_: Path) -> Report:
+        raise AssertionError
+
+    monkeypatch.setattr(reports, "_converted", slow)
+    assert read_report(put_report(tmp_path, RESULTS["clean"])) == RESULTS["clean"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"schema": 1', '"schema": 7', "has layout 7"),
+        ('"format": "jax-sdc burn-in"', '"format": "other"', "no result of sdc burnin"),
+        ('"runs": 3', '"runs": "three"', "is damaged"),
+        ('"runs": 3', '"runs": NaN', "is damaged"),
+        ('"notes": [', '"deep": ' + 101 * "[" + 101 * "]" + ', "notes": [', "nested deeper than 100 levels"),
+        ('"code": 0', '"code": 3', "contradicts itself"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_words_of_a_close_look(old: str, new: str, problem: str, tmp_path: Path) -> None:
+    path = put_report(tmp_path, RESULTS["clean"])
+    text = path.read_text().rpartition(',\n "checksum"')[0] + "\n}\n"
+    assert old in text
+    path.write_bytes(seal(text.replace(old, new, 1).encode()))
+    with pytest.raises(RecordError, match=re.escape(problem)):
+        read_report(path)
+    path.write_text(json.dumps({"schema": 1}))
+    with pytest.raises(RecordError, match="no checksum"):
+        read_report(path)
