@@ -22,6 +22,7 @@ class Confirmation(NamedTuple):
     Attributes:
         baselines: what each device is to be compared with from now on.
         errors: what the runs threw, and where.
+        outputs: right and wrong ones on the host, where right ones were at hand.
     """
 
     devices: tuple[int, ...]
@@ -32,6 +33,7 @@ class Confirmation(NamedTuple):
     note: str
     baselines: dict[int, str]
     errors: tuple[tuple[int | None, Exception], ...]
+    outputs: tuple[Any, Any] | None
 
 
 def confirm(
@@ -78,10 +80,11 @@ def confirm(
     persistence = persistence_of(wrong) if wrong else None
     if kinds == ("repeat",) and persistence == "persistent":
         note = "the bits changed and stayed: either the runs before were wrong or those since are"
-    elements = _differing(workload, first, again, device, devices, expected, programs)
+    outputs = _outputs(workload, first, again, device, devices, expected, programs)
+    elements = None if outputs is None else compare_outputs(*outputs)
     if elements is None and not note:
         note = "no right outputs were at hand to compare with"
-    return Confirmation(devices, kinds, persistence, expected, elements, note, usual, tuple(errors))
+    return Confirmation(devices, kinds, persistence, expected, elements, note, usual, tuple(errors), outputs)
 
 
 def _wrong(outcome: Outcome, first: Outcome, expected: str | None) -> bool:
@@ -90,7 +93,7 @@ def _wrong(outcome: Outcome, first: Outcome, expected: str | None) -> bool:
     return outcome.digest != expected
 
 
-def _differing(
+def _outputs(
     workload: Workload,
     first: dict[int, Outcome],
     again: dict[int, list[Outcome]],
@@ -98,8 +101,8 @@ def _differing(
     tied: Sequence[int],
     expected: str | None,
     programs: Programs,
-) -> Elements | None:
-    """Compares with whatever right outputs there are; those of a tie with each other."""
+) -> tuple[Any, Any] | None:
+    """Whatever right outputs there are, and the wrong ones; of a tie those of two of them."""
     right: Any = None
     if expected is None:
         others = [first[other] for other in tied if first[other].digest != first[device].digest]
@@ -112,4 +115,4 @@ def _differing(
             right = programs.expected(workload, device)
     if right is None:
         return None
-    return compare_outputs(jax.device_get(right), jax.device_get(first[device].outputs))
+    return jax.device_get(right), jax.device_get(first[device].outputs)

@@ -10,7 +10,7 @@ checksums   the sums of a matrix product agree with those of its factors, and wh
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
@@ -175,6 +175,8 @@ class Finding:
         checks: what the checksums of the run said.
         simulated: elements that simulated faults changed.
         note: what else there is to say.
+        outputs: right and wrong ones, where they were compared and are small.
+        sums: SHA-256 of these, also where they are large.
     """
 
     workload: str
@@ -188,6 +190,8 @@ class Finding:
     checks: Checks
     simulated: int
     note: str = ""
+    outputs: tuple[Any, Any] | None = dataclasses.field(default=None, repr=False, compare=False)
+    sums: tuple[str, str] | None = dataclasses.field(default=None, compare=False)
 
 
 def devices_kinds(devices: Sequence[jax.Device]) -> dict[int, str]:

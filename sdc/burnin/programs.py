@@ -18,6 +18,7 @@ from sdc.record.determinism import program_fingerprint
 from sdc.twins.digests import tree_digest
 
 from .corrupting import Corrupter, faults_of
+from .exporting import export_flat
 from .host import digest_text, equal_bits, host_digest
 from .workload import AXIS, Bench, Workload
 
@@ -238,6 +239,10 @@ class Programs:
             digest = digest_text(np.asarray(self._digest(outputs)))
         right = None if known is None else digest == known.digest
         return Outcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
+
+    def exported(self, workload: Workload, index: int | None) -> tuple[bytes, int]:
+        """A workload's program for those who have JAX alone; see `exporting.export_flat`."""
+        return export_flat(self._traceable(workload), self.prepare(workload, index).arguments)
 
     @property
     def _mesh(self) -> Mesh:

@@ -15,6 +15,7 @@ from .confirming import Confirmation, confirm
 from .corrupting import check_faults
 from .data import keeps_subnormals
 from .evidence import Finding, Suspicion, devices_kinds, examine, golden_key, vote
+from .exporting import kept_outputs
 from .observed import ACCEPTED, Ended, Result
 from .programs import Outcome, Programs, Ready
 from .tally import Tally
@@ -362,6 +363,7 @@ class _BurnIn:
             first.checks,
             sum(outcome.simulated for outcome in outcomes if outcome.device in confirmed.devices),
             confirmed.note,
+            *kept_outputs(confirmed.outputs),
         )
         self.result.findings.append(finding)
         self.tell({"event": "finding", "workload": workload.name, "devices": list(confirmed.devices)})

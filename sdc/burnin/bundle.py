@@ -1,0 +1,164 @@
+"""What goes to the vendor: `bundle.tar.gz`, with evidence, environment, and a program that shows the fault by itself.
+
+manifest.json      what is in it, checksums, the cases
+result.json        the report; evidence element by element is in its findings
+events.jsonl       the log of the burn-in
+environment.json   versions, flags, devices
+programs/ inputs/ expected/ found/    of each case: the program as StableHLO, its data, right and wrong outputs
+reproduce.py       runs the cases again; it needs requirements.txt, nothing of this package
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+
+from sdc.record.files import to_json
+from sdc.record.identity import package_version
+from sdc.record.storage import AnyPath, write_bytes
+
+from . import reproduce
+from .programs import Programs
+from .report import RESULT, Report
+from .workload import Workload
+
+BUNDLE = "bundle.tar.gz"
+EVENTS = "events.jsonl"
+LARGEST = 2**28
+"""Bytes of inputs that a case may have."""
+PLUGINS = ("libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin")
+"""What brings JAX to an accelerator."""
+RETENTION = 1.0
+"""Seconds between writing a buffer and reading it, where a case is of that."""
+CASES = 16
+"""Cases of a bundle: the first differences of as many workloads."""
+
+
+def write_bundle(path: AnyPath, report: Report, result: Any, programs: Programs) -> list[str]:
+    """Writes the bundle of a burn-in that found something, whole or not at all.
+
+    Args:
+        path: of the bundle; the report and the log of the burn-in lie beside it.
+        report: of the burn-in.
+        result: what it saw, a `Result`.
+        programs: what it compiled.
+
+    Returns:
+        Names of the cases that can be run again.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    files: dict[str, bytes] = {}
+    folder = Path(path).parent
+    for name in (RESULT, EVENTS):
+        if (folder / name).exists():
+            files[name] = (folder / name).read_bytes()
+    files["environment.json"] = _json({"environment": report.environment, "variables": dict(_variables())})
+    files["requirements.txt"] = _requirements().encode()
+    files["reproduce.py"] = Path(reproduce.__file__).read_bytes()
+    workloads = {workload.name: workload for workload in result.workloads}
+    cases, seen = [], set()
+    for finding in result.findings:
+        if finding.workload not in seen and len(cases) < CASES:
+            seen.add(finding.workload)
+            cases.append(_case(workloads[finding.workload], finding, report, programs, files))
+    manifest = {
+        "format": "jax-sdc bundle",
+        "schema": 1,
+        "id": report.id,
+        "host": report.host,
+        "simulated": report.verdict.simulated,
+        "platform": programs.devices[0].platform,
+        "kind": programs.devices[0].device_kind,
+        "devices": len(programs.devices),
+        "versions": {name: package_version(name) for name in ("jax-sdc", "jax", "jaxlib", "numpy")},
+        "variables": dict(_variables()),
+        "cases": cases,
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
+    }
+    write_bytes(path, _archive({"manifest.json": _json(manifest), **files}))
+    return [case["name"] for case in cases if case["program"]]
+
+
+def _case(
+    workload: Workload, finding: Any, report: Report, programs: Programs, files: dict[str, bytes]
+) -> dict[str, Any]:
+    slug = "".join(c if c.isalnum() else "-" for c in workload.name)
+    sentence = next(row.sentence for row in report.findings if row.workload == workload.name)
+    way = workload.name.split("/")[1] if workload.drive is not None else ""  # what is tested is the way
+    case: dict[str, Any] = {
+        "name": slug, "workload": workload.name, "sentence": sentence, "devices": list(finding.devices),
+        "multi": workload.multi, "way": way,
+        "wait": RETENTION if way == "retention" else 0.0, "program": None, "missing": "", "right": {},
+        "expected": None, "expected_types": [], "inputs": None, "types": [], "outputs": 0,
+    }  # fmt: skip
+    # Only of outputs that all devices should have alike does one of them say what is right for the others.
+    if finding.sums is not None and finding.expected is not None:
+        case["right"] = {"all" if workload.alike else str(finding.devices[0]): finding.sums[0]}
+    if finding.outputs is not None:
+        for name, arrays in zip(("expected", "found"), finding.outputs, strict=True):
+            files[f"{name}/{slug}.npz"] = _arrays(arrays)
+        if case["right"]:
+            case["expected"] = f"expected/{slug}.npz"
+            case["expected_types"] = [str(array.dtype) for array in finding.outputs[0]]
+    inputs = list(map(np.asarray, jax.tree.leaves(programs.host(workload))))
+    if (size := sum(array.nbytes for array in inputs)) > LARGEST:
+        case["missing"] = f"its inputs have {size:,} bytes, more than a bundle holds; run sdc burnin on that host"
+        return case
+    try:
+        program, outputs = programs.exported(workload, 0 if not workload.multi else None)
+    except Exception as error:  # whatever cannot be written as a text for other programs
+        case["missing"] = f"the program cannot be exported ({type(error).__name__}: {str(error)[:200]})"
+        return case
+    files[f"programs/{slug}.bin"] = program
+    files[f"inputs/{slug}.npz"] = _arrays(inputs)
+    return case | {
+        "program": f"programs/{slug}.bin",
+        "inputs": f"inputs/{slug}.npz",
+        "types": [str(array.dtype) for array in inputs],
+        "outputs": outputs,
+    }
+
+
+def _requirements() -> str:
+    """What the reproducer needs, in the versions of this host: those of JAX decide the bits."""
+    accelerators = [name for name in PLUGINS if package_version(name) != "not installed"]
+    names = ["jax", "jaxlib", *accelerators, "numpy", "flatbuffers"]
+    return "".join(f"{name}=={package_version(name)}\n" for name in names)
+
+
+def _variables() -> list[tuple[str, str]]:
+    return [(name, os.environ[name]) for name in reproduce.FLAGS if name in os.environ]
+
+
+def _arrays(arrays: Sequence[np.ndarray]) -> bytes:
+    """Types that NumPy does not know are stored as whole numbers of their width."""
+    file = io.BytesIO()
+    plain = {f"a{k}": x if x.dtype.isbuiltin else x.view(f"u{x.dtype.itemsize}") for k, x in enumerate(arrays)}
+    np.savez_compressed(file, allow_pickle=False, **plain)
+    return file.getvalue()
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(to_json(msgspec.to_builtins(value)), indent=1, allow_nan=False).encode() + b"\n"
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    """The same files give the same bytes: no times, no users."""
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"bundle/{name}")
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return gzip.compress(plain.getvalue(), mtime=0)

@@ -1,0 +1,194 @@
+"""Runs the cases of a bundle again, with JAX and NumPy alone. It is copied into every bundle.
+
+    python reproduce.py [CASE ...] [--runs 10]
+
+A case is a compiled-from-the-same-text program with its inputs. Each is run on every device of this host, and its bits
+are compared with those that they should be, or where nobody knew these, with those of the other runs. Exit codes: 0
+every run gave the right bits, 1 some did not, 3 it could not be compared.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL")
+
+
+def main(arguments: list[str], folder: Path) -> int:
+    """Runs cases and returns the exit code.
+
+    Args:
+        arguments: the command line.
+        folder: of the unpacked bundle.
+    """
+    parser = argparse.ArgumentParser(description="Runs the cases of a bundle again; see the top of this file.")
+    parser.add_argument("case", nargs="*", help="names of cases; by default all")
+    parser.add_argument("--runs", type=int, default=10, help="runs on each device")
+    options = parser.parse_args(arguments)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, checksum in manifest["files"].items():
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != checksum:
+            print(f"{name} is damaged: its checksum is another one; unpack the bundle again")
+            return 3
+    unknown = set(options.case) - {case["name"] for case in manifest["cases"]}
+    if unknown or options.runs < 1:
+        print(f"no such case: {', '.join(sorted(unknown))}" if unknown else "--runs: expected at least 1")
+        return 3
+    _prepare(manifest)
+    if manifest["simulated"]:
+        print("SIMULATION: the fault was simulated; the hardware should give the right bits here")
+    codes = [
+        run_case(case, manifest, folder, options.runs)
+        for case in manifest["cases"]
+        if not options.case or case["name"] in options.case
+    ]
+    return 1 if 1 in codes else max(codes, default=3)
+
+
+def _prepare(manifest: dict[str, Any]) -> None:
+    """The environment decides which bits are right; it has to be set before JAX starts."""
+    for name in FLAGS:
+        if manifest["variables"].get(name):
+            os.environ[name] = manifest["variables"][name]
+    if manifest["platform"] == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(manifest["devices"])
+    import jax
+    import jaxlib
+
+    for name, here, there in (
+        ("jax", jax.__version__, manifest["versions"]["jax"]),
+        ("jaxlib", jaxlib.__version__, manifest["versions"]["jaxlib"]),
+        ("device", jax.local_devices()[0].device_kind, manifest["kind"]),
+    ):
+        if here != there:
+            print(f"{name} is {here} here and was {there}: other bits may be right here")
+
+
+def run_case(case: dict[str, Any], manifest: dict[str, Any], folder: Path, runs: int) -> int:
+    """Runs a case on every device, and says how often its bits were wrong."""
+    import jax
+    from jax import export
+
+    print(f"{case['name']}: {case['sentence']}")
+    if case["program"] is None:
+        print(f"  not reproducible from this bundle: {case['missing']}")
+        return 3
+    devices = jax.local_devices()[: manifest["devices"]]
+    program = export.deserialize(bytearray((folder / case["program"]).read_bytes()))
+    if export.default_export_platform() not in program.platforms:
+        print(f"  made for {', '.join(program.platforms)}, and this host has {export.default_export_platform()}")
+        return 3
+    inputs = load(folder / case["inputs"], case["types"])
+    results: dict[str, list[str]] = {}
+    wrong: Any = None
+    for place in [None] if case["multi"] else devices:
+        if case["multi"] and len(devices) < manifest["devices"]:
+            print(f"  needs {manifest['devices']} devices, here are {len(devices)}")
+            return 3
+        call = jax.jit(program.call)
+        arguments = _placed(inputs, place, devices)
+        for _ in range(runs):
+            for index, outputs in _outputs(call, arguments, inputs, place, devices, case):
+                checksum = sum_of(outputs)
+                results.setdefault(str(index), []).append(checksum)
+                if wrong is None and right_of(case, index) not in (None, checksum):
+                    wrong = index, outputs
+    return _judge(case, results, wrong, folder)
+
+
+def _placed(inputs: list[Any], place: Any, devices: list[Any]) -> Any:
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    if place is None:
+        place = NamedSharding(Mesh(np.asarray(devices), ("device",)), PartitionSpec("device"))
+    return [jax.device_put(each, place) for each in inputs]
+
+
+def _outputs(call: Any, arguments: Any, inputs: list[Any], place: Any, devices: list[Any], case: dict[str, Any]) -> Any:
+    """What each device has after a run: the way of the data is that of the burn-in."""
+    import jax
+    import numpy as np
+
+    if case["way"] == "host-device-host":
+        arguments = [jax.device_put(each, place) for each in inputs]
+    out = jax.block_until_ready(call(*arguments)[: case["outputs"]])
+    if case["way"] == "device-device":
+        for other in devices:
+            if other != place:
+                out = jax.device_put(jax.device_put(out, other), place)
+    time.sleep(case["wait"])
+    if place is not None:
+        return [(devices.index(place), [np.asarray(x) for x in out])]
+    shards = {
+        device: [np.asarray(next(s.data for s in x.addressable_shards if s.device == device)) for x in out]
+        for device in devices
+    }
+    return [(index, shards[device]) for index, device in enumerate(devices)]
+
+
+def _judge(case: dict[str, Any], results: dict[str, list[str]], wrong: Any, folder: Path) -> int:
+    bad = 0
+    for index, sums in results.items():
+        right = right_of(case, index)
+        differing = sum(each != right for each in sums) if right else len(sums) - max(map(sums.count, sums))
+        bad += differing
+        print(f"  device {index}: {differing} of {len(sums)} runs {'wrong' if right else 'differ from most'}")
+    if not case["right"]:
+        distinct = {each for sums in results.values() for each in sums}
+        print(f"  nobody knew the right bits; {len(distinct)} different outputs were seen")
+        return 1 if len(distinct) > 1 and not case["multi"] else 3
+    if wrong is not None and case["expected"] is not None:
+        show(load(folder / case["expected"], case["expected_types"]), wrong[1])
+    return 1 if bad else 0
+
+
+def right_of(case: dict[str, Any], index: Any) -> str | None:
+    """SHA-256 of the right outputs of a device; None where nobody knew them."""
+    found: str | None = case["right"].get(str(index), case["right"].get("all"))
+    return found
+
+
+def show(expected: list[Any], found: list[Any], most: int = 8) -> None:
+    """Prints the first elements that differ, with their bits."""
+    import numpy as np
+
+    for number, (right, got) in enumerate(zip(expected, found, strict=True)):
+        width = right.dtype.itemsize
+        old, new = (np.ascontiguousarray(x).reshape(-1).view(f"u{width}") for x in (right, got))
+        places = np.flatnonzero(old != new)
+        for at in places[:most]:
+            value, other = right.reshape(-1)[at], got.reshape(-1)[at]
+            print(f"    output {number}[{at}]: {old[at]:0{2 * width}x} -> {new[at]:0{2 * width}x}  {value} -> {other}")
+        if places.size:
+            print(f"    output {number}: {places.size} of {old.size} elements differ")
+
+
+def load(path: Path, types: list[str]) -> list[Any]:
+    """Arrays of a file in which types that NumPy does not know stand as whole numbers of their width."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    with np.load(path) as arrays:
+        return [arrays[f"a{number}"].view(jnp.dtype(name)) for number, name in enumerate(types)]
+
+
+def sum_of(arrays: list[Any]) -> str:
+    """SHA-256 of the bytes of arrays, one after the other."""
+    import numpy as np
+
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(np.ascontiguousarray(array).tobytes())
+    return total.hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent))
