@@ -14,6 +14,8 @@ APART = {
 }  # fmt: skip
 """How far each twin is from the reference: zeros, if the twins are equal."""
 COMPARED = {"state": "parameters and optimizer state", "gradient": "gradients"}
+OPERATIONS = "operations"
+"""What twins have that digest each operation: counts of digests, and the first that differs."""
 COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite", "undecided", "unrepeated")
 DIFFERENT = ("mismatched", "zero_reference", "nonfinite", "undecided", "unrepeated")
 """Counts of elements that differed, and of ranks where they did."""
@@ -30,7 +32,7 @@ def first_mismatch(steps: Iterable[Row], mismatches: Iterable[Row]) -> int | Non
 
 def differs(row: Row) -> bool:
     """Whether any number of a line of `steps.jsonl` says that the twins differ."""
-    counted = any(map(_found, compared(row).values()))
+    counted = any(map(_found, (*compared(row).values(), mapping(row.get(OPERATIONS)))))
     return counted or any(unequal(row, key) for key in BITWISE) or any(apart(row, key) for key in APART)
 
 
@@ -38,6 +40,7 @@ def what_differs(steps: Sequence[Row]) -> list[str]:
     """Names of what differs anywhere in lines of `steps.jsonl`, for reading."""
     names = [name for key, name in BITWISE.items() if any(unequal(row, key) for row in steps)]
     names += [f"distances of the {name}" for key, name in APART.items() if any(apart(row, key) for row in steps)]
+    names += ["digests of operations"] * any(_found(mapping(row.get(OPERATIONS))) for row in steps)
     names += [f"counts of {name}" for row in steps for name, entry in compared(row).items() if _found(entry)]
     return list(dict.fromkeys(names))
 

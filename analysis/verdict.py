@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sdc.record.fields import SEALED
 
-from .equality import APART, BITWISE, COMPARED, apart, gap, unequal
+from .equality import APART, BITWISE, COMPARED, OPERATIONS, apart, gap, unequal
 from .products import gap as products_gap, products_verdict
 from .series import Row, count, mapping, number, sequence
 from .statistics import frequency_upper_bound
@@ -192,6 +192,8 @@ def _evidence(steps: Sequence[Row], summary: Row, sites: Mapping[str, Row], tota
     for key, name in BITWISE.items():
         if differing := sum(unequal(row, key) for row in steps):
             parts.append(f"the {name} of {differing:,} steps")
+    if digests := sum(count(mapping(row.get(OPERATIONS)).get("mismatched")) or 0 for row in steps):
+        parts.append(f"{digests:,} digests of operations")
     if not parts:
         parts = [f"the {name}" for key, name in APART.items() if any(apart(row, key) for row in steps)]
     odd = summary["odd_twins"]

@@ -22,7 +22,7 @@ from sdc.settings import SettingError
 from sdc.targets.options import check_options, read_options
 from sdc.twins.digests import ALGORITHM
 
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, Unsaved
 from .cluster import tell
 from .data import batches
 from .golden import Golden
@@ -151,7 +151,8 @@ def _execute(
     start: int,
     stop: Callable[[], bool],
 ) -> Contents | None:
-    checkpoints = Checkpoints(folder / "checkpoints", every=job.checkpoint_every)
+    kind = Unsaved if getattr(job, "unsaved", False) else Checkpoints
+    checkpoints = kind(folder / "checkpoints", every=job.checkpoint_every)
     if job.resume:
         _check_program(folder, manifest)
     if start:

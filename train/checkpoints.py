@@ -293,6 +293,13 @@ class Checkpoints:
                 orbax.close()
 
 
+class Unsaved(Checkpoints):
+    """Of a run that nobody will continue: nothing is saved."""
+
+    def save(self, step: int, state: Any, position: Mapping[str, Any], *, force: bool = False) -> bool:
+        return False
+
+
 def _context() -> Any:
     context = ocp.Context()
     registry = ocp.handlers.local_registry(include_global_registry=False)

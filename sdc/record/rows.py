@@ -106,6 +106,13 @@ class StepRow(Fields, kw_only=True):
         Numbers, about("L2 norm of the difference from the reference's parameters, before any repair")
     ] = None
     parameter_norm: Annotated[Numbers, about("L2 norm of the parameters")] = None
+    operations: Annotated[
+        dict[str, Any] | None,
+        about(
+            "twins that digest each operation: digests `checked`; where any differ, how many are `mismatched`, and of "
+            "the first what a trace says of it, with the `ranks` that differ there"
+        ),
+    ] = None
     aggregation: Annotated[
         dict[str, Any] | None, about("what a method of aggregation did; see [below](#aggregation-and-products)")
     ] = None
