@@ -1,4 +1,4 @@
-"""The runs that a comparison of hosts is made of: twins at full load, twins in lock-step, twins operation by operation."""
+"""The runs that hosts are compared by: twins at full load, twins in lock-step, twins operation by operation."""
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Literal

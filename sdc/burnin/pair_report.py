@@ -6,7 +6,7 @@ Reading and checking it does without JAX.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,9 @@ SCHEMA = 1
 READABLE = (1,)
 PAIR, POOL = "pair.json", "pool.json"
 """Names of the file in the folder of a pair, and of a pool."""
+Stage: TypeAlias = Literal["step", "probes", "operations"]
+FOLDERS: dict[Stage, str] = {"step": "1-step", "probes": "2-probes", "operations": "3-operations"}
+"""Folders of the stages, in the order in which they are run."""
 
 
 class TwinRow(Fields, kw_only=True):
@@ -38,10 +41,7 @@ class TwinRow(Fields, kw_only=True):
 class StageRow(Fields, kw_only=True):
     """One stage: a run of the twins, recorded in a folder of its own."""
 
-    name: Annotated[
-        Literal["step", "probes", "operations"],
-        about("digests exchanged once in a microstep; at each submodule; of each operation"),
-    ]
+    name: Annotated[Stage, about("digests exchanged once in a microstep; at each submodule; of each operation")]
     folder: Annotated[str, about("of its record, below that of this file")]
     verdict: Annotated[Literal["clean", "corrupt", "inconclusive"], about("what follows from its record")]
     sentence: Annotated[str, about("that in words")]
