@@ -16,6 +16,7 @@ import jax
 
 from sdc.twins.digests import ALGORITHM
 
+from .golden import Subject
 from .host import Elements
 from .programs import Checks, Outcome
 from .workload import Workload
@@ -24,7 +25,7 @@ Evidence: TypeAlias = Literal["repeat", "vote", "golden", "reference", "checksum
 Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
 
 
-def golden_key(workload: Workload, fingerprint: str, kind: str, index: int) -> str:
+def golden_key(workload: Workload, fingerprint: str, kind: str, index: int, environment: str) -> str:
     """Under what the digest of a workload's outputs is recorded: everything that decides its bits and is known here.
 
     Args:
@@ -32,9 +33,17 @@ def golden_key(workload: Workload, fingerprint: str, kind: str, index: int) -> s
         fingerprint: of its program.
         kind: of the device.
         index: of the device, which counts where each has a shard of its own.
+        environment: name of what else decides bits; see `golden.mark_of` and `surroundings`.
     """
-    place = f" device {index}" if workload.multi else ""
-    return f"{workload.name}{place} | seed {workload.seed} | {fingerprint} | {ALGORITHM} | {kind}"
+    return Subject(
+        workload=workload.name,
+        shard=index if workload.multi else None,
+        seed=workload.seed,
+        program=fingerprint,
+        algorithm=ALGORITHM,
+        kind=kind,
+        environment=environment,
+    ).key
 
 
 def persistence_of(wrong: Sequence[bool]) -> Persistence:

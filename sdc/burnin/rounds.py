@@ -16,8 +16,10 @@ from .corrupting import check_faults
 from .data import keeps_subnormals
 from .evidence import Finding, Suspicion, devices_kinds, examine, golden_key, vote
 from .exporting import kept_outputs
+from .golden import mark_of
 from .observed import ACCEPTED, Ended, Result
 from .programs import Outcome, Programs, Ready
+from .surroundings import surroundings
 from .tally import Tally
 from .workload import Workload
 
@@ -218,6 +220,7 @@ class _BurnIn:
     def _prepare(self) -> None:
         """Compiles everything, places all data, and finds the golden digests that are of these programs."""
         used: set[str] = set()
+        environment = mark_of(surroundings(self.programs.devices))
         for workload in self.workloads:
             if self._over():
                 return
@@ -230,7 +233,7 @@ class _BurnIn:
                     self._end(workload, place, error)
                     continue
                 for index in self.result.devices_of(place):
-                    key = golden_key(workload, ready.fingerprint, self.kinds[index], index)
+                    key = golden_key(workload, ready.fingerprint, self.kinds[index], index, environment)
                     self.result.learn((workload.name, index), key)
                     if key in self.given:
                         used.add(key)

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, TracebackType
 
+import msgspec
+
 from .amd_smi import open_amd_smi
 from .hwmon import open_hwmon
 from .kernel_log import open_kernel_log
@@ -104,7 +106,7 @@ class Monitor:
                 )
 
     def courses(self) -> list[Course | None]:
-        """What was told of each device, in their order; None where nobody tells. Ask it after the end."""
+        """What was told of each device until now, in their order; None where nobody tells."""
         return [self._course(index) for index in range(len(self._described))]
 
     def notes(self) -> list[str]:
@@ -192,9 +194,10 @@ class _Watch(threading.Thread):
             return list(self._notes)
 
     def course(self, index: int) -> Course | None:
-        """What it told of a device."""
+        """What it told of a device until now."""
         with self._lock:
-            return self._courses.get(index)
+            known = self._courses.get(index)
+            return None if known is None else msgspec.structs.replace(known)
 
     def events(self, index: int) -> dict[str, int]:
         """How often errors of a device, or of the host, were reported."""
