@@ -236,6 +236,24 @@ def _checkpoints(result: Mapping[str, Any]) -> Iterator[Part]:
         yield Text(result["verdict"].upper(), COLOURS[result["verdict"]])
 
 
+def _doctor(result: Mapping[str, Any]) -> Iterator[Part]:
+    """Checks that say something, the rest in a line, what to set, and the verdict."""
+    rows, quiet = [], ("ok", "not applicable")
+    for check in result["checks"]:
+        style = {"differs": "bold red", "ok": "green", "not applicable": "dim", "information": "cyan"}
+        yield Text.assemble(
+            (f"{check['outcome']:<16}", style.get(check["outcome"], "bold yellow")),
+            f"{check['name']}: {check['sentence']}",
+        )
+        rows += [] if check["outcome"] in quiet else [line for line in check["lines"] if line not in rows]
+    if rows:
+        yield "to make bits comparable, set"
+        yield from (f"  {line}" for line in rows)
+    verdict = result["verdict"]
+    colour = {"FIT": "clean", "NOT FIT": "corrupt"}.get(verdict["word"], "inconclusive")
+    yield Text.assemble((verdict["word"], COLOURS[colour]), f"  {verdict['sentence']}")
+
+
 def _difference(result: Mapping[str, Any]) -> Iterator[Part]:
     yield _verdict(result, "(simulated fault)")
     if (first := result["first"]) is None:
@@ -301,6 +319,7 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {
     "scar study": _findings,
     "nodes study": _findings,
     "diff": _difference,
+    "doctor": _doctor,
     "estimate": _estimate,
     "several": _several,
 }

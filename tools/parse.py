@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, Entry] = {
     "abft": Entry(".study_options", "AbftOptions", ".commands._abft"),
     "study": Entry(".study_options", "StudyOptions", ".commands._study"),
     "estimate": Entry(".estimate_options", "EstimateOptions", ".commands._estimate"),
+    "doctor": Entry(".doctor_options", "DoctorOptions", ".commands._doctor"),
     "checkpoint": Entry(".options", "CheckpointOptions", ".commands._checkpoint"),
     "report": Entry(".options", "ReportOptions", ".commands._report"),
     "bench": Entry(".bench.options", "BenchOptions", ".bench.command"),

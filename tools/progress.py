@@ -146,3 +146,19 @@ class CountProgress(_Line):
         """One more part is done; the text says what comes next."""
         self._done += 1
         self._tell(self._done, text)
+
+
+class StageProgress(_Line):
+    """Shows what is done at the moment, where nobody knows how much is to come; threads may tell."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, 1, first=0)
+        self._begun, self._one = 0, threading.Lock()
+
+    def begin(self, text: str) -> None:
+        """Something new begins."""
+        with self._one:
+            self._begun += 1
+            self._total = self._begun
+            self._bar.update(self._task, total=self._total)
+            self._tell(self._begun - 1, text)

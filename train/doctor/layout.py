@@ -1,0 +1,150 @@
+"""What the doctor writes, `sdc doctor --json`, as types. Reading and checking it does without JAX."""
+
+import os
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from sdc.record.fields import Fields, about
+from sdc.record.files import read_json
+from sdc.record.identity import Host
+from sdc.record.manifests import Environment
+from sdc.record.storage import AnyPath, RecordError
+
+TRAINING = "training step"
+"""Name of the operation that takes longest."""
+FORMAT = "jax-sdc doctor"
+SCHEMA = 1
+"""Version of the layout. It changes with every change that an older reader would misread."""
+READABLE = (1,)
+Word: TypeAlias = Literal["FIT", "NOT FIT", "INCONCLUSIVE"]
+CODES: dict[Word, int] = {"FIT": 0, "NOT FIT": 1, "INCONCLUSIVE": 3}
+Outcome: TypeAlias = Literal["ok", "differs", "risk", "information", "not applicable", "could not be run"]
+
+
+class Measured(Fields, kw_only=True):
+    """An operation in one process."""
+
+    operation: Annotated[str, about("its name")]
+    program: Annotated[str, about("first 16 digits of the SHA-256 of its StableHLO text")] = ""
+    inputs: Annotated[str, about("the same of its arguments")] = ""
+    digests: Annotated[list[str], about("the same of its outputs, a digest for each run")] = msgspec.field(
+        default_factory=list
+    )
+    devices: Annotated[int, about("devices that it ran on")] = 1
+    permuted: Annotated[
+        str | None, about("digest with the devices in the opposite order; `null` where it runs on one")
+    ] = None
+    problem: Annotated[str | None, about("why it could not be run")] = None
+
+
+class Answer(Fields, kw_only=True):
+    """What a child process measured."""
+
+    format: Literal["jax-sdc doctor child"]
+    environment: Environment
+    operations: list[Measured]
+    hits: int
+    """Programs that were read from the persistent compilation cache."""
+    seconds: float
+
+
+class HostPart(Fields, kw_only=True):
+    """Of the host what may decide bits, and is no library."""
+
+    cores: Annotated[int, about("logical processors")]
+    allowed: Annotated[int, about("those that this process may use (affinity)")]
+    quota: Annotated[float | None, about("processors' worth of time that its control group may use; `null`: all")] = (
+        None
+    )
+    features: Annotated[
+        list[str], about("features of the processor that compiled programs may use, as the kernel names them")
+    ]
+    siblings: Annotated[bool | None, about("whether threads share cores; `null` where the kernel does not tell")] = None
+
+
+class Check(Fields, kw_only=True):
+    """One question and its answer."""
+
+    name: Annotated[str, about("name of the check")]
+    kind: Annotated[
+        Literal["run", "environment", "host"], about("programs were run, settings looked at, hosts compared")
+    ]
+    outcome: Annotated[
+        Outcome,
+        about(
+            "`ok`; `differs`: bits did; `risk`: they may, between runs or hosts; `information`: something to keep "
+            "equal; `not applicable`; `could not be run`"
+        ),
+    ]
+    sentence: Annotated[str, about("what was found")]
+    operations: Annotated[list[str], about("operations that differ")] = msgspec.field(default_factory=list)
+    causes: Annotated[list[str], about("settings, or parts, that were found to decide it")] = msgspec.field(
+        default_factory=list
+    )
+    lines: Annotated[list[str], about("what to set, line by line, for a shell")] = msgspec.field(default_factory=list)
+
+
+class Decided(Fields, kw_only=True):
+    """The verdict."""
+
+    word: Annotated[Word, about("`FIT`, `NOT FIT` or `INCONCLUSIVE`")]
+    code: Annotated[int, about("exit code of the command: 0, 1 or 3")]
+    sentence: Annotated[str, about("why")]
+
+
+class Asked(Fields, kw_only=True):
+    """What was asked for."""
+
+    config: Annotated[
+        str | None, about("configuration of the training step; `null` for the doctor's own, a tiny one")
+    ] = None
+    devices: Annotated[int | None, about("simulated CPU devices; `null` for what there is")] = None
+    runs: Annotated[int, about("runs of each operation in a process")]
+    prepared: Annotated[bool, about("whether what the commands of sdc set was added to the environment")] = False
+    against: Annotated[str | None, about("the other host's file")] = None
+
+
+class Examined(Fields, kw_only=True):
+    """All that the doctor has to say of a host."""
+
+    format: Annotated[Literal["jax-sdc doctor"], about("`jax-sdc doctor`")]
+    schema: Annotated[int, about("version of this layout, 1")]
+    version: Annotated[str, about("version of jax-sdc")]
+    host: Annotated[Host, about("who wrote it")]
+    created: Annotated[str, about("when, UTC")]
+    seconds: Annotated[float, about("how long it took")]
+    verdict: Annotated[Decided, about("what follows")]
+    asked: Annotated[Asked, about("what was asked for")]
+    checks: Annotated[list[Check], about("question by question")]
+    operations: Annotated[list[Measured], about("what the first process measured; empty if it failed")]
+    environment: Annotated[Environment | None, about("what that process computed with; `null` if it failed")] = None
+    settings: Annotated[
+        dict[str, str], about("environment variables that may decide bits, and each flag of `XLA_FLAGS` by itself")
+    ]
+    machine: Annotated[HostPart, about("of the host what may decide bits")]
+
+
+def read_examined(path: AnyPath) -> Examined:
+    """Reads what the doctor printed on another host.
+
+    Raises:
+        RecordError: it is damaged, of another format or layout, or holds no digests; the message says which.
+        OSError: it cannot be read.
+    """
+    place = os.fspath(path)
+    remedy = "write it with: sdc doctor --json > FILE"
+    value = read_json(path)
+    if value.get("format") != FORMAT:
+        raise RecordError(f"{place} is no result of sdc doctor (its format is {value.get('format')!r}); {remedy}")
+    if value.get("schema") not in READABLE:
+        raise RecordError(
+            f"{place} has layout {value.get('schema')!r}, this version of jax-sdc reads {', '.join(map(str, READABLE))}"
+        )
+    try:
+        read = msgspec.convert(value, Examined)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{place} is damaged ({error}); {remedy}") from error
+    if not any(each.digests for each in read.operations) or read.environment is None:
+        raise RecordError(f"{place} holds no digests, since nothing could be run there; {remedy}")
+    return read

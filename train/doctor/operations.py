@@ -1,0 +1,239 @@
+"""What the doctor runs: a small training step, and single operations that are known for other bits.
+
+An operation is built for devices in some order. Inputs come from integers by NumPy, the same bits on every host.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+
+from sdc.burnin.data import normal, random_words
+
+from ..config import ModelConfig, OptimizerConfig, TrainConfig, check, get_config
+from ..placement import place
+from ..programs.device import plain, sharded
+from .layout import TRAINING
+
+AXIS = "devices"
+STEPS = 3
+SMALL = TrainConfig(
+    name="doctor",
+    model=ModelConfig(vocab_size=64, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=64),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=5, total_steps=1_000),
+    sequence_length=32,
+    batch_size=8,
+)
+"""Compiles within seconds."""
+
+
+class Built(NamedTuple):
+    """A function of arrays that can be jitted, and where its arguments are."""
+
+    fn: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """Something to run.
+
+    Attributes:
+        name: how it is called in the result.
+        build: makes the function and its arguments for devices in an order; one that runs on a single device takes the
+            first.
+        several: whether it runs on all devices.
+    """
+
+    name: str
+    build: Callable[[Sequence[jax.Device]], Built]
+    several: bool = False
+
+
+def single(name: str, fn: Callable[..., Any], *inputs: Callable[[], np.ndarray]) -> Operation:
+    """An operation on one device.
+
+    Args:
+        name: its name.
+        fn: a function of arrays.
+        inputs: make the arguments.
+    """
+    return Operation(name, lambda devices: Built(fn, tuple(jax.device_put(make(), devices[0]) for make in inputs)))
+
+
+def collective(name: str, fn: Callable[..., Any], elements: int) -> Operation:
+    """An operation over all devices, each of which holds a row of so many numbers; `fn` gets a row, bound to `AXIS`."""
+
+    def build(devices: Sequence[jax.Device]) -> Built:
+        mesh = Mesh(np.asarray(devices), (AXIS,), axis_types=(AxisType.Auto,))
+        rows = normal((len(devices), elements), "float32", 31)
+        placed = jax.device_put(rows, NamedSharding(mesh, P(AXIS)))
+        mapped = jax.shard_map(
+            lambda row: fn(row[0])[None], mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
+        )
+        return Built(mapped, (placed,))
+
+    return Operation(name, build, several=True)
+
+
+def training(config: TrainConfig) -> Operation:
+    """A few steps of the reference trainer from its first state, data-parallel over as many devices as divide it."""
+
+    def build(devices: Sequence[jax.Device]) -> Built:
+        ranks = math.gcd(len(devices), config.batch_size, config.model.width)
+        placement = place(twins=None, data=ranks, model=1, devices=list(devices)[:ranks])
+        work = sharded(config)
+        step = plain(work, placement)
+        shardings = placement.sharding(placement.spec(work.state_specs))
+
+        def steps(seed: Any, batches: Any) -> Any:
+            state = lax.with_sharding_constraint(work.init(jax.random.key(seed)), shardings)
+            return lax.scan(step, state, batches)
+
+        shape = (STEPS, config.microsteps, config.batch_size, config.sequence_length + 1)
+        tokens = (random_words(shape, 37) % np.uint32(config.model.vocab_size)).astype(np.int32)
+        here = NamedSharding(placement.mesh, P())
+        return Built(steps, (jax.device_put(np.uint32(1), here), jax.device_put(tokens, here)))
+
+    return Operation(TRAINING, build, several=True)
+
+
+def standard(options: Mapping[str, Any]) -> list[Operation]:
+    """What `sdc doctor` runs.
+
+    Args:
+        options: `config`: name of a configuration for the training step; None for a tiny one.
+
+    Raises:
+        SettingError: there is no such configuration.
+    """
+    config = get_config(options["config"]) if options.get("config") else SMALL
+    check(config, 1, 1)
+    return [*_single(), *_collectives(), training(config)]
+
+
+def _single() -> list[Operation]:
+    floats = functools.partial(functools.partial, normal)  # floats(shape, dtype, seed) makes them when called
+
+    def cells(count: int, rows: int, seed: int) -> Callable[[], np.ndarray]:
+        return lambda: (random_words((rows,), seed) % np.uint32(count)).astype(np.int32)
+
+    def ties() -> np.ndarray:
+        return (random_words((4096,), 5) % np.uint32(9)).astype(np.float32)
+
+    f32 = "float32"
+    return [
+        single("matmul", jnp.matmul, floats((128, 96), f32, 1), floats((96, 160), f32, 2)),
+        single("matmul bfloat16", _narrow_product, floats((128, 96), f32, 1), floats((96, 160), f32, 2)),
+        # Few outputs and a long sum: what libraries split over threads or blocks (split-k).
+        single("matmul split-k", _weight_gradient, floats((4096, 64), f32, 3), floats((4096, 64), f32, 4)),
+        single("reductions", _reductions, floats((257, 513), f32, 6)),
+        single("scatter-add", _scatter_add, floats((20_000,), f32, 7), cells(64, 20_000, 8)),
+        single("cumsum", functools.partial(jnp.cumsum, axis=1), floats((4, 4097), f32, 9)),
+        single("sort with ties", _sorted, ties),
+        single("softmax attention", _attention, *(floats((4, 64, 32), f32, seed) for seed in (10, 11, 12))),
+        single("convolution", _convolution, floats((4, 16, 16, 8), f32, 13), floats((3, 3, 8, 16), f32, 14)),
+        single("special functions", _special, floats((4099,), f32, 15)),
+        single("chain in bfloat16", _chain, floats((4099,), f32, 16)),
+        single("chain in float32", _associations, floats((4099,), f32, 17), floats((4099,), f32, 18)),
+        single("random numbers", _random, lambda: np.asarray([3, 5], np.uint32)),
+        single("types", _types, floats((257,), "float64", 19)),
+    ]
+
+
+def _collectives() -> list[Operation]:
+    return [
+        collective("psum", lambda row: lax.psum(row, AXIS), 5003),
+        collective("psum_scatter", _scattered, 4096),
+        collective("all_gather", lambda row: jnp.sum(lax.all_gather(row, AXIS), axis=0), 1025),
+    ]
+
+
+def _narrow_product(a: Any, b: Any) -> Any:
+    return jnp.matmul(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
+
+
+def _weight_gradient(x: Any, g: Any) -> Any:
+    return jnp.matmul(x.T, g)
+
+
+def _reductions(x: Any) -> Any:
+    return {"sum": jnp.sum(x), "columns": jnp.sum(x, axis=0), "rows": jnp.mean(x, axis=1), "squares": jnp.sum(x * x, 1)}
+
+
+def _scatter_add(x: Any, at: Any) -> Any:
+    return jnp.zeros((64,), x.dtype).at[at].add(x)
+
+
+def _sorted(x: Any) -> Any:
+    """An unstable sort may order equal keys otherwise."""
+    return {"order": jnp.argsort(x, stable=False), "largest": lax.top_k(x, 16)}
+
+
+def _attention(q: Any, k: Any, v: Any) -> Any:
+    scores = jnp.einsum("bqd,bkd->bqk", q, k) * np.float32(0.125)
+    return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def _convolution(x: Any, w: Any) -> Any:
+    """Forward, and the gradient of the weights, for which libraries have the most algorithms."""
+
+    def convolve(w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    y, pull = jax.vjp(convolve, w)
+    return {"forward": y, "gradient": pull(y)}
+
+
+def _special(x: Any) -> Any:
+    big = x * np.float32(50)
+    return [
+        jnp.exp(x),
+        jnp.tanh(x),
+        lax.erf(x),
+        lax.rsqrt(jnp.abs(x) + 1),
+        jnp.sin(big),
+        jnp.log1p(x * x),
+        x / (1 + x * x),
+    ]
+
+
+def _chain(x: Any) -> Any:
+    """Compilers may leave out the roundings in between."""
+    y = x.astype(jnp.bfloat16)
+    return ((y * jnp.bfloat16(1.1) + jnp.bfloat16(0.3)) * jnp.bfloat16(0.7)).astype(jnp.float32)
+
+
+def _associations(x: Any, y: Any) -> Any:
+    """Compilers that take sums and products for associative find shorter ways, and NaN impossible."""
+    far = x * np.float32(1e3)
+    return [(far + y) - far, x * np.float32(0.1) * np.float32(0.3) / np.float32(7), jnp.isnan(y / (x - x))]
+
+
+def _random(words: Any) -> Any:
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    own = jax.random.key(0)  # of the kind that the options of JAX name
+    return {
+        "bits": jax.random.bits(key, (1001,)),
+        "normal": jax.random.normal(key, (1001,), np.float32),
+        "order": jax.random.permutation(key, 100),
+        "default": jax.random.uniform(own, (7,), np.float32),
+    }
+
+
+def _types(x: Any) -> Any:
+    """What becomes of numbers of 64 bits."""
+    return {"floats": x * 2, "integers": jnp.arange(7), "sum": jnp.sum(x)}
+
+
+def _scattered(row: Any) -> Any:
+    """A device's share of the sum; the rest of the row is cut off where it does not divide."""
+    count = lax.axis_size(AXIS)
+    return lax.psum_scatter(row[: row.shape[0] // count * count], AXIS, tiled=True)

@@ -1,0 +1,240 @@
+"""The runs: the same operations twice in a process, in two, from a warm cache, in another order, with other threads."""
+
+import functools
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+
+from sdc.record.determinism import THREADS
+
+from .children import ChildFailed
+from .comparing import between, by_name, steady, turned, unsteady
+from .hosts import pool_size
+from .laboratory import Laboratory
+from .layout import TRAINING, Answer, Check, HostPart, Outcome
+from .narrowing import explanations
+from .settings import PLACES, lines, settings_of, shown
+from .surroundings import Scene, candidates
+
+REPEAT, PROCESS, CACHE, ORDER = "twice in one process", "in two processes", "compilation cache", "order of devices"
+THREAD_POOL, DECIDING = "other thread pool", "settings here"
+RUNS = (REPEAT, PROCESS, CACHE, ORDER, THREAD_POOL)
+FAULTY = "A faulty device is one of the explanations: run sdc burnin"
+
+
+def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
+    """Runs everything, and narrows down what differs.
+
+    Args:
+        lab: where.
+        machine: the host's processors.
+
+    Returns:
+        The checks, and what the first process measured; None if it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="sdc-doctor-") as folder:
+        try:
+            first = lab.ask("first process, empty cache", {}, cache=folder)
+        except ChildFailed as failed:
+            return [_check(name, "could not be run", str(failed)) for name in RUNS], None
+        scene = Scene(lab.environ, first.environment, machine)
+        if scene.platform == "cpu":  # other devices belong to one process at a time
+            lab.workers = 2
+        small = [name for name, row in by_name(first).items() if row.devices == 1 and name != TRAINING]
+        other = other_pool(lab.environ, machine, scene.devices)
+        jobs: list[Callable[[], Answer]] = [
+            lambda: lab.ask("second process, without a cache", {}),
+            lambda: lab.ask("third process, warm cache", {}, cache=folder),
+        ]
+        if scene.platform == "cpu" and small:
+            jobs.append(lambda: lab.ask(f"with {THREADS}={other}", {THREADS: str(other)}, only=small))
+        second, warm, *pool = lab.together(jobs)
+    told = [each for each in (first, second, warm) if isinstance(each, Answer)]
+    within, order = unsteady(told), turned(told)
+    apart = between(first, second) if isinstance(second, Answer) else []
+    why = functools.partial(_why, lab, scene)
+    checks = [
+        _judged(REPEAT, within, f"{_count(first)} gave the same bits in each of {lab.request.runs} runs", why),
+        _judged(PROCESS, apart, f"{_count(first)} gave the same bits in another process", why, second),
+        _cache(first, warm, apart),
+        _order(first, order, why),
+        _pool(first, pool[0] if pool else None, other, lab.environ, scene),
+        _deciding(lab, first, small),
+    ]
+    broken = {row.operation: row.problem for row in first.operations if row.problem or not row.digests}
+    if broken or not first.operations:
+        said = "; ".join(f"{name}: {problem}" for name, problem in broken.items()) or "there was nothing to run"
+        checks.append(_check("all operations", "could not be run", said, operations=list(broken)))
+    return checks, first
+
+
+def other_pool(environ: Mapping[str, str], machine: HostPart, devices: int) -> int:
+    """Another number of threads, with which matrix products are known to be split otherwise."""
+    size = pool_size(environ, machine.allowed, devices)
+    return 1 if devices == 1 and size > 1 else 2 * size
+
+
+def _check(
+    name: str,
+    outcome: Outcome,
+    sentence: str,
+    *,
+    operations: Sequence[str] = (),
+    causes: Sequence[str] = (),
+    to_set: Sequence[str] = (),
+) -> Check:
+    return Check(
+        name=name,
+        kind="run",
+        outcome=outcome,
+        sentence=sentence,
+        operations=list(operations),
+        causes=list(causes),
+        lines=list(to_set),
+    )
+
+
+def _count(answer: Answer) -> str:
+    return f"{len(by_name(answer))} operations"
+
+
+Why = Callable[[Sequence[str], bool], tuple[str, list[str], list[str]]]
+
+
+def _judged(
+    name: str,
+    different: Sequence[str],
+    same: str,
+    why: Why,
+    answer: Answer | ChildFailed | None = None,
+    order: bool = False,
+) -> Check:
+    if isinstance(answer, ChildFailed):
+        return _check(name, "could not be run", str(answer))
+    if not different:
+        return _check(name, "ok", same)
+    said, causes, to_set = why(different, order)
+    sentence = f"{_listed(different)} gave other bits. {said}"
+    return _check(name, "differs", sentence, operations=different, causes=causes, to_set=to_set)
+
+
+def _why(lab: Laboratory, scene: Scene, names: Sequence[str], order: bool) -> tuple[str, list[str], list[str]]:
+    """Tries the settings that are known, in new processes, until those are left that make the difference."""
+    known = candidates(scene)
+
+    @functools.cache
+    def holding(some: frozenset[str]) -> frozenset[str]:
+        changes = {name: known[name] for name in known if name in some}
+        what = f"narrowing down: {len(changes)} settings changed"
+        answers = lab.together([lambda: lab.ask(what, changes, only=names)] * 2)
+        for each in answers:
+            if isinstance(each, ChildFailed):
+                raise each
+        return steady([each for each in answers if isinstance(each, Answer)], order=order) & frozenset(names)
+
+    try:
+        again = [name for name in names if name not in holding(frozenset())]
+        found = explanations(list(known), again, holding)
+    except ChildFailed as failed:
+        return f"It could not be narrowed down ({failed}). {FAULTY}", [], []
+    said, causes, to_set = [], [], []
+    for settings in {tuple(each): None for each in found.values()}:
+        changes = {name: known[name] for name in settings}
+        told = " and ".join(shown(name, value) for name, value in changes.items())
+        said.append(f"{_listed([name for name in names if tuple(found.get(name, ())) == settings])}: not with {told}")
+        causes += [name for name in settings if name not in causes]
+        to_set += [line for line in lines(scene.environ, changes) if line not in to_set]
+    if once := [name for name in names if name not in again]:
+        said.append(f"{_listed(once)}: it did not come again in two more processes. {FAULTY}")
+    if rest := [name for name in again if name not in found]:
+        tried = f"none of the {len(known)} settings that are known here" if known else "no setting is known here that"
+        said.append(
+            f"{_listed(rest)}: {tried} explains it. The program itself may be different each time (counters, clocks, "
+            f"callbacks), or a library. {FAULTY}"
+        )
+    return ". ".join(said), causes, to_set
+
+
+def _cache(first: Answer, warm: Answer | ChildFailed, apart: Sequence[str]) -> Check:
+    if isinstance(warm, ChildFailed):
+        return _check(CACHE, "could not be run", str(warm))
+    if not warm.hits:
+        return _check(CACHE, "could not be run", "nothing was read from the cache that the first process filled")
+    different = [name for name in between(first, warm) if name not in apart]
+    if not different:
+        return _check(CACHE, "ok", f"the same bits from an empty cache and from a warm one ({warm.hits} programs read)")
+    return _check(
+        CACHE,
+        "differs",
+        f"{_listed(different)}: what was read from the cache gave other bits than what was compiled. Clear it, or do "
+        f"without. {FAULTY}",
+        operations=different,
+        causes=["the persistent compilation cache"],
+        to_set=lines({}, {"JAX_ENABLE_COMPILATION_CACHE": "false"}),
+    )
+
+
+def _order(first: Answer, different: Sequence[str], why: Why) -> Check:
+    several = [row for row in by_name(first).values() if row.permuted is not None]
+    if not several:
+        return _check(ORDER, "not applicable", "there is one device; --devices 2 simulates more")
+    count = max(row.devices for row in several)
+    same = f"{len(several)} operations on {count} devices gave the same bits in the opposite order"
+    return _judged(ORDER, different, same, why, order=True)
+
+
+def _pool(
+    first: Answer, answer: Answer | ChildFailed | None, other: int, environ: Mapping[str, str], scene: Scene
+) -> Check:
+    if answer is None:
+        return _check(THREAD_POOL, "not applicable", "the devices are not CPUs")
+    if isinstance(answer, ChildFailed):
+        return _check(THREAD_POOL, "could not be run", str(answer))
+    size = pool_size(environ, scene.machine.allowed, scene.devices)
+    different = between(first, answer)
+    if not different:
+        said = f"{_count(answer)} gave the same bits with {other} threads as with {size}; larger ones may not"
+        return _check(THREAD_POOL, "information", said)
+    said = (
+        f"thread pool size decides the bits of {_listed(different)} ({size} threads, and {other}): compare only hosts "
+    )
+    return _check(
+        THREAD_POOL,
+        "information",
+        f"{said}with equal {THREADS}",
+        operations=different,
+        causes=[THREADS],
+        to_set=lines({}, {THREADS: str(size)}),
+    )
+
+
+def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
+    """Which of the settings that are set change bits here, by taking them away."""
+    given = [name for name in settings_of(lab.environ) if name not in PLACES and name != THREADS]
+    if not given or not names:
+        return _check(DECIDING, "not applicable", "no variable or flag is set that could decide bits")
+
+    def other_without(some: frozenset[str]) -> frozenset[str]:
+        if not some:
+            return frozenset()
+        changes = dict.fromkeys(some, None)
+        return frozenset(between(first, lab.ask(f"without {len(some)} of the settings", changes, only=names)))
+
+    left, causes, different = list(given), [], []
+    try:
+        while left and (found := explanations(left, names, other_without)):
+            different += [name for name in found if name not in different]
+            new = {cause for each in found.values() for cause in each}
+            causes += [name for name in left if name in new]
+            left = [name for name in left if name not in new]
+    except ChildFailed as failed:
+        return _check(DECIDING, "could not be run", str(failed))
+    if not causes:
+        return _check(DECIDING, "ok", f"{_listed(given)}: without them the bits are the same")
+    values = settings_of(lab.environ)
+    said = ", ".join(shown(name, values[name]) for name in causes)
+    sentence = f"{said}: without, {_listed(different)} gives other bits. Compare only hosts where this is equal"
+    return _check(DECIDING, "information", sentence, operations=different, causes=causes)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,218 @@
+"""What can be told of an environment without running anything: settings that let bits differ, and what to set.
+
+`risk` is what lets two runs or two like hosts differ although nothing is broken. `information` is what has to be equal
+where bits are compared.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from sdc.record.determinism import GPU_FLAGS, THREADS
+from sdc.record.manifests import Environment
+
+from .hosts import pool_size
+from .layout import Check, HostPart, Outcome
+from .settings import lines, settings_of, shown
+
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+SET_FOR_GPUS: Mapping[str, str] = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVIDIA_TF32_OVERRIDE": "0",
+}  # fmt: skip
+SET_FOR_SEVERAL_GPUS: Mapping[str, str] = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
+SCHEDULED = ("--xla_gpu_enable_latency_hiding_scheduler", "--xla_gpu_enable_highest_priority_async_stream")
+"""Flags that let collectives run beside other work, and so in another order."""
+PLAIN = {
+    "jax_default_matmul_precision": "None", "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": "False",
+    "jax_threefry_partitionable": "True",
+}  # fmt: skip
+"""Options of JAX that change results, as they are if nobody sets them."""
+
+
+class Scene(NamedTuple):
+    """What is looked at.
+
+    Attributes:
+        environ: environment variables.
+        environment: what the first process computed with; None if it could not be run.
+        machine: the host's processors.
+    """
+
+    environ: Mapping[str, str]
+    environment: Environment | None
+    machine: HostPart
+
+    @property
+    def platform(self) -> str | None:
+        return None if self.environment is None else self.environment.platform
+
+    @property
+    def devices(self) -> int:
+        return (self.environment and self.environment.local_devices) or 1
+
+
+def look(scene: Scene) -> list[Check]:
+    """All checks of an environment that need no run."""
+    return [*_gpu(scene), *_collectives(scene), *_threads(scene), *_everywhere(scene)]
+
+
+def candidates(scene: Scene) -> dict[str, str | None]:
+    """Settings that may make an operation repeat itself which does not: those known for the platform, and the absence
+    of each that is set."""
+    needed: dict[str, str | None] = {}
+    if scene.platform == "gpu":
+        needed |= {name: value for name, _, value in (flag.partition("=") for flag in GPU_FLAGS)}
+        needed |= SET_FOR_GPUS
+        needed |= {SCHEDULED[0]: "false", SCHEDULED[1]: "false"}
+        if scene.devices > 1:
+            needed |= SET_FOR_SEVERAL_GPUS
+    if scene.platform == "cpu":
+        needed |= {"--xla_cpu_enable_fast_math": "false", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}
+    given = settings_of(scene.environ)
+    needed = {name: value for name, value in needed.items() if given.get(name) != value}
+    return {**needed, **dict.fromkeys((name for name in given if name not in needed), None)}
+
+
+def _check(
+    name: str, outcome: Outcome, sentence: str, causes: list[str] | None = None, to_set: list[str] | None = None
+) -> Check:
+    return Check(
+        name=name, kind="environment", outcome=outcome, sentence=sentence, causes=causes or [], lines=to_set or []
+    )
+
+
+def _gpu(scene: Scene) -> Iterator[Check]:
+    names = {
+        "deterministic operations": (GPU_FLAGS[:2], "kernels that add in any order may be used (scatter, cuDNN)"),
+        "autotuning": (GPU_FLAGS[2:], "kernels are picked by measured time: two hosts, or two runs, may pick others"),
+    }
+    given = settings_of(scene.environ)
+    for name, (flags, what) in names.items():
+        if scene.platform != "gpu":
+            yield _check(name, "not applicable", "there is no GPU")
+            continue
+        wanted = {flag: value for flag, _, value in (each.partition("=") for each in flags)}
+        lacking: dict[str, str | None] = {
+            flag: value for flag, value in wanted.items() if given.get(flag, "unset") not in (value, "")
+        }
+        if not lacking:
+            yield _check(name, "ok", f"{' and '.join(flags)} {'is' if len(flags) == 1 else 'are'} set")
+            continue
+        sentence = f"{what}; the commands of sdc set this themselves, a program of your own has to"
+        yield _check(name, "risk", sentence, list(lacking), lines(scene.environ, lacking))
+    if scene.platform != "gpu":
+        yield _check("cuBLAS and TF32", "not applicable", "there is no GPU")
+        return
+    lacking = {key: value for key, value in SET_FOR_GPUS.items() if key not in given}
+    values = ", ".join(shown(key, given.get(key)) for key in SET_FOR_GPUS)
+    sentence = f"{values}: keep these equal on all hosts"
+    yield _check("cuBLAS and TF32", "information" if lacking else "ok", sentence, [], lines(scene.environ, lacking))
+
+
+def _collectives(scene: Scene) -> Iterator[Check]:
+    if scene.platform != "gpu" or scene.devices < 2:
+        yield _check("NCCL", "not applicable", "there are not several GPUs")
+        return
+    given = settings_of(scene.environ)
+    lacking: dict[str, str | None] = {key: value for key, value in SET_FOR_SEVERAL_GPUS.items() if key not in given}
+    sentence = (
+        "NCCL chooses algorithm, protocol and rings by topology and size: hosts that are wired otherwise add in "
+        "another order"
+        if lacking
+        else "algorithm and protocol of NCCL are set; rings follow the topology still"
+    )
+    yield _check("NCCL", "information" if lacking else "ok", sentence, list(lacking), lines(scene.environ, lacking))
+    set_so = [shown(name, given[name]) for name in SCHEDULED if name in given]
+    said = f"{', '.join(set_so)}: keep equal" if set_so else "left to XLA's defaults, which are those of its version"
+    yield _check("asynchronous collectives", "information" if set_so else "ok", said, set_so)
+
+
+def _threads(scene: Scene) -> Iterator[Check]:
+    if scene.platform != "cpu":
+        yield _check("size of the thread pool", "not applicable", "the devices are not CPUs")
+        return
+    machine, given = scene.machine, scene.environ.get(THREADS)
+    size = pool_size(scene.environ, machine.allowed, scene.devices)
+    if given:
+        yield _check("size of the thread pool", "ok", f"{THREADS}={given}: {size} threads, whatever the host has")
+        return
+    why = [f"{machine.cores} processors"]
+    if machine.allowed != machine.cores:
+        why.append(f"of which this process may use {machine.allowed} (affinity)")
+    if machine.quota is not None and machine.quota < machine.allowed:
+        why.append(f"and time for {machine.quota:g} (control group, which XLA does not look at)")
+    sentence = (
+        f"{THREADS} is not set, so the pool has {size} threads after {' '.join(why)}: it differs on hosts, and under "
+        f"affinity masks, that have others; the commands of sdc set {THREADS} themselves"
+    )
+    yield _check("size of the thread pool", "information", sentence, [THREADS], lines({}, {THREADS: str(size)}))
+
+
+def _everywhere(scene: Scene) -> Iterator[Check]:
+    environment = scene.environment
+    if environment is None:
+        for name in ("options of JAX", "libraries"):
+            yield _check(name, "could not be run", "no process told what it computes with")
+    else:
+        options = {key: value for key, value in environment.options.items() if PLAIN.get(key, value) != value}
+        said = ", ".join(f"{key}={value}" for key, value in options.items())
+        yield _check(
+            "options of JAX",
+            "information" if options else "ok",
+            f"{said}: not the defaults; keep them equal" if options else "those that change results are the defaults",
+            list(options),
+        )
+        yield _libraries(environment)
+    known = {THREADS, *SET_FOR_GPUS, *SET_FOR_SEVERAL_GPUS, *SCHEDULED, *(flag.partition("=")[0] for flag in GPU_FLAGS)}
+    others = {name: value for name, value in settings_of(scene.environ).items() if name not in known}
+    said = ", ".join(shown(*each) for each in others.items())
+    yield _check(
+        "other settings",
+        "information" if others else "ok",
+        f"{said}: keep them equal" if others else "no other variable or flag that may decide bits is set",
+        list(others),
+    )
+    yield _cache(scene)
+    machine = scene.machine
+    yield _check(
+        "processor features",
+        "information" if scene.platform == "cpu" else "not applicable",
+        f"programs are compiled for this processor (widest vectors: {_widest(machine)}): hosts that lack one of its "
+        f"{len(machine.features)} features get other programs, with other last bits"
+        if scene.platform == "cpu"
+        else "the devices are not CPUs",
+    )
+    if machine.siblings is None:
+        yield _check("simultaneous multithreading", "not applicable", "the kernel does not tell")
+    else:
+        said = "on: two logical processors are one core, and share its faults" if machine.siblings else "off"
+        yield _check("simultaneous multithreading", "ok", f"{said}; it decides no bits")
+
+
+def _widest(machine: HostPart) -> str:
+    return next((name for name in ("avx512f", "avx2", "avx", "sve", "asimd") if name in machine.features), "unknown")
+
+
+def _libraries(environment: Environment) -> Check:
+    versions = ", ".join(
+        f"{name} {version}" for name, version in environment.packages.items() if version != "not installed"
+    )
+    jax, jaxlib = (environment.packages.get(name, "").rpartition(".")[0] for name in ("jax", "jaxlib"))
+    if jax != jaxlib:
+        sentence = (
+            f"jax {environment.packages.get('jax')} with jaxlib {environment.packages.get('jaxlib')}: keep both equal"
+        )
+        return _check("libraries", "information", sentence, ["jax", "jaxlib"])
+    return _check("libraries", "ok", f"{versions}; {environment.platform_version}"[:300].replace("\n", " "))
+
+
+def _cache(scene: Scene) -> Check:
+    place = scene.environ.get(CACHE)
+    if not place:
+        return _check("shared compilation cache", "ok", f"{CACHE} is not set: nothing compiled elsewhere is used")
+    sentence = (
+        f"{CACHE}={place}: programs that another kind of host compiled may be used here. Give each kind of host a "
+        "folder of its own"
+    )
+    return _check(
+        "shared compilation cache", "information", sentence, [CACHE], [f'export {CACHE}="{place}/KIND-OF-HOST"']
+    )
