@@ -45,7 +45,7 @@ def usable(
     return found, f"{what} of {len(here)} digests that are needed here are in it: {told}"
 
 
-def foreign(register: Register, subjects: Iterable[Subject], environment: Mapping[str, str] | None = None) -> list[str]:
+def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str] | None = None) -> list[str]:
     """Why there are no digests of what runs here, in words, the most frequent reason first.
 
     Args:

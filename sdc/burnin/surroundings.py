@@ -56,8 +56,7 @@ def flat_surroundings(
         "jax": packages["jax"],
         "jaxlib": packages["jaxlib"],
         "machine": environment["machine"],
-        # Their order means nothing.
-        "xla_flags": " ".join(sorted(environment["xla_flags"].split())),
+        "xla_flags": " ".join(_flags(environment["xla_flags"].split(), platform)),
         **environment["options"],
         **{name: variables.get(name) for name in VARIABLES.get(platform, ())},
     }
@@ -67,6 +66,13 @@ def flat_surroundings(
     if platform == "gpu":
         found |= _libraries()
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _flags(flags: Sequence[str], platform: str) -> list[str]:
+    """Without those that are for other platforms. Their order means nothing, but that the last of a name counts."""
+    others = tuple(f"--xla_{other}_" for other in VARIABLES if other != platform)
+    last = {flag.partition("=")[0]: flag for flag in flags if not flag.startswith(others)}
+    return sorted(last.values())
 
 
 @functools.cache

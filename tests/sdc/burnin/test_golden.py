@@ -1,0 +1,249 @@
+"""Registers of golden digests: whole or refused, merged without belief, and of this environment or not used."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from sdc.burnin.golden import Register, lookup, mark_of, parse_key, read_golden, write_golden
+from sdc.burnin.golden_merging import describe_dispute, merge
+from sdc.burnin.golden_using import foreign, itself_alone, usable
+from sdc.burnin.surroundings import flat_surroundings, surroundings
+from sdc.record.determinism import environment
+from sdc.record.files import write_sealed
+from sdc.record.storage import RecordError
+
+from .registers import BAD, ENVIRONMENT, GOOD, register, subject
+
+
+def test_a_register_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = register(digests={"w": GOOD, "x": BAD})
+    write_golden(tmp_path / "a.golden", written)
+    read = read_golden(tmp_path / "a.golden")
+    assert read == written
+    assert lookup(read) == {subject("w").key: GOOD, subject("x").key: BAD}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.golden"]
+
+
+def test_any_flipped_bit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.golden"
+    write_golden(path, register())
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(RecordError):
+            read_golden(path)
+    for length in (0, 1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(RecordError, match="is damaged"):
+            read_golden(path)
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Writes a register that was changed by somebody who computed its checksum anew."""
+    value = msgspec.to_builtins(register())
+    change(value)
+    write_sealed(path, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v.update(format="jax-sdc burn-in"), "is no register of golden digests"),
+        (lambda v: v.update(schema=2), "has layout 2, this version of jax-sdc reads 1"),
+        (lambda v: v.update(schema="1"), "has layout '1'"),
+        (lambda v: v.pop("entries"), "is damaged .*entries"),
+        (lambda v: v["entries"][0].update(digest=5), "is damaged .*digest"),
+        (lambda v: v["entries"][0].update(digest="0" * 15), "'000000000000000' is no digest"),
+        (lambda v: v["entries"].append(v["entries"][0]), "stands there twice"),
+        (lambda v: v["entries"][0].update(seen=[]), "nobody saw"),
+        (lambda v: v["entries"][0]["seen"][0].update(devices=[2]), "has no devices 2"),
+        (lambda v: v["entries"][0]["seen"][0].update(agreed=[]), "nothing agreed"),
+        (lambda v: v.update(recordings={}), "burn-in a is not described"),
+        (lambda v: v.update(environments={}), "environment .* is not described"),
+        (lambda v: next(iter(v["environments"].values())).update(driver="545.2"), "another one than its name says"),
+        (lambda v: v.update(disputed=[{"subject": v["entries"][0]["subject"], "claims": {}}]), "twice"),
+    ],
+)
+def test_what_cannot_be_so_is_refused(change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path) -> None:
+    changed(tmp_path / "a.golden", change)
+    with pytest.raises(RecordError, match=message):
+        read_golden(tmp_path / "a.golden")
+
+
+def test_a_file_that_is_not_there_or_nothing_of_the_kind(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"there is no .*sdc golden record"):
+        read_golden(tmp_path / "a.golden")
+    (tmp_path / "b.golden").write_text(json.dumps({"format": "jax-sdc golden"}))
+    with pytest.raises(RecordError, match="no checksum"):
+        read_golden(tmp_path / "b.golden")
+    with pytest.raises(ValueError, match="is no digest"):
+        write_golden(tmp_path / "c.golden", register(digests={"w": "what"}))
+    assert not (tmp_path / "c.golden").exists()
+
+
+def test_registers_of_hosts_that_agree() -> None:
+    merged = merge([register("a", {"w": GOOD}), register("b", {"w": GOOD, "x": BAD})])
+    assert lookup(merged) == {subject("w").key: GOOD, subject("x").key: BAD}
+    assert [each.recording for each in merged.entries[0].seen] == ["a", "b"]
+    assert sorted(merged.recordings) == ["a", "b"]
+    assert merged.disputed == []
+
+
+def test_a_disagreement_is_told_and_nobody_is_believed(tmp_path: Path) -> None:
+    a, b, c = register("a", {"w": GOOD, "x": GOOD}), register("b", {"w": BAD}), register("c", {"w": GOOD})
+    merged = merge([a, b])
+    assert lookup(merged) == {subject("x").key: GOOD}
+    (disputed,) = merged.disputed
+    told = describe_dispute(merged, disputed)
+    assert told.startswith(f"{subject('w').key}: {GOOD} by host-a (device 0 uuid GPU-a0, device 1 uuid GPU-a1; 4 runs")
+    assert f"{BAD} by host-b (device 0 uuid GPU-b0" in told
+    write_golden(tmp_path / "m.golden", merged)
+    again = read_golden(tmp_path / "m.golden")
+    # A majority that comes later, and is asked of the merged file alone, does not settle it in silence.
+    assert merge([again, c]) == merge([c, b, a])
+    assert subject("w").key not in lookup(merge([again, c]))
+
+
+def test_one_burn_in_that_is_described_twice() -> None:
+    other = register("a")
+    other.recordings["a"].rounds = 5
+    with pytest.raises(RecordError, match="described differently"):
+        merge([register("a"), other])
+
+
+REGISTERS = st.lists(
+    st.builds(
+        lambda host, digests, driver: register(f"{host}{driver}{sorted(digests.items())}", digests, {"driver": driver}),
+        st.sampled_from("abc"),
+        st.dictionaries(st.sampled_from("wxyz"), st.sampled_from([GOOD, BAD]), min_size=1),
+        st.sampled_from(["1", "2"]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(REGISTERS, st.randoms(use_true_random=False), st.integers(0, 5))
+def test_neither_order_nor_repetition_matters(registers: list[Register], random: Any, cut: int) -> None:
+    merged = merge(registers)
+    shuffled = copy.deepcopy(registers) + registers[:cut]
+    random.shuffle(shuffled)
+    assert merge(shuffled) == merged
+    assert merge([merged]) == merged
+    assert merge([merge(shuffled[:cut] or shuffled), merge(shuffled)]) == merged
+    # Each digest is either that of all who saw its subject, or none is used.
+    for each in {entry.subject for one in registers for entry in one.entries}:
+        said = {entry.digest for one in registers for entry in one.entries if entry.subject == each}
+        assert lookup(merged).get(each.key) == (next(iter(said)) if len(said) == 1 else None)
+        assert any(row.subject == each and set(row.claims) == said for row in merged.disputed) == (len(said) > 1)
+
+
+@pytest.mark.parametrize("shard", [None, 3])
+def test_a_key_says_all_of_its_subject(shard: int | None) -> None:
+    one = subject("collectives/psum/4x16", shard=shard, seed=7)
+    assert parse_key(one.key) == one
+    with pytest.raises(ValueError, match="is no key"):
+        parse_key("w | seed 0")
+
+
+GPU = {**environment(), "platform": "gpu", "platform_version": "cuda 12080", "xla_flags": "--b=2 --a=1"}
+
+
+def mark(driver: str = "550.1", variables: dict[str, str] | None = None, **differs: Any) -> str:
+    return mark_of(flat_surroundings({**GPU, **differs}, driver, variables or {}))
+
+
+def test_whatever_decides_bits_changes_the_key() -> None:
+    packages, options = GPU["packages"], GPU["options"]
+    same = mark()
+    assert mark(xla_flags="--a=1 --b=2 --xla_cpu_fast_math=false") == same  # order, and flags of another platform
+    assert mark(packages={**packages, "grain": "0"}, local_devices=3) == same  # no part in it
+    others = [
+        mark(driver="545.2"),
+        mark(variables={"NVIDIA_TF32_OVERRIDE": "0"}),
+        mark(packages={**packages, "jax": "0.0"}),
+        mark(packages={**packages, "jaxlib": "0.0"}),
+        mark(platform_version="cuda 12090"),
+        mark(xla_flags="--a=1 --b=3"),
+        mark(xla_flags="--a=1"),
+        mark(options={**options, "jax_enable_x64": "True"}),
+    ]
+    assert len({same, *others}) == 9
+
+
+def test_the_processor_and_its_threads_change_the_key_of_a_cpu() -> None:
+    cpu = {**environment(), "processor": "EPYC", "cpu_threads": "8", "processors": 8}
+
+    def of(**differs: Any) -> str:
+        return mark_of(flat_surroundings({**cpu, **differs}, None, {}))
+
+    assert of(processors=64) == of()  # the size of the pool was chosen
+    assert of(cpu_threads=None) == of()  # and is that of the host where it was not
+    assert len({of(), of(processor="Xeon"), of(cpu_threads="4"), of(cpu_threads=None, processors=2)}) == 4
+
+
+def test_this_process_has_surroundings() -> None:
+    found = surroundings(jax.local_devices())
+    assert found["jax"] == jax.__version__
+    assert found["cpu_threads"] == "8"
+    assert all(isinstance(value, str) for value in found.values())
+
+
+def test_digests_that_apply_here() -> None:
+    known = register(digests={"w": GOOD, "x": BAD})
+    both = [subject("w").key, subject("x").key]
+    assert usable(known, both) == (lookup(known), None)
+    assert usable(known, both[:1]) == ({both[0]: GOOD}, None)
+    some, problem = usable(known, [*both, subject("new").key])
+    assert some == lookup(known)
+    assert problem == "only 2 of 3 digests that are needed here are in it: is not in the file (1 workload)"
+
+
+def test_foreign_digests_are_explained() -> None:
+    known = register(digests={"w": GOOD, "x": BAD})
+    here = {**ENVIRONMENT, "driver": "560.9", "NVIDIA_TF32_OVERRIDE": "0"}
+    keys = [subject(workload, here).key for workload in "wx"]
+    found, problem = usable(known, keys, here)
+    assert found == {}
+    assert problem == (
+        "none of 2 digests that are needed here are in it: NVIDIA_TF32_OVERRIDE 0 here, nothing there, "
+        "driver 560.9 here, 550.1 there (2 workloads)"
+    )
+    assert foreign(known, keys) == [f"environment {mark_of(here)} here, {mark_of(ENVIRONMENT)} there (2 workloads)"]
+    for differs, words in (
+        ({"kind": "gpu H200"}, "device gpu H200 here, gpu H100 there"),
+        ({"seed": 5}, "seed 5 here, 0 there"),
+        ({"algorithm": "two"}, "digest algorithm two here, one there"),
+        ({"program": "abcdef0123456789"}, "program abcdef012345 here, 5feb there"),
+    ):
+        assert foreign(known, [subject("w", **differs).key], ENVIRONMENT) == [f"{words} (1 workload)"]
+    disputed = merge([known, register("b", {"w": BAD})])
+    assert foreign(disputed, [subject("w").key]) == ["hosts disagree on it (1 workload)"]
+
+
+def test_of_several_recordings_the_nearest_explains() -> None:
+    near, far = {**ENVIRONMENT, "driver": "551"}, {**ENVIRONMENT, "driver": "400", "jax": "0.1", "jaxlib": "0.1"}
+    known = merge([register("a", environment=far), register("b", environment=near)])
+    assert foreign(known, [subject("w").key], ENVIRONMENT) == ["driver 550.1 here, 551 there (1 workload)"]
+
+
+def test_a_device_that_is_its_own_witness_is_told() -> None:
+    known = register("a")
+    known.entries[0] = msgspec.structs.replace(
+        known.entries[0], seen=(msgspec.structs.replace(known.entries[0].seen[0], devices=(1,)),)
+    )
+    keys = {("w", 0): subject("w").key}
+    itself = [{"machine": "a", "kind": "H100", "uuid": "GPU-a1", "id": 3}]
+    told = itself_alone(known, keys, itself)
+    assert told is not None
+    assert told.startswith("1 of the golden digests were recorded on the tested device itself")
+    assert itself_alone(known, keys, [{**itself[0], "uuid": "GPU-a0"}]) is None
+    assert itself_alone(register("a"), keys, itself) is None  # the other device had it too
+    assert itself_alone(known, {("w", 0): subject("new").key}, itself) is None
