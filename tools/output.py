@@ -43,14 +43,19 @@ def show(kind: str, summary: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         write(json.dumps(to_json({**stamp(lasting=True), **summary}), allow_nan=False, indent=1))
         return
+    print_parts(PARTS.get(kind, _run)(summary))
+    if "report" in summary:
+        print_parts([f"report: {summary['report']}"])
+
+
+def print_parts(parts: Iterable[Part]) -> None:
+    """Prints tables and texts on standard output."""
     console = Output()
-    for part in PARTS.get(kind, _run)(summary):
+    for part in parts:
         if isinstance(part, Table):  # no figure is cut, however many columns there are
             wanted = Measurement.get(console, console.options.update(width=WIDEST), part).maximum
             console.width = max(console.width, wanted)
         console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
-    if "report" in summary:
-        console.print(f"report: {summary['report']}", soft_wrap=True, markup=False)
 
 
 def write(text: str) -> None:
@@ -92,7 +97,7 @@ def _verdict(summary: Mapping[str, Any], simulated: str = "(simulated faults)") 
     )
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], **style: Any) -> Table:
+def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], **style: Any) -> Table:
     """A table whose first column is text and whose other columns are numbers."""
     style = {"padding": (0, 1, 0, 0), **style}
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, **style)
@@ -117,7 +122,7 @@ def _submodules(summary: Mapping[str, Any]) -> Table:
         cells += [_number(known.get("frequency"))] if published else []
         cells += [_number(row["severity"]), *([_number(known.get("severity"))] if published else [])]
         rows.append(cells)
-    return _table(_titled("Mismatches by submodule", summary), columns, rows)
+    return table(_titled("Mismatches by submodule", summary), columns, rows)
 
 
 def _products(summary: Mapping[str, Any]) -> Table:
@@ -128,7 +133,7 @@ def _products(summary: Mapping[str, Any]) -> Table:
         if sites:
             counts = (f"{sum(site[name] for site in sites):,}" for name in COUNTS)
             rows.append([way, *counts, _number(max(float(site["margin"]) for site in sites))])
-    return _table(_titled("Checked rows of matrix products", summary), ["pass", *COUNTS, "worst margin"], rows)
+    return table(_titled("Checked rows of matrix products", summary), ["pass", *COUNTS, "worst margin"], rows)
 
 
 def _skipped(found: Mapping[str, Any]) -> Iterator[str]:
@@ -154,12 +159,12 @@ def _campaign(summary: Mapping[str, Any]) -> Iterator[Part]:
     for name, entry in summary["outcomes"].items():
         interval = "-" if entry["share"] is None else f"{entry['low']:.3f} to {entry['high']:.3f}"
         outcomes.append([name.replace("_", " "), f"{entry['count']:,}", _number(entry["share"]), interval])
-    yield _table("Outcomes (simulated faults)", ["outcome", "injections", "share", "95 % interval"], outcomes)
+    yield table("Outcomes (simulated faults)", ["outcome", "injections", "share", "95 % interval"], outcomes)
     detectors = []
     for name, entry in summary["detectors"].items():
         found = (f"{part['count']:,} of {part['of']:,}" for part in (entry["of_unmasked"], entry["of_harmful"]))
         detectors.append([name.replace("_", " "), *found, _number(entry["median_latency"])])
-    yield _table("Detectors", ["detector", "changed training", "harmed it", "median latency"], detectors)
+    yield table("Detectors", ["detector", "changed training", "harmed it", "median latency"], detectors)
     yield f"{summary['reason'][:1].upper()}{summary['reason'][1:]}."
 
 
@@ -171,7 +176,7 @@ def _products_study(summary: Mapping[str, Any]) -> Iterator[Part]:
             shares = (found[key] for key in ("half", "almost_all", "flips", "sign_exponent"))
             cells = ("never" if value is None else _number(value) for value in shares)
             rows.append([variant, scheme, f"{found['checked']:,}", f"{found['flagged']:,}", *cells])
-    yield _table("Checked products (simulated errors)", columns, rows, padding=(0, 1))
+    yield table("Checked products (simulated errors)", columns, rows, padding=(0, 1))
     yield "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
 
 
@@ -189,7 +194,7 @@ def _estimate(summary: Mapping[str, Any]) -> Iterator[Part]:
         ]
         cells += [size(row["moved"] or None), size(row["memory"]), size(row["capacity"]), f"{count:,}"]
         rows.append([*cells, f"{row['compile_seconds']:.1f} s"])
-    yield _table("Cost on each device (compiler's estimate, nothing was run)", columns, rows, padding=(0, 1))
+    yield table("Cost on each device (compiler's estimate, nothing was run)", columns, rows, padding=(0, 1))
     for row in summary["programs"]:
         if "does_not_fit" in row:
             yield Text.assemble(
@@ -204,7 +209,7 @@ def _estimate(summary: Mapping[str, Any]) -> Iterator[Part]:
 def _findings(summary: Mapping[str, Any]) -> Iterator[Part]:
     for grid in summary.get("grids", []):
         rows = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in grid["rows"]]
-        yield _table(f"{grid['caption']} (simulated)", grid["header"], rows, padding=(0, 1))
+        yield table(f"{grid['caption']} (simulated)", grid["header"], rows, padding=(0, 1))
     for check in summary.get("checks", []):
         seen = ("seen", "bold green") if check["holds"] else ("not seen", "bold yellow")
         yield Text.assemble(seen, f"  {check['claim']}: {check['seen']}")
@@ -226,7 +231,7 @@ def _checkpoints(result: Mapping[str, Any]) -> Iterator[Part]:
             else "as saved"
         )
         rows.append([str(row["step"]), status["state"], by or "-", f"{row['covered']:,}", size(row["bytes"]), found])
-    yield _table("Checkpoints", ["step", "state", "by", "arrays", "size", "restored"], rows, padding=(0, 1))
+    yield table("Checkpoints", ["step", "state", "by", "arrays", "size", "restored"], rows, padding=(0, 1))
     for row in result["checkpoints"]:
         if row["problem"]:
             yield f"step {row['step']}: {row['problem']}"
@@ -238,17 +243,18 @@ def _checkpoints(result: Mapping[str, Any]) -> Iterator[Part]:
 
 def _doctor(result: Mapping[str, Any]) -> Iterator[Part]:
     """Checks that say something, the rest in a line, what to set, and the verdict."""
-    rows, quiet = [], ("ok", "not applicable")
+    to_set: dict[str, str] = {}  # by variable: what makes this host like another one comes last
     for check in result["checks"]:
         style = {"differs": "bold red", "ok": "green", "not applicable": "dim", "information": "cyan"}
         yield Text.assemble(
             (f"{check['outcome']:<16}", style.get(check["outcome"], "bold yellow")),
             f"{check['name']}: {check['sentence']}",
         )
-        rows += [] if check["outcome"] in quiet else [line for line in check["lines"] if line not in rows]
-    if rows:
+        if check["outcome"] not in ("ok", "not applicable"):
+            to_set |= {line.partition("=")[0].split()[-1]: line for line in check["lines"]}
+    if to_set:
         yield "to make bits comparable, set"
-        yield from (f"  {line}" for line in rows)
+        yield from (f"  {line}" for line in to_set.values())
     verdict = result["verdict"]
     colour = {"FIT": "clean", "NOT FIT": "corrupt"}.get(verdict["word"], "inconclusive")
     yield Text.assemble((verdict["word"], COLOURS[colour]), f"  {verdict['sentence']}")

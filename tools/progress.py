@@ -162,3 +162,25 @@ class StageProgress(_Line):
             self._total = self._begun
             self._bar.update(self._task, total=self._total)
             self._tell(self._begun - 1, text)
+
+
+class BurninProgress(_Line):
+    """Shows how much of the time or of the runs is over, at what work the devices are, and differences so far."""
+
+    def __init__(self, minutes: float | None, rounds: int | None) -> None:
+        super().__init__("burn-in", round(60 * minutes) if minutes is not None else rounds or 0, first=0)
+        self._timed = minutes is not None
+        self._began: float | None = None
+        self._round = self._found = 0
+
+    def update(self, event: Mapping[str, Any]) -> None:
+        """Shows what a burn-in tells."""
+        if event["event"] == "round":
+            self._began = self._began or time.monotonic()
+            self._round = event["round"]
+        self._found += event["event"] == "finding"
+        done = round(time.monotonic() - (self._began or time.monotonic())) if self._timed else self._round
+        seen = f"[red]{self._found:,} differences[/]" if self._found else "[green]no difference[/]"
+        doing = {"compile": "compiling ", "run": f"round {self._round + 1}  "}.get(event["event"])
+        if doing is not None:
+            self._tell(done, f"{doing}{event['workload']}  {seen}")

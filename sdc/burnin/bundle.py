@@ -31,7 +31,6 @@ from .programs import Programs
 from .report import RESULT, Report
 from .workload import Workload
 
-BUNDLE = "bundle.tar.gz"
 EVENTS = "events.jsonl"
 LARGEST = 2**28
 """Bytes of inputs that a case may have."""

@@ -20,6 +20,8 @@ SCHEMA = 1
 READABLE = (1,)
 RESULT = "result.json"
 """Name of the file in the folder of a burn-in."""
+BUNDLE = "bundle.tar.gz"
+"""Name of the evidence beside it, where something was found."""
 Word: TypeAlias = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 CODES: dict[Word, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 NON_FINITE = (b'"NaN"', b'Infinity"')

@@ -224,6 +224,7 @@ class _BurnIn:
         for workload in self.workloads:
             if self._over():
                 return
+            self.tell({"event": "compile", "workload": workload.name})
             places = self._indices(workload)
             for place, ready in zip(places, self._each(functools.partial(self._ready, workload), places), strict=True):
                 if isinstance(ready, Exception):

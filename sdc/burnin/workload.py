@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
-
-import jax
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from sdc.settings import SettingError
+
+if TYPE_CHECKING:
+    import jax
 
 Family: TypeAlias = Literal[
     "matrix", "attention", "functions", "reductions", "ordering", "memory", "transfers", "collectives", "training"
@@ -32,8 +33,8 @@ class Bench(NamedTuple):
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     host: tuple[Any, ...]
-    device: jax.Device
-    others: Sequence[jax.Device]
+    device: "jax.Device"
+    others: "Sequence[jax.Device]"
     rest: Callable[[float], None]
 
 

@@ -1,0 +1,112 @@
+"""What `sdc burnin` prints at its end: the verdict first, then what it rests on."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from rich.text import Text
+
+from sdc.burnin.report import BUNDLE, RESULT, DeviceRow, Report
+from sdc.record.files import to_json
+
+from .output import Part, print_parts, table, write
+
+STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
+SENTENCES = 12
+"""Sentences that are printed; all of them are in the report."""
+
+
+def show_report(report: Report, folder: Path, *, as_json: bool) -> None:
+    """Prints the report of a burn-in on standard output.
+
+    Args:
+        report: the report.
+        folder: where it is.
+        as_json: as the file has it, and nothing else.
+    """
+    if as_json:
+        write(json.dumps(to_json(msgspec.to_builtins(report)), allow_nan=False, indent=1))
+        return
+    print_parts([*_parts(report), *_places(folder)])
+
+
+def headline(report: Report) -> Text:
+    """The verdict in a line: what it is, what it rests on, and whether it is a rehearsal."""
+    verdict = report.verdict
+    return Text.assemble(
+        ("SIMULATION  ", "bold magenta") if verdict.simulated else "",
+        (verdict.word, STYLES[verdict.word]),
+        f"  host {report.host.name}, evidence: {', '.join(verdict.kinds) or 'none'}",
+    )
+
+
+def _parts(report: Report) -> Iterator[Part]:
+    if report.workloads:
+        yield _families(report)
+        yield _devices(report)
+    for outlook in report.outlooks:
+        yield (
+            f"a burst like that of {outlook.node} (one in {outlook.interval:,} steps, observed once): "
+            f"{outlook.steps:,} training steps would show one with {outlook.probability:.0%} "
+            f"({outlook.low:.0%} to {outlook.high:.0%})"
+        )
+    yield headline(report)
+    sentences = report.verdict.sentences
+    yield from (f"  {sentence}" for sentence in sentences[:SENTENCES])
+    if len(sentences) > SENTENCES:
+        yield f"  and {len(sentences) - SENTENCES} more in {RESULT}"
+
+
+def _families(report: Report) -> Part:
+    rows = []
+    for family in dict.fromkeys(row.family for row in report.workloads):
+        mine = [row for row in report.workloads if row.family == family]
+        shares = [row.share for row in mine if row.share is not None]
+        rows.append(
+            [
+                family,
+                f"{len({row.workload for row in mine})}",
+                f"{sum(row.runs for row in mine):,}",
+                f"{sum(row.elements for row in mine):.3g}",
+                f"{sum(row.seconds for row in mine):.3g}",
+                f"{min(shares):.0%}" if shares else "-",
+                f"{sum(row.differences for row in mine):,}",
+            ]
+        )
+    title = f"Level {report.settings.level}: {report.rounds} rounds in {report.seconds:.0f} s"
+    columns = ["family", "workloads", "runs", "elements", "s at load", "lowest throughput", "differences"]
+    return table(title, columns, rows)
+
+
+def _devices(report: Report) -> Part:
+    rows = []
+    for device in report.devices:
+        sensors = device.sensors
+        interval = device.excluded_interval
+        rows.append(
+            [
+                f"{device.index} {name_of(device)}",
+                f"{device.elements:.3g}",
+                f"{device.seconds:.3g}",
+                f"{device.excluded_rate:.2g}",
+                f"{interval:.3g} s" if interval is not None else "-",
+                f"{sensors.hottest:.0f} °C" if sensors and sensors.hottest is not None else "-",
+                f"{sensors.strongest:.0f} W" if sensors and sensors.strongest is not None else "-",
+            ]
+        )
+    columns = ["device", "elements", "s at load", "rate excluded", "bursts excluded", "hottest", "power"]
+    return table("Devices: what would have been seen with 95 %, independent or in bursts", columns, rows)
+
+
+def name_of(device: DeviceRow) -> str:
+    """Kind and what tells a device from others of its kind."""
+    marks = ((name, getattr(device, name)) for name in ("serial", "uuid", "bus"))
+    mark = next((f", {name} {value}" for name, value in marks if value), "")
+    return f"{device.kind or 'device'}{mark}"
+
+
+def _places(folder: Path) -> Iterator[Part]:
+    yield f"result: {folder / RESULT}"
+    if (folder / BUNDLE).exists():
+        yield f"evidence for the vendor, with a reproducer: {folder / BUNDLE}"

@@ -1,0 +1,196 @@
+"""`sdc burnin`: loads the devices of this host, and says what came of it."""
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdc.burnin.asking import Asked, parse_devices
+from sdc.burnin.junit import junit
+from sdc.burnin.levels import LEVELS
+from sdc.burnin.metrics import check_metrics_file, metrics
+from sdc.burnin.rehearsal import matching, rehearsed
+from sdc.burnin.report import Report, Settings, read_report
+from sdc.record.files import write_text
+from sdc.record.storage import RecordError
+from sdc.settings import SettingError
+
+from ..burnin_options import BurninOptions, LoadOptions
+from ..conduct import new_folder
+from ..errors import run_errors, usage_errors
+from ..runtime import give_up, onward
+
+if TYPE_CHECKING:
+    import jax
+
+    from sdc.burnin.session import Session
+
+PATIENCE = 3.0
+"""Seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once."""
+STARTING = 300.0
+"""Seconds that devices have to start."""
+LONGEST = 60.0 * 24 * 366
+ROUNDS = 10**9
+SEEDS = 2**32
+
+
+def run(options: BurninOptions) -> int:
+    """Runs the burn-in and returns the exit code."""
+    with usage_errors():
+        asked, settings = settings_of(options)
+        _check_outputs(options)
+        settings.accept = list(dict.fromkeys(options.accept))
+        rehearsed(options.suspect, options.fault, 0)
+        folder = _folder(options)
+    from sdc.analysis.bursts import outlooks
+    from sdc.burnin.registry import families, register
+    from sdc.burnin.session import Session
+    from sdc.train import burning
+
+    from .. import signals
+    from ..progress import BurninProgress
+
+    if burning.FAMILY not in families():
+        register(burning.FAMILY, burning.build)
+    onward.folder = folder
+    with BurninProgress(settings.minutes, settings.rounds) as progress:
+        session = Session(
+            settings, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], outlooks=outlooks,
+            steps=burning.STEPS, on_event=progress.update, on_report=functools.partial(_publish, options),
+        )  # fmt: skip
+        signals.gently(functools.partial(_end, session, options))
+        with run_errors(folder):
+            report = _burn(options, asked, session)
+    _say(options, report, folder)
+    if session.hung:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(report.verdict.code)  # a thread waits for its device for ever
+    return report.verdict.code
+
+
+def _burn(options: BurninOptions, asked: Asked, session: "Session") -> Report:
+    """Starts the devices and tests them, or says why there are none to test."""
+    from sdc.burnin.registry import workloads
+
+    starting = threading.Timer(STARTING, _leave, [session, options, f"devices that do not start in {STARTING:g} s"])
+    starting.daemon = True
+    starting.start()
+    try:
+        devices, problem = _devices(asked)
+    finally:
+        starting.cancel()
+    platform = devices[0].platform if devices else None
+    doubts = asked.doubts(platform, len(devices))
+    if problem is not None or platform is None or (asked.platform is not None and platform != asked.platform):
+        return session.without("; ".join([*doubts, *filter(None, [problem])]))
+    session.doubts = doubts
+    settings = session.settings
+    names = [each.name for each in workloads(settings.level, devices, settings.dtypes, only=settings.only)]
+    session.inject = matching(rehearsed(options.suspect, options.fault, len(devices) - 1), names)
+    session.settings.faults = list(map(str, session.inject))
+    session.golden = options.golden
+    return session.run(devices)
+
+
+def _devices(asked: Asked) -> "tuple[Sequence[jax.Device], str | None]":
+    """The devices of this process, or what went wrong with them."""
+    import jax
+
+    from sdc.record.determinism import prepare
+
+    count = asked.simulated
+    with usage_errors():
+        prepare(cpu_devices=count, cpu_threads=max(os.cpu_count() or 1, count), only_cpu=asked.platform == "cpu")
+    try:
+        devices = jax.local_devices()
+    except RuntimeError as error:  # a driver that is not there, or answers with an error
+        return [], f"JAX cannot start its devices: {' '.join(str(error).split())[:300]}"
+    return devices[: asked.count], None
+
+
+def _end(session: "Session", options: BurninOptions, why: str) -> None:
+    """A signal: the run that is at work is finished, if that does not take long."""
+    session.stop(why)
+    timer = threading.Timer(PATIENCE, _leave, [session, options, why])
+    timer.daemon = True
+    timer.start()
+
+
+def _leave(session: "Session", options: BurninOptions, why: str) -> None:
+    """The main thread waits for a device or for the compiler, perhaps for ever."""
+    report = session.known(why)
+    _say(options, report, session.folder)
+    sys.stdout.flush()
+    give_up(f"ended by {why}, and no run came to its end within {PATIENCE:g} s")
+
+
+def _publish(options: BurninOptions, report: Report) -> None:
+    """Writes what others read, each time that there is something new to say."""
+    if options.junit is not None:
+        write_text(options.junit, junit(report))
+    if options.prometheus is not None:
+        write_text(options.prometheus, metrics(report))
+
+
+def _say(options: BurninOptions, report: Report, folder: Path) -> None:
+    from ..burnin_output import show_report
+
+    show_report(report, folder, as_json=options.json)
+
+
+def settings_of(options: LoadOptions) -> tuple[Asked, Settings]:
+    """What the flags of a load ask for.
+
+    Raises:
+        SettingError: one of them makes no sense.
+    """
+    if options.minutes is not None and options.rounds is not None:
+        raise SettingError("minutes", options.minutes, "rounds are given too; give one of them")
+    if options.minutes is not None and not 0 < options.minutes <= LONGEST:
+        raise SettingError("minutes", options.minutes, f"expected a positive number up to {LONGEST:,.0f}")
+    if options.rounds is not None and not 1 <= options.rounds <= ROUNDS:
+        raise SettingError("rounds", options.rounds, f"expected a number from 1 to {ROUNDS:,}")
+    if not 0 <= options.seed < SEEDS:
+        raise SettingError("seed", options.seed, f"expected a number from 0 to {SEEDS - 1:,}")
+    if not options.dtypes:
+        raise SettingError("dtypes", None, "expected one or several")
+    minutes, rounds = options.minutes, options.rounds
+    if minutes is None and rounds is None:
+        minutes = LEVELS[options.level].minutes
+        rounds = 2 if minutes is None else None
+    return parse_devices(options.devices), Settings(
+        level=options.level, minutes=minutes, rounds=rounds, only=list(options.only) or None,
+        dtypes=list(options.dtypes), seed=options.seed,
+    )  # fmt: skip
+
+
+def _check_outputs(options: BurninOptions) -> None:
+    """Whether the outputs can be written is told now, and not after an hour of load."""
+    if options.prometheus is not None:
+        check_metrics_file(options.prometheus)
+    for name in ("junit", "prometheus"):
+        path: Path | None = getattr(options, name)
+        if path is None:
+            continue
+        if path.is_dir():
+            raise SettingError(name, path, "is a folder; give the name of a file")
+        there = path.absolute().parent
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            problem = "is not writable" if there.is_dir() else "does not exist"
+            raise SettingError(name, path, f"cannot be written: {there} {problem}; name another place")
+
+
+def _folder(options: BurninOptions) -> Path:
+    if not options.resume:
+        return new_folder("burnin", options.run)
+    if options.run is None:
+        raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
+    try:
+        read_report(options.run)
+    except RecordError as error:
+        raise SettingError("resume", options.run, str(error)) from error
+    return options.run.absolute()
