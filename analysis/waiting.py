@@ -120,7 +120,7 @@ def mean_interval_limits(
     return steps / most, steps / fewest if fewest else math.inf
 
 
-def excluded_interval(steps: int, *, confidence: float = CONFIDENCE) -> float:
+def excluded_interval(steps: float, *, confidence: float = CONFIDENCE) -> float:
     """A run of `steps` without a burst excludes bursts that come this often or oftener.
 
     Nothing is estimated here, so that the rule of three holds: were bursts as frequent, a run of this length would show
