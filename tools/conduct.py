@@ -3,6 +3,7 @@
 Whatever can be wrong with flags and files is told before JAX is imported, a peer is awaited or a device started.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -10,9 +11,9 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from sdc.settings import SettingError
 from sdc.train.checks import Checks
@@ -25,7 +26,23 @@ from .errors import VERDICTS, CommandError, Exit, run_errors, usage_errors
 from .options import CheckedOptions, RunOptions, TextOptions, WorkloadOptions
 from .runtime import end_aborts_well, give_up, keep_standard_output, onward
 
+if TYPE_CHECKING:
+    from sdc.train.stopping import Stop
+
 Found = TypeVar("Found")
+
+
+class Placed(Protocol):
+    """Flags that say on what devices to run, and where to write."""
+
+    @property
+    def data(self) -> int: ...
+    @property
+    def model(self) -> int: ...
+    @property
+    def devices(self) -> int | None: ...
+    @property
+    def run(self) -> Path | None: ...
 
 
 def settings_of(options: WorkloadOptions) -> dict[str, Any]:
@@ -92,12 +109,64 @@ def conduct(options: RunOptions, job: Job) -> int:
     from sdc.analysis import conclude
     from sdc.multihost import everyone
     from sdc.train import run
+
+    from .output import show
+    from .progress import Progress
+
+    with together(options, job, peers, kind=job.kind) as joint:
+        import jax
+
+        folder = joint.folder
+        with Progress(job.steps, show=joint.first) as progress:
+            record = run(
+                dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
+                on_step=progress.update, command=["sdc", *sys.argv[1:]], stop=joint.stop.reached,
+            )  # fmt: skip
+        joint.stop.over()
+        summary = conclude(folder) if record is not None else {}
+        ended = record is None or record.ended
+        verdict, ended = json.loads(everyone(json.dumps([summary.get("verdict"), ended]))[0])
+    if summary:
+        show(job.kind, summary, as_json=options.json)
+    if not ended:
+        raise CommandError(f"interrupted by {joint.stop.asked}. {onward.how()}", Exit.INCONCLUSIVE)
+    return int(VERDICTS[verdict])
+
+
+class Joint(NamedTuple):
+    """Processes that have joined.
+
+    Attributes:
+        folder: the run folder, of which all have heard.
+        first: whether this is the process that writes.
+        stop: whether to end early.
+    """
+
+    folder: Path
+    first: bool
+    stop: "Stop"
+
+
+@contextlib.contextmanager
+def together(options: Placed, job: Job, peers: Peers, *, kind: str, resumable: bool = True) -> Iterator[Joint]:
+    """Joins the processes and starts the devices for the time of the block. What ends it early ends the command well.
+
+    Args:
+        options: the flags.
+        job: what is run, as to its devices.
+        peers: where the processes are.
+        kind: what a new folder is named after.
+        resumable: whether the command has the flag `--resume`.
+
+    Raises:
+        CommandError: see `run_errors`.
+    """
+    from sdc.multihost import everyone
     from sdc.train.cluster import joined
     from sdc.train.stopping import PATIENCE, Stop
 
     from . import signals
-    from .output import show
-    from .progress import Progress, Waiting
+    from .progress import Waiting
 
     waiting = Waiting(peers)
 
@@ -113,28 +182,16 @@ def conduct(options: RunOptions, job: Job) -> int:
 
     warnings.showwarning = _warn
     end_aborts_well()
+    onward.resumable = resumable
     onward.folder = options.run or Path("runs")  # until the processes have agreed on one
     stop = Stop(too_late)
-    with run_errors(options.run), waiting, joined(peers, start, give_up, stop):
+    with run_errors(options.run, resumable=resumable), waiting, joined(peers, start, give_up, stop):
         import jax
 
-        first = jax.process_index() == 0
-        onward.folder = folder = _shared_folder(everyone(str(options.run.absolute()) if options.run else ""), job.kind)
+        named = everyone(str(options.run.absolute()) if options.run else "")
+        onward.folder = folder = _shared_folder(named, kind)
         signals.gently(stop.ask)
-        with Progress(job.steps, show=first) as progress:
-            record = run(
-                dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
-                on_step=progress.update, command=["sdc", *sys.argv[1:]], stop=stop.reached,
-            )  # fmt: skip
-        stop.over()
-        summary = conclude(folder) if record is not None else {}
-        ended = record is None or record.ended
-        verdict, ended = json.loads(everyone(json.dumps([summary.get("verdict"), ended]))[0])
-    if summary:
-        show(job.kind, summary, as_json=options.json)
-    if not ended:
-        raise CommandError(f"interrupted by {stop.asked}. {onward.how()}", Exit.INCONCLUSIVE)
-    return int(VERDICTS[verdict])
+        yield Joint(folder, jax.process_index() == 0, stop)
 
 
 def _shared_folder(named: Sequence[str], kind: str) -> Path:
@@ -151,7 +208,7 @@ def _shared_folder(named: Sequence[str], kind: str) -> Path:
     return folder
 
 
-def prepare_devices(options: WorkloadOptions, count: int) -> None:
+def prepare_devices(options: Placed, count: int) -> None:
     """Prepares so many devices for this process.
 
     Raises:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from .errors import Exit
@@ -24,12 +25,24 @@ def keep_standard_output() -> None:
 def give_up(message: str) -> None:
     """Ends the process at once: the main thread may wait in a collective, or in the compiler, for ever."""
     shown = "\x1b[?25h\n" if os.isatty(2) else ""  # a bar hides the cursor
-    os.write(2, f"{shown}sdc: inconclusive: {'. '.join(filter(None, [message, onward.how()]))}\n".encode())
+    code, told = int(Exit.INCONCLUSIVE), [message, onward.how()]
+    if (last := onward.last_words) is not None:
+        onward.last_words = None  # whoever comes second, from another thread, has nothing to add
+        found: list[tuple[int, str]] = []
+        _in_time(lambda: found.append(last(message)))
+        code, told = (found[0][0], [found[0][1]]) if found else (code, told)
+    label = "inconclusive" if code == Exit.INCONCLUSIVE else "corrupt"
+    os.write(2, f"{shown}sdc: {label}: {'. '.join(filter(None, told))}\n".encode())
     if (lock := sys.modules.get("sdc.record.lock")) is not None:
-        releasing = threading.Thread(target=lock.release_all, daemon=True)  # storage that is gone may never answer
-        releasing.start()
-        releasing.join(2.0)
-    os._exit(Exit.INCONCLUSIVE)
+        _in_time(lock.release_all)
+    os._exit(code)
+
+
+def _in_time(action: Callable[[], None]) -> None:
+    """Does something, unless storage that is gone never answers."""
+    doing = threading.Thread(target=action, daemon=True)
+    doing.start()
+    doing.join(2.0)
 
 
 @dataclasses.dataclass
@@ -39,10 +52,13 @@ class Onward:
     Attributes:
         folder: the run folder; None for a command that makes none.
         resumable: whether the command has the flag `--resume`.
+        last_words: told why the process ends at once, it writes what is known so far, and returns the exit code and
+            what to say.
     """
 
     folder: Path | None = None
     resumable: bool = True
+    last_words: Callable[[str], tuple[int, str]] | None = None
 
     def command(self) -> str:
         """The command line that goes on."""
