@@ -39,6 +39,8 @@ COMMANDS: Mapping[str, Entry] = {
     "estimate": Entry(".estimate_options", "EstimateOptions", ".commands._estimate"),
     "doctor": Entry(".doctor_options", "DoctorOptions", ".commands._doctor"),
     "checkpoint": Entry(".options", "CheckpointOptions", ".commands._checkpoint"),
+    "pair": Entry(".pair_options", "PairOptions", ".commands._pair"),
+    "pool": Entry(".pair_options", "PoolOptions", ".commands._pool"),
     "report": Entry(".options", "ReportOptions", ".commands._report"),
     "bench": Entry(".bench.options", "BenchOptions", ".bench.command"),
 }
