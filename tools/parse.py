@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, Entry] = {
     "checkpoint": Entry(".options", "CheckpointOptions", ".commands._checkpoint"),
     "pair": Entry(".pair_options", "PairOptions", ".commands._pair"),
     "pool": Entry(".pair_options", "PoolOptions", ".commands._pool"),
+    "golden": Entry(".golden_options", "GoldenOptions", ".commands._golden"),
     "report": Entry(".options", "ReportOptions", ".commands._report"),
     "bench": Entry(".bench.options", "BenchOptions", ".bench.command"),
 }

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from sdc.tools import cli, estimate_options, options, parse, study_options
+from sdc.tools import cli, estimate_options, golden_options, options, parse, study_options
 from sdc.tools.bench import options as bench_options
 from sdc.tools.errors import Exit
 
 ABSURD = ("nan", "-inf", "inf", "1e300", "1e400", "-1", str(2**31), str(2**63), str(10**30), 5_000 * "9", "0x10", "")
 SENSIBLE = ("0", "٣")
 """Python reads the digits of any script."""
-SENSIBLE_FOR = {"least_elements": (str(2**31),)}
+SENSIBLE_FOR = {"least_elements": (str(2**31),), "LoadOptions.seed": (str(2**31),)}
+GOLDEN = Path(__file__).parents[1] / "sdc" / "burnin" / "schema_1.golden"
 AGGREGATION = (
     study_options.PaftOptions,
     study_options.DropComputeOptions,
@@ -34,6 +35,8 @@ COMMANDS = {
     study_options.ProductsStudyOptions: "abft study --corpus {text}",
     study_options.CalibrateOptions: "abft calibrate --corpus {text} --out {folder}/out",
     bench_options.BenchOptions: "bench transform",
+    golden_options.GoldenRecordOptions: "golden record {folder}/new.golden",
+    golden_options.GoldenVerifyOptions: f"golden verify {GOLDEN}",
     estimate_options.EstimateOptions: "estimate --target 64xv5p:16x16x16 --config tiny --run {folder}/run",
 }
 BESIDE = {
@@ -54,7 +57,7 @@ def takes_a_number(hint: Any) -> bool:
     return hint in (int, float)
 
 
-def flags() -> dict[str, tuple[str, str]]:
+def flags() -> dict[str, tuple[str, str, str]]:
     """Each flag once, with the first command that has it: `Class.field` of the class that says what it means."""
     found: dict[str, tuple[str, str]] = {}
     for kind, command in COMMANDS.items():
@@ -62,33 +65,40 @@ def flags() -> dict[str, tuple[str, str]]:
         for field in dataclasses.fields(kind):
             owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
             if takes_a_number(hints[field.name]):
-                found.setdefault(f"{owner.__name__}.{field.name}", (command, field.name))
+                place = f"{owner.__name__}.{field.name}"
+                found.setdefault(place, (command, place, field.name))
     return found
 
 
 def test_no_command_with_numbers_is_left_out() -> None:
-    below = (*typing.get_args(study_options.AbftCommand), *typing.get_args(study_options.StudyCommand))
+    commands = (study_options.AbftCommand, study_options.StudyCommand, golden_options.GoldenCommand)
+    below = [each for command in commands for each in typing.get_args(command)]
     subcommands = [typing.get_args(each)[0] for each in below]
     every = [*map(parse.options_of, parse.COMMANDS), *subcommands]
     numbers = {kind for kind in every if any(map(takes_a_number, typing.get_type_hints(kind).values()))}
     assert numbers == set(COMMANDS)
 
 
-@pytest.mark.parametrize(("command", "name"), flags().values(), ids=flags())
+@pytest.mark.parametrize(("command", "place", "name"), flags().values(), ids=flags())
 def test_a_number_is_sensible_or_refused(
-    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    place: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def start(*_: object, **__: object) -> None:
         raise Started
 
-    for place in (
+    for function in (
         "sdc.record.determinism.prepare",
         "sdc.tools.bench.command.prepare",
         "sdc.tools.commands._estimate._process",
         "sdc.train.cluster.joined",
         "sdc.train.studies.workloads.chosen_tasks",
     ):
-        monkeypatch.setattr(place, start)
+        monkeypatch.setattr(function, start)
     monkeypatch.chdir(tmp_path)
     text = tmp_path / "text.txt"
     text.write_text(10_000 * "x")
@@ -97,7 +107,7 @@ def test_a_number_is_sensible_or_refused(
         try:
             code = cli.run([*words, f"--{name.replace('_', '-')}", value])
         except Started:
-            assert value in (*SENSIBLE, *SENSIBLE_FOR.get(name, ())), value
+            assert value in (*SENSIBLE, *SENSIBLE_FOR.get(name, ()), *SENSIBLE_FOR.get(place, ())), value
             continue
         captured = capsys.readouterr()
         assert code == Exit.USAGE, (value, captured.err)

@@ -1,0 +1,196 @@
+"""`sdc golden`: records, verifies, merges and lists; what is damaged or foreign is inconclusive, never clean."""
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdc.burnin import golden_checking
+from sdc.burnin.golden import Register, lookup, mark_of, read_golden, write_golden
+from sdc.burnin.rounds import burn_in
+from sdc.faults import BitFlip, Fault
+from sdc.tools import cli
+from tests.sdc.burnin.registers import BAD, GOOD, register
+
+ONLY = ("--level", "quick", "--only", "ordering", "--devices", 2, "--rounds", 1)
+
+
+class Told:
+    """Runs the command, and gives what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *words: object, code: int) -> Any:
+        got = cli.run(["golden", *map(str, words)])
+        told = self._capsys.readouterr()
+        assert got == code, told
+        return told
+
+    def json(self, *words: object, code: int) -> dict[str, Any]:
+        found = json.loads(self(*words, "--json", code=code).out)
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+    monkeypatch.setattr("sdc.record.determinism.prepare", lambda **_: None)
+    return Told(capsys)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two devices computed, recorded by the command."""
+    path = tmp_path_factory.mktemp("golden") / "once.golden"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sdc.record.determinism.prepare", lambda **_: None)
+        assert cli.run(["golden", "record", str(path), *map(str, ONLY)]) == 0
+    return path
+
+
+@pytest.fixture
+def recorded(once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(once, tmp_path / "here.golden"))
+
+
+def test_what_is_recorded_is_confirmed(run: Told, recorded: Path, tmp_path: Path) -> None:
+    told = run.json("record", tmp_path / "again.golden", *ONLY, code=0)
+    assert (told["verdict"], told["recorded"], told["sentences"]) == ("clean", 1, [])
+    assert lookup(read_golden(tmp_path / "again.golden")) == lookup(read_golden(recorded))
+    found = run.json("verify", recorded, code=0)
+    assert (found["verdict"], found["confirmed"], found["elsewhere"]) == ("clean", 1, 0)
+    assert "1 digests confirmed by this host" in run("verify", recorded, "--rounds", 1, "--devices", 1, code=0).out
+    whole = run.json("verify", recorded, "--no-run", code=0)
+    assert "verdict" not in whole  # nothing was compared
+    assert "is whole: 1 digests, 0 disputed, none run here" in whole["sentence"]
+
+
+def test_a_register_is_not_overwritten(run: Told, recorded: Path) -> None:
+    before = recorded.read_bytes()
+    assert "exists already" in run("record", recorded, *ONLY, code=2).err
+    assert "exists already" in run("merge", recorded, recorded, code=2).err
+    assert "does not exist" in run("record", recorded / "below" / "x.golden", *ONLY, code=2).err
+    assert recorded.read_bytes() == before
+
+
+def test_nothing_is_recorded_where_devices_differ(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = Fault(BitFlip(bits=(20,)), rate=1.0, at={"device": 1})
+    monkeypatch.setattr(golden_checking, "burn_in", functools.partial(burn_in, inject=[fault]))
+    found = run.json("record", tmp_path / "a.golden", *ONLY, code=1)
+    assert (found["verdict"], found["recorded"]) == ("corrupt", 0)
+    assert "device 1, ordering/int32/65536/random" in found["sentences"][0]
+    assert "CORRUPT" in run("record", tmp_path / "a.golden", *ONLY, code=1).out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_recorded_where_nothing_agrees(run: Told, tmp_path: Path) -> None:
+    words = (*ONLY[:-4], "--devices", 1, "--rounds", 1)
+    told = run("record", tmp_path / "a.golden", *words, code=3).out
+    assert "no workload ran twice on a device" in told
+    assert "INCONCLUSIVE  nothing is recorded" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_devices_that_are_not_there(run: Told, tmp_path: Path) -> None:
+    for words in (("--devices", "gpu:8"), ("--devices", 20), ()):
+        told = run("record", tmp_path / "a.golden", *ONLY[:-4], "--rounds", 1, *words, code=3).err
+        assert told.startswith("sdc: inconclusive: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def rewritten(path: Path, **differs: Any) -> None:
+    """A register in which somebody wrote something else."""
+    import msgspec
+
+    value = read_golden(path)
+    entry = value.entries[0]
+    if "environment" in differs:
+        there = next(iter(value.environments.values())) | differs.pop("environment")
+        value.environments = {mark_of(there): there}
+        differs["subject"] = msgspec.structs.replace(entry.subject, environment=mark_of(there))
+    value.entries[0] = msgspec.structs.replace(entry, **differs)
+    write_golden(path, value)
+
+
+def test_other_bits_are_found(run: Told, recorded: Path) -> None:
+    rewritten(recorded, digest=BAD)
+    found = run.json("verify", recorded, code=1)
+    assert (found["verdict"], found["confirmed"]) == ("corrupt", 0)
+    assert "seen by golden" in found["sentences"][0]
+
+
+def test_a_register_of_elsewhere_is_inconclusive(run: Told, recorded: Path) -> None:
+    rewritten(recorded, environment={"jaxlib": "0.0.1"})
+    found = run.json("verify", recorded, code=3)
+    assert (found["verdict"], found["confirmed"], found["elsewhere"]) == ("inconclusive", 0, 1)
+    assert "here, 0.0.1 there (1 workload)" in found["sentences"][0]
+
+
+@pytest.mark.parametrize("words", ["verify {}", "verify --no-run {}", "merge {}.new {}", "list {}"])
+def test_a_damaged_register_is_inconclusive(words: str, run: Told, tmp_path: Path) -> None:
+    path = tmp_path / "a.golden"
+    write_golden(path, register())
+    path.write_bytes(path.read_bytes().replace(GOOD.encode(), BAD.encode()))
+    told = run(*words.format(path, path).split(), code=3)
+    assert told.err.startswith("sdc: inconclusive: ")
+    assert "its checksum is wrong" in told.err
+    assert told.out == ""
+    path.unlink()
+    assert "there is no such file" in run(*words.format(path, path).split(), code=2).err
+    assert list(tmp_path.iterdir()) == []
+
+
+def written(folder: Path, **registers: Register) -> list[Path]:
+    for name, value in registers.items():
+        write_golden(folder / f"{name}.golden", value)
+    return [folder / f"{name}.golden" for name in registers]
+
+
+def test_registers_are_merged_and_listed(run: Told, tmp_path: Path) -> None:
+    files = written(tmp_path, a=register("a"), b=register("b", {"w": GOOD, "x": BAD}))
+    out = tmp_path / "out.golden"
+    assert f"2 digests in {out}" in run("merge", out, *files, code=0).out
+    assert len(read_golden(out).entries) == 2
+    told = run("list", out, code=0).out
+    for words in ("driver 550.1", "xla_flags=--a=1", "host host-a", "gpu H100", GOOD, BAD, "repeat, vote"):
+        assert words in told
+    listed = run.json("list", *files, code=0)
+    assert [(row["subject"]["workload"], row["digest"]) for row in listed["entries"]] == [("w", GOOD), ("x", BAD)]
+    assert sorted(listed["recordings"]) == ["a", "b"]
+    assert listed["disputed"] == []
+
+
+def test_a_disagreement_ends_with_one(run: Told, tmp_path: Path) -> None:
+    files = written(tmp_path, a=register("a", {"w": GOOD, "x": GOOD}), b=register("b", {"w": BAD}))
+    out = tmp_path / "out.golden"
+    found = run.json("merge", out, *files, code=1)
+    assert (found["verdict"], found["digests"]) == ("corrupt", 1)
+    assert "host-a" in found["sentences"][0]
+    assert "host-b" in found["sentences"][0]
+    merged = read_golden(out)
+    assert [entry.subject.workload for entry in merged.entries] == ["x"]
+    assert [each.subject.workload for each in merged.disputed] == ["w"]
+    assert "disputed: w | seed 0" in run("list", out, code=0).out
+    other = register("a")
+    other.recordings["a"].rounds = 9
+    (wrong,) = written(tmp_path, c=other)
+    assert "described differently" in run("merge", tmp_path / "new", files[0], wrong, code=3).err
+
+
+def test_what_needs_no_device_starts_without_jax(tmp_path: Path) -> None:
+    (path,) = written(tmp_path, a=register())
+    code = (
+        "import sys\nfrom sdc.tools.cli import run\n"
+        f"for words in (['list', {str(path)!r}], ['merge', {str(path) + '.m'!r}, {str(path)!r}], "
+        f"['verify', '--no-run', {str(path)!r}], ['record', {str(path)!r}], ['verify', 'nothing']):\n"
+        "    print(run(['golden', *words]))\n    assert 'jax' not in sys.modules, words\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.isdecimal()] == ["0", "0", "0", "2", "2"]
