@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sdc.tools import cli, estimate_options, golden_options, options, parse, study_options
+from sdc.tools import cli, doctor_options, estimate_options, golden_options, options, parse, study_options
 from sdc.tools.bench import options as bench_options
 from sdc.tools.errors import Exit
 
@@ -37,6 +37,7 @@ COMMANDS = {
     bench_options.BenchOptions: "bench transform",
     golden_options.GoldenRecordOptions: "golden record {folder}/new.golden",
     golden_options.GoldenVerifyOptions: f"golden verify {GOLDEN}",
+    doctor_options.DoctorOptions: "doctor",
     estimate_options.EstimateOptions: "estimate --target 64xv5p:16x16x16 --config tiny --run {folder}/run",
 }
 BESIDE = {
@@ -93,6 +94,7 @@ def test_a_number_is_sensible_or_refused(
 
     for function in (
         "sdc.record.determinism.prepare",
+        "sdc.tools.commands._doctor.examine",
         "sdc.tools.bench.command.prepare",
         "sdc.tools.commands._estimate._process",
         "sdc.train.cluster.joined",

@@ -47,7 +47,7 @@ def examine(
         named: the name of that file, for the record.
         environ: the environment; by default that of this process.
         suite: `MODULE:FUNCTION` of the operations to run, a function of options that returns a list of
-            `sdc.train.doctor.operations.Operation`.
+            `sdc.train.doctor.operation.Operation`.
         command: what is started as a child process.
         tell: hears what is done next.
 

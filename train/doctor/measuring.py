@@ -10,7 +10,7 @@ import numpy as np
 from sdc.record.determinism import program_fingerprint
 
 from .layout import Measured
-from .operations import Operation
+from .operation import Operation
 
 DIGITS = 16
 
@@ -29,7 +29,7 @@ def measure(operations: Sequence[Operation], devices: Sequence[jax.Device], *, r
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
         >>> from sdc.train.doctor.measuring import measure
-        >>> from sdc.train.doctor.operations import single
+        >>> from sdc.train.doctor.operation import single
         >>> [found] = measure([single("double", lambda x: x * 2, lambda: np.ones(3))], jax.devices()[:1], runs=2)
         >>> found.digests[0] == found.digests[1], found.permuted
         (True, None)

@@ -3,6 +3,10 @@
 import functools
 from collections.abc import Callable, Sequence
 
+FEW = 8
+"""Settings that are tried one by one first, if there are no more: mostly it is one, and a trial tells of all
+operations."""
+
 
 def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> list[str]:
     """The fewest of some settings with which something holds, by halving (QuickXplain).
@@ -64,7 +68,8 @@ def explanations(
     for operation in operations:
         if operation not in ask(frozenset(names)):
             continue
-        before = next((some for some in found.values() if operation in ask(frozenset(some))), None)
+        alone = [[name] for name in names] if len(names) <= FEW else []
+        before = next((some for some in [*found.values(), *alone] if operation in ask(frozenset(some))), None)
 
         def explained(some: frozenset[str], one: str = operation) -> bool:
             return one in ask(some)

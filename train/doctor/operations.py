@@ -1,19 +1,18 @@
 """What the doctor runs: a small training step, and single operations that are known for other bits.
 
-An operation is built for devices in some order. Inputs come from integers by NumPy, the same bits on every host.
+Inputs come from integers by NumPy, the same bits on every host.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from sdc.burnin.data import normal, random_words
 
@@ -21,8 +20,8 @@ from ..config import ModelConfig, OptimizerConfig, TrainConfig, check, get_confi
 from ..placement import place
 from ..programs.device import plain, sharded
 from .layout import TRAINING
+from .operation import AXIS, Built, Operation, collective, single
 
-AXIS = "devices"
 STEPS = 3
 SMALL = TrainConfig(
     name="doctor",
@@ -32,55 +31,6 @@ SMALL = TrainConfig(
     batch_size=8,
 )
 """Compiles within seconds."""
-
-
-class Built(NamedTuple):
-    """A function of arrays that can be jitted, and where its arguments are."""
-
-    fn: Callable[..., Any]
-    arguments: tuple[Any, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """Something to run.
-
-    Attributes:
-        name: how it is called in the result.
-        build: makes the function and its arguments for devices in an order; one that runs on a single device takes the
-            first.
-        several: whether it runs on all devices.
-    """
-
-    name: str
-    build: Callable[[Sequence[jax.Device]], Built]
-    several: bool = False
-
-
-def single(name: str, fn: Callable[..., Any], *inputs: Callable[[], np.ndarray]) -> Operation:
-    """An operation on one device.
-
-    Args:
-        name: its name.
-        fn: a function of arrays.
-        inputs: make the arguments.
-    """
-    return Operation(name, lambda devices: Built(fn, tuple(jax.device_put(make(), devices[0]) for make in inputs)))
-
-
-def collective(name: str, fn: Callable[..., Any], elements: int) -> Operation:
-    """An operation over all devices, each of which holds a row of so many numbers; `fn` gets a row, bound to `AXIS`."""
-
-    def build(devices: Sequence[jax.Device]) -> Built:
-        mesh = Mesh(np.asarray(devices), (AXIS,), axis_types=(AxisType.Auto,))
-        rows = normal((len(devices), elements), "float32", 31)
-        placed = jax.device_put(rows, NamedSharding(mesh, P(AXIS)))
-        mapped = jax.shard_map(
-            lambda row: fn(row[0])[None], mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
-        )
-        return Built(mapped, (placed,))
-
-    return Operation(name, build, several=True)
 
 
 def training(config: TrainConfig) -> Operation:

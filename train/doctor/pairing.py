@@ -14,9 +14,9 @@ from .children import ChildFailed
 from .comparing import by_name, steady
 from .hosts import pool_size
 from .laboratory import Laboratory
-from .layout import Answer, Check, Examined, HostPart, Outcome
+from .layout import TRAINING, Answer, Check, Examined, HostPart, Outcome
 from .narrowing import explanations
-from .repeating import FAULTY
+from .reasons import FAULTY
 from .settings import PLACES, lines, settings_of, shown
 from .surroundings import Scene
 
@@ -121,19 +121,29 @@ def _bits(
         return _check(BITS, "ok", f"{len(comparable)} operations gave the same bits on {other.host.name}{aside}")
     adopt = adoptable(scene, other)
 
-    @functools.cache
-    def equal_with(some: frozenset[str]) -> frozenset[str]:
-        changes = {name: adopt[name] for name in adopt if name in some}
-        answer = lab.ask(f"with {len(changes)} settings of {other.host.name}", changes, only=different)
-        alike = steady([answer], order=False)
-        found = by_name(answer)
-        return frozenset(name for name in alike if found[name].digests[0] == there[name].digests[0])
+    def reasons_of(operations: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+        @functools.cache
+        def equal_with(some: frozenset[str]) -> frozenset[str]:
+            if not some:
+                return frozenset()
+            changes = {name: adopt[name] for name in adopt if name in some}
+            answer = lab.ask(f"with {len(changes)} settings of {other.host.name}", changes, only=operations)
+            found = by_name(answer)
+            return frozenset(
+                name for name in steady([answer], order=False) if found[name].digests[0] == there[name].digests[0]
+            )
+
+        return explanations(names, operations, equal_with)
 
     check = _check(BITS, "differs", "")
     check.operations = different
     said = [f"{', '.join(different)} gave other bits on {other.host.name}{aside}"]
     try:
-        reasons = explanations(list(adopt), different, equal_with)
+        # The training step takes longest: it is tried with what decides the bits of others.
+        reasons = reasons_of([name for name in different if name != TRAINING], list(adopt))
+        if TRAINING in different:
+            found = [name for name in adopt if any(name in each for each in reasons.values())]
+            reasons |= reasons_of([TRAINING], found) or reasons_of([TRAINING], list(adopt))
     except ChildFailed as failed:
         check.sentence = f"{said[0]}. It could not be narrowed down ({failed})"
         return check
@@ -142,9 +152,6 @@ def _bits(
         own[THREADS] = str(pool_size(scene.environ, scene.machine.allowed, scene.devices))
     for settings in {tuple(each): None for each in reasons.values()}:
         names = [name for name in different if tuple(reasons.get(name, ())) == settings]
-        if not settings:
-            said.append(f"{', '.join(names)}: the same bits as there when it was run again. {FAULTY}")
-            continue
         told = " and ".join(f"{shown(name, adopt[name])} there, {shown(name, own.get(name))} here" for name in settings)
         said.append(f"{', '.join(names)}: decided by {told}")
         check.causes += [name for name in settings if name not in check.causes]

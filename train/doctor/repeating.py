@@ -1,24 +1,23 @@
 """The runs: the same operations twice in a process, in two, from a warm cache, in another order, with other threads."""
 
-import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 from sdc.record.determinism import THREADS
 
 from .children import ChildFailed
-from .comparing import between, by_name, steady, turned, unsteady
+from .comparing import between, by_name, turned, unsteady
 from .hosts import pool_size
 from .laboratory import Laboratory
 from .layout import TRAINING, Answer, Check, HostPart, Outcome
 from .narrowing import explanations
+from .reasons import FAULTY, Reasons, narrow_down
 from .settings import PLACES, lines, settings_of, shown
-from .surroundings import Scene, candidates
+from .surroundings import Scene
 
 REPEAT, PROCESS, CACHE, ORDER = "twice in one process", "in two processes", "compilation cache", "order of devices"
 THREAD_POOL, DECIDING = "other thread pool", "settings here"
 RUNS = (REPEAT, PROCESS, CACHE, ORDER, THREAD_POOL)
-FAULTY = "A faulty device is one of the explanations: run sdc burnin"
 
 
 def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
@@ -51,12 +50,14 @@ def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answe
     told = [each for each in (first, second, warm) if isinstance(each, Answer)]
     within, order = unsteady(told), turned(told)
     apart = between(first, second) if isinstance(second, Answer) else []
-    why = functools.partial(_why, lab, scene)
+    reasons = narrow_down(lab, scene, list(dict.fromkeys([*within, *apart, *order])))
     checks = [
-        _judged(REPEAT, within, f"{_count(first)} gave the same bits in each of {lab.request.runs} runs", why),
-        _judged(PROCESS, apart, f"{_count(first)} gave the same bits in another process", why, second),
+        _judged(REPEAT, within, f"{_count(first)} gave the same bits in each of {lab.request.runs} runs", reasons),
+        _check(PROCESS, "could not be run", str(second))
+        if isinstance(second, ChildFailed)
+        else _judged(PROCESS, apart, f"{_count(first)} gave the same bits in another process", reasons),
         _cache(first, warm, apart),
-        _order(first, order, why),
+        _order(first, order, reasons),
         _pool(first, pool[0] if pool else None, other, lab.environ, scene),
         _deciding(lab, first, small),
     ]
@@ -97,61 +98,12 @@ def _count(answer: Answer) -> str:
     return f"{len(by_name(answer))} operations"
 
 
-Why = Callable[[Sequence[str], bool], tuple[str, list[str], list[str]]]
-
-
-def _judged(
-    name: str,
-    different: Sequence[str],
-    same: str,
-    why: Why,
-    answer: Answer | ChildFailed | None = None,
-    order: bool = False,
-) -> Check:
-    if isinstance(answer, ChildFailed):
-        return _check(name, "could not be run", str(answer))
+def _judged(name: str, different: Sequence[str], same: str, reasons: Reasons) -> Check:
     if not different:
         return _check(name, "ok", same)
-    said, causes, to_set = why(different, order)
-    sentence = f"{_listed(different)} gave other bits. {said}"
+    said, causes, to_set = reasons.tell(different)
+    sentence = f"{', '.join(different)} gave other bits. {said}"
     return _check(name, "differs", sentence, operations=different, causes=causes, to_set=to_set)
-
-
-def _why(lab: Laboratory, scene: Scene, names: Sequence[str], order: bool) -> tuple[str, list[str], list[str]]:
-    """Tries the settings that are known, in new processes, until those are left that make the difference."""
-    known = candidates(scene)
-
-    @functools.cache
-    def holding(some: frozenset[str]) -> frozenset[str]:
-        changes = {name: known[name] for name in known if name in some}
-        what = f"narrowing down: {len(changes)} settings changed"
-        answers = lab.together([lambda: lab.ask(what, changes, only=names)] * 2)
-        for each in answers:
-            if isinstance(each, ChildFailed):
-                raise each
-        return steady([each for each in answers if isinstance(each, Answer)], order=order) & frozenset(names)
-
-    try:
-        again = [name for name in names if name not in holding(frozenset())]
-        found = explanations(list(known), again, holding)
-    except ChildFailed as failed:
-        return f"It could not be narrowed down ({failed}). {FAULTY}", [], []
-    said, causes, to_set = [], [], []
-    for settings in {tuple(each): None for each in found.values()}:
-        changes = {name: known[name] for name in settings}
-        told = " and ".join(shown(name, value) for name, value in changes.items())
-        said.append(f"{_listed([name for name in names if tuple(found.get(name, ())) == settings])}: not with {told}")
-        causes += [name for name in settings if name not in causes]
-        to_set += [line for line in lines(scene.environ, changes) if line not in to_set]
-    if once := [name for name in names if name not in again]:
-        said.append(f"{_listed(once)}: it did not come again in two more processes. {FAULTY}")
-    if rest := [name for name in again if name not in found]:
-        tried = f"none of the {len(known)} settings that are known here" if known else "no setting is known here that"
-        said.append(
-            f"{_listed(rest)}: {tried} explains it. The program itself may be different each time (counters, clocks, "
-            f"callbacks), or a library. {FAULTY}"
-        )
-    return ". ".join(said), causes, to_set
 
 
 def _cache(first: Answer, warm: Answer | ChildFailed, apart: Sequence[str]) -> Check:
@@ -165,7 +117,7 @@ def _cache(first: Answer, warm: Answer | ChildFailed, apart: Sequence[str]) -> C
     return _check(
         CACHE,
         "differs",
-        f"{_listed(different)}: what was read from the cache gave other bits than what was compiled. Clear it, or do "
+        f"{', '.join(different)}: what was read from the cache gave other bits than what was compiled. Clear it, or do "
         f"without. {FAULTY}",
         operations=different,
         causes=["the persistent compilation cache"],
@@ -173,13 +125,13 @@ def _cache(first: Answer, warm: Answer | ChildFailed, apart: Sequence[str]) -> C
     )
 
 
-def _order(first: Answer, different: Sequence[str], why: Why) -> Check:
+def _order(first: Answer, different: Sequence[str], reasons: Reasons) -> Check:
     several = [row for row in by_name(first).values() if row.permuted is not None]
     if not several:
         return _check(ORDER, "not applicable", "there is one device; --devices 2 simulates more")
     count = max(row.devices for row in several)
     same = f"{len(several)} operations on {count} devices gave the same bits in the opposite order"
-    return _judged(ORDER, different, same, why, order=True)
+    return _judged(ORDER, different, same, reasons)
 
 
 def _pool(
@@ -194,13 +146,11 @@ def _pool(
     if not different:
         said = f"{_count(answer)} gave the same bits with {other} threads as with {size}; larger ones may not"
         return _check(THREAD_POOL, "information", said)
-    said = (
-        f"thread pool size decides the bits of {_listed(different)} ({size} threads, and {other}): compare only hosts "
-    )
+    said = f"thread pool size decides the bits of {', '.join(different)} ({size} threads, and {other})"
     return _check(
         THREAD_POOL,
         "information",
-        f"{said}with equal {THREADS}",
+        f"{said}: compare only hosts with equal {THREADS}",
         operations=different,
         causes=[THREADS],
         to_set=lines({}, {THREADS: str(size)}),
@@ -229,12 +179,8 @@ def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
     except ChildFailed as failed:
         return _check(DECIDING, "could not be run", str(failed))
     if not causes:
-        return _check(DECIDING, "ok", f"{_listed(given)}: without them the bits are the same")
+        return _check(DECIDING, "ok", f"{', '.join(given)}: without them the bits are the same")
     values = settings_of(lab.environ)
     said = ", ".join(shown(name, values[name]) for name in causes)
-    sentence = f"{said}: without, {_listed(different)} gives other bits. Compare only hosts where this is equal"
+    sentence = f"{said}: without, {', '.join(different)} gives other bits. Compare only hosts where this is equal"
     return _check(DECIDING, "information", sentence, operations=different, causes=causes)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)

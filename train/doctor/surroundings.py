@@ -12,7 +12,7 @@ from sdc.record.manifests import Environment
 
 from .hosts import pool_size
 from .layout import Check, HostPart, Outcome
-from .settings import lines, settings_of, shown
+from .settings import PLACES, lines, settings_of, shown
 
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 SET_FOR_GPUS: Mapping[str, str] = {
@@ -57,7 +57,7 @@ def look(scene: Scene) -> list[Check]:
 
 def candidates(scene: Scene) -> dict[str, str | None]:
     """Settings that may make an operation repeat itself which does not: those known for the platform, and the absence
-    of each that is set."""
+    of each other one that is set."""
     needed: dict[str, str | None] = {}
     if scene.platform == "gpu":
         needed |= {name: value for name, _, value in (flag.partition("=") for flag in GPU_FLAGS)}
@@ -68,8 +68,8 @@ def candidates(scene: Scene) -> dict[str, str | None]:
     if scene.platform == "cpu":
         needed |= {"--xla_cpu_enable_fast_math": "false", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}
     given = settings_of(scene.environ)
-    needed = {name: value for name, value in needed.items() if given.get(name) != value}
-    return {**needed, **dict.fromkeys((name for name in given if name not in needed), None)}
+    away = [name for name in given if name not in needed and name not in PLACES]
+    return {name: value for name, value in needed.items() if given.get(name) != value} | dict.fromkeys(away, None)
 
 
 def _check(

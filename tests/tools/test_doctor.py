@@ -1,0 +1,98 @@
+"""`sdc doctor` from the command line: exit codes, JSON that another host reads, and refusals before anything starts."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdc.tools.cli import run
+from sdc.train.doctor import examining
+from sdc.train.doctor.layout import Examined, read_examined
+from tests.train.test_doctor import FLAGGED, PLAIN, SEEDED
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the command examines; its operations are few."""
+    found = dict(PLAIN)
+    partial = functools.partial(examining.examine, environ=found, suite=FLAGGED)
+    monkeypatch.setattr("sdc.tools.commands._doctor.examine", partial)
+    return found
+
+
+def test_two_hosts_by_file(environ: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first is fit; the second has a flag more, which is named, with what to set."""
+    assert run(["doctor", "--json"]) == 0
+    captured = capsys.readouterr()
+    value = json.loads(captured.out)
+    assert (value["format"], value["schema"], value["verdict"]["word"]) == ("jax-sdc doctor", 1, "FIT")
+    assert value["settings"] == {"JAX_PLATFORMS": "cpu", "NPROC": "2"}
+    assert {row["operation"] for row in value["operations"]} == {"steady", "product", "sum", "roundings", "types"}
+    file = tmp_path / "first.json"
+    file.write_text(captured.out)
+    assert isinstance(read_examined(file), Examined)
+
+    environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
+    assert run(["doctor", "--against", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "roundings: decided by no --xla_allow_excess_precision there, --xla_allow_excess_precision=false here" in out
+    assert "NOT FIT  bits differ: bits of both hosts" in out
+    told = out[out.index("to make bits comparable, set") :]
+    assert "  unset XLA_FLAGS\n" in told
+    assert told.count("NPROC") == 1
+
+    for arguments, said in (
+        (("--devices", "2"), "was written without --devices; give the same"),
+        (("--config", "tiny"), "was written without --config; give the same"),
+    ):
+        assert run(["doctor", "--against", str(file), *arguments]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_without_an_answer_it_is_inconclusive(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--seconds", "0.05"]) == 3
+    out = capsys.readouterr().out
+    assert "INCONCLUSIVE  could not be found out: twice in one process" in out
+    assert "was killed" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("", "is damaged"),
+        ("[]", "expected a JSON object"),
+        ('{"format": "jax-sdc burn-in"}', "is no result of sdc doctor (its format is 'jax-sdc burn-in')"),
+        ('{"format": "jax-sdc doctor", "schema": 2}', "has layout 2, this version of jax-sdc reads 1"),
+        ('{"format": "jax-sdc doctor", "schema": 1}', "is damaged (Object missing required field `version`)"),
+    ],
+)
+def test_a_file_that_is_none(
+    text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(**_: Any) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr("sdc.tools.commands._doctor.examine", never)
+    file = tmp_path / "other.json"
+    if text is not None:
+        file.write_text(text)
+    assert run(["doctor", "--against", str(file)]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("sdc: error: ")
+    assert said in line
+
+
+def test_a_configuration_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--config", "huge"]) == 2
+    assert "--config huge: unknown; choose one of" in capsys.readouterr().err
+
+
+def test_as_the_commands_set_it_up() -> None:
+    """The flags of GPUs and the size of the pool are in the environment that is examined."""
+    found = examining.examine(environ={**PLAIN, "NPROC": "1"}, suite=SEEDED, devices=5, prepared=True, seconds=0.01)
+    assert found.settings["--xla_gpu_autotune_level"] == "0"
+    assert int(found.settings["NPROC"]) >= 5
+    assert found.asked.prepared

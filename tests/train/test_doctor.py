@@ -1,0 +1,171 @@
+"""The doctor finds differences that were made, in real processes, and names what makes them."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sdc.record.manifests import Environment
+from sdc.train.doctor.children import Request, ask
+from sdc.train.doctor.examining import examine
+from sdc.train.doctor.hosts import describe_host
+from sdc.train.doctor.laboratory import Laboratory
+from sdc.train.doctor.layout import Answer, Check, Examined
+from sdc.train.doctor.measuring import measure
+from sdc.train.doctor.operations import standard
+from sdc.train.doctor.pairing import compare_hosts
+from sdc.train.doctor.settings import settings_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PLAIN = {
+    **{key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "NPROC", "OMP_"))},
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": str(ROOT),
+    "NPROC": "2",
+}
+"""An environment without what the suite sets."""
+SEEDED, FLAGGED, BROKEN = (f"tests.train.doctor_suite:{name}" for name in ("seeded", "flagged", "broken"))
+OTHER = "--xla_cpu_enable_fast_math=true --xla_allow_excess_precision=false"
+
+
+def by_name(found: Examined) -> dict[str, Check]:
+    return {check.name: check for check in found.checks}
+
+
+@pytest.fixture(scope="module")
+def seeded() -> Examined:
+    return examine(environ=PLAIN, suite=SEEDED, devices=2)
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Examined:
+    """A host with more threads and with flags that change bits."""
+    return examine(environ={**PLAIN, "NPROC": "8", "XLA_FLAGS": OTHER}, suite=FLAGGED)
+
+
+def test_what_differs_is_named(seeded: Examined) -> None:
+    checks = by_name(seeded)
+    assert checks["twice in one process"].operations == ["counter"]
+    # A counter begins anew in each process: there it is like itself, which is no reason to call it steady.
+    assert checks["in two processes"].operations == ["process", "unless set"]
+    assert checks["order of devices"].operations == ["order"]
+    assert checks["compilation cache"].outcome == "ok"
+    assert (seeded.verdict.word, seeded.verdict.code) == ("NOT FIT", 1)
+    assert "order of devices" in seeded.verdict.sentence
+
+
+def test_the_setting_is_found_or_it_is_said_that_none_is(seeded: Examined) -> None:
+    check = by_name(seeded)["in two processes"]
+    assert check.causes == ["--xla_cpu_enable_fast_math"]
+    assert check.lines == ['export XLA_FLAGS="--xla_cpu_enable_fast_math=false"']
+    assert "unless set: not with --xla_cpu_enable_fast_math=false" in check.sentence
+    assert "process: none of the" in check.sentence
+    for name in ("twice in one process", "order of devices"):
+        found = by_name(seeded)[name]
+        assert found.causes == found.lines == []
+        assert "faulty device is one of the explanations: run sdc burnin" in found.sentence
+
+
+def test_settings_that_decide_bits_here_are_named(elsewhere: Examined) -> None:
+    checks = by_name(elsewhere)
+    assert elsewhere.verdict.word == "FIT"  # what is set is a property, and no failure
+    assert checks["settings here"].causes == ["--xla_allow_excess_precision", "--xla_cpu_enable_fast_math"]
+    assert set(checks["settings here"].operations) == {"sum", "roundings"}
+    pool = checks["other thread pool"]
+    assert (pool.outcome, pool.operations, pool.causes) == ("information", ["product"], ["NPROC"])
+    assert "thread pool size decides the bits of product (8 threads, and 1)" in pool.sentence
+    assert "compare only hosts with equal NPROC" in pool.sentence
+
+
+def compared(answer: Answer, other: Examined, environ: dict[str, str]) -> dict[str, Check]:
+    lab = Laboratory(environ, Request(suite=FLAGGED), 60)
+    return {check.name: check for check in compare_hosts(lab, answer, other, describe_host())}
+
+
+def test_of_two_hosts_the_deciding_settings_are_named(elsewhere: Examined) -> None:
+    """Whoever wrote the file had a larger pool and two flags, and this host has an option of JAX."""
+    environ = {**PLAIN, "JAX_ENABLE_X64": "1"}
+    checks = compared(ask(Request(suite=FLAGGED), environ, limit=60), elsewhere, environ)
+    check = checks["bits of both hosts"]
+    assert check.outcome == "differs"
+    assert check.operations == ["product", "sum", "roundings", "types"]
+    assert set(check.causes) == {*settings_of({"XLA_FLAGS": OTHER}), "NPROC", "JAX_ENABLE_X64"}
+    for said in (
+        "product: decided by NPROC=8 there, NPROC=2 here",
+        "sum: decided by --xla_cpu_enable_fast_math=true there, no --xla_cpu_enable_fast_math here",
+        "roundings: decided by --xla_allow_excess_precision=false there",
+        "types: decided by no JAX_ENABLE_X64 there, JAX_ENABLE_X64=1 here",
+    ):
+        assert said in check.sentence
+    flags, threads, option = sorted(check.lines, key=len, reverse=True)
+    assert set(flags.partition("=")[2].strip('"').split()) == set(OTHER.split())
+    assert {threads, option} == {"export NPROC=8", "unset JAX_ENABLE_X64"}
+    assert "options.jax_enable_x64: here True, there False" in checks["environments of both hosts"].sentence
+
+
+def test_what_no_setting_explains_is_left_open(elsewhere: Examined) -> None:
+    """A digest that is other on a like host: no setting and no library is blamed, nor the hardware for certain."""
+    answer = Answer(
+        format="jax-sdc doctor child",
+        environment=msgspec.convert(msgspec.to_builtins(elsewhere.environment), Environment),
+        operations=[msgspec.structs.replace(row) for row in elsewhere.operations],
+        hits=0,
+        seconds=0.0,
+    )
+    environ = {**PLAIN, "NPROC": "8", "XLA_FLAGS": OTHER}
+    checks = compared(answer, elsewhere, environ)
+    assert {check.outcome for check in checks.values()} == {"ok"}
+    answer.operations[0].digests = ["0" * 16] * 3
+    check = compared(answer, elsewhere, environ)["bits of both hosts"]
+    assert (check.outcome, check.operations, check.causes) == ("differs", ["steady"], [])
+    assert "steady: no setting explains it (of the same program), and libraries and processors are" in check.sentence
+    assert "faulty device is one of the explanations" in check.sentence
+    answer.environment.packages["jaxlib"] = "0.11.0"
+    check = compared(answer, elsewhere, environ)["bits of both hosts"]
+    assert "what no setting changes differs: packages.jaxlib: here 0.11.0, there" in check.sentence
+    assert "faulty" not in check.sentence
+
+
+def test_an_operation_that_cannot_be_run_leaves_it_open() -> None:
+    found = examine(environ=PLAIN, suite=BROKEN)
+    assert (found.verdict.word, found.verdict.code) == ("INCONCLUSIVE", 3)
+    check = by_name(found)["all operations"]
+    assert (check.operations, check.sentence) == (["refused"], "refused: RuntimeError: no such unit")
+
+
+def test_what_cannot_be_imported_leaves_it_open() -> None:
+    found = examine(environ=PLAIN, suite="tests.train.doctor_suite:nothing")
+    assert found.verdict.code == 3
+    assert found.operations == []
+    assert "AttributeError" in by_name(found)["in two processes"].sentence
+
+
+def test_a_flag_that_is_unknown_ends_a_child_and_is_told() -> None:
+    environ = {**PLAIN, "XLA_FLAGS": "--xla_no_such_flag=1"}
+    found = examine(environ=environ, suite=BROKEN)
+    assert found.verdict.code == 3
+    assert "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1" in by_name(found)["twice in one process"].sentence
+
+
+def test_the_standard_operations_repeat_themselves_here() -> None:
+    """In this process, with eight devices: all can be run, also with the devices in the opposite order."""
+    import jax
+
+    rows = measure(standard({"config": None}), jax.devices()[:2], runs=2)
+    assert len(rows) == 18
+    assert [row.problem for row in rows if row.problem] == []
+    assert all(len(set(row.digests)) == 1 and row.permuted in (None, row.digests[0]) for row in rows)
+    assert {row.operation for row in rows if row.devices == 2} == {
+        "psum",
+        "psum_scatter",
+        "all_gather",
+        "training step",
+    }
+
+
+def test_a_child_measures_only_what_it_is_asked_for() -> None:
+    answer = ask(Request(suite=SEEDED, only=["steady"], runs=2), PLAIN, limit=60)
+    [row] = answer.operations
+    assert (row.operation, len(row.digests), answer.hits) == ("steady", 2, 0)
+    assert answer.environment.cpu_threads == "2"
