@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sdc.tools import cli, doctor_options, estimate_options, golden_options, options, parse, study_options
+from sdc.tools import cli, doctor_options, estimate_options, golden_options, options, pair_options, parse, study_options
 from sdc.tools.bench import options as bench_options
 from sdc.tools.errors import Exit
 
@@ -38,6 +38,8 @@ COMMANDS = {
     golden_options.GoldenRecordOptions: "golden record {folder}/new.golden",
     golden_options.GoldenVerifyOptions: f"golden verify {GOLDEN}",
     doctor_options.DoctorOptions: "doctor",
+    pair_options.PairOptions: "pair --corpus {text} --run {folder}/run",
+    pair_options.PoolOptions: "pool --corpus {text} --run {folder}/run --twins 3",
     estimate_options.EstimateOptions: "estimate --target 64xv5p:16x16x16 --config tiny --run {folder}/run",
 }
 BESIDE = {
