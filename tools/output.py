@@ -21,6 +21,8 @@ from sdc.checksums.profile import Profile, hardware
 from sdc.record.files import to_json
 from sdc.record.identity import stamp
 
+from .fleet_tables import fleet_parts, naming_parts
+
 WIDEST = 400
 """Columns of a table that no window has."""
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow"}
@@ -327,6 +329,8 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Iterator[Part]]] = {
     "diff": _difference,
     "doctor": _doctor,
     "estimate": _estimate,
+    "fleet": fleet_parts,
+    "fleet simulation": naming_parts,
     "several": _several,
 }
 """What is shown of each kind of record; of all others what is shown of a run."""

@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Entry] = {
     "pair": Entry(".pair_options", "PairOptions", ".commands._pair"),
     "pool": Entry(".pair_options", "PoolOptions", ".commands._pool"),
     "golden": Entry(".golden_options", "GoldenOptions", ".commands._golden"),
+    "fleet": Entry(".fleet_options", "FleetOptions", ".commands._fleet"),
     "report": Entry(".options", "ReportOptions", ".commands._report"),
     "bench": Entry(".bench.options", "BenchOptions", ".bench.command"),
 }

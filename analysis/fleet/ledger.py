@@ -1,0 +1,308 @@
+"""A ledger of devices: what all burn-ins together checked on each, wherever it was, so that short tests add up.
+
+It is a JSON file with a checksum, replaced whole. A burn-in counts once, by its id. One process writes at a time.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from sdc.record.fields import Fields, about
+from sdc.record.files import read_json, write_sealed
+from sdc.record.identity import Host as Writer, identify, package_version
+from sdc.record.lock import Lock, RecordBusy
+from sdc.record.storage import AnyPath, RecordError
+
+from ..statistics import frequency_interval, frequency_upper_bound
+from ..waiting import excluded_interval, mean_interval_limits
+from .collecting import HostResult
+from .majority import Votes
+from .suspects import FLEET, Past, wrong_runs
+
+FORMAT = "jax-sdc fleet ledger"
+SCHEMA = 1
+"""Version of the layout. It changes with every change that an older reader would misread."""
+PATIENCE = 30.0
+"""Seconds to wait for another writer."""
+
+
+class Place(Fields, kw_only=True):
+    """A host that a device was in."""
+
+    host: Annotated[str, about("name of the host")]
+    machine: Annotated[str | None, about("hash of its identity")] = None
+    first: Annotated[str, about("when the first burn-in there began")]
+    last: Annotated[str, about("when the last one began")]
+
+
+class Accusation(Fields, kw_only=True):
+    """A burn-in in which a device differed."""
+
+    created: Annotated[str, about("when it began")]
+    kinds: Annotated[list[str], about("kinds of evidence")]
+    alone: Annotated[bool, about("whether this device alone is accused")]
+    wrong_runs: Annotated[int, about("runs with a difference")]
+
+
+class Account(Fields, kw_only=True):
+    """What is known of a device."""
+
+    kind: Annotated[str, about("model")]
+    serial: Annotated[str | None, about("serial number")] = None
+    uuid: Annotated[str | None, about("UUID")] = None
+    burn_ins: Annotated[int, about("burn-ins")] = 0
+    runs: Annotated[int, about("runs that were checked")] = 0
+    elements: Annotated[int, about("numbers that were checked")] = 0
+    seconds: Annotated[float, about("time at load")] = 0.0
+    places: Annotated[list[Place], about("hosts that it was in")] = msgspec.field(default_factory=list)
+    accused: Annotated[dict[str, Accusation], about("burn-ins in which it differed, by id")] = msgspec.field(
+        default_factory=dict
+    )
+
+    @property
+    def wrong_runs(self) -> int:
+        """Runs with a difference, of all burn-ins."""
+        return sum(each.wrong_runs for each in self.accused.values())
+
+
+class Ledger(Fields, kw_only=True):
+    """The whole file."""
+
+    format: Annotated[Literal["jax-sdc fleet ledger"], about("`jax-sdc fleet ledger`")] = "jax-sdc fleet ledger"
+    schema: Annotated[int, about("version of this layout, 1")] = SCHEMA
+    version: Annotated[str, about("version of jax-sdc")] = ""
+    host: Annotated[Writer | None, about("who wrote it")] = None
+    simulated: Annotated[bool, about("whether it is of simulations; it then takes nothing else")] = False
+    burn_ins: Annotated[dict[str, str], about("burn-ins that count, by id: when they ended")] = msgspec.field(
+        default_factory=dict
+    )
+    devices: Annotated[dict[str, Account], about("devices by what they are recognized by")] = msgspec.field(
+        default_factory=dict
+    )
+
+
+class Added(NamedTuple):
+    """What became of results that a ledger was given.
+
+    Attributes:
+        added: results that count now.
+        known: results that counted before.
+        changed: files of results that counted before, and have gone on since: what they add is left out.
+        foreign: results that are simulated where the ledger is not, or the other way round.
+    """
+
+    added: int
+    known: int
+    changed: tuple[str, ...]
+    foreign: int
+
+
+def read_ledger(path: AnyPath) -> Ledger | None:
+    """Reads a ledger; None where there is none.
+
+    Raises:
+        RecordError: it is damaged, or of another format or layout.
+    """
+    place = os.fspath(path)
+    if not Path(place).exists():
+        return None
+    value = read_json(place, sealed=True)
+    if value.get("format") != FORMAT:
+        raise RecordError(f"{place} is no ledger of a fleet (its format is {value.get('format')!r}); name another file")
+    if value.get("schema") != SCHEMA:
+        raise RecordError(f"{place} has layout {value.get('schema')!r}, this version of jax-sdc reads {SCHEMA}")
+    try:
+        return msgspec.convert(value, Ledger)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{place} is damaged ({error}); restore it, or begin another ledger") from error
+
+
+def enter(ledger: Ledger, results: Iterable[HostResult], votes: Votes) -> Added:
+    """Adds results to a ledger. What counts already adds nothing, but what other hosts say of it since then.
+
+    Args:
+        ledger: is changed.
+        results: of as many hosts and burn-ins as there are.
+        votes: what hosts say of each other.
+    """
+    added, known, foreign = 0, 0, 0
+    changed = []
+    taken = []
+    for result in results:
+        if result.simulated != ledger.simulated:
+            foreign += 1
+            continue
+        taken.append(result)
+        if result.id in ledger.burn_ins:
+            known += 1
+            if ledger.burn_ins[result.id] != result.ended:
+                changed.append(result.file)
+            continue
+        added += 1
+        ledger.burn_ins[result.id] = result.ended
+        for part in result.parts.values():
+            account = ledger.devices.setdefault(part.identity, Account(kind=part.kind))
+            account.serial, account.uuid, account.kind = part.serial, part.uuid, part.kind
+            account.burn_ins += 1
+            account.runs += part.runs
+            account.elements += part.elements
+            account.seconds += part.seconds
+            _visit(account, result)
+    _accuse(ledger, taken, votes)
+    return Added(added, known, tuple(changed), foreign)
+
+
+def update_ledger(
+    path: AnyPath, results: Sequence[HostResult], votes: Votes, patience: float = PATIENCE
+) -> tuple[Ledger, Added]:
+    """Adds results to the ledger in a file, which is made if there is none.
+
+    A ledger that begins with nothing but simulations is one of simulations.
+
+    Args:
+        path: the file.
+        results, votes: as for `enter`.
+        patience: seconds to wait for another process that writes it.
+
+    Raises:
+        RecordError: as for `read_ledger`.
+        RecordBusy: another process goes on writing it.
+        OSError: it cannot be written.
+    """
+    with _locked(Path(path), patience):
+        ledger = read_ledger(path)
+        if ledger is None:
+            ledger = Ledger(simulated=bool(results) and all(result.simulated for result in results))
+        added = enter(ledger, results, votes)
+        ledger.version, ledger.host = package_version("jax-sdc"), identify()
+        write_sealed(path, msgspec.to_builtins(ledger))
+    return ledger, added
+
+
+def past_of(ledger: Ledger | None) -> Mapping[str, Mapping[str, Past]]:
+    """What a ledger has against devices, by identity and id of the burn-in; nothing of simulations."""
+    if ledger is None or ledger.simulated:
+        return {}
+    return {
+        name: {
+            id: Past(each.created, tuple(each.kinds), each.alone, each.wrong_runs)
+            for id, each in account.accused.items()
+        }
+        for name, account in ledger.devices.items()
+        if account.accused
+    }
+
+
+class Limits(NamedTuple):
+    """What all burn-ins of a device together say of it, at 95 %.
+
+    Attributes:
+        element_rate: independent mismatches above this rate per element would have been seen: -ln(0.05) / n. None where
+            something was seen, or nothing was checked.
+        run_rate: exact (Garwood) limits of the share of runs with a difference; None where none has one.
+        interval: bursts at least this often (seconds at load) would have been seen: time / 3. None as above.
+        mean_interval: exact limits of the mean time between runs with a difference, in seconds at load; None where none
+            has one. A burst that hit several runs counts as several, which makes the time too short.
+    """
+
+    element_rate: float | None
+    run_rate: tuple[float, float] | None
+    interval: float | None
+    mean_interval: tuple[float, float] | None
+
+
+def limits(account: Account) -> Limits:
+    """The limits of a device.
+
+    Example:
+        >>> from sdc.analysis.fleet.ledger import Account, limits
+        >>> said = limits(Account(kind="a", runs=30, elements=3_000_000, seconds=600.0))
+        >>> round(said.element_rate * 1e6, 2), round(said.interval)
+        (1.0, 200)
+    """
+    wrong = account.wrong_runs
+    if not account.accused:
+        rate = frequency_upper_bound(0, account.elements) if account.elements > 0 else None
+        return Limits(rate, None, excluded_interval_of(account.seconds), None)
+    runs = max(account.runs, wrong)
+    share = frequency_interval(wrong, runs) if runs else None
+    mean = mean_interval_limits(account.seconds, wrong) if account.seconds > 0 else None
+    return Limits(None, share, None, mean)
+
+
+def excluded_interval_of(seconds: float) -> float | None:
+    """Seconds from one burst to the next that so many seconds at load without one exclude; None without time."""
+    return excluded_interval(seconds) if seconds > 0 else None
+
+
+def _visit(account: Account, result: HostResult) -> None:
+    for place in account.places:
+        if (place.host, place.machine) == (result.host.name, result.host.machine):
+            place.first, place.last = min(place.first, result.created), max(place.last, result.created)
+            return
+    name, machine = result.host
+    account.places.append(Place(host=name, machine=machine, first=result.created, last=result.created))
+    account.places.sort(key=lambda place: place.first)
+
+
+def _accuse(ledger: Ledger, results: Sequence[HostResult], votes: Votes) -> None:
+    """Writes down who differed in which burn-in. More hosts say more of the same burn-in."""
+    created = {result.id: result.created for result in results}
+    kinds: dict[tuple[str, str], dict[str, None]] = {}
+    alone: set[tuple[str, str]] = set()
+    for result in results:
+        for finding in result.findings:
+            for index in finding.devices:
+                place = (result.parts[index].identity, result.id)
+                kinds.setdefault(place, {}).update(dict.fromkeys(finding.kinds))
+                if len(finding.devices) == 1:
+                    alone.add(place)
+    for each in votes.outvoted:
+        place = (each.ballot.part.identity, each.ballot.result.id)
+        kinds.setdefault(place, {})[FLEET] = None
+        if not each.shared:
+            alone.add(place)
+    for (name, simulated), burn_ins in wrong_runs(results, votes).items():
+        if simulated != ledger.simulated or name not in ledger.devices:
+            continue
+        counts: dict[str, int] = {}
+        for (id, _), (wrong, _) in burn_ins.items():
+            counts[id] = counts.get(id, 0) + wrong
+        for id in counts.keys() & created.keys():
+            before = ledger.devices[name].accused.get(id)
+            ledger.devices[name].accused[id] = Accusation(
+                created=created[id],
+                kinds=sorted({*kinds.get((name, id), {"repeat": None}), *(before.kinds if before else ())}),
+                alone=(name, id) in alone or (before is not None and before.alone),
+                wrong_runs=max(counts[id], before.wrong_runs if before else 0),
+            )
+
+
+@contextlib.contextmanager
+def _locked(path: Path, patience: float) -> Iterator[None]:
+    """The right to write a file: the lock of a folder beside it, which is there for as long."""
+    folder = path.with_name(f"{path.name}.lock")
+    until = time.monotonic() + patience
+    while True:
+        try:
+            folder.mkdir(exist_ok=True)
+            lock = Lock(folder)
+            break
+        except RecordBusy as error:
+            if time.monotonic() >= until:
+                raise RecordBusy(f"{path} is being written by another process ({error})") from error
+        except FileNotFoundError:  # whoever had it before has just removed its folder
+            if not path.parent.is_dir() or time.monotonic() >= until:
+                raise
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        lock.release()
+        with contextlib.suppress(OSError):  # the next one has it already
+            folder.rmdir()

@@ -1,0 +1,120 @@
+"""`sdc fleet`: results of many hosts, and whom to pair with whom. Nothing here needs JAX."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sdc.settings import SettingError
+
+from ..errors import VERDICTS, Exit, usage_errors
+from ..fleet_options import FleetOptions, ScheduleOptions, SimulateOptions, SummarizeOptions
+
+LARGEST = 10_000_000
+"""Bytes of a file of host names."""
+
+
+def run(options: FleetOptions) -> int:
+    """Summarizes, schedules or simulates."""
+    match options.command:
+        case SummarizeOptions() as command:
+            return _summarize(command)
+        case ScheduleOptions() as command:
+            return _schedule(command)
+        case SimulateOptions() as command:
+            return _simulate(command)
+
+
+def _summarize(options: SummarizeOptions) -> int:
+    from sdc.analysis.fleet.collecting import collect, find_results
+    from sdc.analysis.fleet.ledger import read_ledger, update_ledger
+    from sdc.analysis.fleet.majority import vote
+    from sdc.analysis.fleet.pages import prepare_folder, write_pages
+    from sdc.analysis.fleet.summarizing import device_rows, summarize_results
+
+    from ..output import show
+    from ..progress import CountProgress
+
+    with usage_errors():
+        files = list(find_results(options.files))
+        ledger, added = None, None
+        if options.ledger is not None:
+            if not options.ledger.absolute().parent.is_dir():
+                raise SettingError("ledger", options.ledger, "its folder does not exist; make it, or name another")
+            read_ledger(options.ledger)  # what is wrong with it is told before the work
+        if options.output is not None:
+            prepare_folder(options.output)
+        with CountProgress("result", len(files)) as progress:
+            found = collect(files, lambda file: progress.advance(""))
+        votes = vote(found.results)
+        if options.ledger is not None and found.results:
+            ledger, added = update_ledger(options.ledger, found.results, votes)
+        summary = summarize_results(found, votes=votes, ledger=ledger, added=added)
+        if options.output is not None:
+            devices = device_rows(found.results, votes, summary["suspects"], ledger)
+            summary["report"] = str(write_pages(options.output, summary, devices))
+    show("fleet", summary, as_json=options.json)
+    return int(VERDICTS[summary["verdict"]])
+
+
+def _schedule(options: ScheduleOptions) -> int:
+    from sdc.analysis.fleet.launching import jobset_lines, srun_lines
+    from sdc.analysis.fleet.pairing import make_schedule
+
+    from ..output import show, write
+
+    with usage_errors():
+        hosts = [*_named(options.hosts)]
+        suspects = [*_named(tuple(name.strip() for name in options.suspects.split(",") if name.strip()))]
+        made = make_schedule(hosts, options.rounds, suspects=suspects, seed=_seed(options.seed))
+        if options.format == "srun":
+            text = "\n".join(srun_lines(made, options.folder))
+        elif options.format == "jobset":
+            text = "\n".join(jobset_lines(made, options.folder, options.image))
+    if options.format == "json":
+        rounds = [
+            {"pairs": pairs, "resting": resting} for pairs, resting in zip(made.rounds, made.resting, strict=True)
+        ]
+        show("fleet", {"rounds": rounds, "suspects": suspects, "notes": list(made.notes)}, as_json=True)
+    else:
+        write(text)
+    return int(Exit.CLEAN)
+
+
+def _simulate(options: SimulateOptions) -> int:
+    from sdc.analysis.fleet.naming import simulate_naming
+
+    from ..output import show
+
+    with usage_errors():
+        rows = simulate_naming(
+            options.hosts,
+            options.bad,
+            options.probability,
+            options.rounds,
+            trials=options.trials,
+            seed=_seed(options.seed),
+        )
+    asked = {"hosts": options.hosts, "bad": options.bad, "probability": options.probability, "trials": options.trials}
+    result = {"simulated": True, **asked, "seed": options.seed, "rounds": [row._asdict() for row in rows]}
+    show("fleet simulation", result, as_json=options.json)
+    return int(Exit.CLEAN)
+
+
+def _seed(seed: int) -> int:
+    if not 0 <= seed < 2**31:
+        raise SettingError("seed", seed, "expected 0 to 2147483647")
+    return seed
+
+
+def _named(words: Sequence[str]) -> Iterator[str]:
+    """Names of hosts, those in files among them."""
+    for word in words:
+        if not word.startswith("@"):
+            yield word
+            continue
+        path = Path(word[1:])
+        if not path.is_file():
+            raise SettingError("HOSTS", word, "there is no such file")
+        if path.stat().st_size > LARGEST:
+            raise SettingError("HOSTS", word, f"expected a file of {LARGEST:,} bytes at most")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        yield from (name for line in lines for name in line.partition("#")[0].replace(",", " ").split())
