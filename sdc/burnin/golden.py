@@ -44,7 +44,7 @@ class Recording(Fields, kw_only=True):
     rounds: Annotated[int, about("rounds that were completed")]
 
 
-class Seen(Fields, kw_only=True, frozen=True):
+class Seen(msgspec.Struct, kw_only=True, frozen=True):
     """Who saw a digest, and how often."""
 
     recording: Annotated[str, about("name of the burn-in in `recordings`")]
@@ -53,7 +53,7 @@ class Seen(Fields, kw_only=True, frozen=True):
     agreed: Annotated[tuple[Agreed, ...], about("which runs agreed: of one device (`repeat`), of several (`vote`)")]
 
 
-class Subject(Fields, kw_only=True, frozen=True, order=True):
+class Subject(msgspec.Struct, kw_only=True, frozen=True, order=True):
     """What a digest is of: with all of this equal, healthy devices have equal bits."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]
@@ -106,7 +106,7 @@ def parse_key(key: str) -> Subject:
     )
 
 
-class Entry(Fields, kw_only=True, frozen=True):
+class Entry(msgspec.Struct, kw_only=True, frozen=True):
     """A golden digest."""
 
     subject: Annotated[Subject, about("what it is of")]
@@ -114,7 +114,7 @@ class Entry(Fields, kw_only=True, frozen=True):
     seen: Annotated[tuple[Seen, ...], about("who saw it")]
 
 
-class Disputed(Fields, kw_only=True, frozen=True):
+class Disputed(msgspec.Struct, kw_only=True, frozen=True):
     """Outputs of which hosts recorded different digests: none of them is used."""
 
     subject: Annotated[Subject, about("what they are of")]
