@@ -110,6 +110,12 @@ def test_flags_are_checked_without_jax() -> None:
         "report nowhere",
         "diff nowhere nowhere",
         "trace x --against nowhere",
+        "burnin --minutes 0",
+        "burnin --devices gpus",
+        "burnin --suspect node99",
+        "burnin --fault meteor",
+        "burnin --run . --resume",
+        "verdict --max-age 1x",
     ]
     code = (
         "import sys\nfrom sdc.tools.cli import run\n"

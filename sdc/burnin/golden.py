@@ -53,7 +53,7 @@ class Seen(msgspec.Struct, kw_only=True, frozen=True):
     agreed: Annotated[tuple[Agreed, ...], about("which runs agreed: of one device (`repeat`), of several (`vote`)")]
 
 
-class Subject(msgspec.Struct, kw_only=True, frozen=True, order=True):
+class Subject(msgspec.Struct, kw_only=True, frozen=True):
     """What a digest is of: with all of this equal, healthy devices have equal bits."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]

@@ -44,6 +44,7 @@ class Result:
         rounds: rounds that were completed.
         seconds: all in all, compilation included.
         stopped: whether somebody stopped it.
+        stopper: by whom, in words, where that is known.
         tallies: counts by workload and device.
         findings: differences that were run again, in order.
         ended: what did not run to the end.
@@ -62,6 +63,7 @@ class Result:
     rounds: int = 0
     seconds: float = 0.0
     stopped: bool = False
+    stopper: str | None = None
     tallies: dict[tuple[str, int], Tally] = dataclasses.field(default_factory=dict)
     findings: list[Finding] = dataclasses.field(default_factory=list)
     ended: list[Ended] = dataclasses.field(default_factory=list)

@@ -209,6 +209,7 @@ class Session:
             self._result, tallies=dict(self._result.tallies), findings=list(self._result.findings),
             ended=list(self._result.ended), notes=list(self._result.notes), doubts=list(self._result.doubts),
             stopped=self._result.stopped or not final,
+            stopper=f"stopped by {self.stopped}" if self.stopped else "under way",
         )  # fmt: skip
         courses = self._monitor.courses() if self._monitor is not None else []
         result.notes += self._monitor.notes() if self._monitor is not None else []

@@ -166,7 +166,7 @@ def _missing(result: Result) -> list[str]:
     if not any(tally.runs for tally in result.tallies.values()):
         reasons.append("nothing was checked")
     if result.stopped:
-        reasons.append(f"stopped after {result.rounds} rounds")
+        reasons.append(f"{result.stopper or 'stopped'} after {result.rounds} rounds")
     for end in result.ended:
         what = end.workload or "all workloads"
         where = "all devices" if end.device is None else f"device {end.device}"

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from sdc.tools import cli, doctor_options, estimate_options, golden_options, options, pair_options, parse, study_options
+from sdc.tools import (
+    burnin_options,
+    cli,
+    doctor_options,
+    estimate_options,
+    golden_options,
+    options,
+    pair_options,
+    parse,
+    study_options,
+)
 from sdc.tools.bench import options as bench_options
 from sdc.tools.errors import Exit
 
@@ -35,6 +45,7 @@ COMMANDS = {
     study_options.ProductsStudyOptions: "abft study --corpus {text}",
     study_options.CalibrateOptions: "abft calibrate --corpus {text} --out {folder}/out",
     bench_options.BenchOptions: "bench transform",
+    burnin_options.BurninOptions: "burnin --devices 4 --run {folder}/run",
     golden_options.GoldenRecordOptions: "golden record {folder}/new.golden",
     golden_options.GoldenVerifyOptions: f"golden verify {GOLDEN}",
     doctor_options.DoctorOptions: "doctor",

@@ -1,4 +1,4 @@
-"""The bundle shows the fault by itself: its cases run again without this package, and tell right bits from wrong ones."""
+"""The bundle shows the fault by itself: its cases run again without this package, and tell right from wrong."""
 
 import json
 import os

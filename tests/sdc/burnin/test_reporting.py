@@ -113,7 +113,7 @@ def test_damaged_and_foreign_files_are_refused(healthy: Report, tmp_path: Path) 
         write_report(path, msgspec.structs.replace(healthy, **{name: value}))
         with pytest.raises(RecordError, match=message):
             read_report(path)
-    with pytest.raises(RecordError, match="there is no .*nowhere"):
+    with pytest.raises(RecordError, match=r"there is no .*nowhere"):
         read_report(tmp_path / "nowhere")
 
 

@@ -1,0 +1,84 @@
+"""One burn-in on a device at a time, and locks that their process's end gives up."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdc.burnin.asking import Asked, parse_devices
+from sdc.burnin.claiming import claim_names, claimed
+from sdc.settings import SettingError
+
+HOLD = """
+import sys
+from pathlib import Path
+from sdc.burnin.claiming import claimed
+with claimed(["a"], Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_burn_in_is_refused_until_the_first_has_gone(tmp_path: Path) -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(SettingError, match=f"process {first.pid}"), claimed(["b", "a"], tmp_path):
+            pass
+        with claimed(["b"], tmp_path) as problems:
+            assert problems == []
+        first.kill()
+    with claimed(["a", "b"], tmp_path):
+        pass
+
+
+def test_a_folder_that_takes_no_locks_is_told_and_no_obstacle(tmp_path: Path) -> None:
+    with claimed(["a"], tmp_path / "nowhere") as problems:
+        assert "not locked against a second burn-in" in problems[0]
+
+
+def test_names_tell_devices_apart() -> None:
+    described = [
+        {"kind": "NVIDIA H100", "id": 0, "bus": "0000:3b:00.0", "uuid": "GPU-1"},
+        {"kind": "NVIDIA H100", "id": 1, "bus": "0000:5e:00.0"},
+        {"kind": "TPU v5", "id": 0, "coordinates": [0, 1, 0]},
+        {"kind": "TPU v5", "id": 1, "coordinates": [1, 1, 0]},
+        {"kind": "cpu", "id": 0},
+    ]
+    names = claim_names(described)
+    assert len(set(names)) == len(names)
+    assert names[0] == "NVIDIA-H100-0000-3b-00-0"
+    assert not any("/" in name or " " in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        (None, Asked(None, None)),
+        ("gpu", Asked("gpu", None)),
+        ("tpu:4", Asked("tpu", 4)),
+        ("4", Asked("cpu", 4)),
+        ("cpu", Asked("cpu", None)),
+    ],
+)
+def test_what_devices_are_asked_for(text: str | None, asked: Asked) -> None:
+    assert parse_devices(text) == asked
+    assert parse_devices(text).simulated == (4 if text == "4" else 1)
+
+
+@pytest.mark.parametrize("text", ["", "0", "gpu:0", "gpu:", "-1", "xpu", "1025", "cpu:1e3", "٤", "gpu 8"])
+def test_what_is_no_device(text: str) -> None:
+    with pytest.raises(SettingError, match="expected"):
+        parse_devices(text)
+
+
+def test_doubts_on_the_devices_that_there_are() -> None:
+    assert "not asked for" in parse_devices(None).doubts("cpu", 1)[0]
+    assert parse_devices(None).doubts("gpu", 1) == []
+    assert parse_devices("gpu").doubts("cpu", 1) == ["gpu was asked for, and there is cpu"]
+    assert parse_devices("gpu").doubts(None, 0) == ["gpu was asked for, and there is no device at all"]
+    assert parse_devices("tpu:4").doubts("tpu", 4) == []

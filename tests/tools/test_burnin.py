@@ -1,0 +1,142 @@
+"""`sdc burnin`: every verdict as exit code, JSON, JUnit and metrics; what ends it early; short tests that add up."""
+
+import json
+import signal
+import tempfile
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+import xmlschema
+from prometheus_client.parser import text_string_to_metric_families
+
+from sdc.burnin.report import RESULT, read_report
+from sdc.burnin.schema import file_schema
+from sdc.record import determinism
+from sdc.tools import cli
+from tests.tools.command import Started
+
+JUNIT = xmlschema.XMLSchema(Path(__file__).parents[1] / "sdc" / "burnin" / "junit.xsd")
+FAST = "--only transfers --rounds 1"
+PATHS = {
+    "vote": ("--devices 4", 0, "PASS", ["vote"], "no difference"),
+    "repeat accepted": ("--devices cpu --rounds 2 --accept repeat", 0, "PASS", ["repeat"], "accepted: repeat only"),
+    "repeat only": ("--devices cpu --rounds 2", 3, "INCONCLUSIVE", ["repeat"], "blind to faults that repeat"),
+    "one run": ("--devices cpu --accept repeat", 3, "INCONCLUSIVE", [], "could be compared"),
+    "cpu not asked for": ("--rounds 2 --accept repeat", 3, "INCONCLUSIVE", ["repeat"], "no accelerator was found"),
+    "no such device": ("--devices gpu", 3, "INCONCLUSIVE", [], "gpu was asked for, and there is cpu"),
+    "fault": ("--devices 4 --fault bitflip,rate=1e-5", 1, "FAIL", ["vote"], "device 3, transfers/"),
+    "golden damaged": ("--devices 4 --golden {golden}", 3, "INCONCLUSIVE", ["vote"], "golden digests were not used"),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices have started long ago, and other tests burn in the same ones."""
+    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.mark.parametrize("case", PATHS.values(), ids=PATHS)
+def test_every_verdict(
+    case: tuple[str, int, str, list[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, code, word, kinds, sentence = case
+    (tmp_path / "golden.json").write_text('{"entries": []}')
+    flags = flags.format(golden=tmp_path / "golden.json")
+    fast = "--only transfers" if "--rounds" in flags else FAST
+    places = {name: tmp_path / name for name in ("run", "junit.xml", "sdc.prom")}
+    words = (
+        f"burnin {fast} {flags} --run {places['run']} --junit {places['junit.xml']} --prometheus {places['sdc.prom']}"
+    )
+    assert cli.run([*words.split(), "--json"]) == code
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["verdict"]["word"], printed["verdict"]["code"]) == (word, code)
+    assert set(kinds) <= set(printed["verdict"]["kinds"])
+    assert any(sentence in each for each in printed["verdict"]["sentences"]), printed["verdict"]
+    assert printed["verdict"]["simulated"] is ("--fault" in flags)
+
+    jsonschema.validate(printed, file_schema("result"))
+    assert read_report(places["run"]).id == printed["id"]
+    JUNIT.validate(str(places["junit.xml"]))
+    suites = ElementTree.parse(places["junit.xml"]).getroot().findall("testsuite")
+    bad = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("failures", "errors")}
+    assert [bool(bad["failures"]), bool(bad["errors"])] == [word == "FAIL", word == "INCONCLUSIVE"]
+    families = text_string_to_metric_families(places["sdc.prom"].read_text())
+    samples = [sample for family in families for sample in family.samples]
+    (exit_code,) = [sample for sample in samples if sample.name == "sdc_burnin_exit_code"]
+    assert (exit_code.value, exit_code.labels["simulated"]) == (code, str("--fault" in flags).lower())
+    assert (places["run"] / "bundle.tar.gz").exists() is (word == "FAIL")
+
+    assert cli.run(["verdict", str(places["run"])]) == code
+    assert word in capsys.readouterr().out
+    assert cli.run(["verdict", str(places["run"]), "--format", "nagios"]) == {0: 0, 1: 2, 3: 3}[code]
+
+
+def test_people_read_the_verdict_and_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"burnin {FAST} --devices 4 --fault bitflip,rate=1e-5 --run {tmp_path / 'run'}"
+    assert cli.run(words.split()) == 1
+    out = capsys.readouterr().out
+    assert "SIMULATION  FAIL" in out
+    assert "bundle.tar.gz" in out
+    assert "rate excluded" in out
+
+
+def test_short_tests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"burnin --only transfers --devices 4 --run {tmp_path / 'run'} --rounds"
+    assert cli.run([*words.split(), "1"]) == 0
+    first = read_report(tmp_path / "run")
+    assert cli.run([*words.split(), "3", "--resume"]) == 0
+    both = read_report(tmp_path / "run")
+    assert (both.id, both.created) == (first.id, first.created)
+    assert [row.runs for row in both.workloads] == [3] * len(first.workloads)
+    capsys.readouterr()
+    assert cli.run([*words.split(), "4", "--resume", "--fault", "bitflip,rate=1e-5"]) == 2
+    assert "simulated faults were none" in capsys.readouterr().err
+    assert cli.run([*words.split(), "4"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert read_report(tmp_path / "run") == both
+    (tmp_path / "run" / RESULT).write_text("{}")
+    assert cli.run([*words.split(), "4", "--resume"]) == 2
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
+    """And while it runs, nobody else tests its devices; afterwards it goes on."""
+    words = ("burnin", "--only", "transfers", "--devices", "2", "--run", str(tmp_path / "run"))
+    started = Started((*words, "--minutes", "5"), None)
+    until = time.monotonic() + 60
+    while not (tmp_path / "run" / RESULT).exists():
+        assert time.monotonic() < until
+        assert not started.ended, started.end()
+        time.sleep(0.1)
+    under_way = read_report(tmp_path / "run")
+    assert (under_way.verdict.word, under_way.stopped) == ("INCONCLUSIVE", "under way")
+    code, _, err = Started(("burnin", "--only", "transfers", "--devices", "2"), None).end()
+    assert code == 2
+    assert "is being tested by process" in err
+
+    asked = time.monotonic()
+    started.send(signal.SIGTERM)
+    code, out, _ = started.end()
+    assert time.monotonic() - asked < 5
+    assert code == 3
+    assert "stopped by SIGTERM" in out
+    ended = read_report(tmp_path / "run")
+    assert ended.stopped == "SIGTERM"
+
+    code, out, err = Started((*words, "--rounds", str(ended.rounds + 1), "--resume"), None).end()
+    assert code == 0, err
+    assert read_report(tmp_path / "run").rounds == ended.rounds + 1
+
+
+def test_killed_it_leaves_what_was_known(tmp_path: Path) -> None:
+    words = ("burnin", "--only", "transfers", "--devices", "2", "--run", str(tmp_path / "run"))
+    started = Started((*words, "--minutes", "5"), None)
+    while not (tmp_path / "run" / RESULT).exists() and not started.ended:
+        time.sleep(0.05)
+    started.kill()
+    assert read_report(tmp_path / "run").verdict.word == "INCONCLUSIVE"
+    assert cli.run(["verdict", str(tmp_path / "run")]) == 3
