@@ -23,6 +23,8 @@ def printable(text: str, longest: int = LONGEST) -> str:
         'gpu-1\\\\x1b[2J'
     """
     shown = text if len(text) <= longest else f"{text[:longest]}..."
+    if shown.isprintable():
+        return shown
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
 
 

@@ -89,7 +89,7 @@ def outliers(results: Sequence[HostResult]) -> list[Outlier]:
     for (workload, _, _), each in rates.items():
         if len(each) < LEAST:
             continue
-        values = [statistics.median(several) for several in each.values()]
+        values = [statistics.median(several) if len(several) > 1 else several[0] for several in each.values()]
         middle = statistics.median(values)
         for name, value, z in zip(each, values, robust_z(values), strict=True):
             judged[name] += 1

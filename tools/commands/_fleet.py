@@ -1,6 +1,8 @@
 """`sdc fleet`: results of many hosts, and whom to pair with whom. Nothing here needs JAX."""
 
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sdc.settings import SettingError
@@ -24,6 +26,23 @@ def run(options: FleetOptions) -> int:
 
 
 def _summarize(options: SummarizeOptions) -> int:
+    with _uncollected():
+        return _summarized(options)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the search for cycles, of which there are none: it would walk through all rows of a fleet many times."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _summarized(options: SummarizeOptions) -> int:
     from sdc.analysis.fleet.collecting import collect, find_results
     from sdc.analysis.fleet.ledger import read_ledger, update_ledger
     from sdc.analysis.fleet.majority import vote
