@@ -1,0 +1,58 @@
+"""`sdc verdict`: the last result, at once and without a device."""
+
+import json
+import re
+import sys
+
+import msgspec
+
+from sdc.burnin.standing import Standing, standing_of
+from sdc.record.files import to_json
+from sdc.settings import SettingError
+
+from ..burnin_options import VerdictOptions
+from ..errors import Exit, usage_errors
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIVE: ("UNKNOWN", 3)}
+"""Its word and its exit code for each of ours: 1 is a warning there."""
+
+
+def run(options: VerdictOptions) -> int:
+    """Prints the verdict and returns the exit code."""
+    with usage_errors():
+        age = None if options.max_age is None else seconds_of(options.max_age)
+    standing = standing_of(options.result, age)
+    word, code = NAGIOS[Exit(standing.code)]
+    if options.json:
+        print(json.dumps(to_json(msgspec.to_builtins(standing)), allow_nan=False, indent=1))
+    elif options.format == "nagios":
+        # A bar would begin what Nagios reads as performance data, and it shows the first line only.
+        print(f"SDC {word} - {_line(standing).replace('|', '/')}")
+    else:
+        print(_line(standing))
+    sys.stdout.flush()
+    return code if options.format == "nagios" else standing.code
+
+
+def _line(standing: Standing) -> str:
+    marked = "SIMULATION  " if standing.simulated else ""
+    when = f"  ({standing.ended}, {standing.file})" if standing.ended else ""
+    return f"{marked}{standing.word}  {' '.join(standing.reason.split())}{when}"
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a time such as `24h`.
+
+    Raises:
+        SettingError: it is none.
+
+    Example:
+        >>> from sdc.tools.commands._verdict import seconds_of
+        >>> seconds_of("24h")
+        86400.0
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
+    if found is None or not float(found[1]) > 0:
+        raise SettingError("max_age", text, "expected a number with a unit, such as 90s, 30m, 24h or 7d")
+    return float(found[1]) * UNITS[found[2]]
