@@ -6,8 +6,6 @@ from sdc.record.storage import RecordError
 
 from .golden import Disputed, Entry, Recording, Register, Seen, Subject
 
-Claims = dict[str, tuple[Seen, ...]]
-
 
 def merge(registers: Iterable[Register]) -> Register:
     """One register with what all of them have.
@@ -33,7 +31,7 @@ def merge(registers: Iterable[Register]) -> Register:
     """
     environments: dict[str, dict[str, str]] = {}
     recordings: dict[str, Recording] = {}
-    found: dict[Subject, Claims] = {}
+    heard: dict[Subject, dict[str, set[Seen]]] = {}
     for register in registers:
         environments |= register.environments  # their names say what is in them
         for name, recording in register.recordings.items():
@@ -42,9 +40,13 @@ def merge(registers: Iterable[Register]) -> Register:
                     f"burn-in {name} is described differently in two of these files; one of them is wrong"
                 )
         for subject, claims in _claims(register):
-            known = found.setdefault(subject, {})
+            known = heard.setdefault(subject, {})
             for digest, seen in claims.items():
-                known[digest] = tuple(sorted({*known.get(digest, ()), *seen}, key=_order))
+                known.setdefault(digest, set()).update(seen)
+    found = {
+        subject: {digest: tuple(sorted(seen, key=_order)) for digest, seen in sorted(known.items())}
+        for subject, known in heard.items()
+    }
     subjects = sorted(found, key=lambda subject: subject.key)
     return Register(
         environments=dict(sorted(environments.items())),
@@ -54,11 +56,7 @@ def merge(registers: Iterable[Register]) -> Register:
             for subject in subjects
             if len(found[subject]) == 1
         ],
-        disputed=[
-            Disputed(subject=subject, claims=dict(sorted(found[subject].items())))
-            for subject in subjects
-            if len(found[subject]) > 1
-        ],
+        disputed=[Disputed(subject=subject, claims=found[subject]) for subject in subjects if len(found[subject]) > 1],
     )
 
 
