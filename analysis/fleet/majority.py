@@ -37,8 +37,8 @@ class Outvoted(NamedTuple):
     Attributes:
         ballot: what it gave.
         expected: digest of the majority.
-        hosts: hosts that have that.
-        among: hosts that took part.
+        hosts: other hosts that have that.
+        among: other hosts that took part.
         shared: other hosts that have the same wrong digest, which faults that know nothing of each other do not give.
     """
 
@@ -166,8 +166,9 @@ def _outvoted(group: Sequence[Ballot], every: Sequence[Ballot], expected: str) -
     found = []
     for ballot in group:
         if ballot.digest != expected:
-            shared = tuple(sorted(having[ballot.digest] - {ballot.result.host}, key=str))
-            found.append(Outvoted(ballot, expected, len(having[expected]), len(among), shared))
+            own = {ballot.result.host}
+            shared = tuple(sorted(having[ballot.digest] - own, key=str))
+            found.append(Outvoted(ballot, expected, len(having[expected] - own), len(among - own), shared))
     return found
 
 

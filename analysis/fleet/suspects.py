@@ -184,12 +184,13 @@ def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[Ho
                 )
     for each in votes.outvoted:
         result, part, row = each.ballot
-        text = f"{row.workload}: digest {row.digest}, where {each.hosts} of {each.among} hosts have {each.expected}"
+        text = (
+            f"{row.workload}: digest {row.digest}, where {each.hosts} of {each.among} other hosts have {each.expected}"
+        )
         if each.shared:
             names = ", ".join(host.name for host in each.shared[:3])
-            text += (
-                f"; {names}{' and others' if len(each.shared) > 3 else ''} have this one too: look for a common cause"
-            )
+            more = " and others" if len(each.shared) > 3 else ""
+            text += f"; {names}{more} gave the same wrong one: look for a common cause"
         yield (
             result,
             part,
