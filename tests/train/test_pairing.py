@@ -1,0 +1,162 @@
+"""The escalation on simulated devices, and what follows from its records: one suspect, several, none, ties, losses."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import jax
+import pytest
+
+from sdc.analysis.pairing import Opening, judge_pair, stage_differs
+from sdc.analysis.resolving import explain, resolve_pairs
+from sdc.burnin.pair_report import PAIR, Pair, TwinRow, contradictions, read_pair, write_pair
+from sdc.burnin.report import CODES, Word
+from sdc.record.storage import RecordError
+from sdc.train import pairing
+from sdc.train.checks import Simulated
+from sdc.train.pair_jobs import Compared, FullLoad, Operations
+from tests.train.runs import WORKLOAD, loaded
+
+FAULT = "bitflip,rate=1e-2,site=fwd/ffn"
+
+
+def opening(twins: int, processes: int = 2) -> Opening:
+    kind: Literal["pair", "pool"] = "pair" if twins == 2 else "pool"
+    hosts = [TwinRow(twin=twin, host=name, processes=[twin], devices=[]) for twin, name in enumerate("abcde"[:twins])]
+    return Opening(kind=kind, id="1", created="now", hosts=hosts, processes=processes, steps=2, settings={})
+
+
+def compared(folder: Path, *faults: str, twins: int = 2, model: int = 1) -> Pair:
+    """The result of a comparison with simulated faults, which must not contradict itself; of a pool the first stage."""
+    job = FullLoad(workload=WORKLOAD, steps=2, twins=twins, model=model, faults=faults, folder=folder)
+    devices = jax.devices()[: twins * model]
+    differs = stage_differs if twins == 2 else lambda _: False
+    pairing.escalate(job, differs=differs, loaded=loaded(WORKLOAD), devices=devices)
+    pair = judge_pair(folder, opening(twins), ended="now", seconds=1.0)
+    assert list(contradictions(pair)) == []
+    write_pair(folder / PAIR, pair)
+    assert read_pair(folder) == pair
+    return pair
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a pair that agrees."""
+    folder = tmp_path_factory.mktemp("pairs") / "clean"
+    compared(folder)
+    return folder
+
+
+def test_a_rank_of_a_pair_is_found_down_to_the_operation(tmp_path: Path) -> None:
+    pair = compared(tmp_path / "pair", f"{FAULT},model=1", model=2)
+    assert [(stage.name, stage.verdict, stage.hits) for stage in pair.stages] == [
+        ("step", "corrupt", 2), ("probes", "corrupt", 2), ("operations", "corrupt", 1)
+    ]  # fmt: skip
+    found = pair.difference
+    assert found is not None
+    assert {(rank.twin, rank.data, rank.model) for rank in found.ranks} == {(1, 0, 1)}
+    assert (found.sites, found.course) == (["fwd/ffn"], "persistent")
+    assert found.operation is not None
+    assert (found.operation.site, found.operation.ranks) == ("fwd/ffn", [{"twin": 1, "data": 0, "model": 1}])
+    assert found.mismatched == pair.stages[0].mismatched > 0
+    assert (pair.suspects, pair.undecided) == ([], ["a", "b"])
+    assert pair.verdict.sentences[0].startswith("SIMULATED: hosts a and b differ: rank model=1, layers 0 and 1, ffn, ")
+    assert "a third host or a swap of parts says which of them" in pair.verdict.sentences[0]
+
+
+def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Quiet(Compared):
+        @property
+        def simulated(self) -> Simulated:
+            return Simulated()
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class QuietOperations(Operations):
+        @property
+        def simulated(self) -> Simulated:
+            return Simulated()
+
+    monkeypatch.setitem(pairing.JOBS, "probes", Quiet)
+    monkeypatch.setitem(pairing.JOBS, "operations", QuietOperations)
+    pair = compared(tmp_path / "pair", f"{FAULT},onset=1")
+    assert [(stage.name, stage.verdict, stage.steps) for stage in pair.stages] == [
+        ("step", "corrupt", 2), ("probes", "clean", 2), ("operations", "clean", 2)
+    ]  # fmt: skip
+    assert pair.verdict.word == "FAIL"
+    assert pair.difference is not None
+    assert (pair.difference.course, pair.difference.operation) == ("transient", None)
+    assert "not seen again by the stages probes (2 steps) and operations (2 steps)" in pair.verdict.sentences[0]
+
+
+def test_a_pair_that_agrees(clean: Path) -> None:
+    pair = read_pair(clean)
+    assert (pair.verdict.word, pair.verdict.kinds, len(pair.stages)) == ("PASS", ["twins"], 1)
+    assert "no mismatch in " in pair.verdict.sentences[0]
+    alone = judge_pair(clean, opening(2, processes=1), ended="now", seconds=1.0)
+    assert (alone.verdict.word, list(contradictions(alone))) == ("INCONCLUSIVE", [])
+    lost = judge_pair(clean, opening(2), ended="now", seconds=1.0, lost="process 1 was lost")
+    assert (lost.verdict.word, list(contradictions(lost))) == ("INCONCLUSIVE", [])
+
+
+def test_a_majority_names_two_suspects(tmp_path: Path) -> None:
+    pool = compared(tmp_path / "pool", f"{FAULT},twin=1", f"{FAULT},twin=4", twins=5)
+    assert (pool.suspects, pool.undecided) == (["b", "e"], [])
+    assert "hosts b and e differ from the majority of 5 hosts" in pool.verdict.sentences[0]
+    assert pool.next[0].startswith("take b and e out of service")
+
+
+def test_a_tie_names_nobody(tmp_path: Path) -> None:
+    """Two hosts that are wrong in the same way outvote nobody, and neither do two that are right."""
+    pool = compared(
+        tmp_path / "pool",
+        "scale,rate=1,factor=2,site=fwd/ffn,twin=2",
+        "scale,rate=1,factor=2,site=fwd/ffn,twin=3",
+        twins=4,
+    )
+    assert (pool.verdict.word, pool.suspects, pool.undecided) == ("FAIL", [], ["a", "b", "c", "d"])
+    assert "no majority among 4 hosts says which of a, b, c and d is wrong" in pool.verdict.sentences[0]
+
+
+def result(clean: Path, a: str, b: str, word: Word) -> Pair:
+    """A result as two other hosts would have had it."""
+    pair = read_pair(clean)
+    pair.hosts = [TwinRow(twin=twin, host=host, processes=[twin], devices=[]) for twin, host in enumerate((a, b))]
+    pair.verdict.word, pair.verdict.code = word, CODES[word]
+    return pair
+
+
+def test_pairs_together_name_a_host(clean: Path) -> None:
+    pairs = [result(clean, "a", "b", "FAIL"), result(clean, "a", "c", "PASS"), result(clean, "c", "b", "FAIL")]
+    found = resolve_pairs(pairs)
+    assert (found.word, found.code, found.suspects, found.undecided) == ("FAIL", 1, ("b",), ())
+    assert resolve_pairs(pairs[:2]).suspects == ("b",)
+    assert resolve_pairs(pairs[:1]).undecided == ("a", "b")
+    assert resolve_pairs(pairs[1:2]).word == "PASS"
+    assert resolve_pairs([result(clean, "a", "b", "INCONCLUSIVE")]).code == 3
+
+
+def test_the_fewest_hosts_explain_differences() -> None:
+    ring = {(a, b): a in "bx" or b in "bx" for a in "abcxy" for b in "abcxy" if a < b}
+    assert explain(ring) == [frozenset("bx")]
+    assert explain({(f"a{n}", f"b{n}"): True for n in range(20)}) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("suspects", ["a"], "a is named without a majority"),
+        ("stages", [], "PASS although nothing was checked"),
+        ("lost", "process 1 was lost", "PASS although something did not run to the end"),
+        ("faults", ["bitflip"], "simulated in one place"),
+        ("undecided", ["z"], "z was not compared"),
+    ],
+)
+def test_results_that_contradict_themselves_are_refused(
+    clean: Path, tmp_path: Path, key: str, value: object, told: str
+) -> None:
+    pair = read_pair(clean)
+    setattr(pair, key, value)
+    write_pair(tmp_path / PAIR, pair)
+    with pytest.raises(RecordError, match=told):
+        read_pair(tmp_path)
