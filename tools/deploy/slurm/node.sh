@@ -1,0 +1,34 @@
+# shellcheck shell=bash disable=SC2034 # variables for those who source it
+# Reads and changes the state of this node in Slurm. Sourced by prolog.sh and health-check.sh.
+
+# sdc_node: sets NODE_STATE and NODE_REASON, which are empty where slurmctld does not answer.
+sdc_node() {
+  local said pattern
+  NODE_STATE=
+  NODE_REASON=
+  said=$(timeout --kill-after=2 10 scontrol --oneliner show node "$SLURMD_NODENAME" 2>/dev/null) || return 0
+  pattern=' State=([^ ]+)'
+  [[ $said =~ $pattern ]] && NODE_STATE=${BASH_REMATCH[1]}
+  pattern=' Reason=(.*) \[[^]]*\]'
+  [[ $said =~ $pattern ]] && NODE_REASON=${BASH_REMATCH[1]}
+  return 0
+}
+
+# sdc_drain: drains this node for SDC_WORD and SDC_LINE, unless it is drained already: whose reason comes first, stays.
+#
+# The reason begins with the time of the result, by which a newer one is told from it.
+sdc_drain() {
+  local reason
+  sdc_node
+  if [[ $NODE_STATE == *DRAIN* ]]; then
+    sdc_log warning "$SLURMD_NODENAME is drained already: $NODE_REASON"
+    return 0
+  fi
+  reason="sdc: ${SDC_ENDED:-unknown} ${SDC_LINE//[$'"\n']/ }"
+  if timeout --kill-after=2 10 scontrol update "nodename=$SLURMD_NODENAME" state=drain "reason=${reason:0:400}"; then
+    sdc_log crit "drained $SLURMD_NODENAME: $SDC_LINE"
+  else
+    sdc_log crit "$SLURMD_NODENAME must be drained, and scontrol failed: $SDC_LINE"
+    return 1
+  fi
+}
