@@ -1,5 +1,6 @@
 """Workloads compiled for devices, and one run of them: digest, flags and time."""
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -20,6 +21,7 @@ from sdc.twins.digests import tree_digest
 from .corrupting import Corrupter, faults_of
 from .exporting import export_flat
 from .host import digest_text, equal_bits, host_digest
+from .loading import Loadable
 from .workload import AXIS, Bench, Workload
 
 
@@ -104,7 +106,8 @@ class Programs:
         self.devices = tuple(devices)
         self.corrupter = Corrupter(self.devices[0])
         self._lock = threading.Lock()
-        self._jitted: dict[str, Any] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._loadable: dict[tuple[str, str], tuple[Loadable, str]] = {}
         self._compiled: dict[tuple[str, int | None], tuple[Callable[..., Any], str]] = {}
         self._ready: dict[tuple[str, int | None], Ready] = {}
         self._host: dict[str, tuple[Any, ...]] = {}
@@ -152,14 +155,32 @@ class Programs:
         with self._lock:
             place = NamedSharding(self._mesh, PartitionSpec(AXIS)) if index is None else self.devices[index]
             arguments = jax.device_put(self.host(workload), place)
+            one_at_a_time = self._locks.setdefault(workload.program, threading.Lock())
+        with one_at_a_time:  # other programs are compiled meanwhile
             if program not in self._compiled:
-                if workload.program not in self._jitted:
-                    self._jitted[workload.program] = jax.jit(self._traceable(workload))
-                lowered = self._jitted[workload.program].lower(*arguments)
-        if program not in self._compiled:  # outside of the lock: several devices' programs are compiled at a time
-            self._compiled[program] = lowered.compile(), program_fingerprint(lowered)
+                self._compiled[program] = self._compile(workload, index, arguments)
         self._ready[key] = Ready(self._compiled[program][0], arguments, self._compiled[program][1])
         return self._ready[key]
+
+    def _compile(self, workload: Workload, index: int | None, arguments: Any) -> tuple[Callable[..., Any], str]:
+        """Compiles a program, or loads what was compiled for another device of this kind."""
+        kind = "" if index is None else self.devices[index].device_kind
+        known = self._loadable.get((workload.program, kind))
+        if known is not None and index is not None:
+            loadable, fingerprint = known
+            try:
+                loaded = loadable.load(self.devices[index])
+                # What came from a compilation cache may lack its functions, and says so only when it runs.
+                jax.block_until_ready(loaded(*arguments))
+                return loaded, fingerprint
+            except Exception:  # then it is compiled anew
+                del self._loadable[workload.program, kind]
+        lowered = jax.jit(self._traceable(workload)).lower(*arguments)
+        compiled, fingerprint = lowered.compile(), program_fingerprint(lowered)
+        if index is not None and len(self.devices) > 1:
+            with contextlib.suppress(Exception):  # what cannot be written as bytes is compiled for each device
+                self._loadable[workload.program, kind] = Loadable(compiled), fingerprint
+        return compiled, fingerprint
 
     def run(
         self,

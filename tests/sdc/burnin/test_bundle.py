@@ -63,7 +63,7 @@ def reproduce(folder: Path, *words: str) -> tuple[int, str]:
 def test_the_cases_run_again_without_this_package(
     programs: Programs, few: list[Workload], struck: Result, tmp_path: Path
 ) -> None:
-    assert len(struck.findings) == len(few)
+    assert len(struck.findings) == len(few), struck.ended
     folder = bundled(tmp_path, struck, programs)
     names = {path.relative_to(folder).parts[0] for path in folder.rglob("*")}
     assert {"manifest.json", RESULT, EVENTS, "environment.json", "requirements.txt", "reproduce.py"} < names

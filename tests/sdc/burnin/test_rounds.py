@@ -296,8 +296,8 @@ def test_events(programs: Programs, ordering: list[Workload]) -> None:
     events: list[Any] = []
     burn_in(ordering, programs.devices, rounds=2, programs=programs, inject=[ALWAYS], on_event=events.append)
     kinds = [event["event"] for event in events]
-    assert kinds == ["round", "run", "run", "run", "run", "finding"] * 2
-    assert events[5] == {"event": "finding", "workload": ordering[0].name, "devices": [0]}
+    assert kinds == ["compile", *["round", "run", "run", "run", "run", "finding"] * 2]
+    assert events[6] == {"event": "finding", "workload": ordering[0].name, "devices": [0]}
     assert [event["device"] for event in events if event["event"] == "run"] == [0, 1, 2, 3] * 2
 
 
