@@ -14,6 +14,7 @@ from sdc.tools import (
     cli,
     doctor_options,
     estimate_options,
+    fleet_options,
     golden_options,
     options,
     pair_options,
@@ -51,6 +52,8 @@ COMMANDS = {
     doctor_options.DoctorOptions: "doctor",
     pair_options.PairOptions: "pair --corpus {text} --run {folder}/run",
     pair_options.PoolOptions: "pool --corpus {text} --run {folder}/run --twins 3",
+    fleet_options.ScheduleOptions: "fleet schedule a b --rounds 1",
+    fleet_options.SimulateOptions: "fleet simulate --hosts 9",
     estimate_options.EstimateOptions: "estimate --target 64xv5p:16x16x16 --config tiny --run {folder}/run",
 }
 BESIDE = {
@@ -85,7 +88,12 @@ def flags() -> dict[str, tuple[str, str, str]]:
 
 
 def test_no_command_with_numbers_is_left_out() -> None:
-    commands = (study_options.AbftCommand, study_options.StudyCommand, golden_options.GoldenCommand)
+    commands = (
+        study_options.AbftCommand,
+        study_options.StudyCommand,
+        golden_options.GoldenCommand,
+        fleet_options.FleetCommand,
+    )
     below = [each for command in commands for each in typing.get_args(command)]
     subcommands = [typing.get_args(each)[0] for each in below]
     every = [*map(parse.options_of, parse.COMMANDS), *subcommands]
@@ -106,6 +114,8 @@ def test_a_number_is_sensible_or_refused(
         raise Started
 
     for function in (
+        "sdc.analysis.fleet.launching.srun_lines",
+        "sdc.analysis.fleet.naming.make_schedule",
         "sdc.record.determinism.prepare",
         "sdc.tools.commands._doctor.examine",
         "sdc.tools.bench.command.prepare",

@@ -53,6 +53,8 @@ def _summarized(options: SummarizeOptions) -> int:
     from ..progress import CountProgress
 
     with usage_errors():
+        if not options.files:
+            raise SettingError("FILES", None, "expected results of sdc burnin, or folders that hold them")
         files = list(find_results(options.files))
         ledger, added = None, None
         if options.ledger is not None:

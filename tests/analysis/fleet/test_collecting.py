@@ -1,0 +1,160 @@
+"""Files of others: what is refused, what counts once, and whose device it is."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sdc.analysis.fleet.collecting import Host, collect
+from sdc.analysis.fleet.summarizing import summarize_results
+from sdc.burnin.report import RESULT
+from sdc.record.integrity import seal
+from sdc.settings import SettingError
+from tests.reports import DAY, WORKLOADS, digest_of, make_finding, make_report, put_report
+
+NEXT_DAY = DAY.replace("-05T", "-06T")
+
+
+def reseal(path: Path, old: str, new: str) -> None:
+    """Changes a result as somebody does who computes its checksum anew."""
+    text = path.read_text().rpartition(',\n "checksum"')[0] + "\n}\n"
+    assert old in text
+    path.write_bytes(seal(text.replace(old, new, 1).encode()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"schema": 1', '"schema": 2', "layout 2"),
+        ('"format": "jax-sdc burn-in"', '"format": "x"', "no result of sdc burnin"),
+        ('"word": "PASS"', '"word": "FAIL"', "contradicts itself: the verdict is FAIL with code 0"),
+        ('"differences": 0', '"differences": 1', "contradicts itself: differences were seen, and the verdict is PASS"),
+        ('"elements": 1000', '"elements": 999', "contradicts itself: "),
+        ('"simulated": false', '"simulated": true', "faults are simulated in one place and not in another"),
+        ('"index": 1', '"index": 0', "contradicts itself: "),
+        ('"runs": 9', '"runs": -9', "-9 runs"),
+        ('"seconds": 2.0', '"seconds": -2.0', "-2.0 seconds"),
+        ('"seconds": 2.0', '"seconds": "Infinity"', "inf seconds"),
+        ('"rate": 1000000000000.0', '"rate": -1', "throughput of -1"),
+        ('"devices": [', '"devices": 5, "x": [', "damaged"),
+        ('"notes": [', '"x": ' + 200 * "[" + 200 * "]" + ', "notes": [', "nested deeper"),
+    ],
+)
+def test_lies_are_refused_and_told(old: str, new: str, why: str, tmp_path: Path) -> None:
+    bad = put_report(tmp_path, make_report("liar"))
+    put_report(tmp_path, make_report("honest"))
+    reseal(bad, old, new)
+    found = collect([tmp_path])
+    assert [each.host.name for each in found.results] == ["honest"]
+    ((file, reason),) = found.refused
+    assert file == str(bad)
+    assert why in reason
+
+
+def test_damage_is_refused_and_told(tmp_path: Path) -> None:
+    whole = put_report(tmp_path, make_report("whole")).read_bytes()
+    damaged = {
+        "edited": whole.replace(b"whole", b"wrong"),
+        "cut": whole[: len(whole) // 2],
+        "empty": b"",
+        "unsealed": whole.rpartition(b',\n "checksum"')[0] + b"\n}\n",
+        "binary": bytes(range(256)) * 9,
+        "list": b"[1]\n",
+    }
+    for name, content in damaged.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RESULT).write_bytes(content)
+    found = collect([tmp_path])
+    assert [each.host.name for each in found.results] == ["whole"]
+    assert {Path(each.file).parent.name for each in found.refused} == set(damaged)
+    summary = summarize_results(found)
+    assert summary["results"] == 1
+    assert len(summary["refused"]) == 6
+
+
+def test_a_result_counts_once(tmp_path: Path) -> None:
+    first = put_report(tmp_path / "a", make_report("x"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "link").symlink_to(first)
+    found = collect([tmp_path / "a", tmp_path / "b", first, tmp_path / "link"])
+    assert len(found.results) == 1
+    assert not found.refused
+    assert [each.of for each in found.duplicates] == [str(first)] * 3
+    assert summarize_results(found)["elements"] == 2 * len(WORKLOADS) * 1000
+
+
+def test_two_results_of_one_id_that_differ_are_both_refused(tmp_path: Path) -> None:
+    put_report(tmp_path, make_report("y"))
+    for number, host in enumerate(["x", "x", "z"]):
+        put_report(tmp_path, make_report(host, id="same", seconds=1.0 + number), f"{host}{number}")
+    found = collect([tmp_path])
+    assert [each.host.name for each in found.results] == ["y"]
+    assert len(found.refused) == 3
+    assert all("nothing tells which is right" in each.reason for each in found.refused)
+
+
+def test_what_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="no such file"):
+        collect([tmp_path / "nothing"])
+    with pytest.raises(SettingError, match=f"no {RESULT} in this folder"):
+        collect([tmp_path])
+
+
+def test_who_a_device_is(tmp_path: Path) -> None:
+    board = f"host board ({digest_of('machine', 'board')[:8]}) device 0"
+    cases = {
+        "serial": ({}, "serial SN-serial-0"),
+        "uuid": ({"serial": None}, f"uuid GPU-{digest_of('uuid', 0)}"),
+        "placeholder": ({"serial": "0000000", "uuid": "N/A"}, "machine M bus 0000:00:00.0"),
+        "chip": ({"serial": None, "uuid": None, "bus": None, "coordinates": lambda i: [0, i, 0], "core": 1},
+                 "machine M chip 0,0,0 core 1"),
+        "board": ({"serial": "B", "uuid": "U", "bus": "S"}, board),
+        "parts": ({"serial": "B", "uuid": lambda i: f"U{i}"}, "uuid U0"),
+    }  # fmt: skip
+    for name, (fields, _) in cases.items():
+        put_report(tmp_path, make_report(name, device=fields))
+    found = collect([tmp_path])
+    for result in found.results:
+        expected = cases[result.host.name][1].replace("machine M", f"machine {result.host.machine}")
+        assert result.parts[0].identity == expected
+        assert len({part.identity for part in result.parts.values()}) == 2
+
+
+def test_a_number_that_two_hosts_claim_at_once_is_no_identity(tmp_path: Path) -> None:
+    for host in ("a", "b"):
+        put_report(tmp_path, make_report(host, device={"serial": lambda i: f"CLONE{i}"}))
+    put_report(tmp_path, make_report("c", device={"serial": lambda i: f"MOVED{i}"}))
+    put_report(tmp_path, make_report("d", device={"serial": lambda i: f"MOVED{i}", "uuid": None}, created=NEXT_DAY))
+    summary = summarize_results(found := collect([tmp_path]))
+    assert summary["doubtful_identities"] == ["serial CLONE0", "serial CLONE1"]
+    assert summary["moved"] == [{"identity": f"serial MOVED{i}", "hosts": ["c", "d"]} for i in range(2)]
+    assert summary["devices"] == 6
+    assert found.results[0].parts[0].identity.startswith("uuid ")
+
+
+def test_what_is_no_suspect_and_not_clean_is_told(tmp_path: Path) -> None:
+    from sdc.burnin.report import EndedRow
+
+    for report in (
+        make_report("xid", events={1: ["Xid 48"]}),
+        make_report("ecc", uncorrected={0: 2}),
+        make_report("lost", unfinished=[EndedRow(workload=None, device=1, round=2, reason="device lost")]),
+        make_report("stopped", stopped="SIGTERM"),
+        make_report("hot", void=[(WORKLOADS[0], 1)]),
+        make_report("found", findings=[make_finding(persistence="persistent")], events={0: ["Xid 63"]}),
+    ):
+        put_report(tmp_path, report)
+    summary = summarize_results(collect([tmp_path]))
+    assert [each["host"] for each in summary["suspects"]] == ["found"]
+    told = {(each["host"], each["device"]): each["reason"] for each in summary["watch"]}
+    assert told == {
+        ("xid", 1): "the driver reported Xid 48",
+        ("found", 0): "the driver reported Xid 63",
+        ("ecc", 0): "the driver reported 2 memory errors that ECC could not correct",
+        ("lost", 1): "all workloads ended in round 2: device lost",
+        ("stopped", None): "stopped early by SIGTERM",
+        ("hot", 1): "throttled in 1 workload",
+    }
+    reasons = [each["reason"].startswith("the driver") for each in summary["watch"]]
+    assert reasons == sorted(reasons, reverse=True)
+    assert Host("xid", digest_of("machine", "xid")) == collect([tmp_path]).results[-1].host
