@@ -64,6 +64,7 @@ def test_the_setting_is_found_or_it_is_said_that_none_is(seeded: Examined) -> No
     for name in ("twice in one process", "order of devices"):
         found = by_name(seeded)[name]
         assert found.causes == found.lines == []
+        assert "none of the" in found.sentence  # it was seen again
         assert "faulty device is one of the explanations: run sdc burnin" in found.sentence
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sdc.train.doctor.children import ChildFailed, Request, ask
 from sdc.train.doctor.examining import decide, examine
+from sdc.train.doctor.laboratory import Laboratory
 from sdc.train.doctor.layout import Check
 
 BARE = (sys.executable, "-S", "-c")
@@ -60,6 +61,51 @@ def test_no_answer_is_no_verdict() -> None:
     assert {check.outcome for check in runs} == {"could not be run"}
     assert "killed" in runs[0].sentence
     assert (found.environment, found.operations) == (None, [])
+
+
+STUB = """
+import json, os, sys
+sys.stdin.read()
+folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") if os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "true" else None
+warm = folder is not None and bool(os.listdir(folder))
+if folder is not None:
+    open(os.path.join(folder, "program"), "w").close()
+if "--xla_new=1" in os.environ.get("XLA_FLAGS", ""):
+    sys.exit("F0000 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_new=1")
+digest = os.environ.get("WARM", "a") if warm else os.environ.get("XLA_FLAGS", "") or "a"
+row = {"operation": "sum", "digests": [digest] * 3}
+environment = {"platform": "tpu", "local_devices": 1}
+answer = {"format": "jax-sdc doctor child", "environment": environment, "operations": [row], "seconds": 0.1}
+print(json.dumps({**answer, "hits": int(os.environ.get("HITS", "1")) * warm}))
+"""
+"""Answers at once, by what its environment says."""
+
+
+def of_stub(**environ: str) -> dict[str, Check]:
+    found = examine(environ={**environ, "PATH": os.environ["PATH"]}, command=(*BARE, STUB), seconds=60)
+    return {each.name: each for each in found.checks}
+
+
+def test_a_cache_that_gives_other_programs_is_named() -> None:
+    cache = of_stub(WARM="b")["compilation cache"]
+    assert (cache.outcome, cache.operations) == ("differs", ["sum"])
+    assert cache.causes == ["the persistent compilation cache"]
+    assert cache.lines == ["export JAX_ENABLE_COMPILATION_CACHE=false"]
+
+
+def test_a_cache_from_which_nothing_was_read_was_not_checked() -> None:
+    assert of_stub()["compilation cache"].outcome == "ok"
+    cache = of_stub(HITS="0")["compilation cache"]
+    assert cache.outcome == "could not be run"
+    assert "nothing was read" in cache.sentence
+
+
+def test_a_flag_that_xla_does_not_know_is_left_out_of_a_trial() -> None:
+    environ = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    lab = Laboratory(environ, Request(), 60, command=(*BARE, STUB))
+    assert lab.ask("a trial", {"--xla_new": "1", "--xla_old": "2"}).operations[0].digests[0] == "--xla_old=2"
+    with pytest.raises(ChildFailed, match="Unknown flag"):  # where it is the user's own, it is told
+        Laboratory({**environ, "XLA_FLAGS": "--xla_new=1"}, Request(), 60, command=(*BARE, STUB)).ask("as it is", {})
 
 
 def check(outcome: str, kind: str = "run") -> Check:

@@ -1,7 +1,7 @@
 """What the doctor writes, `sdc doctor --json`, as types. Reading and checking it does without JAX."""
 
 import os
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -13,7 +13,7 @@ from sdc.record.storage import AnyPath, RecordError
 
 TRAINING = "training step"
 """Name of the operation that takes longest."""
-FORMAT = "jax-sdc doctor"
+FORMAT: Final = "jax-sdc doctor"
 SCHEMA = 1
 """Version of the layout. It changes with every change that an older reader would misread."""
 READABLE = (1,)
