@@ -42,6 +42,7 @@ def wrong(host: str, device: int = 1, workload: str = WORKLOADS[1]) -> dict[tupl
         ([(A, "x"), (B, "x"), (C, "y"), (D, "y")], None),
         ([(A, "x"), (A, "x"), (B, "y"), (B, "y"), (B, "y"), (B, "x")], None),  # more votes, not more devices
         ([*8 * [(A, "x")], (B, "y"), (C, "y"), (D, "y")], None),
+        ([*8 * [(A, "x")], (B, "x"), (C, "y"), (D, "y"), (Host("e", None), "y")], None),  # more devices, not hosts
         ([(A, "x"), (B, "x"), (C, "y"), (D, "z"), (Host("e", None), "w")], None),  # more than others is not most
         ([], None),
     ],
