@@ -15,7 +15,7 @@ from sdc.bits import as_bits, from_bits
 from sdc.program.axes import axis_place, bound_axes, varying
 
 from .compare import Difference, difference, merge, no_difference
-from .digests import digest
+from .digests import digest, tree_digest
 
 Tree = TypeVar("Tree")
 
@@ -35,9 +35,9 @@ class Agreement(NamedTuple):
 
 
 def agreement(leaves: list[Shaped[Array, "..."]], axis_name: str) -> Agreement:
-    """Compares the digests of some arrays over the twin axis; 8 bytes per array and twin cross it."""
-    digests = exchanged(jnp.stack([digest(leaf) for leaf in leaves]), axis_name)
-    same = jnp.all(digests[:, None] == digests[None, :], axis=(2, 3))
+    """Compares the digests of some arrays over the twin axis; 8 bytes per twin cross it."""
+    digests = exchanged(digest(leaves[0]) if len(leaves) == 1 else tree_digest(leaves), axis_name)
+    same = jnp.all(digests[:, None] == digests[None, :], axis=-1)
     if len(digests) == 2:
         reference, undecided = jnp.int32(0), jnp.uint32(0)
     else:

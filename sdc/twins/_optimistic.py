@@ -53,15 +53,16 @@ class Optimistic:
         outs, seen = region.run(_Watch(self.axis_name), iteration, inputs)
         order = _order(region, {name: one.digest.shape[:-1] for name, one in seen.items()})
 
-        def repeat(before: Any, rows: Any, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Mismatch]]:
+        def repeat(before: Any, mine: Any, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Mismatch]]:
+            rows = exchanged(mine, self.axis_name)  # which of them differ is asked only if any does
             outs, found = region.run(self.gated, iteration, inputs)
             return outs, _with_unrepeated(found, order, rows, self.axis_name)
 
         with jax.named_scope(HIDDEN):
             digests = [one.digest.reshape(-1, 2) for one in seen.values()]
-            _, (rows, differs) = _compared(digests, self.axis_name)
+            _, (mine, differs) = _compared(digests, self.axis_name)
             nothing = {name: varying(one.nothing) for name, one in seen.items()}
-            return rarely(differs, repeat, (outs, nothing), rows, iteration, inputs)
+            return rarely(differs, repeat, (outs, nothing), mine, iteration, inputs)
 
 
 class _Watch:
@@ -87,8 +88,10 @@ def _watched(outs: Values, axis_name: str) -> tuple[Values, _Seen]:
 
 @functools.partial(traced_once, static_argnums=1)
 def _compared(digests: Values, axis_name: str) -> tuple[Values, Any]:
-    rows = exchanged(jnp.concatenate(digests), axis_name)
-    return digests, (rows, anywhere(jnp.any(rows != rows[:1]), axis_name))
+    """One digest of all of them crosses the twin axis: 8 bytes, however many sites there are."""
+    mine = jnp.concatenate(digests)
+    whole = exchanged(tree_digest(mine), axis_name)
+    return digests, (mine, anywhere(jnp.any(whole != whole[:1]), axis_name))
 
 
 def _with_unrepeated(

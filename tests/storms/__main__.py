@@ -11,7 +11,16 @@ import time
 
 import tyro
 
-STORMS = {"mutations": 1000, "commands": 500, "kills": 108, "flips": 60, "cuts": 20, "bits": 10_000, "saves": 100}
+STORMS = {
+    "mutations": 1000,
+    "commands": 500,
+    "kills": 108,
+    "flips": 60,
+    "cuts": 20,
+    "bits": 10_000,
+    "saves": 100,
+    "pairs": 24,
+}
 """How many trials each of them has."""
 
 
@@ -21,7 +30,8 @@ def main(storms: tyro.conf.Positional[tuple[str, ...]] = (), share: float = 1.0,
     Example: python -m tests.storms kills mutations --share 0.1
 
     Args:
-        storms: names of those to run: mutations, commands, kills, flips, cuts, bits, saves; by default all.
+        storms: names of those to run: mutations, commands, kills, flips, cuts, bits, saves, pairs; by
+            default all.
         share: share of the trials that are done; the whole takes less than two hours on two cores.
         seed: seed of everything that is drawn.
     """
