@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs a burn-in in a pod and leaves what came of it for node-verdict.sh: word, whether simulated, time, line.
+#
+#   burnin.sh FILE FLAGS...   FLAGS are those of sdc burnin
+#
+# It ends with 0 so that the next container of the pod runs, whatever the verdict.
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source-path=SCRIPTDIR source=../lib/ask.sh
+source "$here/../lib/ask.sh" || exit 1
+sdc_settings
+file=$1
+shift
+run=$SDC_STATE/pod-${HOSTNAME:-burnin}-$(date -u +%Y%m%dT%H%M%S)
+"$SDC" burnin --run "$run" "$@" &
+child=$!
+# A pod that is deleted: the burn-in ends within 5 s with what is known.
+trap 'kill -TERM "$child" 2>/dev/null' TERM INT
+wait "$child"
+code=$?
+while kill -0 "$child" 2>/dev/null; do # a signal ended the wait, and not the burn-in
+  wait "$child"
+  code=$?
+done
+sdc_ask "$run"
+case $code:$SDC_WORD in
+  0:PASS | 1:FAIL | 3:INCONCLUSIVE) ;;
+  *)
+    SDC_LINE="sdc burnin ended with $code; $SDC_LINE"
+    SDC_WORD=BROKEN
+    ;;
+esac
+simulated=false
+[[ $SDC_LINE == "SIMULATION  "* ]] && simulated=true
+printf '%s\n' "$SDC_WORD" "$simulated" "$SDC_ENDED" "${SDC_LINE//$'\n'/ }" >"$file"

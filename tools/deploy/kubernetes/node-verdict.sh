@@ -1,0 +1,44 @@
+#!/bin/sh
+# Sets the label and the taint of a node from a verdict, with kubectl, in any image that has a shell.
+#
+#   node-verdict.sh begin    before the burn-in: until it ends, nothing is known of the node
+#   node-verdict.sh FILE     after it: the file that burnin.sh wrote
+#
+# The label sdc.verdict is the last verdict; annotations say the rest. A FAIL taints with sdc.verdict=FAIL:NoSchedule, and
+# the taint stays until a person removes it, or until a PASS where SDC_UNTAINT is yes: an intermittent fault passes often.
+# NODE_NAME is the node. Exit codes: 0 PASS, 1 FAIL, 2 no verdict, 3 INCONCLUSIVE, 4 the API server refused.
+word=INCONCLUSIVE
+simulated=false
+ended=
+line='a burn-in has begun and not ended'
+if [ "$1" != begin ]; then
+  if [ -r "$1" ]; then
+    {
+      read -r word
+      read -r simulated
+      read -r ended
+      read -r line
+    } <"$1"
+  else
+    word=BROKEN
+    line="there is no $1"
+  fi
+fi
+label=$word
+[ "$word" = BROKEN ] && label=INCONCLUSIVE # what was not checked is not clean
+if [ "$word" = FAIL ]; then
+  kubectl taint node "$NODE_NAME" sdc.verdict=FAIL:NoSchedule --overwrite || exit 4
+fi
+kubectl annotate node "$NODE_NAME" --overwrite "sdc.reason=$line" "sdc.ended=$ended" || exit 4
+kubectl label node "$NODE_NAME" --overwrite "sdc.verdict=$label" "sdc.simulated=$simulated" || exit 4
+if [ "$word" = PASS ] && [ "$simulated" = false ] && [ "${SDC_UNTAINT:-no}" = yes ]; then
+  kubectl taint node "$NODE_NAME" sdc.verdict:NoSchedule- || true # there may be none
+fi
+echo "$word: $line"
+[ "$1" = begin ] && exit 0
+case $word in
+  PASS) exit 0 ;;
+  FAIL) exit 1 ;;
+  INCONCLUSIVE) exit 3 ;;
+  *) exit 2 ;;
+esac
