@@ -13,16 +13,16 @@ class Asked(NamedTuple):
 
     Attributes:
         platform: `cpu`, `gpu` or `tpu`; None for the best there is.
-        count: how many; None for all there are.
+        number: how many; None for all there are.
     """
 
     platform: str | None
-    count: int | None
+    number: int | None
 
     @property
     def simulated(self) -> int:
         """Devices to simulate on a CPU."""
-        return (self.count or 1) if self.platform in ("cpu", None) else 1
+        return (self.number or 1) if self.platform in ("cpu", None) else 1
 
     def doubts(self, platform: str | None, count: int) -> list[str]:
         """What stands against a PASS on the devices that there are.
@@ -41,8 +41,8 @@ class Asked(NamedTuple):
             return [told] if platform == "cpu" else []
         if platform != self.platform:
             return [f"{self.platform} was asked for, and there is {platform or 'no device at all'}"]
-        if self.count is not None and count < self.count:
-            return [f"{self.count} {self.platform} were asked for, and there are {count}"]
+        if self.number is not None and count < self.number:
+            return [f"{self.number} {self.platform} were asked for, and there are {count}"]
         return []
 
 
@@ -58,7 +58,7 @@ def parse_devices(text: str | None) -> Asked:
     Example:
         >>> from sdc.burnin.asking import parse_devices
         >>> parse_devices("4")
-        Asked(platform='cpu', count=4)
+        Asked(platform='cpu', number=4)
     """
     if text is None:
         return Asked(None, None)

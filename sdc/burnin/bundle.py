@@ -66,7 +66,8 @@ def write_bundle(path: AnyPath, report: Report, result: Any, programs: Programs)
     files["requirements.txt"] = _requirements().encode()
     files["reproduce.py"] = Path(reproduce.__file__).read_bytes()
     workloads = {workload.name: workload for workload in result.workloads}
-    cases, seen = [], set()
+    cases: list[dict[str, Any]] = []
+    seen: set[str] = set()
     for finding in result.findings:
         if finding.workload not in seen and len(cases) < CASES:
             seen.add(finding.workload)

@@ -273,5 +273,5 @@ def _found(row: FindingRow) -> Finding:
     )  # fmt: skip
 
 
-def _short(values: Sequence[str]) -> str:
-    return ", ".join(values[:3]) + (" ..." if len(values) > 3 else "") if values else "none"
+def _short(values: Sequence[str | None]) -> str:
+    return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"

@@ -9,6 +9,7 @@ every run gave the right bits, 1 some did not, 3 it could not be compared.
 
 import argparse
 import hashlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -59,11 +60,10 @@ def _prepare(manifest: dict[str, Any]) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_NUM_CPU_DEVICES"] = str(manifest["devices"])
     import jax
-    import jaxlib
 
     for name, here, there in (
         ("jax", jax.__version__, manifest["versions"]["jax"]),
-        ("jaxlib", jaxlib.__version__, manifest["versions"]["jaxlib"]),
+        ("jaxlib", importlib.metadata.version("jaxlib"), manifest["versions"]["jaxlib"]),
         ("device", jax.local_devices()[0].device_kind, manifest["kind"]),
     ):
         if here != there:

@@ -20,7 +20,8 @@ class BenchOptions:
     the report of 100,000 steps. record: checksums and syncs of a record, as a share of the run's time. targets:
     digests, lock-step, fingerprint, inject and abft on TPUs and GPUs that are not here, by their compilers' estimate.
     delay: twins in two processes, with a slow network between them against a fast one; needs root. checkpoint:
-    certificates and running checkpoints against Orbax alone, and against a step.
+    certificates and running checkpoints against Orbax alone, and against a step. burnin: digests and comparison as a
+    share of a level's time, checked matrix products, a quick level, a pool's digests, the summary of 1,000 hosts.
     """
 
     benchmark: Annotated[
@@ -35,6 +36,7 @@ class BenchOptions:
             "targets",
             "delay",
             "checkpoint",
+            "burnin",
         ],
         tyro.conf.Positional,
     ]

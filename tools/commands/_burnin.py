@@ -109,7 +109,7 @@ def _devices(asked: Asked) -> "tuple[Sequence[jax.Device], str | None]":
         devices = jax.local_devices()
     except RuntimeError as error:  # a driver that is not there, or answers with an error
         return [], f"JAX cannot start its devices: {' '.join(str(error).split())[:300]}"
-    return devices[: asked.simulated if devices[0].platform == "cpu" else asked.count], None
+    return devices[: asked.simulated if devices[0].platform == "cpu" else asked.number], None
 
 
 def _end(session: "Session", options: BurninOptions, why: str) -> None:

@@ -190,7 +190,7 @@ def _devices(asked: Asked) -> "Sequence[jax.Device]":
         raise CommandError(f"JAX cannot start its devices: {said}", Exit.INCONCLUSIVE) from error
     if doubts := asked.doubts(devices[0].platform, len(devices)):
         raise CommandError("; ".join(doubts), Exit.INCONCLUSIVE)
-    return devices[: asked.count]
+    return devices[: asked.simulated if devices[0].platform == "cpu" else asked.number]
 
 
 def _register_training() -> None:
