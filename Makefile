@@ -7,7 +7,7 @@ LATEST ?= python3.12
 
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: data demo docs storms targets targets-quick test test-browser test-conformance test-latest test-optimized
+.PHONY: data demo docs storms targets targets-quick test test-browser test-conformance test-fleet test-latest test-optimized
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -53,6 +53,16 @@ test-browser: $(VENV)/.installed
 	@test -x "$(CHROMIUM)" || { echo "test-browser: no chromium; install it (Debian: apt-get install chromium) or give CHROMIUM=PATH" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,browser]'
 	CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest tests/browser -m ""
+
+# The scripts of tools/deploy on a Slurm of three nodes on this host, a Prometheus, kubectl and published schemas. It needs
+# root and Debian, and installs from there what is missing; everything runs in temporary folders and ends with the tests.
+FLEET = slurm-wlm munge prometheus prometheus-node-exporter kubernetes-client shellcheck
+test-fleet: $(VENV)/.installed
+	@test "$$(id -u)" = 0 || { echo "test-fleet: needs root; run it as root on a machine of no importance" >&2; exit 2; }
+	@command -v slurmctld munged prometheus promtool prometheus-node-exporter kubectl shellcheck > /dev/null \
+	  && dpkg-query --show $(FLEET) > /dev/null 2>&1 || apt-get install --yes --no-install-recommends $(FLEET)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,fleet]'
+	$(BIN)/python -m pytest tests/fleet -m "" -n0
 
 # Four properties of every tool on models of other packages, which it installs, and on a thousand random programs.
 # With the newest jax: make test-conformance VENV=.venv-latest PYTHON=python3.12
