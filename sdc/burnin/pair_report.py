@@ -18,7 +18,7 @@ from sdc.record.storage import AnyPath, RecordError
 
 from .report import CODES, VerdictPart
 
-FORMAT = "jax-sdc pair"
+FORMAT: Literal["jax-sdc pair"] = "jax-sdc pair"
 SCHEMA = 1
 """Version of the layout. It changes with every change that an older reader would misread."""
 READABLE = (1,)

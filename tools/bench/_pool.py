@@ -37,8 +37,8 @@ def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
     state, shared = program.abstract(), (program.batch, jax.eval_shape(jax.random.key, 0))
     metrics = jax.eval_shape(program.compiled, state, shared)[1]
     gradient = described(metrics.gradient, placement.sharding(placement.spec(program.work.metrics_specs.gradient)))
-    step = program.compiled.lower(state, shared).compile().as_text()
-    observe = program.compiled_observation.lower(state, gradient).compile().as_text()
+    step = program.compiled.lower(state, shared).compile().as_text() or ""
+    observe = program.compiled_observation.lower(state, gradient).compile().as_text() or ""
     assert placement.mesh.axis_names[0] == TWIN
     return math.ceil((_crossing(step, twins) * config.microsteps + _crossing(observe, twins)) / twins)
 
