@@ -216,9 +216,11 @@ def impossible(report: Report) -> Iterator[str]:
     indices = [device.index for device in report.devices]
     if len(set(indices)) < len(indices):
         yield "a device stands there twice"
-    for row in (*report.devices, *report.workloads):
-        if min(row.elements, row.runs) < 0 or not 0 <= row.seconds < math.inf:
-            yield f"{row.elements} elements, {row.runs} runs, {row.seconds} seconds"
+    counts = [(row.elements, row.runs, row.seconds) for row in report.devices]
+    counts += [(row.elements, row.runs, row.seconds) for row in report.workloads]
+    for elements, runs, seconds in counts:
+        if min(elements, runs) < 0 or not 0 <= seconds < math.inf:
+            yield f"{elements} elements, {runs} runs, {seconds} seconds"
     for each in report.workloads:
         if each.differences < 0 or not 0 <= (each.rate or 0) < math.inf:
             yield f"{each.differences} differences at a throughput of {each.rate}"

@@ -178,6 +178,8 @@ def _suspects(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _tables(summary: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    cells: tuple[tuple[str, ...], ...]
+    header: tuple[str, ...]
     if rows := summary["ties"]:
         cells = tuple(
             (
