@@ -18,8 +18,8 @@ SITES = {"fwd/attn": "attention/*", "fwd/ffn": "matrix/*", "bwd/attn": "training
 def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[Fault]:
     """The simulated faults that flags ask for.
 
-    A node's frequencies are those of wrong elements in the outputs of submodules, at each training step. Here they
-    strike outputs of workloads, at each run: the times of bursts count runs.
+    A node's frequencies are those of wrong elements in the outputs of submodules, at each training step, of nodes that
+    do not wait for each other. Here they strike outputs of workloads, at each run: the times of bursts count runs.
 
     Args:
         suspect: a node, see `sdc.faults.nodes.parse_suspect`; None for none.
@@ -42,7 +42,7 @@ def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[F
     at = {AXIS: device}
     if suspect is not None:
         try:
-            found = node_faults(suspect, layers=1, at=at, sync="compute")
+            found = node_faults(suspect, layers=1, at=at, sync="none")
         except ValueError as error:
             raise SettingError("suspect", suspect, str(error)) from error
         return [dataclasses.replace(fault, site=SITES[str(fault.site)]) for fault in found]

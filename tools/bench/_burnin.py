@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 
-from sdc.burnin.levels import LEVELS, Level
+from sdc.burnin.levels import LEVELS, SMALLEST, Level
 from sdc.burnin.programs import Programs
 from sdc.burnin.registry import families, register, workloads
+from sdc.burnin.rounds import burn_in
 from sdc.burnin.workload import Workload
 from sdc.train import burning
 from sdc.train.config import get_config
@@ -30,6 +31,7 @@ BARS = {
     "quick_megabytes": 2000.0,
     "pool_bytes": 64.0,
     "summarize_seconds": 10.0,
+    "false_alarms": 0,
 }
 DEVICES = 4
 QUICK = (
@@ -48,6 +50,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     `matrix_checked_LEVEL`: time of the matrix workloads against the same products unchecked.
     `quick_seconds`, `quick_megabytes`: the command `sdc burnin --level quick --devices 4`, compilation included.
     `pool_bytes`: of digests that a host of a pool exchanges in a step.
+    `false_alarms` in so many `rounds` of healthy devices.
     `summarize_seconds`: `sdc fleet summarize` of 1,000 results.
     """
     quick = _quick()
@@ -65,6 +68,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         found |= {f"{name}_{level.name}": value for name, value in _costs(level, options.steps).items()}
     products = dataclasses.replace(LEVELS["acceptance"], data=("normal",))
     found["matrix_checked_acceptance"] = _costs(products, 3, only=["matrix"])["matrix_checked"]
+    found["false_alarms"], found["rounds"] = _healthy()
     return {"all": found}
 
 
@@ -96,6 +100,13 @@ def _costs(level: Level, steps: int, *, only: Sequence[str] | None = None) -> di
     }
 
 
+def _healthy(rounds: int = 1000) -> tuple[int, int]:
+    """Findings of rounds of all workloads in the smallest sizes on healthy devices, and how many rounds these were."""
+    devices = jax.local_devices()[:DEVICES]
+    result = burn_in(workloads(SMALLEST, devices), devices, rounds=rounds)
+    return len(result.findings) + len(result.ended), result.rounds
+
+
 def _round(programs: Programs, workload: Workload) -> tuple[float, float]:
     """Seconds of a run at load, and with digest and comparison."""
     began = time.perf_counter()
@@ -106,10 +117,10 @@ def _round(programs: Programs, workload: Workload) -> tuple[float, float]:
 def _against_unchecked(programs: Programs, workload: Workload, steps: int) -> tuple[float, float]:
     """Median seconds of the checked program, and of the product alone; they take turns."""
     ready = programs.prepare(workload, 0)
-    plain: Callable[..., Any] = jax.jit(workload.run)
+    calls: tuple[Callable[..., Any], ...] = (ready.call, jax.jit(workload.run))
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(steps + 1):
-        for call, kept in zip((ready.call, plain), times, strict=True):
+        for call, kept in zip(calls, times, strict=True):
             began = time.perf_counter()
             jax.block_until_ready(call(*ready.arguments))
             if turn:

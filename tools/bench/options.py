@@ -21,7 +21,9 @@ class BenchOptions:
     digests, lock-step, fingerprint, inject and abft on TPUs and GPUs that are not here, by their compilers' estimate.
     delay: twins in two processes, with a slow network between them against a fast one; needs root. checkpoint:
     certificates and running checkpoints against Orbax alone, and against a step. burnin: digests and comparison as a
-    share of a level's time, checked matrix products, a quick level, a pool's digests, the summary of 1,000 hosts.
+    share of a level's time, checked matrix products, a quick level, a pool's digests, the summary of 1,000 hosts, false
+    alarms in 1,000 healthy rounds. nodes: which of the study's nodes a burn-in, a pair and a pool catch, simulated,
+    against what is predicted (minutes).
     """
 
     benchmark: Annotated[
@@ -37,6 +39,7 @@ class BenchOptions:
             "delay",
             "checkpoint",
             "burnin",
+            "nodes",
         ],
         tyro.conf.Positional,
     ]
