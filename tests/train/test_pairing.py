@@ -12,6 +12,7 @@ from sdc.analysis.resolving import explain, resolve_pairs
 from sdc.burnin.pair_report import PAIR, Pair, TwinRow, contradictions, read_pair, write_pair
 from sdc.burnin.report import CODES, Word
 from sdc.record.storage import RecordError
+from sdc.tools import cli
 from sdc.train import pairing
 from sdc.train.checks import Simulated
 from sdc.train.pair_jobs import Compared, FullLoad, Operations
@@ -134,6 +135,21 @@ def test_pairs_together_name_a_host(clean: Path) -> None:
     assert resolve_pairs(pairs[:1]).undecided == ("a", "b")
     assert resolve_pairs(pairs[1:2]).word == "PASS"
     assert resolve_pairs([result(clean, "a", "b", "INCONCLUSIVE")]).code == 3
+
+
+def test_files_of_pairs_are_resolved_by_the_command(
+    clean: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = read_pair(clean)
+    for name, hosts in (("one", "ab"), ("two", "bc")):
+        pair.hosts = [TwinRow(twin=twin, host=host, processes=[twin], devices=[]) for twin, host in enumerate(hosts)]
+        (tmp_path / name).mkdir()
+        write_pair(tmp_path / name / PAIR, pair)
+    assert cli.run(["pair", "--resolve", str(tmp_path / "one"), str(tmp_path / "two" / PAIR)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["PASS", "no pair differs", "a and b agree", "b and c agree"]
+    (tmp_path / "two" / PAIR).write_text("{}")
+    assert cli.run(["pair", "--resolve", str(tmp_path / "two")]) == 2
+    assert "is damaged" in capsys.readouterr().err
 
 
 def test_the_fewest_hosts_explain_differences() -> None:
