@@ -1,6 +1,7 @@
 """What is published of the layout of records: a JSON Schema, and the tables of docs/run-record.md."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -66,12 +67,12 @@ def field_table(type: type[Fields]) -> str:
     return "\n".join(["| field | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in shown.items())])
 
 
-def render_tables(page: str) -> str:
+def render_tables(page: str, types: Sequence[type[Fields]] = TABLES) -> str:
     """A page of documentation with current tables of fields.
 
     A table belongs between the lines `<!-- fields: TYPE -->` and `<!-- end -->`; a type without one is a KeyError.
     """
-    tables = {type.__name__: type for type in TABLES}
+    tables = {type.__name__: type for type in types}
     pattern = re.compile(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
     return pattern.sub(lambda match: f"{match[1]}\n{field_table(tables[match[2]])}\n\n{match[3]}", page)
 

@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sdc.burnin.junit import junit
 from sdc.burnin.metrics import check_metrics_file, metrics
 from sdc.burnin.report import EndedRow, Report, write_report
-from sdc.burnin.schema import FILES, file_schema
+from sdc.burnin.schema import FILES, TABLES, file_schema
+from sdc.record.schema import render_tables
 from sdc.settings import SettingError
 from tests.reports import WORKLOADS, make_finding, make_report
 
@@ -109,3 +110,9 @@ def test_reports_are_plain_json() -> None:
     for report in REPORTS.values():
         plain: Any = msgspec.to_builtins(report)
         json.dumps(plain, allow_nan=False)
+
+
+def test_the_tables_of_the_documentation_are_current() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "burnin.md").read_text()
+    assert render_tables(page, TABLES) == page
+    assert all(f"<!-- fields: {type.__name__} -->" in page for type in TABLES)
