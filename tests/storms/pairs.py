@@ -15,11 +15,13 @@ from sdc.burnin.pair_report import Pair, read_pair
 from sdc.record.storage import RecordError
 from sdc.tools.bench.network import ADDRESSES, LINKS, ip, two_hosts
 
-from .cuts import COMMAND, LIMIT, START
+from .cuts import COMMAND, LIMIT
 from .tally import Tally
 
 FAULT = ("--fault", "bitflip,rate=1e-3,site=fwd/ffn")
 ENDLESS = "100000"
+START = 600.0
+"""Seconds until there are steps, and for all three stages."""
 
 
 class Trial(NamedTuple):
@@ -53,6 +55,8 @@ TRIALS = (
 def run(count: int, seed: int) -> Tally:
     """So many comparisons, of each kind in turn."""
     tally, draw = Tally("pairs"), random.Random(seed)
+    # Alike programs are compiled once for all trials.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp())
     for number in range(count):
         with two_hosts() as (names, _):
             _trial(tally, draw, names, TRIALS[number % len(TRIALS)])
