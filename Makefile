@@ -60,7 +60,7 @@ FLEET = slurm-wlm munge prometheus prometheus-node-exporter kubernetes-client sh
 test-fleet: $(VENV)/.installed
 	@test "$$(id -u)" = 0 || { echo "test-fleet: needs root; run it as root on a machine of no importance" >&2; exit 2; }
 	@command -v slurmctld munged prometheus promtool prometheus-node-exporter kubectl shellcheck > /dev/null \
-	  && dpkg-query --show $(FLEET) > /dev/null 2>&1 || apt-get install --yes --no-install-recommends $(FLEET)
+	  || apt-get install --yes --no-install-recommends $(FLEET)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,fleet]'
 	$(BIN)/python -m pytest tests/fleet -m "" -n0
 

@@ -1,7 +1,8 @@
 # shellcheck shell=bash disable=SC2034 # variables for those who source it
 # What the scripts of deploy/ have in common: settings, log, and the last verdict. Sourced, not run.
 
-# Reads the settings of this host: a file of shell assignments, since Slurm gives its scripts no environment.
+# Reads the settings of this host: a file of shell assignments, since Slurm gives its scripts no environment. Where
+# slurm.conf is not where scontrol looks for it, `export SLURM_CONF=...` belongs there: health checks are not told it.
 sdc_settings() {
   local file=${SDC_SETTINGS:-/etc/default/sdc}
   PATH=${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
