@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -33,6 +34,15 @@ def compilation_cache(pytestconfig: pytest.Config) -> Path:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache)
     return cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def devices_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Burn-ins in the processes of the suite do not lock each other out."""
+    folder = tmp_path_factory.mktemp("locks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sdc.burnin.claiming.lock_folder", lambda: folder)
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -28,6 +28,11 @@ def claim_names(described: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
+def lock_folder() -> Path:
+    """Where locks are: the system's folder for temporary files."""
+    return Path(tempfile.gettempdir())
+
+
 @contextmanager
 def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[str]]:
     """Claims devices for the time of the block.
@@ -55,7 +60,7 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
     problems: list[str] = []
     try:
         for name in sorted(set(names)):
-            path = Path(folder or tempfile.gettempdir()) / f"jax-sdc-{name}.lock"
+            path = (folder or lock_folder()) / f"jax-sdc-{name}.lock"
             try:
                 opened.append(_open(path))
             except OSError as error:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import tempfile
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,10 +32,9 @@ PATHS = {
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices have started long ago, and other tests burn in the same ones."""
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices have started long ago."""
     monkeypatch.setattr(determinism, "prepare", lambda **_: None)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.mark.parametrize("case", PATHS.values(), ids=PATHS)

@@ -1,5 +1,6 @@
 """Which of the study's fifteen nodes a burn-in, a pair and a pool catch, simulated at the published rates."""
 
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -63,10 +64,11 @@ def _simulated(found: Sequence[Workload], faults: Any, programs: Programs) -> di
     rounds, missed, seconds = [], 0, []
     for trial in range(TRIALS):
         result = Result(found, programs.devices, (), tuple(map(str, faults)))
+        findings = result.findings
         began = time.perf_counter()
         burn_in(
             found, programs.devices, rounds=ROUNDS, inject=faults, programs=programs, seed=trial, result=result,
-            stop=lambda result=result: bool(result.findings),
+            stop=functools.partial(bool, findings),
         )  # fmt: skip
         seconds.append((time.perf_counter() - began) / (result.rounds + 1))
         if result.findings:

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sdc.burnin.asking import Asked, parse_devices
+from sdc.burnin.claiming import claim_names, claimed
 from sdc.burnin.golden import Register, read_golden, write_golden
 from sdc.burnin.golden_merging import describe_dispute, merge
 from sdc.record.storage import RecordError
@@ -55,7 +57,11 @@ def _record(options: GoldenRecordOptions) -> int:
     from ..progress import BurninProgress
 
     _register_training()
-    with BurninProgress(settings.minutes, settings.rounds) as progress, run_errors(options.file, resumable=False):
+    with (
+        BurninProgress(settings.minutes, settings.rounds) as progress,
+        run_errors(options.file, resumable=False),
+        _alone(devices),
+    ):
         register, found = record(settings, devices, on_event=progress.update)
         if register is not None:
             write_golden(options.file, register)
@@ -83,13 +89,21 @@ def _verify(options: GoldenVerifyOptions) -> int:
     from ..progress import BurninProgress
 
     _register_training()
-    with BurninProgress(None, options.rounds) as progress, run_errors(options.file, resumable=False):
+    progress = BurninProgress(None, options.rounds)
+    with progress, run_errors(options.file, resumable=False), _alone(devices):
         found = verify(register, devices, rounds=options.rounds, on_event=progress.update)
     about = {"file": str(options.file), "confirmed": found.confirmed, "elsewhere": found.elsewhere}
     said = f"{found.confirmed} digests confirmed by this host"
     if found.elsewhere:
         said += f", {found.elsewhere} are of other devices or versions"
     return _end(found, about, said, options.json)
+
+
+def _alone(devices: "Sequence[jax.Device]") -> AbstractContextManager[list[str]]:
+    """Devices that a burn-in tests are not loaded a second time."""
+    from sdc.record import describe_devices
+
+    return claimed(claim_names(describe_devices(devices)))
 
 
 def _whole(options: GoldenVerifyOptions, register: Register) -> int:
