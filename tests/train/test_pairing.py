@@ -2,18 +2,18 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import pytest
 
 from sdc.analysis.pairing import Opening, judge_pair, stage_differs
 from sdc.analysis.resolving import explain, resolve_pairs
-from sdc.burnin.pair_report import PAIR, Pair, TwinRow, contradictions, read_pair, write_pair
+from sdc.burnin.pair_report import FOLDERS, PAIR, Pair, TwinRow, contradictions, read_pair, write_pair
 from sdc.burnin.report import CODES, Word
 from sdc.record.storage import RecordError
 from sdc.tools import cli
-from sdc.train import pairing
+from sdc.train import pairing, run
 from sdc.train.checks import Simulated
 from sdc.train.pair_jobs import Compared, FullLoad, Operations
 from tests.train.runs import WORKLOAD, loaded
@@ -29,10 +29,12 @@ def opening(twins: int, processes: int = 2) -> Opening:
 
 def compared(folder: Path, *faults: str, twins: int = 2, model: int = 1) -> Pair:
     """The result of a comparison with simulated faults, which must not contradict itself; of a pool the first stage."""
-    job = FullLoad(workload=WORKLOAD, steps=2, twins=twins, model=model, faults=faults, folder=folder)
-    devices = jax.devices()[: twins * model]
-    differs = stage_differs if twins == 2 else lambda _: False
-    pairing.escalate(job, differs=differs, loaded=loaded(WORKLOAD), devices=devices)
+    settings: dict[str, Any] = {"workload": WORKLOAD, "steps": 2, "twins": twins, "model": model, "faults": faults}
+    there: dict[str, Any] = {"loaded": loaded(WORKLOAD), "devices": jax.devices()[: twins * model]}
+    if twins == 2:
+        pairing.escalate(FullLoad(**settings, folder=folder), differs=stage_differs, **there)
+    else:  # a program of half the size, whose record says the same
+        run(Compared(**settings, folder=folder / FOLDERS["step"]), **there)
     pair = judge_pair(folder, opening(twins), ended="now", seconds=1.0)
     assert list(contradictions(pair)) == []
     write_pair(folder / PAIR, pair)
