@@ -1,5 +1,6 @@
 """The training loop: batches in, steps out, a line in the record for each, a checkpoint now and then, a judge asked."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,9 @@ from .placement import Placement
 from .programs.protocol import Program, Rows
 from .running import Keeper
 from .step import BATCH_SPEC
+
+FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): ")
+"""How the runtime's own errors begin."""
 
 
 class Batches(Protocol):
@@ -142,6 +146,9 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
         new, seen = program.observe(new, out)
         row, details = program.rows(number, out, seen)
     except ValueError as error:
+        if jax.process_count() > 1 and FAILURE.match(str(error)):
+            # Some calls of the runtime tell a lost peer so: it is for `joined` to find out which it was.
+            raise jax.errors.JaxRuntimeError(str(error)) from error
         raise StepFailed(f"step {number} failed: {error}") from error
     again = {"attempts": attempt + 1} if attempt else {}
     return new, Rows({"step": number, **row, **again, "seconds": time.perf_counter() - started}, details)

@@ -2,9 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from sdc.analysis.pairing import Opening, judge_pair, stage_differs
@@ -15,6 +16,7 @@ from sdc.record.storage import RecordError
 from sdc.tools import cli
 from sdc.train import pairing, run
 from sdc.train.checks import Simulated
+from sdc.train.loop import StepFailed, _advance
 from sdc.train.pair_jobs import Compared, FullLoad, Operations
 from tests.train.runs import WORKLOAD, loaded
 
@@ -178,3 +180,18 @@ def test_results_that_contradict_themselves_are_refused(
     write_pair(tmp_path / PAIR, pair)
     with pytest.raises(RecordError, match=told):
         read_pair(tmp_path)
+
+
+@pytest.mark.parametrize(("processes", "kind"), [(1, StepFailed), (2, jax.errors.JaxRuntimeError)])
+def test_a_collective_that_fails_is_the_runtimes_failure(
+    processes: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several processes, so that it is found out which of them was lost; some calls of JAX tell it as a ValueError."""
+
+    class Broken:
+        def step(self, *_: Any) -> Any:
+            raise ValueError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
+
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with pytest.raises(kind, match="Gloo AllGather failed"):
+        _advance(cast("Any", Broken()), None, jnp.zeros(1), 0, 0)
