@@ -186,7 +186,7 @@ def test_results_that_contradict_themselves_are_refused(
 def test_a_collective_that_fails_is_the_runtimes_failure(
     processes: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several processes, so that it is found out which of them was lost; some calls of JAX tell it as a ValueError."""
+    """Of several processes: then it is found out which was lost. Some calls of JAX tell it as a ValueError."""
 
     class Broken:
         def step(self, *_: Any) -> Any:
