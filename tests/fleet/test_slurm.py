@@ -147,7 +147,7 @@ def test_a_pair_and_a_pool_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), slurm.output(pair)
     found = read(tmp_path / f"pair-{pair}-0" / "pair.json")
     assert found["verdict"]["word"] == "PASS"  # type: ignore[index]
-    assert found["processes"] == 2
+    assert [host["processes"] for host in found["hosts"]] == [[0], [1]]  # type: ignore[attr-defined]
     pool = slurm.submit(
         DEPLOY / "slurm" / "pool.sbatch", "--devices", 3, "--steps", 1, "--fault", "bitflip,rate=1e-2",
         SDC_SHARED=str(tmp_path),

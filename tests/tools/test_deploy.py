@@ -1,0 +1,289 @@
+"""The files of tools/deploy: their commands exist, and each script does the right thing for every way sdc can end."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sdc.burnin.metrics import metrics
+from sdc.tools.parse import COMMANDS, parse
+
+from ..reports import make_finding, make_report
+
+DEPLOY = Path(__file__).resolve().parents[2] / "tools" / "deploy"
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
+SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch")]
+SOURCED = ("ask.sh", "node.sh")
+COMMAND = r'(?:"\$SDC"|(sdc_ask)|jax-sdc) (--max-age|"\$run"|[a-z]+)( [^\n;)]*|$)'
+VARIABLES = {
+    "$SDC_MAX_AGE": "7d", "$SDC_STATE": "state", "$run": "run", "${flags[@]}": "", "$@": "", "$SLURM_NTASKS": "3",
+    "$SDC_METRICS": "sdc.prom", "__DEVICES__": "8",
+}  # fmt: skip
+
+
+def named(path: Path) -> str:
+    return path.relative_to(DEPLOY).as_posix()
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command line of sdc in the files, with its file."""
+    for path in FILES:
+        text = path.read_text().replace("\\\n", " ")
+        for match in re.finditer(
+            r'(?:"\$SDC"|(sdc_ask)|jax-sdc) (--max-age|"\$run"|[a-z]+)( [^\n;)]*|$)', text, re.MULTILINE
+        ):
+            words = f"{'verdict ' if match[1] else ''}{match[2]}{match[3]}"
+            if words.split()[0] in COMMANDS:
+                yield named(path), re.split(r" 2>| &$", words)[0]
+        for match in re.finditer(r"sbatch \S+ (?:\S+ )?(burnin|pair|pool)\.sbatch (.*)", text):
+            yield named(path), f"{match[1]} {match[2]}"
+        for match in re.finditer(r"burnin\.sh, \S+\]\n +args: \[(.*)\]", text):
+            yield named(path), f"burnin {match[1].replace(',', ' ')}"
+        for match in re.finditer(r"flags\+?=\((.*?)\)", text):
+            yield named(path), f"burnin {match[1]} --run run"
+
+
+@pytest.mark.parametrize(("file", "line"), list(commands()))
+def test_commands_parse(file: str, line: str) -> None:
+    for name, value in VARIABLES.items():
+        line = line.replace(name, value)
+    words = [word for word in shlex.split(line) if word]
+    assert not [word for word in words if "$" in word]
+    parse(words)
+
+
+def test_all_commands_were_found() -> None:
+    found = {(file, line.split()[0]) for file, line in commands()}
+    expected = [
+        ("slurm/prolog.sh", "burnin"), ("slurm/prolog.sh", "verdict"), ("slurm/health-check.sh", "verdict"),
+        ("slurm/burnin.sbatch", "burnin"), ("slurm/pair.sbatch", "pair"), ("slurm/pool.sbatch", "pool"),
+        ("kubernetes/burnin.sh", "burnin"), ("kubernetes/burnin-job.yaml", "burnin"),
+        ("container/Containerfile", "burnin"),
+    ]  # fmt: skip
+    assert not set(expected) - found
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=named)
+def test_scripts_are_valid(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    shell = "sh" if first == "#!/bin/sh" else "bash"
+    assert subprocess.run([shell, "-n", str(path)], check=False).returncode == 0
+    assert os.access(path, os.X_OK) == (path.name not in SOURCED)
+
+
+def test_all_files_are_installed() -> None:
+    assert all(len(path.relative_to(DEPLOY).parts) == 2 for path in FILES)  # deploy/*/* in setup.cfg
+    assert "sdc.tools = deploy/*/*\n" in (DEPLOY.parents[1] / "setup.cfg").read_text()
+
+
+def test_job_and_configuration_say_what_the_codes_mean() -> None:
+    job = yaml.safe_load((DEPLOY / "kubernetes" / "burnin-job.yaml").read_text())["spec"]
+    rules = {rule["action"]: rule.get("onExitCodes", {}).get("values") for rule in job["podFailurePolicy"]["rules"]}
+    assert rules == {"FailJob": [1, 2], "Ignore": None, "Count": [3, 4]}
+    pod = job["template"]["spec"]
+    assert [container["name"] for container in pod["initContainers"]] == ["prepare", "begin", "burnin"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        mounts = [mount["name"] for mount in container["volumeMounts"]]
+        assert ("token" in mounts) == (container["image"] == "__KUBECTL_IMAGE__")
+    role = next(
+        part
+        for part in yaml.safe_load_all((DEPLOY / "kubernetes" / "rbac.yaml").read_text())
+        if part["kind"] == "ClusterRole"
+    )
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
+    monitor = json.loads((DEPLOY / "node-problem-detector" / "sdc-monitor.json").read_text())
+    assert monitor["pluginConfig"]["skip_initial_status"]  # nothing is well before it was asked
+    assert [rule["condition"] for rule in monitor["rules"]] == [each["type"] for each in monitor["conditions"]]
+
+
+def test_alerts_are_on_metrics_that_there_are() -> None:
+    report = make_report(findings=[make_finding()])
+    known = re.findall(r"^# TYPE (\w+)", metrics(report), re.MULTILINE)
+    groups: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]
+    rules = groups[0]["rules"]
+    used = [name for rule in rules for name in re.findall(r"sdc_\w+", rule["expr"])]
+    assert len(used) >= 8
+    assert set(used) <= set(known)
+    for rule in rules:
+        assert rule["expr"].count("sdc_burnin") == rule["expr"].count('{simulated="false"')
+
+
+SAID = {
+    "pass": (0, "PASS  all well  (2026-01-05T00:00:00+00:00, state/result.json)"),
+    "fail": (1, "FAIL  host gpu-17, device 3: 'wrong'  (2026-01-05T00:00:00+00:00, state/result.json)"),
+    "simulated": (1, "SIMULATION  FAIL  host gpu-17  (2026-01-05T00:00:00+00:00, state/result.json)"),
+    "inconclusive": (3, "INCONCLUSIVE  there is no result in state; run sdc burnin"),
+    "usage": (2, "sdc: error: --max-age banana: expected a number"),
+    "cannot start": (1, "Traceback (most recent call last):\nModuleNotFoundError: No module named 'sdc'"),
+    "contradiction": (0, "FAIL  host gpu-17  (2026-01-05T00:00:00+00:00, state/result.json)"),
+    "killed": (None, ""),
+    "missing": (None, ""),
+    "late": (None, ""),
+}  # fmt: skip
+BROKEN = ("usage", "cannot start", "contradiction", "killed", "missing", "late")
+NODE = "NodeName=gpu-17 Arch=x86_64 State={state} ThreadsPerCore=1{reason}"
+
+
+class Host:
+    """A host whose sdc and scontrol are what the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.settings = folder, {"SDC_STATE": str(folder / "state"), "SDC_ASK_LIMIT": "1"}
+        self.made(
+            "scontrol", f'echo "$*" >>{folder}/calls\n[[ $* == *show* ]] && cat {folder}/node; exit ${{FAILING:-0}}'
+        )
+        self.state("IDLE")
+
+    def made(self, name: str, text: str) -> None:
+        file = self.folder / name
+        file.write_text(f"#!/bin/bash\n{text}\n")
+        file.chmod(0o755)
+
+    def says(self, how: str) -> None:
+        code, text = SAID[how]
+        (self.folder / "line").write_text(text + "\n")
+        ending = {"killed": "kill -9 $$", "late": "exec sleep 20"}.get(how, f"cat {self.folder}/line; exit {code}")
+        self.made("sdc", f'echo "$*" >>{self.folder}/asked\n{ending}')
+        if how == "missing":
+            (self.folder / "sdc").unlink()
+
+    def state(self, state: str, reason: str = "") -> None:
+        said = f" Reason={reason} [root@2026-01-05T00:00:01]" if reason else ""
+        (self.folder / "node").write_text(NODE.format(state=state, reason=said) + "\n")
+
+    def run(self, script: str, *words: str, **environment: str) -> tuple[int, str]:
+        """Exit code, and what was said."""
+        settings = self.folder / "settings"
+        settings.write_text("".join(f"{key}={shlex.quote(value)}\n" for key, value in self.settings.items()))
+        done = subprocess.run(
+            [str(DEPLOY / script), *words], text=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={
+                "PATH": f"{self.folder}:/usr/bin:/bin", "SDC_SETTINGS": str(settings), "SLURMD_NODENAME": "gpu-17",
+                **environment,
+            },
+        )  # fmt: skip
+        return done.returncode, done.stdout
+
+    def updates(self) -> list[str]:
+        """What was asked of scontrol, beside questions."""
+        calls = self.folder / "calls"
+        return [line for line in calls.read_text().splitlines() if "update" in line] if calls.exists() else []
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@pytest.mark.parametrize("how", SAID)
+def test_the_prolog_drains_for_a_fail_alone(host: Host, how: str) -> None:
+    host.says(how)
+    code, said = host.run("slurm/prolog.sh")
+    assert code == (1 if how in ("fail", "simulated") else 0)
+    assert len(host.updates()) == code
+    if code:
+        (update,) = host.updates()
+        assert update.startswith("update nodename=gpu-17 state=drain reason=sdc: 2026-01-05T00:00:00+00:00 ")
+        assert ("SIMULATION" in update) == (how == "simulated")
+    assert ("NOT checked" in said) == (how in BROKEN)
+
+
+def test_policy_of_the_prolog(host: Host) -> None:
+    host.settings["SDC_DRAIN_ON"] = "FAIL INCONCLUSIVE"
+    host.says("inconclusive")
+    assert host.run("slurm/prolog.sh")[0] == 1
+    host.says("usage")
+    assert host.run("slurm/prolog.sh")[0] == 0
+    host.says("fail")
+    code, said = host.run("slurm/prolog.sh", FAILING="1")  # slurmctld does not answer
+    assert code == 1
+    assert "scontrol failed" in said
+
+
+@pytest.mark.parametrize("how", ["pass", "fail", "inconclusive", "usage", "killed", "missing"])
+def test_a_burn_in_in_the_prolog(host: Host, how: str) -> None:
+    host.settings |= {"SDC_PROLOG": "burnin", "SDC_BURNIN_FLAGS": "--devices gpu:8"}
+    old, evidence = host.folder / "state" / "job-1", host.folder / "state" / "job-2"
+    for folder in (old, evidence):
+        folder.mkdir(parents=True)
+    (evidence / "bundle.tar.gz").touch()
+    for folder in (old, evidence):
+        os.utime(folder, (0, 0))
+    host.says(how)
+    code, said = host.run("slurm/prolog.sh", SLURM_JOB_ID="17")
+    assert code == (how == "fail")
+    assert ("NOT checked" in said) == (how in BROKEN)
+    assert not old.exists()
+    assert evidence.exists()
+    if how != "missing":
+        burnin, *verdict = (host.folder / "asked").read_text().splitlines()
+        assert re.fullmatch(rf"burnin --level quick --run {host.folder}/state/job-17-\S+ --devices gpu:8", burnin)
+        assert len(verdict) == (how not in BROKEN)
+
+
+@pytest.mark.parametrize("how", SAID)
+def test_the_health_check_drains_for_a_fail_alone(host: Host, how: str) -> None:
+    host.says(how)
+    _, said = host.run("slurm/health-check.sh")
+    assert len(host.updates()) == (how in ("fail", "simulated"))
+    assert ("NOT checked" in said) == (how in BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("reason", "policy", "resumes"),
+    [
+        ("sdc: 2026-01-04T23:59:59+00:00 FAIL  host gpu-17", "newer-pass", True),
+        ("sdc: 2026-01-04T23:59:59+00:00 FAIL  host gpu-17", "never", False),
+        ("sdc: 2026-01-05T00:00:00+00:00 FAIL  host gpu-17", "newer-pass", False),  # the same result
+        ("sdc: unknown INCONCLUSIVE  there is no result", "newer-pass", False),
+        ("bad fan", "newer-pass", False),
+    ],
+)
+def test_the_health_check_resumes_what_it_drained(host: Host, reason: str, policy: str, resumes: bool) -> None:
+    host.says("pass")
+    host.settings["SDC_RESUME"] = policy
+    host.state("IDLE+DRAIN", reason)
+    host.run("slurm/health-check.sh")
+    assert host.updates() == ["update nodename=gpu-17 state=resume"] * resumes
+
+
+def test_who_drained_first_keeps_the_reason(host: Host) -> None:
+    host.says("fail")
+    host.state("IDLE+DRAIN", "bad fan")
+    assert host.run("slurm/prolog.sh")[0] == 1
+    host.run("slurm/health-check.sh")
+    assert not host.updates()
+
+
+@pytest.mark.parametrize("how", sorted(set(SAID) - {"late"}))
+def test_codes_of_node_problem_detector_and_nagios(host: Host, how: str) -> None:
+    host.says(how)
+    known = {"pass": (0, 0), "fail": (1, 2), "simulated": (1, 2)}
+    detector, nagios = known.get(how, (2, 3))
+    code, said = host.run("node-problem-detector/check.sh")
+    assert code == detector
+    assert len(said.splitlines()) == 1
+    code, said = host.run("nagios/check_sdc.sh")
+    assert code == nagios
+    assert said.startswith(f"SDC {('OK', '', 'CRITICAL', 'UNKNOWN')[nagios]} - ")
+
+
+def test_a_burn_in_for_each_node(host: Host) -> None:
+    host.made("kubectl", f'[[ $1 == get ]] && printf "node/a\\nnode/b\\n" || {{ cat; echo ---; }} >>{host.folder}/made')
+    assert host.run("kubernetes/each-node.sh", "pool=gpu", "r/sdc:1", "r/kubectl:1", "8")[0] == 0
+    jobs = [job for job in yaml.safe_load_all((host.folder / "made").read_text()) if job]
+    assert [job["metadata"]["name"] for job in jobs] == ["sdc-burnin-a", "sdc-burnin-b"]
+    assert "__" not in (host.folder / "made").read_text()
+    assert host.run("kubernetes/each-node.sh")[0] == 2
+
+
+def test_an_api_server_that_refuses_is_no_verdict(host: Host) -> None:
+    host.made("kubectl", "exit 1")
+    assert host.run("kubernetes/node-verdict.sh", "begin", NODE_NAME="a")[0] == 4
