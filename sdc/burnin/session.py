@@ -163,6 +163,9 @@ class Session:
             result = restored(earlier, found, devices, accept=accept, inject=self.inject)
         result.doubts += self.doubts
         result.notes += problems
+        if settings.only:
+            told = f"only {', '.join(settings.only)} of the level's workloads were asked for"
+            result.notes += [told] if told not in result.notes else []
         self._golden = _Golden(self.golden, devices) if self.golden is not None else None
         self._result = result
         return result, Programs(devices), self._golden.digests if self._golden is not None else {}

@@ -55,6 +55,7 @@ def test_every_verdict(
     assert set(kinds) <= set(printed["verdict"]["kinds"])
     assert any(sentence in each for each in printed["verdict"]["sentences"]), printed["verdict"]
     assert printed["verdict"]["simulated"] is ("--fault" in flags)
+    assert not printed["workloads"] or any("only transfers" in note for note in printed["notes"])
 
     jsonschema.validate(printed, file_schema("result"))
     assert read_report(places["run"]).id == printed["id"]
