@@ -4,12 +4,15 @@ Debian builds slurmd so that several run on one host. What needs cgroups is left
 JAX finds its peers by the names of the nodes, so the daemons live in a mount namespace in which these mean this host.
 """
 
+import atexit
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "tools" / "deploy"
 SDC = Path(sys.executable).with_name("sdc")
 NODES = ("n1", "n2", "n3")
-ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache")}
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
+    "TMPDIR": tempfile.mkdtemp(),  # locks: the burn-in of somebody else on this host would have this one refused
+}
+atexit.register(shutil.rmtree, ENVIRONMENT["TMPDIR"], ignore_errors=True)
 CHECK_EVERY = 5
 """Seconds between two health checks of a node."""
 SMALL = "--devices 4 --only ordering --rounds 1"
@@ -106,7 +114,7 @@ class Slurm:
                 os.kill(pid, signal.SIGTERM)
                 until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 30)  # type: ignore[misc]
         self._room.kill()
-        self._room.wait()
+        self._room.communicate()
 
     def run(self, *words: object, **more: str) -> str:
         """Output of a command of Slurm."""

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from .api_server import Server, api_server
-from .slurm import DEPLOY, FAULT, SDC, SMALL
+from .slurm import DEPLOY, ENVIRONMENT, FAULT, SDC, SMALL
 
 pytestmark = pytest.mark.fleet
 FOLDER = DEPLOY / "kubernetes"
@@ -77,7 +77,7 @@ def tell(server: Server, folder: Path, what: str, **more: str) -> int:
 def pod(folder: Path, *flags: str) -> str:
     """The file that a burn-in of a pod leaves."""
     file = folder / "verdict"
-    environment = {**os.environ, "SDC": str(SDC), "SDC_STATE": str(folder / "state"), "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "SDC": str(SDC), "SDC_STATE": str(folder / "state"), **ENVIRONMENT}
     words = ["bash", str(FOLDER / "burnin.sh"), str(file), *SMALL.split(), *flags]
     subprocess.run(words, env=environment, check=True, capture_output=True)
     return str(file)
