@@ -32,8 +32,9 @@ PATHS = {
 
 
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices have started long ago."""
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices have started long ago; processes that are started do not wait for burn-ins of others on this machine."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(determinism, "prepare", lambda **_: None)
 
 
