@@ -2,6 +2,7 @@
 
 import functools
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +46,8 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     programs = Programs(devices)
     sizes = {name: workloads(name, devices, only=STRUCK) for name in ("quick", "prejob", "acceptance")}
     columns: dict[str, dict[str, float]] = {}
-    for node in NODES:
+    for number, node in enumerate(NODES):
+        print(f"{node} ({number + 1} of {len(NODES)})", file=sys.stderr, flush=True)
         faults = rehearsed(node, (), DEVICES - 1)
         chances = {name: chance_of_round(faults, found) for name, found in sizes.items()}
         row: dict[str, float] = {"quick chance": chances["quick"]}
@@ -57,6 +59,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             row[f"{name} expected"] = seen.expected
         for name, value in row.items():
             columns.setdefault(name, {})[node] = value
+        jax.clear_caches()  # each node is a program of its own
     return columns
 
 
