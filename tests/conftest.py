@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,15 @@ def devices_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdc.burnin.claiming.lock_folder", lambda: folder)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def families_as_before() -> Iterator[None]:
+    """Commands register training steps as a family of workloads, which other tests do not expect."""
+    yield
+    registry = sys.modules.get("sdc.burnin.registry")
+    if registry is not None and "training" in registry.families():
+        registry.unregister("training")
 
 
 def pytest_collection_finish() -> None:

@@ -152,7 +152,13 @@ def make_report(
         }  # fmt: skip
         given = {name: value(index) if callable(value) else value for name, value in (device or {}).items()}
         described.append(DeviceRow(**(fields | given)))
-    word: Word = "FAIL" if findings else "INCONCLUSIVE" if unfinished or stopped or throttled else "PASS"
+    word: Word = (
+        "FAIL"
+        if findings
+        else "INCONCLUSIVE"
+        if unfinished or stopped or throttled or events or uncorrected
+        else "PASS"
+    )
     kinds = list(dict.fromkeys(kind for each in findings for kind in each.kinds)) or ["repeat", "vote"]
     report = Report(
         format=FORMAT, schema=SCHEMA, version="tests", id=id or digest_of("id", host, created) * 2,

@@ -45,6 +45,10 @@ def _in_time(action: Callable[[], None]) -> None:
     doing.join(2.0)
 
 
+RECORDS = ("manifest.json", "result.json")
+"""Files of which one is there as soon as something is on record."""
+
+
 @dataclasses.dataclass
 class Onward:
     """Where the record of a command is, and how to go on with it.
@@ -72,7 +76,7 @@ class Onward:
         """Both, in a sentence."""
         if self.folder is None:
             return ""
-        if not (self.folder / "manifest.json").is_file():
+        if not any((self.folder / name).is_file() for name in RECORDS):
             return "Nothing is on record; give the command again"
         there = f"The record is in {self.folder}"
         return f"{there}; continue with: {self.command()}" if self.resumable else there

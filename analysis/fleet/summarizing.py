@@ -48,13 +48,19 @@ def summarize_results(
     suspects = find_suspects(results, votes, past_of(ledger))
     hosts = {result.host for result in results}
     simulated = simulation(results)
+    # Of a mixture, simulations that agree with each other say nothing about the hosts that are real.
+    voters = (
+        votes.hosts & {result.host for result in results if not result.simulated}
+        if simulated == "some"
+        else votes.hosts
+    )
     parts = {part.identity: (result.host, part) for result in results for part in result.parts.values()}
     compared = {
         "programs": votes.compared,
         "programs_on_one_host": votes.alone,
         "workloads_of_several_versions": votes.split,
         "devices_that_agree": len(votes.agreed),
-        "hosts": len(votes.hosts),
+        "hosts": len(voters),
         "hosts_not_compared": sorted(host.name for host in hosts - votes.hosts),
     }
     value = {
@@ -185,6 +191,7 @@ def _watched(
             slow = sum(each.void and each.device == index for each in result.rows)
             yield row(result, result.parts[index], f"throttled in {slow} workload{'s' if slow > 1 else ''}")
         told = result.unfinished or result.stopped or any(each.void for each in result.rows)
+        told = told or any(part.errors for part in result.parts.values())
         if result.word == "INCONCLUSIVE" and not told:
             yield row(result, None, f"inconclusive: {'; '.join(result.sentences[:2]) or 'no reason is told'}")
 

@@ -28,10 +28,9 @@ from sdc.record.storage import AnyPath, write_bytes
 
 from . import reproduce
 from .programs import Programs
-from .report import RESULT, Report
+from .report import EVENTS, RESULT, Report
 from .workload import Workload
 
-EVENTS = "events.jsonl"
 LARGEST = 2**28
 """Bytes of inputs that a case may have."""
 PLUGINS = ("libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin")

@@ -248,6 +248,10 @@ class Programs:
         moment: int,
         seed: int,
     ) -> Outcome:
+        if (counted := sum(x.size for x in jax.tree.leaves(outputs))) < workload.elements:
+            raise ValueError(
+                f"{workload.name} has outputs of {counted} elements, and says that a run checks {workload.elements}"
+            )
         changed = 0
         if faults:
             outputs, changed = self.corrupter.corrupt(faults, workload, outputs, moment, seed)

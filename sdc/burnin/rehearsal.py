@@ -51,7 +51,7 @@ def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[F
         try:
             fault = parse_fault(text)
         except ValueError as error:
-            raise SettingError("fault", text, str(error)) from error
+            raise SettingError("fault", None, str(error)) from error  # which quotes the text
         read.append(dataclasses.replace(fault, at={**at, **fault.at}))
     return read
 

@@ -20,6 +20,8 @@ SCHEMA = 1
 READABLE = (1,)
 RESULT = "result.json"
 """Name of the file in the folder of a burn-in."""
+EVENTS = "events.jsonl"
+"""Name of the log beside it."""
 BUNDLE = "bundle.tar.gz"
 """Name of the evidence beside it, where something was found."""
 Word: TypeAlias = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -313,6 +315,12 @@ def contradictions(report: Report) -> Iterator[str]:
     verdict, indices = report.verdict, {device.index for device in report.devices}
     if CODES[verdict.word] != verdict.code:
         yield f"the verdict is {verdict.word} with code {verdict.code}"
+    places = [(row.workload, row.device) for row in report.workloads]
+    if len(set(places)) < len(places):
+        yield "a workload stands there twice"
+    named = {device for _, device in places} | {device for row in report.findings for device in row.devices}
+    if not named <= indices:
+        yield f"device {min(named - indices)} is not described"
     seen = bool(report.findings) or any(row.differences for row in report.workloads)
     if seen and verdict.word != "FAIL":
         yield f"differences were seen, and the verdict is {verdict.word}"
@@ -325,15 +333,47 @@ def contradictions(report: Report) -> Iterator[str]:
             yield "the verdict is PASS although something did not run to the end"
         if not {"vote", "golden"} & set(verdict.kinds) and "repeat" not in report.settings.accept:
             yield "the verdict is PASS although only repetition was compared"
+        yield from _unfounded(report)
     if verdict.simulated != bool(report.settings.faults):
         yield "faults are simulated in one place and not in another"
-    places = [(row.workload, row.device) for row in report.workloads]
-    if len(set(places)) < len(places):
-        yield "a workload stands there twice"
-    named = {device for _, device in places} | {device for row in report.findings for device in row.devices}
-    if not named <= indices:
-        yield f"device {min(named - indices)} is not described"
+    if report.rounds < 0 or not report.seconds >= 0 or any(min(_counts(row)) < 0 for row in report.workloads):
+        yield "it counts less than nothing"
     for row in report.devices:
         counted = sum(each.elements for each in report.workloads if each.device == row.index and not each.void)
         if row.elements != counted:
             yield f"{row.elements} elements on device {row.index}, where its workloads have {counted}"
+
+
+def _counts(row: WorkloadRow) -> tuple[float, ...]:
+    return (
+        row.runs, row.elements, row.seconds, row.differences, row.repeated, row.voted, row.referred, row.golden,
+        row.checked, row.flagged, row.confirmed, row.simulated,
+    )  # fmt: skip
+
+
+def _unfounded(report: Report) -> Iterator[str]:
+    """What a PASS claims and its counts do not show."""
+    kinds, rows = report.verdict.kinds, report.workloads
+    if "repeat" in kinds and not all(row.repeated for row in rows):
+        yield "the verdict rests on repetition, which not every workload has"
+    if "vote" in kinds and not all(row.voted or row.referred for row in rows):
+        yield "the verdict rests on a vote, which not every workload has"
+    if "golden" in kinds and not all(row.golden for row in rows):
+        yield "the verdict rests on golden digests, which not every workload has"
+    if len({row.workload for row in rows}) * len(report.devices) != len(rows):
+        yield "the verdict is PASS although not every workload ran on every device"
+    if any(row.confirmed for row in rows):
+        yield "the verdict is PASS although checksums confirm wrong rows"
+    if any(row.simulated for row in rows) and not report.settings.faults:
+        yield "faults changed elements, and none is named"
+    if report.golden is not None and report.golden.problem is not None:
+        yield "the verdict is PASS although the golden digests were not used"
+    for device in report.devices:
+        if (course := device.sensors) is not None and (course.events or _grown(course)):
+            yield f"the verdict is PASS although the driver reported errors of device {device.index}"
+
+
+def _grown(course: Course) -> bool:
+    """Whether errors that no code corrects were counted meanwhile."""
+    before, after = course.before.uncorrected, course.after.uncorrected
+    return before is not None and after is not None and after > before

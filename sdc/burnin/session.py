@@ -20,7 +20,7 @@ from sdc.record.files import to_json
 from sdc.record.lock import Lock
 from sdc.record.storage import RecordError
 
-from .bundle import EVENTS, write_bundle
+from .bundle import write_bundle
 from .claiming import claim_names, claimed
 from .golden import Register, lookup, read_golden
 from .golden_using import itself_alone, usable
@@ -28,7 +28,7 @@ from .levels import find_level
 from .observed import Result
 from .programs import Programs
 from .registry import workloads
-from .report import BUNDLE, RESULT, GoldenPart, Outlook, Report, Settings, read_report, write_report
+from .report import BUNDLE, EVENTS, RESULT, GoldenPart, Outlook, Report, Settings, read_report, write_report
 from .reporting import Circumstances, clock_shift, report_of, restored
 from .rounds import LIMIT, burn_in
 from .sensors import Monitor, driver_errors

@@ -1,16 +1,16 @@
 """Where a host stands by its last result: asked every minute by health checks, so that nothing heavy is imported."""
 
 import datetime
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 from sdc.record.fields import Fields, about
+from sdc.record.files import read_json
 from sdc.record.storage import RecordError
 
 from .pair_report import PAIR, POOL, read_pair
-from .report import RESULT, Word, read_report
+from .report import EVENTS, RESULT, Word, read_report
 
 NAMES = (RESULT, PAIR, POOL)
 AHEAD = 300.0
@@ -86,23 +86,28 @@ def _unknown(reason: str, place: object = None) -> Standing:
 def _newest(path: Path) -> tuple[Path | None, bool]:
     """The result at a path, and whether the path is its own or that of its folder."""
     if not path.is_dir():
-        return (path if path.exists() else None), True
-    own = [path / name for name in NAMES if (path / name).is_file()]
+        return (path if os.path.lexists(path) else None), True
+    own = [path / name for name in NAMES if os.path.lexists(path / name)]
     if own:
         return max(own, key=_written), True
     with os.scandir(path) as folders:
-        inner = [Path(folder.path) / name for folder in folders if folder.is_dir() for name in NAMES]
-    there = [each for each in inner if each.is_file()]
+        there = [place for folder in folders if folder.is_dir() for place in _results(Path(folder.path))]
     return (max(there, key=_written) if there else None), False
 
 
-def _written(path: Path) -> tuple[str, float]:
-    """When a result says that it ended; of files that do not say so, when they were changed.
+def _results(folder: Path) -> list[Path]:
+    """Results of a folder; of one with the log of a burn-in that has none, the place where it should be."""
+    found = [folder / name for name in NAMES if os.path.lexists(folder / name)]
+    return found or ([folder / RESULT] if (folder / EVENTS).exists() else [])
 
-    A file's own time may be that of a copy.
+
+def _written(path: Path) -> float:
+    """When a result says that it was written, Unix time. A file's own time may be that of a copy.
+
+    What cannot be read counts as written when its file was changed: a damaged result must not bring an older one back.
     """
     try:
-        ended = json.loads(path.read_bytes()).get("ended")
-    except (OSError, ValueError, AttributeError):
-        ended = None
-    return (ended if isinstance(ended, str) else "", path.stat().st_mtime)
+        return datetime.datetime.fromisoformat(str(read_json(path)["ended"])).timestamp()
+    except (OSError, ValueError, KeyError):
+        place = path if os.path.lexists(path) else path.with_name(EVENTS)
+        return place.lstat().st_mtime

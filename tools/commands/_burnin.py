@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sdc.burnin.session import Session
 
-PATIENCE = 3.0
+PATIENCE = 1.5
 """Seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once."""
 STARTING = 300.0
 """Seconds that devices have to start."""
@@ -170,6 +170,8 @@ def settings_of(options: LoadOptions) -> tuple[Asked, Settings]:
 
 def _check_outputs(options: BurninOptions) -> None:
     """Whether the outputs can be written is told now, and not after an hour of load."""
+    if options.golden is not None and not options.golden.exists():
+        raise SettingError("golden", options.golden, "there is no such file; sdc golden record writes one")
     if options.prometheus is not None:
         check_metrics_file(options.prometheus)
     for name in ("junit", "prometheus"):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import msgspec
 
@@ -11,7 +10,7 @@ from sdc.record.files import to_json
 from sdc.settings import SettingError
 
 from ..burnin_options import VerdictOptions
-from ..errors import Exit, usage_errors
+from ..errors import CommandError, Exit, flag
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIVE: ("UNKNOWN", 3)}
@@ -20,25 +19,31 @@ NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIV
 
 def run(options: VerdictOptions) -> int:
     """Prints the verdict and returns the exit code."""
-    with usage_errors():
+    try:
         age = None if options.max_age is None else seconds_of(options.max_age)
+    except SettingError as error:  # code 2 is critical for Nagios
+        raise CommandError(flag(error), Exit.INCONCLUSIVE if options.format == "nagios" else Exit.USAGE) from error
     standing = standing_of(options.result, age)
     word, code = NAGIOS[Exit(standing.code)]
     if options.json:
-        print(json.dumps(to_json(msgspec.to_builtins(standing)), allow_nan=False, indent=1))
+        told = json.dumps(to_json(msgspec.to_builtins(standing)), allow_nan=False, indent=1)
     elif options.format == "nagios":
         # A bar would begin what Nagios reads as performance data, and it shows the first line only.
-        print(f"SDC {word} - {_line(standing).replace('|', '/')}")
+        told = f"SDC {word} - {_line(standing).replace('|', '/')}"
     else:
-        print(_line(standing))
-    sys.stdout.flush()
+        told = _line(standing)
+    try:
+        print(told, flush=True)
+    except OSError as error:
+        raise CommandError(f"standard output takes nothing ({error.strerror})", Exit.INCONCLUSIVE) from error
     return code if options.format == "nagios" else standing.code
 
 
 def _line(standing: Standing) -> str:
     marked = "SIMULATION  " if standing.simulated else ""
     when = f"  ({standing.ended}, {standing.file})" if standing.ended else ""
-    return f"{marked}{standing.word}  {' '.join(standing.reason.split())}{when}"
+    line = f"{marked}{standing.word}  {' '.join(standing.reason.split())}{when}"
+    return "".join(c if c.isprintable() else "?" for c in line)  # sentences hold names of hosts, which are foreign text
 
 
 def seconds_of(text: str) -> float:

@@ -33,7 +33,7 @@ def reseal(path: Path, old: str, new: str) -> None:
         ('"simulated": false', '"simulated": true', "faults are simulated in one place and not in another"),
         ('"index": 1', '"index": 0', "contradicts itself: "),
         ('"runs": 9', '"runs": -9', "-9 runs"),
-        ('"seconds": 2.0', '"seconds": -2.0', "-2.0 seconds"),
+        ('"seconds": 2.0', '"seconds": -2.0', "less than nothing"),
         ('"seconds": 2.0', '"seconds": "Infinity"', "inf seconds"),
         ('"rate": 1000000000000.0', '"rate": -1', "throughput of -1"),
         ('"devices": [', '"devices": 5, "x": [', "damaged"),

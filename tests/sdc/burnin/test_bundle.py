@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdc.burnin.bundle import EVENTS, write_bundle
+from sdc.burnin.bundle import write_bundle
 from sdc.burnin.evidence import Finding
 from sdc.burnin.observed import Result
 from sdc.burnin.programs import Programs
-from sdc.burnin.report import RESULT, Settings, write_report
+from sdc.burnin.report import EVENTS, RESULT, Settings, write_report
 from sdc.burnin.reporting import Circumstances, report_of
 from sdc.burnin.rounds import burn_in
 from sdc.burnin.workload import Workload

@@ -72,6 +72,13 @@ def damaged(report: Report, **changes: Any) -> Report:
 
 def test_a_report_that_contradicts_itself_is_refused(healthy: Report, struck: Report, tmp_path: Path) -> None:
     passed, failed = msgspec.to_builtins(healthy.verdict), msgspec.to_builtins(struck.verdict)
+    devices = msgspec.to_builtins(healthy.devices)
+    told = {"source": "nvml", "before": {}, "after": {}, "samples": 1, "events": ["Xid 48"]}
+
+    def rows(**changes: Any) -> list[dict[str, Any]]:
+        return [{**row, **changes} for row in msgspec.to_builtins(healthy.workloads)]
+
+    fewer = {"elements": devices[-1]["elements"] - rows()[-1]["elements"]}
     lies = {
         "differences were seen": damaged(struck, verdict={**passed, "simulated": True}),
         "FAIL without a difference": damaged(healthy, verdict={**failed, "simulated": False}),
@@ -84,6 +91,15 @@ def test_a_report_that_contradicts_itself_is_refused(healthy: Report, struck: Re
         "elements on device": damaged(
             healthy, devices=[{**msgspec.to_builtins(row), "elements": 10**15} for row in healthy.devices]
         ),
+        "rests on a vote": damaged(healthy, workloads=rows(voted=0, referred=0)),
+        "rests on repetition": damaged(healthy, workloads=rows(repeated=0)),
+        "rests on golden": damaged(healthy, verdict={**passed, "kinds": ["vote", "golden"]}),
+        "less than nothing": damaged(healthy, workloads=rows(repeated=-3)),
+        "checksums confirm": damaged(healthy, workloads=rows(confirmed=5)),
+        "none is named": damaged(healthy, workloads=rows(simulated=5)),
+        "on every device": damaged(healthy, workloads=rows()[:-1], devices=[*devices[:-1], {**devices[-1], **fewer}]),
+        "driver reported": damaged(healthy, devices=[{**row, "sensors": told} for row in devices]),
+        "were not used": damaged(healthy, golden={"file": "x", "problem": "damaged"}),
         "stands there twice": damaged(healthy, workloads=2 * msgspec.to_builtins(healthy.workloads)),
     }
     assert not list(contradictions(healthy))

@@ -366,3 +366,16 @@ def test_going_on_where_an_earlier_burn_in_ended(programs: Programs, few: list[W
     assert both.rounds == 3
     assert {tally.runs for tally in both.tallies.values()} == {3}
     assert {tally.repeated for tally in both.tallies.values()} == {2}
+
+
+@pytest.mark.parametrize("empty", [lambda x: x[:0], lambda x: (), lambda x: 3.0, lambda x: x[:32]])
+def test_a_workload_that_checks_less_than_it_says_is_no_pass(
+    empty: Any, programs: Programs, ordering: list[Workload]
+) -> None:
+    less = dataclasses.replace(
+        ordering[0], name="mine/less", program=f"mine/{empty}", run=lambda x, *more: empty(x), elements=64,
+        reference=None,
+    )  # fmt: skip
+    verdict = judge(burn_in([less], programs.devices, rounds=2, programs=programs))
+    assert verdict.word == "INCONCLUSIVE"
+    assert any("says that a run checks 64" in sentence for sentence in verdict.sentences)

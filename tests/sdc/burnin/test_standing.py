@@ -38,6 +38,27 @@ def test_the_newest_by_what_results_say_counts(tmp_path: Path) -> None:
     assert standing_of(tmp_path, now=NOW).file == str(old)
 
 
+@pytest.mark.parametrize("how", ["cut", "emptied", "no time", "folder", "link to nothing", "pipe", "gone", "bomb"])
+def test_a_damaged_result_does_not_bring_an_older_one_back(how: str, tmp_path: Path) -> None:
+    put(tmp_path, "old", make_report())
+    new = put(tmp_path, "new", make_report(findings=[make_finding()], created="2026-01-06T00:00:00+00:00"))
+    text = new.read_text()
+    (new.parent / "events.jsonl").write_text("{}\n")
+    if how not in ("cut", "emptied"):
+        new.unlink()
+    if how == "folder":
+        new.mkdir()
+    elif how == "link to nothing":
+        new.symlink_to(tmp_path / "nowhere")
+    elif how == "pipe":
+        os.mkfifo(new)
+    elif how != "gone":
+        changed = {"cut": text[: len(text) // 2], "emptied": "", "bomb": "[" * 200_000}
+        new.write_text(changed.get(how, text.replace('"ended"', '"over"')))
+    assert standing_of(tmp_path).code == 3
+    assert standing_of(new.parent).code == 3
+
+
 @pytest.mark.parametrize(
     ("hours", "max_age", "code"),
     [(1, None, 0), (1, 3600.0, 0), (2, 3600.0, 3), (10_000, None, 0), (-1, None, 3), (0, None, 0)],
