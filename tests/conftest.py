@@ -47,9 +47,12 @@ def devices_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.fixture(scope="module", autouse=True)
-def families_as_before() -> Iterator[None]:
-    """Commands register training steps as a family of workloads, which other tests do not expect."""
+def as_before() -> Iterator[None]:
+    """What a command leaves in its process, which usually ends with it: a family of workloads, and how to go on."""
     yield
+    runtime = sys.modules.get("sdc.tools.runtime")
+    if runtime is not None:
+        vars(runtime.onward).update(vars(runtime.Onward()))
     registry = sys.modules.get("sdc.burnin.registry")
     if registry is not None and "training" in registry.families():
         registry.unregister("training")
