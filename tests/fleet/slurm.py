@@ -5,6 +5,7 @@ JAX finds its peers by the names of the nodes, so the daemons live in a mount na
 """
 
 import atexit
+import functools
 import os
 import shlex
 import shutil
@@ -112,7 +113,7 @@ class Slurm:
             if file.exists():
                 pid = int(file.read_text())
                 os.kill(pid, signal.SIGTERM)
-                until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 30)  # type: ignore[misc]
+                until(functools.partial(_gone, pid), 30)
         self._room.kill()
         self._room.communicate()
 
@@ -203,3 +204,7 @@ def burnin(folder: Path, *words: str) -> int:
     """Exit code of a small burn-in with its result in a folder."""
     command = [str(SDC), "burnin", "--run", str(folder), *SMALL.split(), *words]
     return subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, check=False).returncode
+
+
+def _gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
