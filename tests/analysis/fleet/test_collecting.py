@@ -158,3 +158,13 @@ def test_what_is_no_suspect_and_not_clean_is_told(tmp_path: Path) -> None:
     reasons = [each["reason"].startswith("the driver") for each in summary["watch"]]
     assert reasons == sorted(reasons, reverse=True)
     assert Host("xid", digest_of("machine", "xid")) == collect([tmp_path]).results[-1].host
+
+
+def test_simulations_that_agree_say_nothing_about_a_real_host(tmp_path: Path) -> None:
+    for report in (make_report("real"), make_report("a", simulated=True), make_report("b", simulated=True)):
+        put_report(tmp_path, report)
+    summary = summarize_results(collect([tmp_path]))
+    assert (summary["verdict"], summary["simulated"]) == ("inconclusive", "some")
+    assert summary["compared"]["hosts"] == 0
+    put_report(tmp_path, make_report("another"))
+    assert summarize_results(collect([tmp_path]))["verdict"] == "clean"
