@@ -29,7 +29,7 @@ def configuration(side: int, dtype: str) -> TrainConfig:
     """A decoder for a level's sizes.
 
     Args:
-        side: rows of a square matrix of that level: from 8 for rehearsals to 4,096, for which it has 320 M parameters.
+        side: positions of that level: from 8 for rehearsals to 4,096, for which it has 320 M parameters.
         dtype: float32 or bfloat16, of activations and compute parameters.
     """
     width = max(16, side // 2)
@@ -73,7 +73,7 @@ def build(request: Request) -> Iterator[Workload]:
     for dtype in request.dtypes:
         if dtype not in ("float32", "bfloat16"):
             continue
-        config = configuration(request.level.side, dtype)
+        config = configuration(request.level.positions, dtype)
         sizes = (config.model.layers, config.model.width, config.sequence_length, config.batch_size)
         program = f"training/{dtype}/{'x'.join(map(str, sizes))}"
         numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_state(config))) + STEPS

@@ -28,8 +28,8 @@ def attend(
 
 
 def build(request: Request) -> Iterator[Workload]:
-    """Attention over as many positions as a square matrix has rows."""
-    length = request.level.side
+    """Causal attention in each type."""
+    length = request.level.positions
     sizes = (HEADS, length, DEPTH)
     for dtype in request.dtypes:
         program = f"attention/{dtype}/{HEADS}x{length}x{DEPTH}"

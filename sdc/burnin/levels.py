@@ -13,7 +13,8 @@ class Level:
 
     Attributes:
         name: what it is called.
-        side: rows of a square matrix; the other shapes follow from it.
+        side: rows of a square matrix product; the other shapes follow from it.
+        positions: of attention, and the width of training steps.
         numbers: elements of an operand of functions, reductions and orderings.
         buffer: bytes of a buffer of the memory patterns and of the copies.
         pauses: seconds before each run, by round: a round of 0 is load that stays, another one load that swings.
@@ -27,6 +28,7 @@ class Level:
 
     name: str
     side: int
+    positions: int
     numbers: int
     buffer: int
     pauses: tuple[float, ...]
@@ -35,7 +37,7 @@ class Level:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        for setting, least in (("side", 8), ("numbers", 64), ("buffer", 256)):
+        for setting, least in (("side", 8), ("positions", 8), ("numbers", 64), ("buffer", 256)):
             if getattr(self, setting) < least:
                 raise SettingError(setting, getattr(self, setting), f"expected at least {least}")
         if not self.pauses or min(self.pauses) < 0:
@@ -45,16 +47,16 @@ class Level:
 
 
 ALL_DATA = ("normal", "ones", "subnormal", "alternating", "activations")
-SMALLEST = Level("smallest", 8, 64, 256, (0.0,), 0.0, ("normal", "subnormal"))
+SMALLEST = Level("smallest", 8, 8, 64, 256, (0.0,), 0.0, ("normal", "subnormal"))
 """For rehearsals and tests: it loads nothing."""
 LEVELS: Mapping[str, Level] = MappingProxyType(
     {
         level.name: level
         for level in (
-            Level("quick", 256, 2**16, 2**22, (0.0, 0.01), 0.05, ALL_DATA),
-            Level("prejob", 1024, 2**20, 2**26, (0.0, 0.05), 1.0, ALL_DATA, minutes=5.0),
-            Level("acceptance", 4096, 2**24, 2**30, (0.0, 0.0, 0.2), 5.0, ALL_DATA, minutes=60.0),
-            Level("soak", 4096, 2**24, 2**30, (0.0, 0.0, 0.0, 0.5), 30.0, ALL_DATA, minutes=1440.0),
+            Level("quick", 1024, 256, 2**16, 2**22, (0.0, 0.01), 0.05, ALL_DATA),
+            Level("prejob", 2048, 1024, 2**20, 2**26, (0.0, 0.05), 1.0, ALL_DATA, minutes=5.0),
+            Level("acceptance", 4096, 4096, 2**24, 2**30, (0.0, 0.0, 0.2), 5.0, ALL_DATA, minutes=60.0),
+            Level("soak", 4096, 4096, 2**24, 2**30, (0.0, 0.0, 0.0, 0.5), 30.0, ALL_DATA, minutes=1440.0),
         )
     }
 )
@@ -69,7 +71,7 @@ def find_level(level: str | Level) -> Level:
     Example:
         >>> from sdc.burnin.levels import find_level
         >>> find_level("quick").side
-        256
+        1024
     """
     if isinstance(level, Level):
         return level

@@ -17,7 +17,7 @@ def test_a_level_has_every_family_and_grows(devices: list[jax.Device]) -> None:
         assert {workload.dtype for workload in found if workload.family == "matrix"} == {"float32", "bfloat16"}
         assert {workload.data for workload in found if workload.family == "matrix"} == set(LEVELS[name].data)
         work.append(sum(workload.work for workload in found))
-    assert work[0] * 10 < work[1]
+    assert work[0] * 8 < work[1]  # sides at least double
     assert work[1] * 10 < work[2]
 
 
@@ -57,8 +57,8 @@ def test_what_is_refused(devices: list[jax.Device]) -> None:
     with pytest.raises(SettingError, match="devices: expected one device"):
         workloads(SMALLEST, [])
     with pytest.raises(SettingError, match="side=2"):
-        Level("mine", 2, 64, 256, (0.0,), 0.0, ("normal",))
+        Level("mine", 2, 8, 64, 256, (0.0,), 0.0, ("normal",))
     with pytest.raises(SettingError, match="pauses"):
-        Level("mine", 8, 64, 256, (), 0.0, ("normal",))
+        Level("mine", 8, 8, 64, 256, (), 0.0, ("normal",))
     with pytest.raises(SettingError, match="retention=-1"):
-        Level("mine", 8, 64, 256, (0.0,), -1.0, ("normal",))
+        Level("mine", 8, 8, 64, 256, (0.0,), -1.0, ("normal",))
