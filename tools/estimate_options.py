@@ -33,8 +33,8 @@ class EstimateOptions:
     """What twins of a configuration synchronize inside a step."""
     compare: Literal["gated", "always"] = "gated"
     """Move tensors only where digests differ, or always."""
-    exchange: Literal["probe", "step"] = "probe"
-    """Exchange digests at every probe, or once in a (micro)step, which is repeated if any differs (step)."""
+    exchange: Literal["probe", "step", "call"] = "probe"
+    """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
     twins: int = 2
     """Number of twins."""
     data: int = 1

@@ -109,8 +109,8 @@ class TwinOptions(CheckedOptions):
     """Elements that must be checked for a verdict of clean; where they are fewer, it is inconclusive."""
     compare: Literal["gated", "always"] = "gated"
     """Move tensors only where digests differ (gated), or compare all of them every time (always)."""
-    exchange: Literal["probe", "step"] = "probe"
-    """Exchange digests at every probe, or once in a (micro)step, which is repeated if any differs (step)."""
+    exchange: Literal["probe", "step", "call"] = "probe"
+    """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class Subject:
     where: str | None = None
     sync: Literal["compute", "params", "none"] = "compute"
     compare: Literal["gated", "always"] = "gated"
-    exchange: Literal["probe", "step"] = "probe"
+    exchange: Literal["probe", "step", "call"] = "probe"
     twins: int = 2
     data: int = 1
     model: int = 1

@@ -278,7 +278,7 @@ class Twins(CheckedJob):
     twins: int = 2
     sync: Literal["compute", "params", "none"] = "compute"
     compare: Literal["gated", "always"] = "gated"
-    exchange: Literal["probe", "step"] = "probe"
+    exchange: Literal["probe", "step", "call"] = "probe"
     placement: Literal["mesh", "vmap"] = "mesh"
     require_processes: int = 1
     least_elements: int = 0
@@ -305,11 +305,11 @@ class Twins(CheckedJob):
             raise SettingError("twins", self.twins, "expected two or more")
         if self.twins > LARGEST_COUNT:
             raise SettingError("twins", self.twins, f"expected at most {LARGEST_COUNT:,}")
-        if (self.exchange, self.compare) == ("step", "always"):
+        if self.exchange != "probe" and self.compare == "always":
             raise SettingError(
                 "exchange", self.exchange, "compare=always moves tensors at every probe; choose one of both"
             )
-        if self.exchange == "step" and self.sync != "compute":
+        if self.exchange != "probe" and self.sync != "compute":
             raise SettingError(
                 "exchange", self.exchange, f"sync={self.sync} exchanges nothing inside a step; leave it out"
             )

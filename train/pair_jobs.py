@@ -22,7 +22,7 @@ class Compared(Twins):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullLoad(Compared):
-    """Twins that exchange digests once in a microstep, and between that wait for nobody.
+    """Twins that exchange digests once in a step, and between that wait for nobody.
 
     A simulated node is hit as often as under parameter synchronization, where the study's accelerators waited as
     little: more often than in lock-step.
@@ -33,7 +33,7 @@ class FullLoad(Compared):
         'params'
     """
 
-    exchange: Literal["probe", "step"] = "step"
+    exchange: Literal["probe", "step", "call"] = "call"
 
     @property
     def simulated(self) -> Simulated:

@@ -105,7 +105,7 @@ def rewrite(
             plan = survey_sites(live, survey)
             jaxpr = live if plan.sites else closed
             if around is not None and plan.sites:
-                jaxpr, plan = with_region(live, plan)
+                jaxpr, plan = with_region(live, plan, whole=around.whole)
             outs, reports = evaluate(plan, jaxpr, (), Applied(selector, rule, around), program.inputs)
             values = [reports[site.name] for site in plan.sites]
             here = jax.sharding.get_abstract_mesh()

@@ -1,14 +1,14 @@
 """The part of a program from its first selected operation to its last, as one that can be run twice.
 
 Such a part lies as deep inside of a step as all selected operations do: in the body of the loop over microsteps, where
-there is one, and else at the top. The loops over layers, each of which holds the operations of one pass, are entered
-only as parts of it.
+there is one, and else at the top. Asked for as a whole, it has that loop in it. The loops over layers, each of which
+holds the operations of one pass, are entered only as parts of it.
 """
 
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from jax._src import core, source_info_util
 from jax._src.effects import ordered_effects
@@ -37,8 +37,13 @@ class Region(NamedTuple):
     run: Callable[[Rule, Any, Values], tuple[Values, dict[str, Report]]]
 
 
-Around: TypeAlias = Callable[[Region, Any, Values], tuple[Values, dict[str, Report]]]
-"""What a transformation does with a region: told it, the indices of the enclosing loops, and what goes into it."""
+class Around(Protocol):
+    """What a transformation does with a region: told it, the indices of the enclosing loops, and what goes into it."""
+
+    whole: bool
+    """Whether a loop over whole steps is part of the region; else the region is what is in one turn of it."""
+
+    def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]: ...
 
 
 class _Part(NamedTuple):
@@ -65,23 +70,23 @@ class _Equation(NamedTuple):
     ctx: Any = _Context(contextlib.nullcontext())
 
 
-def with_region(live: Bound, plan: Plan) -> tuple[Bound, Plan]:
-    """A program in which one equation stands for the part that holds all sites, and the plan of that.
+def with_region(live: Bound, plan: Plan, *, whole: bool) -> tuple[Bound, Plan]:
+    """A program in which one equation stands for the part that holds all sites, and the plan of that; see `Around`.
 
     Raises:
         ValueError: the part cannot be run twice, since it changes arrays in place or has effects that have an order.
     """
-    part, plan = _outlined(live.jaxpr, plan)
+    part, plan = _outlined(live.jaxpr, plan, whole)
     return Bound(part, live.consts), plan
 
 
-def _outlined(jaxpr: Any, plan: Plan) -> tuple[_Part, Plan]:
+def _outlined(jaxpr: Any, plan: Plan, whole: bool) -> tuple[_Part, Plan]:
     places = sorted({*plan.selected, *plan.inner})
     first, last = places[0], places[-1]
-    if first == last and not plan.selected and _holds_steps(jaxpr.eqns[first], plan.inner[first]):
+    if first == last and not plan.selected and _holds_steps(jaxpr.eqns[first], plan.inner[first], whole):
         eqn, (inside,) = jaxpr.eqns[first], plan.inner[first]
         held, consts = open_jaxpr(eqn.params["jaxpr"])
-        body, inside = _outlined(held, inside)
+        body, inside = _outlined(held, inside, whole)
         new = eqn.replace(params={**eqn.params, "jaxpr": Bound(body, consts)})
         part = _Part(jaxpr.constvars, jaxpr.invars, jaxpr.outvars, _with(jaxpr.eqns, first, last, new))
         return part, dataclasses.replace(plan, inner={first: (inside,)})
@@ -93,11 +98,13 @@ def _outlined(jaxpr: Any, plan: Plan) -> tuple[_Part, Plan]:
     return part, Plan({}, {first: (inside,)}, plan.sites, plan.outside)
 
 
-def _holds_steps(eqn: Any, plans: tuple[Plan, ...]) -> bool:
+def _holds_steps(eqn: Any, plans: tuple[Plan, ...], whole: bool) -> bool:
     """Whether an equation holds whole steps: a call, or a loop in each turn of which both passes are made."""
     if eqn.primitive in (primitives.jit_p, shard_map_p):
         return True
-    return eqn.primitive is primitives.scan_p and {"fwd", "bwd"} <= {site.direction for site in plans[0].sites}
+    if whole or eqn.primitive is not primitives.scan_p:
+        return False
+    return {"fwd", "bwd"} <= {site.direction for site in plans[0].sites}
 
 
 def _cut_out(jaxpr: Any, first: int, last: int) -> _Part:

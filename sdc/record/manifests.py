@@ -134,7 +134,7 @@ class RunManifest(Manifest, kw_only=True):
     compare: Annotated[str | None, about("when twins compare tensors")] = None
     exchange: Annotated[
         str | None,
-        about("when twins exchange digests: `probe`, also where absent, or `step`"),
+        about("when twins exchange digests: `probe`, also where absent, `step` (in each microstep) or `call`"),
     ] = None
     compiler_options: Annotated[
         dict[str, Any] | None, about("options that the compiler was given, by name; absent where there were none")

@@ -33,8 +33,8 @@ class SiteCounts(Counts, kw_only=True):
     unrepeated: Annotated[
         Number,
         about(
-            "how often a digest was the first of a (micro)step to differ, and a repetition found nothing there; absent "
-            "where digests are exchanged at each probe"
+            "how often a digest was the first to differ of what is repeated, a microstep or a step, and a repetition "
+            "found nothing there; absent where digests are exchanged at each probe"
         ),
     ] = None
     injected: Annotated[Number, about("elements that a simulated fault changed: the ground truth")] = None

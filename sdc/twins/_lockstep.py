@@ -8,7 +8,7 @@ synchronization in the words of Ma et al. 2025 (arXiv:2502.12340, section 3.2).
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from .compare import Difference, no_difference
 from .mismatch import Mismatch, merge
 
 Compare: TypeAlias = Literal["gated", "always"]
-Exchange: TypeAlias = Literal["probe", "step"]
+Exchange: TypeAlias = Literal["probe", "step", "call"]
 Tree = TypeVar("Tree")
 
 
@@ -55,15 +55,16 @@ def lockstep(
         compare: `"gated"` moves tensors only where digests differ; `"always"` moves and compares them every time.
         exchange: `"probe"` exchanges digests at every site. `"step"` exchanges those of all sites once in a
             (micro)step, and repeats that from its start, with the gate at every site, only if any differs. Of a fault
-            that does not come again it tells the place and not the size (`Mismatch.unrepeated`).
+            that does not come again it tells the place and not the size (`Mismatch.unrepeated`). `"call"` does so once
+            in a call of the step, all microsteps of a loop together.
 
     Returns:
         A function that returns `(out, mismatches)`, `mismatches` a `Mismatch` for each site.
 
     Raises:
         ValueError: `axis_name` is not bound, has fewer than two twins, `compare` or `exchange` is unknown, or no site
-            is selected (a probe whose value the step does not use is none); or `exchange="step"` with what cannot be
-            repeated (arrays changed in place, ordered effects), or with `compare="always"`.
+            is selected (a probe whose value the step does not use is none); or `exchange` is not `"probe"` and the step
+            cannot be repeated (arrays changed in place, ordered effects), or `compare="always"`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sdc
@@ -75,12 +76,13 @@ def lockstep(
         [0, 1]
     """
     _check_compare(compare)
-    if exchange not in ("probe", "step"):
-        raise ValueError(f"exchange={exchange!r} is unknown; expected 'probe' or 'step'")
-    if (exchange, compare) == ("step", "always"):
+    if exchange not in get_args(Exchange):
+        raise ValueError(f"exchange={exchange!r} is unknown; expected 'probe', 'step' or 'call'")
+    if exchange != "probe" and compare == "always":
         raise ValueError("compare='always' moves tensors at every probe; give exchange='probe', or compare='gated'")
     rule = _Lockstep(axis_name, compare)
-    twins = required(step, where, rule, around=Optimistic(axis_name, rule) if exchange == "step" else None)
+    around = None if exchange == "probe" else Optimistic(axis_name, rule, whole=exchange == "call")
+    twins = required(step, where, rule, around=around)
 
     @taking(step)
     def stepped(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:

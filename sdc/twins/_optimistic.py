@@ -44,10 +44,11 @@ class Optimistic:
     Args:
         axis_name: the twin axis.
         gated: the rule of the repetition.
+        whole: whether all microsteps of a step are one such part, or each of them.
     """
 
-    def __init__(self, axis_name: str, gated: Rule) -> None:
-        self.axis_name, self.gated = axis_name, gated
+    def __init__(self, axis_name: str, gated: Rule, *, whole: bool) -> None:
+        self.axis_name, self.gated, self.whole = axis_name, gated, whole
 
     def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]:
         outs, seen = region.run(_Watch(self.axis_name), iteration, inputs)

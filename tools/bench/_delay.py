@@ -24,7 +24,7 @@ from .network import ADDRESSES, two_hosts
 from .options import BenchOptions
 from .timing import made_up_tokens, ratio
 
-BARS = {"step": 1.05}
+BARS = {"step": 1.05, "call": 1.05}
 DELAY = 1e-3
 """Seconds from one process to the other."""
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)

@@ -17,9 +17,9 @@ from .collectives import collectives
 def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
     """Bytes of digests that each host hands to the others in a step in which nothing differs, at each of its ranks.
 
-    They are counted in what the compiler made of the programs: arrays in collectives between twins, that run always.
-    Those of a microstep run as often as there are microsteps. An array has a row for each host; what of it crosses the
-    network is up to the collective, at most twice the array.
+    They are counted in what the compiler made of the programs: arrays in collectives between twins, that run always,
+    all of them outside of the loop over microsteps. An array has a row for each host; what of it crosses the network is
+    up to the collective, at most twice the array.
 
     Args:
         config: what is trained; one device for each twin must be there.
@@ -29,7 +29,7 @@ def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
         >>> from sdc.tools.bench._pool import pool_bytes
         >>> from sdc.train.config import get_config
         >>> pool_bytes(get_config("tiny"), twins=2)
-        40
+        32
     """
     placement = place(twins=twins, data=1, model=1, devices=jax.devices()[:twins])
     program = FullLoad(workload=Workload(config=config), twins=twins).program(config, placement, donate=True)
@@ -40,7 +40,7 @@ def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
     step = program.compiled.lower(state, shared).compile().as_text() or ""
     observe = program.compiled_observation.lower(state, gradient).compile().as_text() or ""
     assert placement.mesh.axis_names[0] == TWIN
-    return math.ceil((_crossing(step, twins) * config.microsteps + _crossing(observe, twins)) / twins)
+    return math.ceil((_crossing(step, twins) + _crossing(observe, twins)) / twins)
 
 
 def _crossing(text: str, twins: int) -> int:

@@ -1,4 +1,4 @@
-"""One exchange in a (micro)step: it is repeated only if digests differ, and says what did not come again.
+"""One exchange in a microstep or a step: it is repeated only if digests differ, and says what did not come again.
 
 A tool around such twins sees the first pass and not the repetition: an `inject` there is a fault that does not come
 again, one inside of the twins is a fault that does.
@@ -25,7 +25,7 @@ MICROSTEPS = 3
 
 
 def optimistic(step: Any, **options: Any) -> Any:
-    return sdc.lockstep(step, "twin", exchange="step", **options)
+    return sdc.lockstep(step, "twin", **{"exchange": "step", **options})
 
 
 def microstepped(w: Any, x: Any) -> Any:
@@ -92,12 +92,13 @@ def place_twice(run: Any) -> Any:
     return lambda moment: jax.vmap(run, (None, None, 0, 0), axis_name="twin")(moment, moment, w, x)
 
 
+@pytest.mark.parametrize("exchange", ["step", "call"])
 @pytest.mark.parametrize("run", [step, microstepped, jax.jit(microstepped)], ids=["step", "microsteps", "jit"])
-def test_one_exchange_in_a_microstep(run: Any) -> None:
-    compiled = jax.jit(place(lambda moment, w, x: optimistic(run)(w, x), "shard_map", 2))
+def test_one_exchange_in_a_microstep_or_a_step(run: Any, exchange: str) -> None:
+    compiled = jax.jit(place(lambda moment, w, x: optimistic(run, exchange=exchange)(w, x), "shard_map", 2))
     text = compiled.lower(MOMENT).compile().as_text()
     found = [each for each in collectives(text) if not each.conditional and each.crosses((0, 1))]
-    # Of all five probes in three layers one digest of each of two twins, of 8 bytes.
+    # Of all five probes in three layers one digest of each of two twins, of 8 bytes, however many microsteps there are.
     assert [size for each in found for size in each.sizes] == [2 * 8]
     out, mismatches = compiled(MOMENT)
     for leaf, clean in zip(bits(out), bits(jax.jit(run)(W, X)), strict=True):
@@ -108,7 +109,8 @@ def test_one_exchange_in_a_microstep(run: Any) -> None:
         assert np.all(mismatch.difference.checked[0, ..., 1] == ROWS * WIDTH)
 
 
-def test_only_the_microstep_that_differs_is_repeated() -> None:
+@pytest.mark.parametrize("exchange", ["step", "call"])
+def test_only_what_differs_is_repeated(exchange: str) -> None:
     turns: list[Any] = []
 
     def loss(w: Any, x: Any) -> Any:
@@ -124,12 +126,18 @@ def test_only_the_microstep_that_differs_is_repeated() -> None:
         return lax.scan(turn, w[0], jnp.arange(8.0))
 
     fault = sdc.Fault(BitFlip(bits=(20,)), 0.01, site="fwd/a", at={"twin": 1})
-    (_, mismatches), events = jax.jit(place(sdc.inject(optimistic(counted), [fault]), "shard_map", 2))(MOMENT)
+    twins = sdc.inject(optimistic(counted, exchange=exchange), [fault])
+    (_, mismatches), events = jax.jit(place(twins, "shard_map", 2))(MOMENT)
     jax.effects_barrier()
     differed = np.flatnonzero(np.asarray(mismatches["fwd/b"].unrepeated[0][:, 1]))
+    hit = np.flatnonzero(np.asarray(events["fwd/a"].changed[1]))
     assert 0 < len(differed) < 8
-    assert set(differed) <= set(np.flatnonzero(np.asarray(events["fwd/a"].changed[1])))
-    assert len(turns) == 2 * (8 + len(differed))
+    if exchange == "step":
+        assert set(differed) <= set(hit)
+        assert len(turns) == 2 * (8 + len(differed))
+    else:  # the first of all
+        assert list(differed) == [hit[0]]
+        assert len(turns) == 2 * (8 + 8)
 
 
 def test_a_while_loop_and_a_branch_are_part_of_the_step() -> None:
@@ -190,6 +198,6 @@ def test_what_cannot_be_repeated_is_refused() -> None:
     for wrong, message in ((changing, "in place"), (told, r"test_optimistic\.py.*ordered=False")):
         with pytest.raises(ValueError, match=message):
             jax.make_jaxpr(optimistic(wrong), axis_env=[("twin", 2)])(jnp.ones(3))
-    for options, message in (({"exchange": "never"}, "'probe' or 'step'"), ({"compare": "always"}, "every probe")):
+    for options, message in (({"exchange": "never"}, "'step' or 'call'"), ({"compare": "always"}, "every probe")):
         with pytest.raises(ValueError, match=message):
             sdc.lockstep(step, "twin", **{"exchange": "step", **options})  # type: ignore[arg-type]
