@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from .errors import CommandError
+from .helping import lay_out
 
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
 DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
@@ -54,6 +55,7 @@ COMMANDS: Mapping[str, Entry] = {
 def options_of(command: str) -> type:
     """The options of a command."""
     kind: type = getattr(importlib.import_module(COMMANDS[command].module, __package__), COMMANDS[command].options)
+    lay_out(kind)
     return kind
 
 

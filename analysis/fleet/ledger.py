@@ -111,6 +111,9 @@ def read_ledger(path: AnyPath) -> Ledger | None:
     place = os.fspath(path)
     if not Path(place).exists():
         return None
+    if Path(place).is_dir():
+        file = Path(place) / "ledger.json"
+        raise RecordError(f"{place} is a folder, expected the file of a ledger; name a file, such as {file}")
     value = read_json(place, sealed=True)
     if value.get("format") != FORMAT:
         raise RecordError(f"{place} is no ledger of a fleet (its format is {value.get('format')!r}); name another file")

@@ -24,6 +24,10 @@ SCHEMA = 1
 READABLE = (1,)
 MARK = 12
 """Hexadecimal digits of the SHA-256 by which a key names an environment."""
+A_FOLDER = (
+    "is a folder, expected the file of a golden register; name the file, or write one with sdc golden record FILE"
+)
+"""What is wrong with a path that is one."""
 DIGEST = re.compile(r"[0-9a-f]{16}")
 _KEY = re.compile(
     r"(?P<workload>.+?)(?: device (?P<shard>\d+))? \| seed (?P<seed>-?\d+) \| (?P<program>[^|]+) \| "
@@ -179,6 +183,8 @@ def read_golden(path: AnyPath) -> Register:
     name = os.fspath(path)
     if not os.path.exists(name):
         raise RecordError(f"there is no {name}; sdc golden record {name} writes one")
+    if os.path.isdir(name):
+        raise RecordError(f"{name} {A_FOLDER}")
     try:
         value = read_json(path, sealed=True)
     except RecordError as error:

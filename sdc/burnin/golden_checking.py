@@ -9,7 +9,7 @@ import jax
 from sdc.record import describe_devices
 
 from .golden import Register, lookup
-from .golden_recording import doubtful, register_of
+from .golden_recording import doubtful, register_of, repeated_only
 from .golden_using import foreign
 from .levels import find_level
 from .observed import Result
@@ -31,6 +31,7 @@ class Confirmed:
         sentences: what there is to say, the gravest first.
         confirmed: digests that this host computed too.
         elsewhere: digests that are of nothing that ran here.
+        repeated_only: recorded digests that only repetition on one device agreed on.
     """
 
     differs: bool = False
@@ -38,6 +39,7 @@ class Confirmed:
     sentences: list[str] = dataclasses.field(default_factory=list)
     confirmed: int = 0
     elsewhere: int = 0
+    repeated_only: int = 0
 
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -88,6 +90,12 @@ def record(
         told.problem = True
         told.sentences.append("no workload ran twice on a device, or on two devices of a kind")
         return None, told
+    told.repeated_only = repeated_only(result, register)
+    if told.repeated_only:
+        told.sentences.append(
+            f"warning: {told.repeated_only} of {len(register.entries)} digests rest on repetition on one device alone: "
+            "a fault that repeats itself would be recorded too; record on other hosts, and merge their registers"
+        )
     return register, told
 
 

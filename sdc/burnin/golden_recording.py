@@ -28,6 +28,22 @@ def doubtful(result: Result) -> list[str]:
     )
 
 
+def repeated_only(result: Result, register: Register) -> int:
+    """How many digests rest on repetition alone: neither another device nor the host has computed the same.
+
+    Args:
+        result: what was seen.
+        register: what was recorded of it.
+    """
+    keys = {entry.subject.key for entry in register.entries}
+    confirmed = {
+        result.keys[place]
+        for place, tally in result.tallies.items()
+        if place in result.keys and (tally.voted or tally.referred)
+    }
+    return len(keys - confirmed)
+
+
 def register_of(
     result: Result,
     described: Sequence[Mapping[str, Any]],

@@ -1,7 +1,7 @@
 """What a register of golden digests is worth here: which digests apply, why others do not, and who else saw them."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -43,6 +43,35 @@ def usable(
     told = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more reasons" if len(reasons) > SHOWN else "")
     what = "none" if not found else f"only {len(found)}"
     return found, f"{what} of {len(here)} digests that are needed here are in it: {told}"
+
+
+def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Why digests were not compared: of another program or device, or of a workload that was not to run.
+
+    A register of all families is no worse for a burn-in of one: what it has of the others is not needed.
+
+    Args:
+        keys: of these digests.
+        workloads: names of those that were to run.
+
+    Returns:
+        Keys of the first kind, and of the second.
+
+    Example:
+        >>> from sdc.burnin.golden_using import left_over
+        >>> rest = "seed 0 | 5feb | one | cpu cpu | e3b0c442"
+        >>> left_over([f"a/1 | {rest}", f"b/1 | {rest}"], {"a/1"})
+        (('a/1 | seed 0 | 5feb | one | cpu cpu | e3b0c442',), ('b/1 | seed 0 | 5feb | one | cpu cpu | e3b0c442',))
+    """
+    other: list[str] = []
+    unneeded: list[str] = []
+    for key in sorted(keys):
+        try:
+            needed = parse_key(key).workload in workloads
+        except ValueError:  # whoever calls `burn_in` may give anything
+            needed = True
+        (other if needed else unneeded).append(key)
+    return tuple(other), tuple(unneeded)
 
 
 def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str] | None = None) -> list[str]:

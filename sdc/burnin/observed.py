@@ -49,6 +49,7 @@ class Result:
         findings: differences that were run again, in order.
         ended: what did not run to the end.
         foreign: golden digests of other programs or devices, which were not compared.
+        unneeded: golden digests of workloads that are not among these, which were not needed.
         keys: key of the golden digest, by workload and device.
         notes: what else there is to say.
         doubts: what stands against a PASS whatever was compared, such as an error that the driver reported.
@@ -68,6 +69,7 @@ class Result:
     findings: list[Finding] = dataclasses.field(default_factory=list)
     ended: list[Ended] = dataclasses.field(default_factory=list)
     foreign: tuple[str, ...] = ()
+    unneeded: tuple[str, ...] = ()
     keys: dict[tuple[str, int], str] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     doubts: list[str] = dataclasses.field(default_factory=list)

@@ -3,7 +3,6 @@
 Reading and checking it does without JAX.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -143,8 +142,15 @@ def read_pair(path: AnyPath) -> Pair:
         OSError: it cannot be read.
     """
     place = Path(path)
-    if os.path.isdir(path):
-        place = next((place / name for name in (PAIR, POOL) if (place / name).is_file()), place / PAIR)
+    if not place.exists():
+        raise RecordError(f"there is no {place}; give a file that sdc pair or sdc pool wrote, or its folder")
+    if place.is_dir():
+        found = next((place / name for name in (PAIR, POOL) if (place / name).exists()), None)
+        if found is None:
+            raise RecordError(
+                f"{place} is a folder that holds no {PAIR} or {POOL}; give that of sdc pair or sdc pool, or its file"
+            )
+        place = found
     value = read_json(place, sealed=True)
     if value.get("format") != FORMAT:
         raise RecordError(f"{place} is no result of sdc pair or sdc pool (its format is {value.get('format')!r})")

@@ -17,6 +17,7 @@ from .data import keeps_subnormals
 from .evidence import Finding, Suspicion, devices_kinds, examine, golden_key, vote
 from .exporting import kept_outputs
 from .golden import mark_of
+from .golden_using import left_over
 from .observed import ACCEPTED, Ended, Result
 from .programs import Outcome, Programs, Ready
 from .surroundings import surroundings
@@ -239,7 +240,8 @@ class _BurnIn:
                     if key in self.given:
                         used.add(key)
                         self.golden.setdefault(workload.name, {})[index] = self.given[key]
-        self.result.foreign = tuple(sorted(set(self.given) - used))
+        names = {workload.name for workload in self.result.workloads}
+        self.result.foreign, self.result.unneeded = left_over(set(self.given) - used, names)
         self._note_flushed()
 
     def _ready(self, workload: Workload, place: Place) -> Ready | Exception:

@@ -216,12 +216,15 @@ def _unconfirmed(result: Result, described: Sequence[Mapping[str, Any]]) -> list
 
 
 def _foreign(result: Result) -> list[str]:
-    if not result.foreign:
-        return []
-    return [
-        f"{len(result.foreign)} golden digests are of other programs or devices and were not compared, "
-        f"such as {result.foreign[0]}"
-    ]
+    told = []
+    if result.foreign:
+        told.append(
+            f"{len(result.foreign)} golden digests are of other programs or devices and were not compared, "
+            f"such as {result.foreign[0]}"
+        )
+    if result.unneeded:
+        told.append(f"{len(result.unneeded)} golden digests are of workloads that were not to run, and not needed")
+    return told
 
 
 def _checked(result: Result, void: set[tuple[str, int]]) -> Checked:

@@ -63,7 +63,13 @@ def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) 
     remedy = "restore it or start the run anew"
     try:
         content = read_bytes(path)
+        if not content.strip():
+            raise ValueError("it is empty")
         value = parse_json(content.decode("utf-8"))
+    except IsADirectoryError as error:
+        raise RecordError(
+            f"{os.fspath(path)} is a folder, expected a file; name the file itself, or put it in its place"
+        ) from error
     except (ValueError, OSError) as error:
         if isinstance(error, RecordError):
             raise

@@ -16,6 +16,13 @@ from .integrity import start
 from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .storage import AnyPath, RecordError, names, reason
 
+OTHERS = {
+    "result.json": "; it is of a burn-in, which sdc verdict {path} and sdc fleet summarize {path} read",
+    "pair.json": "; it is of a pair of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
+    "pool.json": "; it is of a pool of hosts, which sdc verdict {path} and sdc pair --resolve {path} read",
+}
+"""What is no record, by its file, and who reads it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
@@ -114,13 +121,14 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
     """Reads the manifest of a record, and nothing else. It takes, and raises, what `read_record` does."""
     file = epath.Path(path) / MANIFEST
     try:
-        there = MANIFEST in names(path)
+        inside = names(path)
     except NotADirectoryError:
-        there = False
+        inside = []
     except OSError as error:
         raise RecordError(f"{os.fspath(path)} cannot be read ({reason(error)}); mend that and try again") from error
-    if not there:
-        raise RecordError(f"{os.fspath(path)} is no run folder (it has no {MANIFEST}); give the folder of a run")
+    if MANIFEST not in inside:
+        other = next((said for name, said in OTHERS.items() if name in inside), "").format(path=os.fspath(path))
+        raise RecordError(f"{os.fspath(path)} is no run folder (it has no {MANIFEST}{other}); give the folder of a run")
     manifest = read_json(file)
     _check_schema(file, manifest)
     kind = kind_of(manifest.get("kind"))

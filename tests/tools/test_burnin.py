@@ -11,6 +11,7 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
+from sdc.burnin.pair_report import PAIR, POOL
 from sdc.burnin.report import RESULT, read_report
 from sdc.burnin.schema import file_schema
 from sdc.record import determinism
@@ -73,6 +74,26 @@ def test_every_verdict(
     assert cli.run(["verdict", str(places["run"])]) == code
     assert word in capsys.readouterr().out
     assert cli.run(["verdict", str(places["run"]), "--format", "nagios"]) == {0: 0, 1: 2, 3: 3}[code]
+
+
+def test_a_folder_is_no_golden_register(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["burnin", "--golden", str(tmp_path), "--run", str(tmp_path / "run")]) == 2
+    assert f"--golden {tmp_path}: is a folder, expected the file of a golden register" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []  # it is told before anything runs
+
+
+def test_who_reads_a_burn_in_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (
+        (RESULT, "it is of a burn-in, which sdc verdict {} and sdc fleet summarize {} read"),
+        (PAIR, "it is of a pair of hosts, which sdc verdict {} and sdc pair --resolve {} read"),
+        (POOL, "it is of a pool of hosts, which sdc verdict {} and sdc pair --resolve {} read"),
+    ):
+        folder = tmp_path / name.removesuffix(".json")
+        folder.mkdir()
+        (folder / name).touch()
+        for command in (["report", folder], ["diff", folder, folder]):
+            assert cli.run(list(map(str, command))) == 2
+            assert words.format(folder, folder) in capsys.readouterr().err
 
 
 def test_people_read_the_verdict_and_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,6 +223,36 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"Example: sdc {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        ("burnin", 2),
+        ("verdict", 2),
+        ("pair", 2),
+        ("pool", 2),
+        ("train", 2),
+        ("report", 4),
+        ("doctor", 1),
+        ("golden", 1),
+    ],
+)
+def test_each_example_stands_on_a_line_of_its_own(command: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.run([command, "--help"])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    (first,) = (place for place, line in enumerate(lines) if line.startswith("Example: "))
+    examples = lines[first : first + count]
+    assert [line[:13] for line in examples] == ["Example: sdc ", *["         sdc "] * (count - 1)]
+    assert not any(f" sdc {command} " in line[13:] for line in examples) or count == 1
+    assert lines[first - 1] == lines[first + count] == ""
+
+
+def test_a_paragraph_of_help_is_not_broken_before_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.run(["fleet", "summarize", "--help"])
+    assert "; 2 bad usage; 3 nothing could be compared." in capsys.readouterr().out
+
+
 def test_a_failure_of_the_tool_is_no_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

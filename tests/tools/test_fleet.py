@@ -168,6 +168,38 @@ def test_schedules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("/dev/zero", "is a device, expected a text file of host names"),
+        ("{}/pipe", "is a pipe, expected a text file"),
+        ("{}", "is a folder, expected a text file"),
+        ("{}/bits", "is no text in UTF-8; name a text file"),
+        ("{}/long", "expected a file of 10,000,000 bytes at most"),
+        ("{}/none", "there is no such file"),
+    ],
+)
+def test_hosts_come_from_a_text_file(
+    name: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")  # nobody writes into it: whoever opens it waits for ever
+    (tmp_path / "bits").write_bytes(b"gpu-1 \xfd")
+    (tmp_path / "long").write_bytes(b"a " * 5_000_001)
+    word = f"@{name.format(tmp_path)}"
+    assert cli.run(["fleet", "schedule", word, "--rounds", "2"]) == 2
+    assert capsys.readouterr().err.startswith(f"sdc: error: HOSTS {word}: {problem}")
+
+
+def test_a_folder_is_no_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet(tmp_path / "results", set(), 2)
+    (tmp_path / "ledgers").mkdir()
+    assert cli.run(["fleet", "summarize", str(tmp_path / "results"), "--ledger", str(tmp_path / "ledgers")]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path}/ledgers is a folder, expected the file of a ledger" in told
+    assert f"such as {tmp_path}/ledgers/ledger.json" in told
+    assert list((tmp_path / "ledgers").iterdir()) == []
+
+
 def test_simulated_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fleet", "simulate", "--hosts", "16", "--rounds", "2", "--trials", "20"]
     code, value = told(capsys, *words)

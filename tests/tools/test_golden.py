@@ -146,6 +146,29 @@ def test_a_damaged_register_is_inconclusive(words: str, run: Told, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", ["verify {}", "verify --no-run {}", "merge {}/new {}", "list {}"])
+def test_a_folder_is_no_register(words: str, run: Told, tmp_path: Path) -> None:
+    told = run(*words.format(tmp_path, tmp_path).split(), code=2)
+    assert f"{tmp_path} is a folder, expected the file of a golden register; name the file" in told.err
+    assert "damaged" not in told.err
+
+
+def test_an_empty_register_is_told_as_such(run: Told, tmp_path: Path) -> None:
+    (tmp_path / "a.golden").touch()
+    told = run("verify", tmp_path / "a.golden", code=3)
+    assert "a.golden is damaged (it is empty); restore it or record it anew" in told.err
+
+
+def test_repetition_alone_is_warned_of(run: Told, tmp_path: Path) -> None:
+    words = ("--level", "quick", "--devices", 1, "--rounds", 2, "--only", "ordering", "--only", "functions")
+    told = run.json("record", tmp_path / "a.golden", *words, "--dtypes", "float32", code=0)
+    # The host computes orderings too, and so they do not rest on the device alone.
+    assert (told["verdict"], told["repeated_only"]) == ("clean", told["recorded"] - 1)
+    (warning,) = told["sentences"]
+    assert warning.startswith(f"warning: {told['repeated_only']} of {told['recorded']} digests rest on repetition")
+    assert "a fault that repeats itself would be recorded too" in warning
+
+
 def written(folder: Path, **registers: Register) -> list[Path]:
     for name, value in registers.items():
         write_golden(folder / f"{name}.golden", value)

@@ -98,6 +98,8 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
         ("pool", "--twins: says how many hosts are compared; give it, or --processes"),
         ("pool --twins 2", "--twins 2: expected three hosts or more: two have no majority (sdc pair)"),
         ("pair --coordinator 127.0.0.1:1 --processes 3 --process 0", "--processes 3: 2 hosts with equally many"),
+        ("pair --resolve {there}/none", "there is no {there}/none; give a file that sdc pair or sdc pool wrote"),
+        ("pair --resolve {there}", "{there} is a folder that holds no pair.json or pool.json; give that of sdc pair"),
         ("pair --resolve a --steps 3", "--steps 3: is without effect beside --resolve"),
         ("pair --run {there}", "exists already; name another folder"),
         ("pair --suspect node99", "--suspect node99: unknown suspect"),
@@ -106,4 +108,4 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
 def test_flags_that_make_no_sense(words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert cli.run(words.format(there=tmp_path).split()) == Exit.USAGE
-    assert told in capsys.readouterr().err
+    assert told.format(there=tmp_path) in capsys.readouterr().err

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdc.burnin.asking import Asked, parse_devices
+from sdc.burnin.golden import A_FOLDER
 from sdc.burnin.junit import junit
 from sdc.burnin.levels import LEVELS
 from sdc.burnin.metrics import check_metrics_file, metrics
@@ -172,6 +173,8 @@ def _check_outputs(options: BurninOptions) -> None:
     """Whether the outputs can be written is told now, and not after an hour of load."""
     if options.golden is not None and not options.golden.exists():
         raise SettingError("golden", options.golden, "there is no such file; sdc golden record writes one")
+    if options.golden is not None and options.golden.is_dir():
+        raise SettingError("golden", options.golden, A_FOLDER)
     if options.prometheus is not None:
         check_metrics_file(options.prometheus)
     for name in ("junit", "prometheus"):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sdc.record.storage import endless, reason
 from sdc.settings import SettingError
 
 from ..errors import VERDICTS, Exit, usage_errors
@@ -132,10 +133,25 @@ def _named(words: Sequence[str]) -> Iterator[str]:
         if not word.startswith("@"):
             yield word
             continue
-        path = Path(word[1:])
-        if not path.is_file():
-            raise SettingError("HOSTS", word, "there is no such file")
-        if path.stat().st_size > LARGEST:
-            raise SettingError("HOSTS", word, f"expected a file of {LARGEST:,} bytes at most")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _text(word, Path(word[1:])).splitlines()
         yield from (name for line in lines for name in line.partition("#")[0].replace(",", " ").split())
+
+
+def _text(word: str, path: Path) -> str:
+    """A file of host names. What has no end is not opened, and never more is read than such a file can hold."""
+    try:
+        what = "a folder" if path.is_dir() else endless(path)
+        if what is not None:
+            raise SettingError("HOSTS", word, f"is {what}, expected a text file of host names; name such a file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)  # files of the kernel have no size, and yet contents
+    except FileNotFoundError as error:
+        raise SettingError("HOSTS", word, "there is no such file; name a text file of host names") from error
+    except OSError as error:
+        raise SettingError("HOSTS", word, f"cannot be read ({reason(error)}); name another file") from error
+    if len(content) > LARGEST:
+        raise SettingError("HOSTS", word, f"expected a file of {LARGEST:,} bytes at most; name another file")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingError("HOSTS", word, "is no text in UTF-8; name a text file of host names") from error

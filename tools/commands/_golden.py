@@ -10,7 +10,7 @@ import msgspec
 
 from sdc.burnin.asking import Asked, parse_devices
 from sdc.burnin.claiming import claim_names, claimed
-from sdc.burnin.golden import Register, read_golden, write_golden
+from sdc.burnin.golden import A_FOLDER, Register, read_golden, write_golden
 from sdc.burnin.golden_merging import describe_dispute, merge
 from sdc.record.storage import RecordError
 from sdc.settings import SettingError
@@ -69,7 +69,8 @@ def _record(options: GoldenRecordOptions) -> int:
         said = "a difference was found" if found.differs else "there is nothing that healthy devices agree on"
         return _end(found, {"file": str(options.file), "recorded": 0}, f"nothing is recorded: {said}", options.json)
     count = len(register.entries)
-    return _end(found, {"file": str(options.file), "recorded": count}, f"{count} digests recorded", options.json)
+    about = {"file": str(options.file), "recorded": count, "repeated_only": found.repeated_only}
+    return _end(found, about, f"{count} digests recorded", options.json)
 
 
 def _verify(options: GoldenVerifyOptions) -> int:
@@ -170,6 +171,8 @@ def _read(files: Sequence[Path]) -> list[Register]:
     for file in files:
         if not file.exists():
             raise CommandError(f"{file}: there is no such file; sdc golden record {file} writes one")
+        if file.is_dir():
+            raise CommandError(f"{file} {A_FOLDER}")
     try:
         return [read_golden(file) for file in files]
     except RecordError as error:

@@ -88,6 +88,11 @@ def test_golden_digests(alone: Programs, ordering: list[Workload]) -> None:
     verdict = judge(result)
     assert (verdict.word, verdict.kinds) == ("PASS", ("golden",))
     assert "1 golden digests are of other programs or devices" in verdict.sentences[-1]
+    more = {f"matrix/else | {next(iter(recorded)).partition(' | ')[2]}": "00"}  # a register of all families
+    part = burn_in(ordering, alone.devices, rounds=1, programs=alone, golden={**recorded, **more})
+    assert (part.foreign, part.unneeded) == ((), tuple(more))
+    assert judge(part).word == "PASS"
+    assert "1 golden digests are of workloads that were not to run" in judge(part).sentences[-1]
     foreign = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, golden={"another program": "00"}))
     assert (foreign.word, foreign.kinds) == ("INCONCLUSIVE", ("repeat",))
 

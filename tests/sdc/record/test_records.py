@@ -111,6 +111,8 @@ def test_a_damaged_or_foreign_file(folder: Path, content: str, name: str) -> Non
         (kinds.MANIFEST, '{"schema": 2, "kind": "twin", "twins": "two"}', "is damaged (field twins: "),
         (kinds.SUMMARY, '{"schema": 2, "steps": []}', "is damaged (field steps: "),
         (kinds.STEPS, Path.mkdir, "cannot be read (Is a directory); mend that and try again"),
+        (kinds.MANIFEST, Path.mkdir, "is a folder, expected a file; name the file itself, or put it in its place"),
+        (kinds.SUMMARY, "", "is damaged (it is empty); "),
         (kinds.MANIFEST, os.mkfifo, "is a pipe, not a file; put the file itself in its place"),
         (kinds.SUMMARY, lambda path: path.symlink_to("/dev/zero"), "is a device, not a file; put the file itself"),
         (kinds.STEPS, os.mkfifo, "is a pipe, not a file"),
