@@ -17,9 +17,8 @@ def test_a_level_has_every_family_and_grows(devices: list[jax.Device]) -> None:
         assert {workload.dtype for workload in found if workload.family == "matrix"} == {"float32", "bfloat16"}
         assert {workload.data for workload in found if workload.family == "matrix"} == set(LEVELS[name].data)
         work.append(sum(workload.work for workload in found))
-    # From one level to the next sides at least double.
-    assert work[0] * 8 < work[1]
-    assert work[1] * 8 < work[2]
+    assert work[0] * 10 < work[1]
+    assert work[1] * 10 < work[2]
 
 
 def test_one_device_has_no_collectives_and_copies_to_no_other(devices: list[jax.Device]) -> None:
