@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed
 
+from sdc.multihost import PeerError, everyone, together
 from sdc.record.lock import Lock
 from sdc.record.storage import reason
 from sdc.settings import SettingError
@@ -139,9 +140,14 @@ class RunningCheckpoint:
         self.bytes = 0
         """That this process wrote so far."""
         try:
-            self._store.create(layout)
-            if last_save(self.folder) is not None:
+            sealed = together(lambda: self._opened(layout))
+            # Of a save that was cut off some processes may have their part: none takes its number again.
+            self._saves = max(map(int, everyone(str(max(self._store.saves(), default=0)), at="opening a checkpoint")))
+            if sealed:
                 self._continue(initial)
+        except PeerError as error:
+            self._lock.release()
+            raise StoreError(f"another process cannot open {self.folder} ({error})") from error
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError) and not isinstance(error, StoreError):
@@ -295,10 +301,15 @@ class RunningCheckpoint:
     ) -> None:
         self.close()
 
+    def _opened(self, layout: Mapping[str, Any]) -> bool:
+        """Whether there is something to go on with."""
+        self._store.create(layout)
+        return last_save(self.folder) is not None
+
     def _continue(self, initial: Any) -> None:
         """Goes on with a store: the copy becomes what it holds."""
         reader = self.reader()
-        self._saves = max([reader.save, *self._store.saves()])
+        self._saves = max(self._saves, reader.save)
         self._store.versions = reader.versions(self._store)
         found = reader.recover(list(range(len(self.partition.blocks))), initial)
         self.copy = auto(self._moving(named_leaves(found.state)))
@@ -311,27 +322,33 @@ class RunningCheckpoint:
             written = self._store.write(save, step, pieces(), note)
         except StoreError as error:
             failure = str(error)
-        self._agree(save, failure)
+        self._agree(save, "written", failure)
         if jax.process_index() == 0:
             try:
                 write_seal(self.folder, Seal(save, step, jax.process_count()))
             except OSError as error:
-                raise StoreError(f"save {save} cannot be sealed ({reason(error)})") from error
+                failure = f"save {save} cannot be sealed ({reason(error)})"
+        self._agree(save, "sealed", failure)
         self.steps[list(blocks)] = step
         self._unsaved[[block for block in blocks if block < self.partition.choices]] = False
         self._clock.written(time.perf_counter() - started, sum(self.partition.sizes[block] for block in blocks))
         self._store.reclaim()
         return written
 
-    def _agree(self, save: int, failure: str) -> None:
+    def _agree(self, save: int, part: str, failure: str) -> None:
         """A save counts if all processes have done their part: else all of them do it again, and choose alike.
+
+        Args:
+            save: its number.
+            part: what of it is done.
+            failure: why it is not; nothing if it is.
 
         Raises:
             StoreError: one has not.
         """
         said, client = [failure], distributed.global_state.client
         if client is not None and jax.process_count() > 1:
-            key, me = f"sdc/scar/{self._opening}/{save}", jax.process_index()
+            key, me = f"sdc/scar/{self._opening}/{save}/{part}", jax.process_index()
             client.key_value_set(f"{key}/{me}", failure or "done")
             try:
                 told = (client.blocking_key_value_get(f"{key}/{one}", WAIT_MS) for one in range(jax.process_count()))

@@ -1,12 +1,13 @@
-"""Two processes, each with four of the eight devices, of which one lost its copies: what each of them holds again."""
+"""Two processes, each with four of the eight devices: what each holds again after one lost its copies, or a save was
+cut off."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from tests.pairs import run_pair
@@ -14,12 +15,14 @@ from tests.pairs import run_pair
 CHILD = """
 import dataclasses, json, shutil, sys
 import jax
+from etils import epath
 from pathlib import Path
 folder, process, port = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, process, initialization_timeout=60)
-from sdc.checkpoints import RunningCheckpoint
+from sdc.checkpoints import RunningCheckpoint, scar
 from sdc.checkpoints import survivors as module
 from sdc.checkpoints.copies import Copies
+from sdc.checkpoints.store import Store, last_save
 from sdc.multihost import everyone
 from tests.sdc.checkpoints.test_survivors import contents, state
 
@@ -64,6 +67,21 @@ if process == 0:
 gathered()
 running.close()
 own.close()
+
+# A save is cut off when the first process has written its part, and the second has not.
+everyone("closed")
+if process == 0:
+    store = Store(epath.Path(folder / "running"), 0)
+    store.versions = store.manifest(1)[1]
+    store.write(2, 4, {})
+everyone("cut off")
+scar.WAIT_MS = 5_000
+with RunningCheckpoint(folder / "running", state(0), fraction=1.0, rows=2, moving="params") as running:
+    running.save(state(5), 5)
+    told.append([running.wait(), last_save(running.folder).step])
+    everyone("read")
+    running.save(state(6), 6)
+    told.append([running.wait(), last_save(running.folder).step])
 print(json.dumps(told), flush=True)
 """
 ODD = np.array([0x80000000, 0x7FC01234], np.uint32).view(np.float32)
@@ -121,8 +139,19 @@ def shards(process: int, survivor: int, step: Callable[[bool], int]) -> dict[str
     return found
 
 
-def test_each_process_holds_what_is_left(tmp_path: Path) -> None:
-    all_left, damaged, first_lost, second_lost, none_left = zip(*run_pair(CHILD, tmp_path), strict=True)
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
+    """What both processes say, one thing after the other."""
+    return list(zip(*run_pair(CHILD, tmp_path_factory.mktemp("pair")), strict=True))
+
+
+def test_saves_go_on_after_one_was_cut_off(told: list[tuple[Any, Any]]) -> None:
+    """Both have to number their saves alike, or each waits for a part of the other that does not come."""
+    assert told[5:] == [([True, 5], [True, 5]), ([True, 6], [True, 6])]
+
+
+def test_each_process_holds_what_is_left(told: list[tuple[Any, Any]]) -> None:
+    all_left, damaged, first_lost, second_lost, none_left = told[:5]
     for told, step in ((all_left, 4), (damaged, 2)):
         for process, (found, processes, note, mine, held, shares, lost, size, _) in enumerate(told):
             assert (found, processes, note, mine) == (step, [0, 1], {"next_index": step}, True)
