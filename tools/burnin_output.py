@@ -17,18 +17,18 @@ SENTENCES = 12
 """Sentences that are printed; all of them are in the report."""
 
 
-def show_report(report: Report, folder: Path, *, as_json: bool) -> None:
+def show_report(report: Report, folder: Path | None, *, as_json: bool) -> None:
     """Prints the report of a burn-in on standard output.
 
     Args:
         report: the report.
-        folder: where it is.
+        folder: where it is; None if it could not be written.
         as_json: as the file has it, and nothing else.
     """
     if as_json:
         write(json.dumps(to_json(msgspec.to_builtins(report)), allow_nan=False, indent=1))
         return
-    print_parts([*_parts(report), *_places(folder)])
+    print_parts([*_parts(report), *(_places(folder) if folder is not None else ())])
 
 
 def headline(report: Report) -> Text:

@@ -23,6 +23,8 @@ class Exit(IntEnum):
     INCONCLUSIVE = 3
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+"""What a full or broken disk answers."""
 VERDICTS = {"clean": Exit.CLEAN, "corrupt": Exit.CORRUPT, "inconclusive": Exit.INCONCLUSIVE, None: Exit.CLEAN}
 """Exit code of a run's verdict; a training run has none, and ends with 0."""
 
@@ -104,7 +106,7 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
         raise CommandError(str(error)) from error
     except OSError as error:
         no_place = error.errno in (errno.ENOTDIR, errno.ENOENT) and _leads_to(error.filename, folder)
-        if not no_place and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES):
+        if not no_place and error.errno not in FULL:
             raise
         then = "continue with --resume" if resumable else "give the command again"
         remedy = "name another place" if no_place else f"make room there, then {then}"

@@ -18,7 +18,7 @@ from sdc.record import describe_devices
 from sdc.record.determinism import environment
 from sdc.record.files import to_json
 from sdc.record.lock import Lock
-from sdc.record.storage import RecordError
+from sdc.record.storage import RecordError, reason
 
 from .bundle import write_bundle
 from .claiming import claim_names, claimed
@@ -38,6 +38,18 @@ EVERY = 10.0
 """Seconds from one snapshot of the report to the next."""
 STEPS_OF = "training"
 """Family whose runs are training steps."""
+
+
+class NotOnRecord(Exception):
+    """Something differed, and the disk takes no report of it.
+
+    Attributes:
+        report: what is known.
+    """
+
+    def __init__(self, report: Report, error: OSError) -> None:
+        super().__init__(reason(error))
+        self.report = report
 
 
 @dataclasses.dataclass
@@ -101,6 +113,7 @@ class Session:
             SettingError: another burn-in has one of the devices, or what is continued is another burn-in.
             RecordError: what is continued is damaged, or somebody else writes the folder.
             OSError: the folder cannot be written.
+            NotOnRecord: nor can it be any more, and something differed before.
         """
         described = describe_devices(devices)
         earlier = read_report(self.folder) if self.resume else None
@@ -110,17 +123,23 @@ class Session:
         with claimed(claim_names(described)) as problems, self._locked(), Monitor(described) as self._monitor:
             result, programs, golden = self._begin(devices, earlier, problems)
             self._tell({"event": "begin", "devices": described, "workloads": len(result.workloads)})
-            result = burn_in(
-                result.workloads, devices, golden=golden, accept=self.settings.accept, on_event=self._tell,
-                stop=lambda: self.stopped is not None, inject=self.inject, programs=programs, result=result,
-                limit=self.limit, pauses=find_level(self.settings.level).pauses,
-                **self._length(earlier.seconds if earlier else 0.0),
-            )  # fmt: skip
-            self.hung = result.hung
-            report = self.save(final=True)
-            if result.findings and not result.hung:
-                self._bundle(report, programs)
-            self._log({"event": "end", "verdict": report.verdict.word})
+            try:
+                result = burn_in(
+                    result.workloads, devices, golden=golden, accept=self.settings.accept, on_event=self._tell,
+                    stop=lambda: self.stopped is not None, inject=self.inject, programs=programs, result=result,
+                    limit=self.limit, pauses=find_level(self.settings.level).pauses,
+                    **self._length(earlier.seconds if earlier else 0.0),
+                )  # fmt: skip
+                self.hung = result.hung
+                report = self.save(final=True)
+                if result.findings and not result.hung:
+                    self._bundle(report, programs)
+                self._log({"event": "end", "verdict": report.verdict.word})
+            except OSError as error:
+                if not result.findings:
+                    raise
+                self.stop(f"a disk that takes no more ({reason(error)})")
+                raise NotOnRecord(self._report(final=False), error) from error
         return report
 
     def without(self, reason: str) -> Report:

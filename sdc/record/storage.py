@@ -82,8 +82,10 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, place)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk does not say whose
+            error.filename = os.fspath(place)
         raise
 
 

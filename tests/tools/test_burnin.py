@@ -153,6 +153,22 @@ def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
     assert read_report(tmp_path / "run").rounds == ended.rounds + 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "room", "code"),
+    [((), 2_000, 2), (("--fault", "bitflip,rate=1e-5"), 2_000, 2), (("--fault", "bitflip,rate=1e-5"), 5_000, 1)],
+)
+def test_on_a_full_disk_it_says_what_is_known(fault: tuple[str, ...], room: int, code: int, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for it. What was found is not lost, and nothing passes."""
+    words = ("burnin", *FAST.split(), "--devices", "2", "--run", str(tmp_path / "run"), *fault)
+    got, out, err = Started(words, room).end()
+    assert got == code, err
+    assert f"cannot write to {tmp_path / 'run'} (File too large)" in err
+    assert "Traceback" not in err
+    assert ("FAIL" in out, "device 1, transfers/" in out, "SIMULATION" in out) == (code == 1, code == 1, code == 1)
+    assert "PASS" not in out
+    assert cli.run(["verdict", str(tmp_path / "run")]) == 3
+
+
 def test_killed_it_leaves_what_was_known(tmp_path: Path) -> None:
     words = ("burnin", "--only", "transfers", "--devices", "2", "--run", str(tmp_path / "run"))
     started = Started((*words, "--minutes", "5"), None)

@@ -1,5 +1,6 @@
 """`sdc burnin`: loads the devices of this host, and says what came of it."""
 
+import contextlib
 import functools
 import os
 import sys
@@ -27,7 +28,7 @@ from ..runtime import give_up, onward
 if TYPE_CHECKING:
     import jax
 
-    from sdc.burnin.session import Session
+    from sdc.burnin.session import NotOnRecord, Session
 
 PATIENCE = 1.5
 """Seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once."""
@@ -48,7 +49,7 @@ def run(options: BurninOptions) -> int:
         folder = _folder(options)
     from sdc.analysis.bursts import outlooks
     from sdc.burnin.registry import families, register
-    from sdc.burnin.session import Session
+    from sdc.burnin.session import NotOnRecord, Session
     from sdc.train import burning
 
     from .. import signals
@@ -63,9 +64,16 @@ def run(options: BurninOptions) -> int:
             steps=burning.STEPS, on_event=progress.update, on_report=functools.partial(_publish, options),
         )  # fmt: skip
         signals.gently(functools.partial(_end, session, options))
+        unwritten = None
         with run_errors(folder):
-            report = _burn(options, asked, session)
-    _say(options, report, folder)
+            try:
+                report = _burn(options, asked, session)
+            except NotOnRecord as error:
+                report, unwritten = error.report, error
+    if unwritten is None:
+        _say(options, report, folder)
+    else:
+        _say_unwritten(options, unwritten, folder)
     if session.hung:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -137,7 +145,15 @@ def _publish(options: BurninOptions, report: Report) -> None:
         write_text(options.prometheus, metrics(report))
 
 
-def _say(options: BurninOptions, report: Report, folder: Path) -> None:
+def _say_unwritten(options: BurninOptions, unwritten: "NotOnRecord", folder: Path) -> None:
+    """What was found is told, and where it can still be written."""
+    _say(options, unwritten.report, None)
+    with contextlib.suppress(OSError):  # of the same disk
+        _publish(options, unwritten.report)
+    print(f"sdc: cannot write to {folder} ({unwritten}): what was found is not on record there", file=sys.stderr)
+
+
+def _say(options: BurninOptions, report: Report, folder: Path | None) -> None:
     from ..burnin_output import show_report
 
     show_report(report, folder, as_json=options.json)
