@@ -24,7 +24,7 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from sdc.record.files import to_json
+from sdc.record.files import to_json, write_text
 from sdc.record.parsing import parse_json
 from sdc.record.storage import endless, read_bytes
 
@@ -174,8 +174,8 @@ def types(tree: Any) -> dict[str, str]:
 
 
 def write_checked(path: epath.Path, body: Mapping[str, Any]) -> None:
-    """Writes a JSON file that carries its own checksum."""
-    path.write_text(json.dumps({"sha256": _checksum(body), "body": body}, indent=1) + "\n")
+    """Writes a JSON file that carries its own checksum, whole or not at all: other processes may read it meanwhile."""
+    write_text(path, json.dumps({"sha256": _checksum(body), "body": body}, indent=1) + "\n")
 
 
 def read_checked(path: epath.Path) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import functools
+import json
 import os
 import shutil
 import signal
@@ -300,6 +301,13 @@ def test_a_protected_checkpoint_stays_until_it_is_released(tmp_path: Path) -> No
         assert checkpoints.steps == [1, 3]
         with pytest.raises(CheckpointError, match="no complete checkpoint of step 2"):
             checkpoints.protect(2)
+        protected = tmp_path / "protected.json"
+        reader = protected.open()  # a process that reads while another writes has the old list, whole
+        checkpoints.protect(3)
+        with reader:
+            assert json.loads(reader.read())["body"] == {"steps": [1]}
+        assert json.loads(protected.read_text())["body"] == {"steps": [1, 3]}
+        checkpoints.release(3)
     with Checkpoints(tmp_path, every=1, keep=1) as resumed:
         assert resumed.protected == {1}
         resumed.save(4, small(), {})
