@@ -320,8 +320,8 @@ class RunningCheckpoint:
         failure, written, started = "", 0, time.perf_counter()
         try:
             written = self._store.write(save, step, pieces(), note)
-        except StoreError as error:
-            failure = str(error)
+        except Exception as error:  # of the storage, or of a device: the other processes wait for this one's part
+            failure = str(error) or type(error).__name__
         self._agree(save, "written", failure)
         if jax.process_index() == 0:
             try:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from tests.pairs import run_pair
 
 CHILD = """
-import dataclasses, json, shutil, sys
+import dataclasses, json, shutil, sys, time
 import jax
 from etils import epath
 from pathlib import Path
@@ -82,6 +82,17 @@ with RunningCheckpoint(folder / "running", state(0), fraction=1.0, rows=2, movin
     everyone("read")
     running.save(state(6), 6)
     told.append([running.wait(), last_save(running.folder).step])
+
+    # A device dies below the second process's part: both have to learn of it at once, and to go on.
+    def died(*_):
+        raise jax.errors.JaxRuntimeError("the device is gone")
+    write, running._store.write = running._store.write, died if process == 1 else running._store.write
+    started = time.monotonic()
+    running.save(state(7), 7)
+    told.append([running.wait(), last_save(running.folder).step, time.monotonic() - started < 5])
+    running._store.write = write
+    running.save(state(8), 8)
+    told.append([running.wait(), last_save(running.folder).step])
 print(json.dumps(told), flush=True)
 """
 ODD = np.array([0x80000000, 0x7FC01234], np.uint32).view(np.float32)
@@ -147,7 +158,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
 
 def test_saves_go_on_after_one_was_cut_off(told: list[tuple[Any, Any]]) -> None:
     """Both have to number their saves alike, or each waits for a part of the other that does not come."""
-    assert told[5:] == [([True, 5], [True, 5]), ([True, 6], [True, 6])]
+    assert told[5:7] == [([True, 5], [True, 5]), ([True, 6], [True, 6])]
+
+
+def test_a_device_that_dies_below_a_save_keeps_no_other_process_waiting(told: list[tuple[Any, Any]]) -> None:
+    assert told[7:] == [([False, 6, True], [False, 6, True]), ([True, 8], [True, 8])]
 
 
 def test_each_process_holds_what_is_left(told: list[tuple[Any, Any]]) -> None:
