@@ -80,11 +80,23 @@ def confirm(
     persistence = persistence_of(wrong) if wrong else None
     if kinds == ("repeat",) and persistence == "persistent":
         note = "the bits changed and stayed: either the runs before were wrong or those since are"
+    baselines = {each: _baseline(runs, usual[each], expected) for each, runs in again.items() if runs}
     outputs = _outputs(workload, first, again, device, devices, expected, programs)
     elements = None if outputs is None else compare_outputs(*outputs)
     if elements is None and not note:
         note = "no right outputs were at hand to compare with"
-    return Confirmation(devices, kinds, persistence, expected, elements, note, usual, tuple(errors), outputs)
+    return Confirmation(devices, kinds, persistence, expected, elements, note, baselines, tuple(errors), outputs)
+
+
+def _baseline(runs: Sequence[Outcome], usual: str, expected: str | None) -> str:
+    """What a device repeats from now on: what is right if it gives that as well, else what it gives again and again.
+
+    Wrong bits that came once must not become it, or the next right ones would be told as another difference.
+    """
+    digests = [run.digest for run in runs]
+    if expected is not None and (expected in digests or digests.count(usual) == 1):
+        return expected
+    return usual
 
 
 def _wrong(outcome: Outcome, first: Outcome, expected: str | None) -> bool:

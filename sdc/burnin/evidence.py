@@ -182,7 +182,7 @@ class Finding:
         expected: digest of what they should be, where that is known.
         elements: what differs; None where no right outputs were at hand.
         checks: what the checksums of the run said.
-        simulated: elements that simulated faults changed.
+        simulated: elements that simulated faults changed; in the runs before where repetition alone tells of them.
         note: what else there is to say.
         outputs: right and wrong ones, where they were compared and are small.
         sums: SHA-256 of these, also where they are large.

@@ -357,6 +357,9 @@ class _BurnIn:
 
     def _found(self, workload: Workload, confirmed: Confirmation, outcomes: Sequence[Outcome]) -> None:
         first = next(outcome for outcome in outcomes if outcome.device == confirmed.devices[0])
+        simulated = sum(outcome.simulated for outcome in outcomes if outcome.device in confirmed.devices)
+        if confirmed.kinds == ("repeat",) and not simulated:  # it may be the runs before that erred
+            simulated = sum(self.result.tallies[workload.name, device].simulated for device in confirmed.devices)
         finding = Finding(
             workload.name,
             confirmed.devices,
@@ -367,7 +370,7 @@ class _BurnIn:
             confirmed.expected,
             confirmed.elements,
             first.checks,
-            sum(outcome.simulated for outcome in outcomes if outcome.device in confirmed.devices),
+            simulated,
             confirmed.note,
             *kept_outputs(confirmed.outputs),
         )

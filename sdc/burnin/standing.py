@@ -75,8 +75,14 @@ def _aged(found: Standing, ended: str, max_age: float | None, now: datetime.date
     if age < -AHEAD:
         return _unknown(f"{found.file} is of the future ({ended}): a clock was set; run sdc burnin again", found.file)
     if max_age is not None and age > max_age:
-        return _unknown(f"the last result is {age / 3600:.1f} h old ({found.word}); run sdc burnin again", found.file)
+        return _unknown(f"the last result is {_span(age)} old ({found.word}); run sdc burnin again", found.file)
     return found
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 def _unknown(reason: str, place: object = None) -> Standing:

@@ -239,8 +239,9 @@ def _checked(result: Result, void: set[tuple[str, int]]) -> Checked:
 
 
 def _statement(checked: Checked) -> str:
+    devices = "1 device" if len(checked.elements) == 1 else f"{len(checked.elements)} devices"
     return (
-        f"{checked.workloads} workloads on {len(checked.elements)} devices, at least "
+        f"{checked.workloads} workloads on {devices}, at least "
         f"{min(checked.elements.values()):.3g} elements in {min(checked.runs.values())} runs of each, no difference: "
         f"mismatches of independent elements above a rate of {checked.rate:.2g} would have been seen with 95 %"
     )

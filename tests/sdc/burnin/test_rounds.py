@@ -56,6 +56,20 @@ def test_fifty_random_faults_are_attributed_by_vote(programs: Programs, few: lis
     assert len(set(seen)) > 15
 
 
+def test_right_bits_after_wrong_ones_are_no_finding(programs: Programs, rounding: list[Workload]) -> None:
+    """Even if all runs right after a difference were wrong, each in its own way."""
+    (workload,) = rounding
+    (count,) = (tally.elements for tally in burn_in([workload], programs.devices[:1], rounds=1).tallies.values())
+    seen = []
+    for seed in range(8):
+        fault = Fault(BitFlip(), rate=1 / count, site=workload.name, at={"device": 0})  # 63 % of the runs
+        result = burn_in([workload], programs.devices, rounds=4, inject=[fault], programs=programs, seed=seed)
+        assert all("vote" in finding.kinds and finding.simulated for finding in result.findings)
+        assert len(result.findings) == result.tallies[workload.name, 0].differences
+        seen += [finding.persistence for finding in result.findings]
+    assert {"transient", "intermittent", "persistent"} <= set(seen)
+
+
 def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, rounding: list[Workload]) -> None:
     fault = dataclasses.replace(ALWAYS, site="functions/*")
     good = burn_in(rounding, alone.devices, rounds=2, programs=alone)

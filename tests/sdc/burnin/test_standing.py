@@ -71,6 +71,16 @@ def test_age(hours: float, max_age: float | None, code: int, tmp_path: Path) -> 
     assert code == 0 or "run sdc burnin again" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(2, "2 s"), (119, "119 s"), (150, "2 min"), (7200, "2 h"), (1e6, "278 h")]
+)
+def test_how_old_it_is(seconds: float, said: str, tmp_path: Path) -> None:
+    put(tmp_path, "one", make_report())
+    ended = datetime.datetime.fromisoformat(make_report().ended)
+    found = standing_of(tmp_path, 1.0, now=ended + datetime.timedelta(seconds=seconds))
+    assert found.reason == f"the last result is {said} old (PASS); run sdc burnin again"
+
+
 def test_a_simulation_says_something_only_where_it_is_named(tmp_path: Path) -> None:
     path = put(tmp_path, "one", make_report(simulated=True, findings=[make_finding()]))
     assert standing_of(tmp_path, now=NOW).code == 3
