@@ -35,11 +35,43 @@ if TYPE_CHECKING:
     )
 
     # What perturbations of an iterate cost, and losses of a part of it.
-    from sdc.checkpoints.perturbations import (
+    from sdc.checkpoints import (
         Convergence as Convergence,
         error_floor as error_floor,
         fit_convergence as fit_convergence,
         iteration_cost_bound as iteration_cost_bound,
     )
+
+if TYPE_CHECKING:  # for the other packages of this project
+    from .advice import Action as Action
+    from .canvas import (
+        COLOURS as COLOURS,
+        DASHES as DASHES,
+        LeftOut as LeftOut,
+        MARKERS as MARKERS,
+        Picture as Picture,
+        powers as powers,
+        whole_numbers as whole_numbers,
+    )
+    from .definitions import Definition as Definition
+    from .findings import (
+        Chart as Chart,
+        Check as Check,
+        Findings as Findings,
+        Grid as Grid,
+        Line as Line,
+        headline_of_study as headline_of_study,
+        summarize_findings as summarize_findings,
+    )
+    from .headline import Headline as Headline
+    from .page import Report as Report, make_report as make_report
+    from .pairing import Opening as Opening, judge_pair as judge_pair, stage_differs as stage_differs
+    from .products import COUNTS as COUNTS
+    from .rendering import render as render
+    from .resolving import resolve_pairs as resolve_pairs
+    from .series import Row as Row, mapping as mapping, number as number, sequence as sequence
+    from .summary import SUBMODULES as SUBMODULES
+    from .tables import Table as Table, show as show
+    from .verdict import final_states as final_states
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -4,10 +4,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.record.files import write_sealed
-from sdc.record.identity import stamp
-from sdc.record.kinds import SUMMARY
-from sdc.record.reading import read_record
+from sdc.record import SUMMARY, read_record, stamp, write_sealed
 
 from .report import report_of, summary_of_record, write_pages
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from sdc.burnin.report import Outlook
+from sdc.burnin import Outlook
 
 from .waiting import mean_interval_limits, probability_seen
 

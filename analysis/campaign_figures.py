@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.colors import ListedColormap
 
-from sdc.campaigns.outcomes import OUTCOMES
-from sdc.faults.changes import field_bits
+from sdc.campaigns import OUTCOMES
+from sdc.faults import field_bits
 
 from .canvas import (
     COLOURS,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from sdc.campaigns.outcomes import LEAST_FACTOR, LEAST_RISE, OUTCOMES
-from sdc.record.reading import Contents
+from sdc.campaigns import LEAST_FACTOR, LEAST_RISE, OUTCOMES
+from sdc.record import Contents
 
 from . import campaign_figures as figures
 from .advice import Action

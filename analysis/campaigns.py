@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sdc.campaigns.outcomes import DETECTORS, OUTCOMES
-from sdc.faults.changes import field_bits
-from sdc.record.files import RecordError
-from sdc.record.kinds import INJECTIONS
-from sdc.record.reading import Contents
+from sdc.campaigns import DETECTORS, OUTCOMES
+from sdc.faults import field_bits
+from sdc.record import INJECTIONS, Contents, RecordError
 
 from .series import Row, count, mapping, sequence
 from .statistics import proportion_interval

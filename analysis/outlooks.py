@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdc.checkpoints.outlook import Advice, Outlook, advise, daly_interval
+from sdc.checkpoints import Advice, Outlook, advise, daly_interval
 
 from .canvas import LeftOut, Picture, canvas
 from .figures import draw_curves

@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from sdc.burnin.pair_report import (
+from sdc.burnin import (
+    CODES,
     FOLDERS,
-    FORMAT,
-    SCHEMA,
     Difference,
     OperationRow,
     Pair,
@@ -21,13 +20,11 @@ from sdc.burnin.pair_report import (
     Stage,
     StageRow,
     TwinRow,
+    VerdictPart,
+    Word,
 )
-from sdc.burnin.report import CODES, VerdictPart, Word
-from sdc.record.identity import identify, package_version
-from sdc.record.kinds import MANIFEST
-from sdc.record.manifests import Environment
-from sdc.record.reading import Contents, read_record
-from sdc.record.storage import RecordError
+from sdc.burnin.pair_report import FORMAT, SCHEMA
+from sdc.record import MANIFEST, Contents, Environment, RecordError, identify, package_version, read_record
 
 from .devices import listed, whole
 from .equality import COMPARED, OPERATIONS

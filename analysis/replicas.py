@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sdc.aggregation.drift import pair_drift
+from sdc.aggregation import pair_drift
 
 from .canvas import LeftOut, Picture
 from .findings import Chart, Line, draw

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sdc.record.files import RecordError, write_text
-from sdc.record.reading import Contents, read_record
+from sdc.record import Contents, RecordError, read_record, write_text
 
 from . import (
     campaign_report,

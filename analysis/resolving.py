@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from sdc.burnin.pair_report import Pair
-from sdc.burnin.report import CODES, Word
+from sdc.burnin import CODES, Pair, Word
 
 from .devices import listed
 

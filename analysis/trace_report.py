@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sdc.twins.traces import Trace, TraceDifference
+from sdc.twins import Trace, TraceDifference
 
 from .advice import Action
 from .campaign_report import SIMULATED

@@ -3,10 +3,8 @@
 import math
 from typing import Any
 
-from sdc.program.selectors import parse_selector
-from sdc.twins._bisect import guilty_scope
-from sdc.twins._first_difference import FirstDifference, describe_place
-from sdc.twins.traces import Trace, TraceDifference
+from sdc.program import parse_selector
+from sdc.twins import FirstDifference, Trace, TraceDifference, describe_place, guilty_scope
 
 from .series import mapping
 

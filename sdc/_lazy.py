@@ -37,11 +37,13 @@ if not TYPE_CHECKING:
     jax, jnp, lax = Lazy("jax"), Lazy("jax.numpy"), Lazy("jax.lax")
 
 
-def facade(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def facade(package: str, public: bool = True) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, from the imports below its `if TYPE_CHECKING:`.
 
     Args:
-        package: its `__name__`. Everything that it imports below `if TYPE_CHECKING:` is public.
+        package: its `__name__`. What it imports below its first `if TYPE_CHECKING:` is public; what it imports below
+            a second one is for the other packages of this project, and not in `__all__`.
+        public: whether the first block is public; without it, all that the package offers is for other packages.
 
     Example:
         >>> from sdc._lazy import facade
@@ -52,8 +54,10 @@ def facade(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
     module = sys.modules.get(package) or importlib.import_module(package)
     loader: Any = module.__spec__.loader if module.__spec__ else None
     exports: dict[str, tuple[str, str | None]] = {}
+    names: list[str] = []
     for node in ast.parse(loader.get_source(package)).body:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            names = names or sorted(exports if public else ())
             for line in node.body:
                 assert isinstance(line, ast.ImportFrom), ast.unparse(line)
                 source = "." * line.level + (line.module or "")
@@ -70,5 +74,5 @@ def facade(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
         setattr(module, name, value)
         return value
 
-    names = sorted(exports)
-    return load, lambda: sorted({*vars(module), *names}), names
+    names = names or sorted(exports if public else ())
+    return load, lambda: sorted({*vars(module), *exports}), names

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 from rich.text import Text
 
-from sdc.burnin.report import BUNDLE, RESULT, DeviceRow, Report
-from sdc.record.files import to_json
+from sdc.burnin import BUNDLE, RESULT, DeviceRow, Report
+from sdc.record import to_json
 
 from .output import Part, print_parts, table, write
 

@@ -16,18 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from sdc.settings import SettingError
-from sdc.train.checks import Checks
-from sdc.train.config import DType
-from sdc.train.jobs import Job, Planned, Training
-from sdc.train.peers import Peers
-from sdc.train.workload import Workload
+from sdc.train import Checks, DType, Job, Peers, Planned, Training, Workload
 
 from .errors import VERDICTS, CommandError, Exit, run_errors, usage_errors
 from .options import CheckedOptions, RunOptions, TextOptions, WorkloadOptions
 from .runtime import end_aborts_well, give_up, keep_standard_output, onward
 
 if TYPE_CHECKING:
-    from sdc.train.stopping import Stop
+    from sdc.train import Stop
 
 Found = TypeVar("Found")
 
@@ -162,8 +158,7 @@ def together(options: Placed, job: Job, peers: Peers, *, kind: str, resumable: b
         CommandError: see `run_errors`.
     """
     from sdc.multihost import everyone
-    from sdc.train.cluster import joined
-    from sdc.train.stopping import PATIENCE, Stop
+    from sdc.train import PATIENCE, Stop, joined
 
     from . import signals
     from .progress import Waiting
@@ -197,7 +192,7 @@ def together(options: Placed, job: Job, peers: Peers, *, kind: str, resumable: b
 def _shared_folder(named: Sequence[str], kind: str) -> Path:
     """The run folder, which the first process makes; another one that a peer was given is a mistake."""
     from sdc.multihost import everyone
-    from sdc.train.processes import Incomparable
+    from sdc.train import Incomparable
 
     folder = Path(everyone(named[0] or str(new_folder(kind)))[0])
     for process, other in enumerate(named):
@@ -214,7 +209,7 @@ def prepare_devices(options: Placed, count: int) -> None:
     Raises:
         ValueError: see `prepare`.
     """
-    from sdc.record.determinism import prepare
+    from sdc.record import prepare
 
     prepare(
         cpu_devices=count,
@@ -226,7 +221,7 @@ def prepare_devices(options: Placed, count: int) -> None:
 
 def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Found:
     """Runs an experiment of so many parts on one device, and shows how far it is."""
-    from sdc.record.determinism import prepare
+    from sdc.record import prepare
     from sdc.train.studies import finish
 
     from .progress import CountProgress
@@ -261,7 +256,7 @@ def check_folder(folder: Path, resume: bool, kind: str, *, resumable: bool = Tru
         ValueError: it is no folder, or holds a run that is not to be resumed, or none that could be.
     """
     if resume:
-        from sdc.record.reading import read_manifest
+        from sdc.record import read_manifest
 
         read_manifest(folder, kind)
         return

@@ -80,11 +80,10 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     """
     import jax
 
-    from sdc.campaigns.runner import NotDeterministic
+    from sdc.campaigns import NotDeterministic
     from sdc.multihost import Unreachable
-    from sdc.train.checkpoints import NotWritten
-    from sdc.train.processes import Incomparable
-    from sdc.twins.traces import NotComparable
+    from sdc.train import Incomparable, NotWritten
+    from sdc.twins import NotComparable
 
     try:
         yield

@@ -25,14 +25,14 @@ def main() -> None:
 
 
 def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict[str, Any]:
-    from sdc.targets.compilers import prepare_compilers
+    from sdc.targets import prepare_compilers
 
     prepare_compilers(schedules, kernel)
     import jax
 
     from sdc.settings import SettingError
     from sdc.targets import DoesNotFit, Uncharged
-    from sdc.train.estimating import Subject, estimate_subject
+    from sdc.train import Subject, estimate_subject
 
     try:
         return {"estimate": dataclasses.asdict(estimate_subject(Subject(**subject)))}

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from sdc.analysis.fleet.pages import LABELS, facts, how_often, notes, operations, part_of, simulation_words
+from sdc.analysis.fleet import LABELS, facts, how_often, notes, operations, part_of, simulation_words
 
 Part: TypeAlias = Table | Text | str
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow"}

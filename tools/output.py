@@ -14,12 +14,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from sdc.analysis.products import COUNTS
-from sdc.analysis.series import number
-from sdc.analysis.studies.estimates import size
-from sdc.checksums.profile import Profile, hardware
-from sdc.record.files import to_json
-from sdc.record.identity import stamp
+from sdc.analysis import COUNTS, number
+from sdc.analysis.studies import size
+from sdc.checksums import Profile, hardware
+from sdc.record import stamp, to_json
 
 from .fleet_tables import fleet_parts, naming_parts
 

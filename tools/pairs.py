@@ -14,12 +14,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from sdc.burnin.pair_report import FOLDERS, PAIR, POOL, Pair, Stage, TwinRow, write_pair
-from sdc.record.files import to_json
-from sdc.record.manifests import Device
+from sdc.burnin import FOLDERS, PAIR, POOL, Pair, Stage, TwinRow, write_pair
+from sdc.record import Device, to_json
 from sdc.settings import SettingError
-from sdc.train.pair_jobs import FullLoad
-from sdc.train.peers import Peers
+from sdc.train import FullLoad, Peers
 
 from .conduct import Joint, check_devices, check_folder, together, workload_of
 from .errors import CommandError, Exit, usage_errors
@@ -56,9 +54,9 @@ def compare(options: ComparedOptions, kind: Kind, twins: int) -> int:
             check_folder(options.run, False, kind, resumable=False)
         loaded = job.load()
     # Devices and peers from here on.
-    from sdc.analysis.pairing import stage_differs
+    from sdc.analysis import stage_differs
     from sdc.multihost import everyone
-    from sdc.train.pairing import escalate
+    from sdc.train import escalate
 
     result: _Result | None = None
     try:
@@ -95,7 +93,7 @@ class _Result:
     """What is known so far, which any of the processes can write at any time, from any thread."""
 
     def __init__(self, options: ComparedOptions, kind: Kind, joint: Joint, twins: int) -> None:
-        from sdc.analysis.pairing import Opening, judge_pair
+        from sdc.analysis import Opening, judge_pair
 
         self._judge, self._started, self._lock = judge_pair, time.monotonic(), threading.Lock()
         self.first, self.file = joint.first, joint.folder / FILES[kind]
@@ -130,7 +128,7 @@ class _Result:
 def _hosts(twins: int) -> tuple[list[TwinRow], int]:
     """The twins as hosts with their devices; every process hears of all, as any may have to write the result."""
     from sdc.multihost import everyone
-    from sdc.record.devices import describe_devices
+    from sdc.record import describe_devices
 
     said = [json.loads(text) for text in everyone(json.dumps(describe_devices()), at="which devices each has")]
     devices = [device for each in said for device in each]

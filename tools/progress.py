@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sdc.train.peers import Peers, route
+from sdc.train import Peers, route
 
 EVERY = 10.0
 """Seconds from one line to the next where standard error is no terminal."""

@@ -5,8 +5,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from sdc.analysis.resolving import resolve_pairs
-from sdc.burnin.pair_report import read_pair
+from sdc.analysis import resolve_pairs
+from sdc.burnin import read_pair
 
 from .errors import usage_errors
 from .output import Output, write

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import tyro
 
-from sdc.faults.study_tables import NODES
+from sdc.faults import NODES
 
 from .options import TextOptions
 

@@ -12,15 +12,23 @@ from typing import Any
 import jax
 
 from sdc.multihost import everyone
-from sdc.record.determinism import check_deterministic, differences, environment
-from sdc.record.devices import describe_devices, on_mesh
-from sdc.record.identity import identify
-from sdc.record.lifecycle import Record, check_free
-from sdc.record.reading import Contents, read_manifest, read_record
-from sdc.record.storage import RecordError
+from sdc.record import (
+    Contents,
+    Record,
+    RecordError,
+    check_deterministic,
+    check_free,
+    describe_devices,
+    differences,
+    environment,
+    identify,
+    on_mesh,
+    read_manifest,
+    read_record,
+)
 from sdc.settings import SettingError
-from sdc.targets.options import check_options, read_options
-from sdc.twins.digests import ALGORITHM
+from sdc.targets import check_options, read_options
+from sdc.twins import ALGORITHM
 
 from .checkpoints import Checkpoints, Unsaved
 from .cluster import tell
@@ -31,7 +39,7 @@ from .judging import Answer, Judge, Judged
 from .loop import run_steps
 from .placement import place
 from .processes import Incomparable, as_read, changes, check_comparable
-from .programs.protocol import Program
+from .programs import Program
 from .running import Keeper, Running, identity, saved_step
 from .workload import Loaded
 

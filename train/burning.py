@@ -10,9 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sdc.burnin.data import make_floats, random_words
-from sdc.burnin.registry import Request
-from sdc.burnin.workload import Workload
+from sdc.burnin import Request, Workload, make_floats, random_words
 
 from .config import ModelConfig, OptimizerConfig, TrainConfig
 from .parallel import DATA, MODEL

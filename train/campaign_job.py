@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sdc.faults.language import parse_kind
-from sdc.program.selectors import Selector, as_selector
+from sdc.faults import parse_kind
+from sdc.program import Selector, as_selector
 from sdc.settings import SettingError
 
 from .jobs import Planned

@@ -9,15 +9,20 @@ from typing import Any
 
 import jax
 
-from sdc.campaigns.outcomes import ABFT, DETECTORS, SPIKE, VISIBLE
-from sdc.campaigns.runner import Campaign
-from sdc.record.determinism import check_deterministic, environment
-from sdc.record.devices import describe_devices, on_mesh
-from sdc.record.lifecycle import Record
-from sdc.record.reading import Contents, read_manifest, read_record
-from sdc.record.storage import RecordError
+from sdc.campaigns import ABFT, DETECTORS, SPIKE, VISIBLE, Campaign
+from sdc.record import (
+    Contents,
+    Record,
+    RecordError,
+    check_deterministic,
+    describe_devices,
+    environment,
+    on_mesh,
+    read_manifest,
+    read_record,
+)
 from sdc.settings import SettingError
-from sdc.twins.digests import ALGORITHM
+from sdc.twins import ALGORITHM
 
 from .campaign_job import CampaignJob
 from .data import batches
@@ -25,7 +30,7 @@ from .loop import place_batch
 from .optimizer import history_ratio
 from .placement import Placement, place
 from .processes import Incomparable, changes
-from .programs.device import initial_state, plain, sharded
+from .programs import initial_state, plain, sharded
 from .workload import Loaded
 
 # A campaign is resumed only as it was started; it may be made longer.

@@ -11,8 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from sdc.record.parsing import parse_json
-from sdc.record.storage import read_bytes
+from sdc.record import parse_json, read_bytes
 
 from .seals import Damage
 

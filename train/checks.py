@@ -7,19 +7,25 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from sdc.checksums.profile import Profile
-from sdc.checksums.settings import Mode, SchemeName, Settings
-from sdc.faults.fault import Fault, describe
-from sdc.faults.language import parse_fault
-from sdc.faults.nodes import Load, expected_frequency, node_faults, parse_suspect
-from sdc.faults.study_tables import NODES, published
-from sdc.program.selectors import Selector, as_selector
+from sdc.checksums import Mode, Profile, SchemeName, Settings
+from sdc.faults import (
+    NODES,
+    Fault,
+    Load,
+    describe,
+    expected_frequency,
+    node_faults,
+    parse_fault,
+    parse_suspect,
+    published,
+)
+from sdc.program import Selector, as_selector
 from sdc.settings import SettingError, check_types
 
 from .submodules import submodule_products
 
 if TYPE_CHECKING:
-    from .programs.device import Transform
+    from .programs import Transform
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

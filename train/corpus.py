@@ -13,8 +13,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sdc.record.parsing import parse_json
-from sdc.record.storage import endless
+from sdc.record import endless, parse_json
 from sdc.settings import SettingError
 
 PYTHON = "python"

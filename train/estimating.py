@@ -63,8 +63,8 @@ class Subject:
             SettingError: a setting is wrong, or the target has too few devices.
             ValueError: the selector cannot be read.
         """
-        from sdc.program.selectors import parse_selector
-        from sdc.targets.chips import find_target
+        from sdc.program import parse_selector
+        from sdc.targets import find_target
 
         from .config import check
 
@@ -100,7 +100,7 @@ def estimate_subject(subject: Subject) -> Any:
         DoesNotFit: the step needs more memory than the chips have.
         Uncharged: it has a kernel without a schedule.
     """
-    from sdc.program.platforms import compiling_for
+    from sdc.program import compiling_for
     from sdc.targets import devices_of, estimate, find_target, measure, with_tool
 
     subject.check()
@@ -122,8 +122,7 @@ def _configured(subject: Subject, devices: Sequence[Any]) -> Any:
     from sdc.targets import with_tool
 
     from .placement import place
-    from .programs import TwinProgram, sharded
-    from .programs.device import described, described_batch, plain
+    from .programs import TwinProgram, described, described_batch, plain, sharded
 
     config = get_config(str(subject.config))
     work = sharded(config if subject.dtype is None else config.of_type(subject.dtype))

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from sdc.checksums.equations import coverage
-from sdc.program.reports import Reports
+from sdc.checksums import coverage
+from sdc.program import Reports
 
 from .tally import join_loops
 

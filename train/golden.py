@@ -6,8 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.twins._first_difference import FirstDifference, first_difference
-from sdc.twins.traces import check_comparable, read_trace
+from sdc.twins import FirstDifference, check_comparable, first_difference, read_trace
 
 from .judging import Answer, Judged
 

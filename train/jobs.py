@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from sdc.faults.fault import Fault
-from sdc.faults.nodes import Load
-from sdc.program.selectors import Selector, as_selector
-from sdc.record.reading import read_manifest
+from sdc.faults import Fault, Load
+from sdc.program import Selector, as_selector
+from sdc.record import read_manifest
 from sdc.settings import SettingError, check_types
-from sdc.targets.options import read_options
+from sdc.targets import read_options
 
 from .checks import Checks, Simulated, as_aggregated
 from .config import TrainConfig, check
@@ -28,8 +27,7 @@ from .workload import LARGEST_COUNT, Loaded, Workload
 if TYPE_CHECKING:
     from .judging import Judge
     from .placement import Placement
-    from .programs.device import Transform
-    from .programs.protocol import Program
+    from .programs import Program, Transform
 
 
 LARGEST_MESH = 1 << 16

@@ -11,13 +11,13 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
 from sdc.multihost import everyone
-from sdc.record.lifecycle import Record
+from sdc.record import Record
 
 from .checkpoints import Checkpoints
 from .cluster import tell
 from .judging import PATIENCE, Answer, Judge, Judged, JudgeError
 from .placement import Placement
-from .programs.protocol import Program, Rows
+from .programs import Program, Rows
 from .running import Keeper
 from .step import BATCH_SPEC
 

@@ -9,9 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sdc.aggregation.channels import BadLink, Channel, GilbertElliott, Independent
-from sdc.aggregation.delays import Latency, parse_latency
-from sdc.aggregation.workers import check_probability
+from sdc.aggregation import BadLink, Channel, GilbertElliott, Independent, Latency, check_probability, parse_latency
 from sdc.settings import SettingError
 from sdc.text import Form, Rest, form, read_term, split
 

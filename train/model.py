@@ -27,7 +27,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from sdc.program._probe import probe
+from sdc.program import probe
 
 from .config import ModelConfig
 from .parallel import DATA, MODEL, gather_sequence, lookup, scatter_sequence

@@ -10,7 +10,7 @@ from .judging import Answer, Judge, Judged
 
 if TYPE_CHECKING:
     from .placement import Placement
-    from .programs.protocol import Program
+    from .programs import Program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,7 @@ class Operations(Compared):
     sync: Literal["compute", "params", "none"] = "params"
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
-        from .programs import sharded
-        from .programs.operations import OperationsProgram
+        from .programs import OperationsProgram, sharded
 
         faults, checks = self.tools(config)
         return OperationsProgram(

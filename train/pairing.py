@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from sdc.burnin.pair_report import FOLDERS, Stage
+from sdc.burnin import FOLDERS, Stage
 from sdc.multihost import everyone
 from sdc.settings import SettingError
 

@@ -5,8 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sdc.checkpoints import Outlook
-    from sdc.checkpoints.timings import Timings
+    from sdc.checkpoints import Outlook, Timings
 
 LOG = logging.getLogger("sdc.checkpoints")
 LOST = (0.125, 0.5, 1.0)

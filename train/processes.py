@@ -8,8 +8,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from sdc.multihost import everyone
-from sdc.record.determinism import differences
-from sdc.record.files import to_json
+from sdc.record import differences, to_json
 
 
 class Incomparable(RuntimeError):

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from sdc.aggregation.channels import Recorded
-from sdc.aggregation.losses import LossyLog, recorded
-from sdc.record.reading import read_manifest, read_record
+from sdc.aggregation import LossyLog, Recorded, recorded
+from sdc.record import read_manifest, read_record
 
 from .config import TrainConfig
 from .methods import parse_aggregation

@@ -18,22 +18,26 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int, Int32
 
 from sdc.aggregation import (
+    PaftState,
+    PaftSyncState,
     Recorded,
     Sum,
+    Work,
     accumulate,
     combine,
     completed_before,
+    drop_rate,
     gradient_noise,
     gradient_sum,
+    init_shadow,
     lossy_zero2,
     masked,
+    paft,
+    paft_sync,
+    shadow,
     skip_empty,
 )
-from sdc.aggregation._paft import PaftState, PaftSyncState, paft, paft_sync
-from sdc.aggregation._shadow import init_shadow, shadow
-from sdc.aggregation.dropcompute import Work
-from sdc.aggregation.speedup import drop_rate
-from sdc.program._probe import probe
+from sdc.program import probe
 
 from .config import TrainConfig
 from .methods import Aggregation, Lossy, Paft, PaftSync, Shadow

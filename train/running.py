@@ -22,7 +22,7 @@ from sdc.text import Form, form, read_term
 from .predictions import Predictions
 
 if TYPE_CHECKING:
-    from sdc.checkpoints.recovery import Reader
+    from sdc.checkpoints import Reader
 
 LOG = logging.getLogger("sdc.checkpoints")
 FOLDER = "running"
@@ -155,8 +155,7 @@ class Keeper:
         """
         import jax
 
-        from sdc.checkpoints import RunningCheckpoint
-        from sdc.checkpoints.copies import Copies
+        from sdc.checkpoints import Copies, RunningCheckpoint
 
         self.checkpoint: RunningCheckpoint = RunningCheckpoint(
             folder / FOLDER, initial, fraction=settings.fraction, moving="params", again=again
@@ -205,7 +204,7 @@ class Keeper:
         Returns:
             None if there is nothing newer than the full checkpoint.
         """
-        from sdc.checkpoints.survivors import agree, gather
+        from sdc.checkpoints import agree, gather
 
         self.copies.drop(lines)  # of steps that are to be done again
         reader = self.checkpoint.reader()
@@ -299,7 +298,7 @@ def saved_step(folder: Path) -> int:
     """Steps done at the last sealed save of a run; 0 if there is none."""
     from etils import epath
 
-    from sdc.checkpoints.store import last_save
+    from sdc.checkpoints import last_save
 
     found = last_save(epath.Path(folder / FOLDER))
     return 0 if found is None else found.step

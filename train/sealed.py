@@ -24,9 +24,7 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from sdc.record.files import to_json, write_text
-from sdc.record.parsing import parse_json
-from sdc.record.storage import endless, read_bytes
+from sdc.record import endless, parse_json, read_bytes, to_json, write_text
 
 from .seals import Damage, Seal, Sums
 

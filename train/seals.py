@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from sdc.checkpoints.boxes import Box, box_of, box_text, overlap, parse_box, volume, within
+from sdc.checkpoints import Box, box_of, box_text, overlap, parse_box, volume, within
 
 Sums = dict[str, dict[str, str]]
 """Name of an array -> index range of a block -> digest."""

@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sdc
-from sdc.faults.fault import Fault
-from sdc.faults.kinds import KINDS
-from sdc.faults.language import pattern_of
-from sdc.faults.patterns import PATTERNS
-from sdc.program.selectors import matching
+from sdc.faults import KINDS, PATTERNS, Fault, pattern_of
+from sdc.program import matching
 from sdc.text import read_term
 
 EXAMPLE = "bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1"

@@ -1,7 +1,6 @@
 """Where the study's submodules are in the reference model."""
 
-from sdc.program.selectors import Selector, direction, products, scope
-from sdc.program.site import Direction
+from sdc.program import Direction, Selector, direction, products, scope
 
 
 def submodule_products(name: str) -> Selector:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sdc.faults.events import Events
-from sdc.program.reports import Reports
-from sdc.twins.compare import largest_severity, mean_frequency, mismatch_frequency, mismatch_severity
-from sdc.twins.mismatch import Mismatch
+from sdc.faults import Events
+from sdc.program import Reports
+from sdc.twins import Mismatch, largest_severity, mean_frequency, mismatch_frequency, mismatch_severity
 
 COUNTS = ("checked", "mismatched", "zero_reference", "nonfinite")
 TOLD = ("mismatched", "unrepeated", "injected")

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sdc.burnin.report import RESULT, DeviceRow, EndedRow, FindingRow, Report, read_report
-from sdc.record.files import RecordError
-from sdc.record.manifests import Environment
-from sdc.record.storage import AnyPath, reason
+from sdc.burnin import RESULT, DeviceRow, EndedRow, FindingRow, Report, read_report
+from sdc.record import AnyPath, Environment, RecordError, reason
 from sdc.settings import SettingError
 
 from .identity import candidates, identities

@@ -4,7 +4,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from sdc.burnin.report import DeviceRow, Report
+from sdc.burnin import DeviceRow, Report
 
 PLACEHOLDERS = {
     "", "na", "n/a", "[n/a]", "none", "null", "unknown", "default string", "not specified", "not available",

@@ -12,14 +12,21 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from sdc.record.fields import Fields, about
-from sdc.record.files import read_json, write_sealed
-from sdc.record.identity import Host as Writer, identify, package_version
-from sdc.record.lock import Lock, RecordBusy
-from sdc.record.storage import AnyPath, RecordError
+from sdc.record import (
+    AnyPath,
+    Fields,
+    Host as Writer,
+    Lock,
+    RecordBusy,
+    RecordError,
+    about,
+    identify,
+    package_version,
+    read_json,
+    write_sealed,
+)
 
-from ..statistics import frequency_interval, frequency_upper_bound
-from ..waiting import excluded_interval, mean_interval_limits
+from .. import excluded_interval, frequency_interval, frequency_upper_bound, mean_interval_limits
 from .collecting import HostResult
 from .majority import Votes
 from .suspects import FLEET, Past, wrong_runs

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from sdc.settings import SettingError
 
-from ..statistics import proportion_interval
+from .. import proportion_interval
 from .pairing import MOST_ROUNDS, make_schedule
 
 Edges: TypeAlias = frozenset[frozenset[str]]

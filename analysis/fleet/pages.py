@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdc.record.files import write_text
+from sdc.record import write_text
 from sdc.settings import SettingError
 
-from ..rendering import render
-from ..tables import Table, show
+from .. import Table, render, show
 from .sheets import DEVICES, SUSPECTS, sheet
 
 PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    from ..findings import (
+    from .. import (
         Chart as Chart,
         Check as Check,
         Findings as Findings,
@@ -21,5 +21,8 @@ if TYPE_CHECKING:
         write_study as write_study,
     )
     from .products import summarize_products as summarize_products
+
+if TYPE_CHECKING:  # for the other packages of this project
+    from .estimates import size as size
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -4,11 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sdc.faults.comparing import Compared
-from sdc.faults.measured import NodesMeasured
-from sdc.faults.study_tables import NODES
+from sdc.faults import NODES, Compared, NodesMeasured
 
-from ..findings import Chart, Check, Findings, Grid, Line
+from .. import Chart, Check, Findings, Grid, Line
 
 STUDY = "nodes study"
 MOST_OUTSIDE = 0.1

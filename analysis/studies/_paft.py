@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 
-from sdc.aggregation.divergence import divergence_over_time
-from sdc.aggregation.measured import NoisyTraining, PaftMeasured
+from sdc.aggregation import NoisyTraining, PaftMeasured, divergence_over_time
 
-from ..findings import Chart, Check, Findings, Grid, Line
+from .. import Chart, Check, Findings, Grid, Line
 
 VARIANCES = (1e-4, 1e-3, 1e-2, 1e-1)
 PUBLISHED = {

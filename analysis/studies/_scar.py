@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sdc.record.reading import Contents
+from sdc.record import Contents
 
-from ..findings import Chart, Check, Findings, Grid, Line, summarize_findings
+from .. import Chart, Check, Findings, Grid, Line, summarize_findings
 from .intervals import Interval, mean_interval, ratio_interval
 
 STUDY = "scar study"

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from sdc.aggregation.measured import ShadowMeasured, Watched, WatchedTraining
+from sdc.aggregation import ShadowMeasured, Watched, WatchedTraining
 
-from ..findings import Chart, Check, Findings, Grid, Line
+from .. import Chart, Check, Findings, Grid, Line
 
 
 def findings(measured: ShadowMeasured) -> Findings:

@@ -4,10 +4,9 @@ import itertools
 
 import numpy as np
 
-from sdc.aggregation.expected import expected_speedup
-from sdc.aggregation.measured import DropComputeMeasured, DroppedRun, DroppedTraining
+from sdc.aggregation import DropComputeMeasured, DroppedRun, DroppedTraining, expected_speedup
 
-from ..findings import Chart, Check, Findings, Grid, Line
+from .. import Chart, Check, Findings, Grid, Line
 
 PUBLISHED = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}
 """F1 on SQuAD of BERT-Large pretrained with dropped micro-batches, by drop rate (table 1a of the paper)."""

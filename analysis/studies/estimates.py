@@ -3,13 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..advice import Action
-from ..canvas import COLOURS, LeftOut, Picture, canvas
-from ..definitions import Definition
-from ..headline import Headline
-from ..page import Report, make_report
-from ..series import Row, sequence
-from ..tables import Table, show
+from .. import COLOURS, Action, Definition, Headline, LeftOut, Picture, Report, Row, Table, make_report, sequence, show
+from ..canvas import canvas
 
 STUDY = "estimate"
 MARK = "compiler's estimate"

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from sdc.aggregation.drift import pair_drift
-from sdc.aggregation.measured import LossyMeasured, LossyTraining
+from sdc.aggregation import LossyMeasured, LossyTraining, pair_drift
 
-from ..findings import Chart, Check, Findings, Grid, Line
+from .. import Chart, Check, Findings, Grid, Line
 
 PUBLISHED = {0.0: 10.653, 0.1: 10.778, 0.2: 10.934, 0.3: 11.055, 0.4: 11.362}
 """Validation perplexity of Llama-2-7B, 64 workers, 5,000 steps (table 1 of the paper), by loss rate."""

@@ -5,13 +5,26 @@ from typing import Any
 
 import numpy as np
 
-from ..canvas import COLOURS, DASHES, MARKERS, LeftOut, Picture, canvas, powers, whole_numbers
-from ..definitions import Definition
-from ..findings import headline_of_study
-from ..page import Report, make_report
-from ..series import Row, mapping, sequence
-from ..statistics import frequency_upper_bound
-from ..tables import Table, show
+from .. import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    Definition,
+    LeftOut,
+    Picture,
+    Report,
+    Row,
+    Table,
+    frequency_upper_bound,
+    headline_of_study,
+    make_report,
+    mapping,
+    powers,
+    sequence,
+    show,
+    whole_numbers,
+)
+from ..canvas import canvas
 
 STUDY = "abft study"
 SIMULATED = "simulated errors"

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sdc.aggregation.measured import Measured
-from sdc.checksums.power import ProductsMeasured
-from sdc.faults.measured import NodesMeasured
-from sdc.record.determinism import environment
-from sdc.record.lifecycle import Record
+from sdc.aggregation import Measured
+from sdc.checksums import ProductsMeasured
+from sdc.faults import NodesMeasured
+from sdc.record import Record, environment
 
-from .. import findings
-from .._conclude import report_anew
-from ..findings import Findings, summarize_findings
+from .. import Findings, findings, report_anew, summarize_findings
 from . import _nodes, _paft, _shadow, dropcompute, estimates, lossy, products
 
 FINDINGS: Mapping[str, Callable[[Any], Findings]] = {

@@ -67,4 +67,36 @@ if TYPE_CHECKING:
     )
     from ._judge import ShadowVerdict as ShadowVerdict, judge as judge
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .delays import BoundedLogNormal as BoundedLogNormal, Latency as Latency, parse_latency as parse_latency
+    from .divergence import divergence_over_time as divergence_over_time
+    from .drift import pair_drift as pair_drift
+    from .dropcompute import Correction as Correction, Work as Work
+    from .expected import expected_speedup as expected_speedup
+    from .measured import (
+        Burst as Burst,
+        ClockedSpeedup as ClockedSpeedup,
+        Drifted as Drifted,
+        DropComputeMeasured as DropComputeMeasured,
+        DroppedRun as DroppedRun,
+        DroppedTraining as DroppedTraining,
+        LossyMeasured as LossyMeasured,
+        LossyTraining as LossyTraining,
+        Measured as Measured,
+        NoisyTraining as NoisyTraining,
+        PaftMeasured as PaftMeasured,
+        PredictedSpeedup as PredictedSpeedup,
+        ShadowMeasured as ShadowMeasured,
+        Watched as Watched,
+        WatchedTraining as WatchedTraining,
+    )
+    from .speedup import (
+        drop_rate as drop_rate,
+        effective_speedup as effective_speedup,
+        extra_steps as extra_steps,
+        mean_completed as mean_completed,
+        select_threshold as select_threshold,
+    )
+    from .workers import check_probability as check_probability
+
 __getattr__, __dir__, __all__ = facade(__name__)

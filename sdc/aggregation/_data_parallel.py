@@ -17,8 +17,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Float
 
-from sdc.program.objects import has_type
-
+from ..program import has_type
 from ._shadow import alone
 from .assignment import Tree
 from .combining import Combining, Mean, Own

@@ -24,8 +24,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
-from sdc.program.axes import typed_as
-
+from ..program import typed_as
 from .assignment import Tree, assign, check_update, stepped
 from .averages import has_mean, narrowed, wide_mean
 from .workers import check_axes, check_axis, check_bound, check_some, count_workers

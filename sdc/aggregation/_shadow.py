@@ -24,14 +24,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Int32, Shaped, UInt32
 
 from sdc.bits import select
-from sdc.program.axes import bound_axes
-from sdc.program.interpreter import substitute
-from sdc.program.reports import Values
-from sdc.program.selectors import collectives
-from sdc.twins._agreement import from_reference, gather_twins
-from sdc.twins.compare import LARGEST, Difference, difference, merge, no_difference
-from sdc.twins.digests import tree_digest
 
+from ..program import Values, bound_axes, collectives, substitute
+from ..twins import LARGEST, Difference, difference, from_reference, gather_twins, merge, no_difference, tree_digest
 from .workers import at_least_float32, check_axis, count_workers, sums_by_itself
 
 Tree = TypeVar("Tree")

@@ -13,9 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Num
 
-from sdc.program.axes import axis_size, typed_as
-from sdc.program.platforms import compiled_for, is_whole
-
+from ..program import axis_size, compiled_for, is_whole, typed_as
 from .assignment import Tree
 from .workers import at_least_float32
 

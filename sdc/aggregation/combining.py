@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32
 
-from sdc.program.axes import manual_in_part
-
+from ..program import manual_in_part
 from ._shadow import ShadowReport, init_shadow, shadow
 from .assignment import Tree
 from .dropcompute import Correction, Work, combine, gradient_sum, masked, summing

@@ -21,8 +21,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
-from sdc.program.axes import typed_as
-
+from ..program import typed_as
 from .assignment import Tree, assigns
 from .workers import at_least_float32, check_count, check_probability, count_workers
 

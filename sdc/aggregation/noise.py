@@ -11,11 +11,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float32, Int32, UInt32
 
-from sdc.faults._inject import inject
-from sdc.faults.events import Moment
-from sdc.faults.fault import Fault
-from sdc.program._probe import probe
-
+from ..faults import Fault, Moment, inject
+from ..program import probe
 from .workers import check_some, count_workers
 
 SITE = "gradient"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sdc._lazy import jax, jnp, lax
-from sdc.program.axes import axis_size, bound_axes
+
+from ..program import axis_size, bound_axes
 
 
 def count_workers(axis_name: str) -> int:

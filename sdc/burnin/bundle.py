@@ -22,10 +22,7 @@ import jax
 import msgspec
 import numpy as np
 
-from sdc.record.files import to_json
-from sdc.record.identity import package_version
-from sdc.record.storage import AnyPath, write_bytes
-
+from ..record import AnyPath, package_version, to_json, write_bytes
 from . import reproduce
 from .programs import Programs
 from .report import EVENTS, RESULT, Report

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
-from sdc.twins.digests import ALGORITHM
-
+from ..twins import ALGORITHM
 from .golden import Subject
 from .host import Elements
 from .programs import Checks, Outcome

@@ -12,11 +12,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from sdc.record.fields import Fields, about
-from sdc.record.files import read_json, write_sealed
-from sdc.record.identity import Host, identify, package_version
-from sdc.record.manifests import Device
-from sdc.record.storage import AnyPath, RecordError
+from sdc.record import RecordError
+
+from ..record import AnyPath, Device, Fields, Host, about, identify, package_version, read_json, write_sealed
 
 FORMAT = "jax-sdc golden"
 SCHEMA = 1

@@ -7,9 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sdc.record.identity import identify, package_version
-from sdc.record.manifests import Device
-
+from ..record import Device, identify, package_version
 from .golden import Agreed, Entry, Recording, Register, Seen, mark_of, parse_key
 from .observed import Result
 

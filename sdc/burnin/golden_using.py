@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sdc.record.manifests import Device
-
+from ..record import Device
 from .golden import Register, Subject, lookup, parse_key
 
 SHOWN = 3

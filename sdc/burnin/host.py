@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Shaped, UInt, UInt32
 
-from sdc.twins.digests import GOLDEN, MIX
+from ..twins import GOLDEN, MIX
 
 BLOCK = 2**20
 """Elements whose digest is computed at a time."""

@@ -9,12 +9,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from sdc.record.fields import Fields, Number, about
-from sdc.record.files import read_json, write_sealed
-from sdc.record.identity import Host
-from sdc.record.manifests import Device, Environment
-from sdc.record.storage import AnyPath, RecordError
+from sdc.record import RecordError
 
+from ..record import AnyPath, Device, Environment, Fields, Host, Number, about, read_json, write_sealed
 from .report import CODES, VerdictPart
 
 FORMAT: Literal["jax-sdc pair"] = "jax-sdc pair"

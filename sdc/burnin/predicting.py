@@ -6,8 +6,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from sdc.faults.fault import Fault
-
+from ..faults import Fault
 from .workload import Workload
 
 POINTS = 4096

@@ -15,9 +15,9 @@ from jaxtyping import Array, UInt32
 
 from sdc.checksums import abft
 from sdc.faults import Fault
-from sdc.record.determinism import program_fingerprint
-from sdc.twins.digests import tree_digest
 
+from ..record import program_fingerprint
+from ..twins import tree_digest
 from .corrupting import Corrupter, faults_of
 from .exporting import export_flat
 from .host import digest_text, equal_bits, host_digest

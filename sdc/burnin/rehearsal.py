@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from sdc.faults.fault import Fault
-from sdc.faults.language import parse_fault
-from sdc.faults.nodes import node_faults
 from sdc.settings import SettingError
 
+from ..faults import Fault, node_faults, parse_fault
 from .workload import AXIS
 
 SITES = {"fwd/attn": "attention/*", "fwd/ffn": "matrix/*", "bwd/attn": "training/*", "bwd/ffn": "training/*"}

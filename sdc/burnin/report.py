@@ -7,12 +7,22 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from sdc.record.fields import Fields, about
-from sdc.record.files import read_json, write_sealed
-from sdc.record.identity import Host, identify, package_version
-from sdc.record.integrity import is_sound
-from sdc.record.manifests import Device, Environment
-from sdc.record.storage import AnyPath, RecordError, read_bytes
+from sdc.record import RecordError
+
+from ..record import (
+    AnyPath,
+    Device,
+    Environment,
+    Fields,
+    Host,
+    about,
+    identify,
+    is_sound,
+    package_version,
+    read_bytes,
+    read_json,
+    write_sealed,
+)
 
 FORMAT = "jax-sdc burn-in"
 SCHEMA = 1

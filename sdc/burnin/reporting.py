@@ -11,9 +11,9 @@ import jax
 import msgspec
 
 from sdc.faults import Fault
-from sdc.record.manifests import Environment
 from sdc.settings import SettingError
 
+from ..record import Environment
 from .evidence import Finding
 from .host import Element, Elements
 from .observed import Ended, Result

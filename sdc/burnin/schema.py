@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sdc.record.fields import Fields
-
+from ..record import Fields
 from .golden import Register
 from .pair_report import Pair
 from .report import (

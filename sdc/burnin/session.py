@@ -14,12 +14,9 @@ from typing import Any
 import jax
 
 from sdc.faults import Fault
-from sdc.record import describe_devices
-from sdc.record.determinism import environment
-from sdc.record.files import to_json
-from sdc.record.lock import Lock
-from sdc.record.storage import RecordError, reason
+from sdc.record import RecordError, describe_devices
 
+from ..record import Lock, environment, reason, to_json
 from .bundle import write_bundle
 from .claiming import claim_names, claimed
 from .golden import Register, lookup, read_golden

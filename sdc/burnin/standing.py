@@ -5,10 +5,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from sdc.record.fields import Fields, about
-from sdc.record.files import read_json
-from sdc.record.storage import RecordError
+from sdc.record import RecordError
 
+from ..record import Fields, about, read_json
 from .pair_report import PAIR, POOL, read_pair
 from .report import EVENTS, RESULT, Word, read_report
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import jax
 
-from sdc.record.determinism import environment
-from sdc.record.devices import Sources, describe_devices
-from sdc.record.identity import package_version
+from ..record import Sources, describe_devices, environment, package_version
 
 LIBRARIES = ("cublas", "cuda-nvcc", "cuda-nvrtc", "cudnn", "nccl")
 """Libraries of NVIDIA whose kernels and compilers decide bits; each release of CUDA has packages of its own."""

@@ -15,4 +15,13 @@ if TYPE_CHECKING:
         thresholds as thresholds,
     )
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .outcomes import (
+        ABFT as ABFT,
+        LEAST_FACTOR as LEAST_FACTOR,
+        LEAST_RISE as LEAST_RISE,
+        SPIKE as SPIKE,
+        VISIBLE as VISIBLE,
+    )
+
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -4,12 +4,10 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sdc.faults.fault import Fault
-from sdc.faults.kinds import What
-from sdc.program.selectors import arithmetic
-from sdc.program.site import Where
 from sdc.settings import SettingError
 
+from ..faults import Fault, What
+from ..program import Where, arithmetic
 from .runner import Campaign
 
 

@@ -20,20 +20,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdc.checksums.transform import abft as checked, accumulators
-from sdc.faults._strike import NUMBERS, Strike, no_strike, strike, strike_on
-from sdc.faults.changes import FIELDS, field_bits
-from sdc.faults.events import Events, Hits, strikable
-from sdc.faults.fault import Fault, check_moves
-from sdc.faults.kinds import BitFlip, StuckBit, What
-from sdc.faults.language import as_fault
-from sdc.program.interpreter import sites
-from sdc.program.objects import functional
-from sdc.program.selectors import arithmetic, as_selector
-from sdc.program.site import Site, Where
 from sdc.settings import SettingError, check_several
-from sdc.twins.digests import tree_digest
 
+from ..checksums import abft as checked, accumulators
+from ..faults import (
+    FIELDS,
+    NUMBERS,
+    BitFlip,
+    Events,
+    Fault,
+    Hits,
+    Strike,
+    StuckBit,
+    What,
+    as_fault,
+    check_moves,
+    field_bits,
+    no_strike,
+    strikable,
+    strike,
+    strike_on,
+)
+from ..program import Site, Where, arithmetic, as_selector, functional, sites
+from ..twins import tree_digest
 from .outcomes import ABFT, Observed, classify, decided, thresholds
 
 Observe = Callable[[Any, Any], Mapping[str, Any]]

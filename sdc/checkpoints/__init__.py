@@ -42,4 +42,29 @@ if TYPE_CHECKING:
         repair as repair,
     )
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .blocks import bits_of as bits_of, take as take
+    from .boxes import (
+        Box as Box,
+        box_of as box_of,
+        box_text as box_text,
+        overlap as overlap,
+        parse_box as parse_box,
+        volume as volume,
+        within as within,
+    )
+    from .choosing import POLICIES as POLICIES
+    from .copies import Copies as Copies
+    from .norms import Distance as Distance
+    from .perturbations import (
+        Convergence as Convergence,
+        error_floor as error_floor,
+        fit_convergence as fit_convergence,
+        iteration_cost_bound as iteration_cost_bound,
+        iterations_bound as iterations_bound,
+    )
+    from .store import last_save as last_save
+    from .survivors import agree as agree, gather as gather
+    from .timings import Timings as Timings
+
 __getattr__, __dir__, __all__ = facade(__name__)

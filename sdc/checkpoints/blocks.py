@@ -16,8 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, UInt32
 
-from sdc.twins.digests import row_digests
-
+from ..twins import row_digests
 from .boxes import Box, box_of
 
 MOST = 64

@@ -17,10 +17,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from sdc.record.files import RecordError, read_json, write_sealed
-from sdc.record.storage import reason
-from sdc.twins.digests import ALGORITHM
+from sdc.record import RecordError
 
+from ..record import read_json, reason, write_sealed
+from ..twins import ALGORITHM
 from .blocks import Apart, Cut, Shares, bits_of, cut_of, take, whole
 from .boxes import box_text, parse_box
 

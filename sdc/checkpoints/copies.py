@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdc.record.files import RecordError, read_json, write_sealed
-from sdc.record.storage import reason
+from sdc.record import RecordError
 from sdc.text import NOTHING
-from sdc.twins.digests import ALGORITHM
 
+from ..record import read_json, reason, write_sealed
+from ..twins import ALGORITHM
 from ._partition import named_leaves
 from .boxes import volume
 from .pieces import Held, digest_of, digest_text, parts_of, shards_here

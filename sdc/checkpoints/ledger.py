@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
-from sdc.record.files import RecordError, read_json, write_sealed
-from sdc.record.lock import Lock
+from sdc.record import RecordError
 
+from ..record import Lock, read_json, write_sealed
 from .certificate import CANDIDATE, FOLDER, REASONS, VERIFIED, CertificateError, Reason, Status, step_folder
 
 STATUS = "status.json"

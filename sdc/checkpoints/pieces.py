@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sdc.twins.digests import digest
-
+from ..twins import digest
 from ._partition import Partition
 from .blocks import bits_of
 from .boxes import Box, box_of, box_text, overlap, parse_box, volume

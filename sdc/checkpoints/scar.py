@@ -19,11 +19,10 @@ import numpy as np
 from jax._src import distributed
 
 from sdc.multihost import PeerError, everyone, together
-from sdc.record.lock import Lock
-from sdc.record.storage import reason
 from sdc.settings import SettingError
 from sdc.text import NOTHING
 
+from ..record import Lock, reason
 from . import recovery
 from ._measuring import auto, difference, measuring
 from ._partition import By, Partition, named_leaves, partition

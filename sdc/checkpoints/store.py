@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorstore as ts
 from etils import epath
 
-from sdc.record.files import RecordError, read_json, write_sealed
-from sdc.record.storage import reason
+from sdc.record import RecordError
 from sdc.text import NOTHING
-from sdc.twins.digests import ALGORITHM
 
+from ..record import read_json, reason, write_sealed
+from ..twins import ALGORITHM
 from .certificate import CertificateError
 
 LOG = logging.getLogger("sdc.checkpoints")

@@ -12,11 +12,9 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from sdc.bits import as_bits, select
-from sdc.program.axes import agreed, varying
-from sdc.program.once import traced_once
 from sdc.program.rarely import rarely
-from sdc.program.reports import Values
 
+from ..program import Values, agreed, traced_once, varying
 from .indexed import Indexed
 from .products import Dot, Product
 from .roundoff import Units, work_type

@@ -9,10 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from sdc.program.reports import Reports, Values
-from sdc.program.selectors import PRODUCTS
-from sdc.program.site import Site
-
+from ..program import PRODUCTS, Reports, Site, Values
 from .indexed import Indexed
 from .products import Conv, Dot, Product
 from .roundoff import known

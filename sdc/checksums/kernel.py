@@ -16,8 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Shaped
 
-from sdc.program.platforms import compiled_for
-
+from ..program import compiled_for
 from . import tpu_kernel
 from ._check import Operands
 from .products import Dot, Product

@@ -12,10 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Array, Float, Shaped
 
-from sdc.program.interpreter import required
-from sdc.program.reports import Place, Reports, Values
-from sdc.program.selectors import primitive
-
+from ..program import Place, Reports, Values, primitive, required
 from ._check import Flags, check, merge_flags
 from .kernel import multiply
 from .layout import arranged

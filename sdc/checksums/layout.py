@@ -12,8 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sdc.program.platforms import compiled_for
-
+from ..program import compiled_for
 from .products import Dimensions
 
 

@@ -18,10 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float32
 
-from sdc.program.axes import typed_as
-from sdc.program.marks import KERNEL, PRODUCT
-from sdc.program.platforms import device_kind, is_whole
-
+from ..program import KERNEL, PRODUCT, device_kind, is_whole, typed_as
 from .products import Dot
 from .schemes import signed_weights
 

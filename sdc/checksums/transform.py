@@ -8,13 +8,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sdc.program.inlined import REMEDY, underived
-from sdc.program.interpreter import Substitution, required, substitute
-from sdc.program.marks import HIDDEN
-from sdc.program.reports import Place, Reports, Values
-from sdc.program.selectors import PRODUCTS, Selector, as_selector, primitive, products as all_products
-from sdc.program.site import Site, Where
-
+from ..program import (
+    HIDDEN,
+    PRODUCTS,
+    REMEDY,
+    Place,
+    Reports,
+    Selector,
+    Site,
+    Substitution,
+    Values,
+    Where,
+    as_selector,
+    primitive,
+    products as all_products,
+    required,
+    substitute,
+    underived,
+)
 from ._check import Flags, Operands, check, merge_flags, rounded_off
 from .equations import task, unchecked
 from .kernel import multiply

@@ -61,4 +61,23 @@ if TYPE_CHECKING:
     from ._strike import Strike as Strike, no_strike as no_strike, strike as strike, strike_on as strike_on
     from .events import Events as Events, Hits as Hits, Moment as Moment
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from ._strike import NUMBERS as NUMBERS
+    from .changes import FIELDS as FIELDS, field_bits as field_bits
+    from .comparing import (
+        Compared as Compared,
+        compare_tables as compare_tables,
+        compare_time as compare_time,
+        correlation as correlation,
+    )
+    from .events import strikable as strikable
+    from .fault import check_moves as check_moves
+    from .fitting import NoiseModel as NoiseModel, fit_bursts as fit_bursts, fit_tail as fit_tail
+    from .kinds import KINDS as KINDS
+    from .language import as_fault as as_fault, pattern_of as pattern_of
+    from .measured import Drifting as Drifting, NodesMeasured as NodesMeasured, Response as Response
+    from .nodes import Load as Load, behaviour as behaviour, fitted as fitted, parse_suspect as parse_suspect
+    from .patterns import PATTERNS as PATTERNS
+    from .study_tables import ELEMENTS as ELEMENTS, LAST_BIT as LAST_BIT
+
 __getattr__, __dir__, __all__ = facade(__name__)

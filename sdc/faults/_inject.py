@@ -13,17 +13,27 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits, from_bits
-from sdc.program.arguments import check_function, taking
-from sdc.program.axes import agreed, bound_axes, varying
-from sdc.program.interpreter import rewrite, sites
-from sdc.program.marks import HIDDEN
-from sdc.program.once import traced_once
 from sdc.program.rarely import rarely
-from sdc.program.reports import Place, Reports, Values
-from sdc.program.selectors import Selector, check_hits, probes
-from sdc.program.site import Site
 from sdc.settings import SettingError
 
+from ..program import (
+    HIDDEN,
+    Place,
+    Reports,
+    Selector,
+    Site,
+    Values,
+    agreed,
+    bound_axes,
+    check_function,
+    check_hits,
+    probes,
+    rewrite,
+    sites,
+    taking,
+    traced_once,
+    varying,
+)
 from .changes import by_layer
 from .draws import DENSE, Draw, take
 from .events import Events, Hits, Moment, _words, corruptible

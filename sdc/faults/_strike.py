@@ -19,17 +19,25 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
 
 from sdc.bits import as_bits, select
-from sdc.program.arguments import taking
 from sdc.program.aside import aside
-from sdc.program.axes import agreed, bound_axes, varying
-from sdc.program.interpreter import required
-from sdc.program.once import traced_once
 from sdc.program.rarely import rarely
-from sdc.program.reports import Place, Reports, Values
-from sdc.program.selectors import Selector, as_selector
-from sdc.program.site import Site, Where
 from sdc.settings import SettingError
 
+from ..program import (
+    Place,
+    Reports,
+    Selector,
+    Site,
+    Values,
+    Where,
+    agreed,
+    as_selector,
+    bound_axes,
+    required,
+    taking,
+    traced_once,
+    varying,
+)
 from .changes import Change, apply, neutral
 from .events import Events, Hits, corruptible, strikable, words
 from .fault import Fault

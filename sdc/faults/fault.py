@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sdc._lazy import jax, jnp
-from sdc.program.selectors import Selector, as_selector, is_selector, probes
-from sdc.program.site import Where
 from sdc.settings import SettingError
 from sdc.text import write_term, write_value
 
+from ..program import Selector, Where, as_selector, is_selector, probes
 from .kind import Kind
 from .kinds import KINDS, Rotate, What
 from .patterns import One, Pattern, Row, Whole

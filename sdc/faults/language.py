@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from sdc.program.selectors import parse_selector
 from sdc.text import Term, form, read_term
 
+from ..program import parse_selector
 from .fault import Fault, When, check_moves
 from .kinds import KINDS, What
 from .patterns import PATTERNS, WORDS, One, Pattern, Run

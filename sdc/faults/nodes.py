@@ -41,9 +41,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from sdc.program.site import Where
 from sdc.text import form, read_term
 
+from ..program import Where
 from .fault import Fault, When
 from .relative import Relative, Tailed
 from .severities import least_severity

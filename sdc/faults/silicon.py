@@ -32,8 +32,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 
-from sdc.program.site import Where
-
+from ..program import Where
 from .fault import Fault
 from .kinds import BitFlip, Mixed, What
 from .patterns import One, Pattern, Row, Stride, Tile

@@ -30,4 +30,42 @@ if TYPE_CHECKING:
         program_fingerprint as program_fingerprint,
     )
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .determinism import (
+        GPU_FLAGS as GPU_FLAGS,
+        MOST_DEVICES as MOST_DEVICES,
+        THREADS as THREADS,
+        check_deterministic as check_deterministic,
+    )
+    from .devices import Sources as Sources
+    from .fields import Fields as Fields, Number as Number, SEALED as SEALED, about as about
+    from .files import (
+        encode as encode,
+        read_json as read_json,
+        write_json as write_json,
+        write_sealed as write_sealed,
+        write_text as write_text,
+    )
+    from .identity import package_version as package_version
+    from .integrity import is_sound as is_sound, seal as seal
+    from .kinds import (
+        INJECTIONS as INJECTIONS,
+        MANIFEST as MANIFEST,
+        STEPS as STEPS,
+        SUMMARY as SUMMARY,
+        TRACE as TRACE,
+    )
+    from .lifecycle import check_free as check_free
+    from .lock import Lock as Lock
+    from .manifests import Device as Device, Environment as Environment
+    from .parsing import parse_json as parse_json
+    from .storage import (
+        AnyPath as AnyPath,
+        endless as endless,
+        names as names,
+        read_bytes as read_bytes,
+        reason as reason,
+        write_bytes as write_bytes,
+    )
+
 __getattr__, __dir__, __all__ = facade(__name__)

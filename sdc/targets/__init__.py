@@ -15,4 +15,11 @@ if TYPE_CHECKING:
     from .schedules import Uncharged as Uncharged
     from .variants import Tool as Tool, with_tool as with_tool
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .collectives import kind_of as kind_of
+    from .compilers import check_compiler as check_compiler
+    from .groups import groups_of as groups_of
+    from .hlo import parse_module as parse_module, sizes_of as sizes_of
+    from .options import Value as Value, check_options as check_options, read_options as read_options
+
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -10,11 +10,9 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from sdc.program.arguments import holds_objects, traced
-from sdc.program.objects import is_array
-from sdc.program.platforms import compiling_for
 from sdc.settings import SettingError
 
+from ..program import compiling_for, holds_objects, is_array, traced
 from .chips import Target, find_target
 from .collectives import Collective, collectives_of
 from .compilers import devices_of

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sdc.program.marks import KERNEL
 from sdc.settings import SettingError
 
+from ..program import KERNEL
 from .chips import Target, find_target
 from .schedules import dump_schedules
 

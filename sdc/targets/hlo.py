@@ -9,8 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from sdc.program.marks import HIDDEN
-from sdc.program.rarely import RARELY
+from ..program import HIDDEN, RARELY
 
 _HEAD = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
 _START = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = ")

@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from sdc.program.marks import PRODUCT
-
+from ..program import PRODUCT
 from .hlo import Instruction, Module
 from .schedules import Uncharged
 

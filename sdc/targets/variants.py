@@ -9,14 +9,11 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import sdc
-from sdc.faults.kinds import BitFlip
-from sdc.program.arguments import holds_objects, traced
-from sdc.program.objects import is_array
-from sdc.program.selectors import direction, primitive
-from sdc.program.site import Where
 from sdc.settings import SettingError
 from sdc.twins import Exchange
 
+from ..faults import BitFlip
+from ..program import Where, direction, holds_objects, is_array, primitive, traced
 from .meshes import mesh_of, on_mesh, sharding_of
 
 Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]

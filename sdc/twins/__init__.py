@@ -47,4 +47,17 @@ if TYPE_CHECKING:
         read_trace as read_trace,
     )
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from ._agreement import from_reference as from_reference, gather_twins as gather_twins
+    from ._first_difference import describe_place as describe_place, place_of as place_of
+    from .compare import (
+        LARGEST as LARGEST,
+        largest_severity as largest_severity,
+        mean_frequency as mean_frequency,
+        merge as merge,
+        no_difference as no_difference,
+    )
+    from .digests import ALGORITHM as ALGORITHM, GOLDEN as GOLDEN, MIX as MIX, row_digests as row_digests
+    from .traces import SITES as SITES, encode as encode, sites_table as sites_table
+
 __getattr__, __dir__, __all__ = facade(__name__)

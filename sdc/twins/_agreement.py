@@ -12,8 +12,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits, from_bits
-from sdc.program.axes import axis_place, bound_axes, varying
 
+from ..program import axis_place, bound_axes, varying
 from .compare import Difference, difference, merge, no_difference
 from .digests import digest, tree_digest
 

@@ -8,10 +8,7 @@ Each round is another program, which both sides must run: a fault that does not 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sdc.program.reports import Reports
-from sdc.program.selectors import Selector, boundary, inside
-from sdc.program.site import Site
-
+from ..program import Reports, Selector, Site, boundary, inside
 from ._first_difference import FirstDifference, first_difference
 
 FEW = 24

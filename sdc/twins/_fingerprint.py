@@ -7,12 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, UInt32
 
-from sdc.program.interpreter import required
-from sdc.program.once import traced_once
-from sdc.program.reports import Place, Reports, Values
-from sdc.program.selectors import probes
-from sdc.program.site import Where
-
+from ..program import Place, Reports, Values, Where, probes, required, traced_once
 from .digests import digest, fmix32
 
 

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Bool
 
-from sdc.program.reports import Reports
-from sdc.program.site import Site
+from ..program import Reports, Site
 
 Iteration: TypeAlias = tuple[int, ...]
 

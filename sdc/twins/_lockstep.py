@@ -15,16 +15,22 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from sdc.program.arguments import taking
-from sdc.program.axes import axis_size, typed_as, varying
-from sdc.program.interpreter import required
-from sdc.program.objects import has_type
-from sdc.program.once import traced_once
 from sdc.program.rarely import rarely
-from sdc.program.reports import Place, Reports, Values
-from sdc.program.selectors import probes
-from sdc.program.site import Where
 
+from ..program import (
+    Place,
+    Reports,
+    Values,
+    Where,
+    axis_size,
+    has_type,
+    probes,
+    required,
+    taking,
+    traced_once,
+    typed_as,
+    varying,
+)
 from ._agreement import Agreement, agreement, measure, nothing_found
 from ._optimistic import Optimistic
 from .compare import Difference, no_difference

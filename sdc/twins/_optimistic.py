@@ -18,13 +18,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, UInt32
 
-from sdc.program.axes import varying
-from sdc.program.marks import HIDDEN
-from sdc.program.once import traced_once
 from sdc.program.rarely import rarely
-from sdc.program.regions import Region
-from sdc.program.reports import Place, Report, Rule, Values
 
+from ..program import HIDDEN, Place, Region, Report, Rule, Values, traced_once, varying
 from ._agreement import anywhere, exchanged, nothing_found, other_axes, wrong
 from ._first_difference import place_of
 from .digests import fmix32, tree_digest

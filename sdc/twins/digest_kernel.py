@@ -17,8 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Shaped, UInt32
 
 from sdc.bits import as_bits
-from sdc.program.marks import KERNEL
-from sdc.program.platforms import is_whole
+
+from ..program import KERNEL, is_whole
 
 ROWS, COLUMNS = (1024, 512, 256, 128, 64, 32, 16), (512, 256, 128)
 """Sides that a block can have: the more elements, the less is lost between blocks."""

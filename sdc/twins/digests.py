@@ -27,7 +27,8 @@ from jax import lax
 from jaxtyping import Array, Int, Shaped, UInt32
 
 from sdc.bits import element_words
-from sdc.program.platforms import compiled_for
+
+from ..program import compiled_for
 
 ALGORITHM = "sum-and-squares"
 """Name of the definition above. Records say by which one their digests were made; those that do not, by one that took

@@ -21,15 +21,10 @@ import numpy as np
 from etils import epath
 from jaxtyping import UInt32
 
-from sdc.program.reports import Reports
-from sdc.program.site import Site
-from sdc.record.determinism import differences
-from sdc.record.files import RecordError, read_json, to_json
-from sdc.record.kinds import STEPS, TRACE
-from sdc.record.lifecycle import Record
-from sdc.record.reading import read_record
-from sdc.record.storage import AnyPath, names
+from sdc.record import RecordError
 
+from ..program import Reports, Site
+from ..record import STEPS, TRACE, AnyPath, Record, differences, names, read_json, read_record, to_json
 from ._first_difference import FirstDifference, first_difference
 from .digests import ALGORITHM
 

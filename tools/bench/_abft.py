@@ -11,15 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 
 import sdc
-from sdc.checksums._check import check, expect
-from sdc.checksums.kernel import multiply, time_both
-from sdc.checksums.power import DISTRIBUTIONS, Found, errors_found, flagged
-from sdc.checksums.products import Dot
-from sdc.checksums.profile import Profile
-from sdc.checksums.schemes import Expected
-from sdc.checksums.settings import SchemeName, Settings
-from sdc.program.selectors import products, scope
-from sdc.train.config import TrainConfig, get_config
+from sdc.checksums import (
+    DISTRIBUTIONS,
+    Dot,
+    Expected,
+    Found,
+    Profile,
+    SchemeName,
+    Settings,
+    check,
+    errors_found,
+    expect,
+    flagged,
+    multiply,
+    time_both,
+)
+from sdc.program import products, scope
+from sdc.train import TrainConfig, get_config
 
 from .options import BenchOptions
 from .timing import compiled, ratio, reference_step, take_turns

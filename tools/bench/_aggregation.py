@@ -19,15 +19,18 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sdc.aggregation import gradient_noise, lossy_zero2
-from sdc.aggregation._paft import overlapped, paft, paft_sync
-from sdc.aggregation._shadow import init_shadow, shadow
-from sdc.aggregation.delays import BoundedLogNormal
-from sdc.aggregation.speedup import select_threshold
-from sdc.train.config import TrainConfig, get_config
-from sdc.train.model import init_params, logits
-from sdc.train.parallel import DATA, cross_entropy
-from sdc.train.placement import place
+from sdc.aggregation import (
+    BoundedLogNormal,
+    gradient_noise,
+    init_shadow,
+    lossy_zero2,
+    overlapped,
+    paft,
+    paft_sync,
+    select_threshold,
+    shadow,
+)
+from sdc.train import DATA, TrainConfig, cross_entropy, get_config, init_params, logits, place
 
 from . import dropcompute
 from .options import BenchOptions

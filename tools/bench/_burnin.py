@@ -12,13 +12,8 @@ from typing import Any
 
 import jax
 
-from sdc.burnin.levels import LEVELS, SMALLEST, Level
-from sdc.burnin.programs import Programs
-from sdc.burnin.registry import families, register, workloads
-from sdc.burnin.rounds import burn_in
-from sdc.burnin.workload import Workload
-from sdc.train import burning
-from sdc.train.config import get_config
+from sdc.burnin import LEVELS, SMALLEST, Level, Programs, Workload, burn_in, families, register, workloads
+from sdc.train import burning, get_config
 
 from ._fleet import summarize_results
 from ._pool import pool_bytes

@@ -10,13 +10,10 @@ import jax
 import numpy as np
 
 import sdc
-from sdc.campaigns.runner import Campaign
-from sdc.program.selectors import named
-from sdc.train.campaign_job import CampaignJob
-from sdc.train.campaigning import make_campaign
-from sdc.train.placement import Placement, place
-from sdc.train.programs.device import initial_state, plain, sharded
-from sdc.train.workload import Loaded, Workload
+from sdc.campaigns import Campaign
+from sdc.program import named
+from sdc.train import CampaignJob, Loaded, Placement, Workload, make_campaign, place
+from sdc.train.programs import initial_state, plain, sharded
 
 from .options import BenchOptions
 

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
-from sdc.checkpoints import RunningCheckpoint, certify
-from sdc.checkpoints.blocks import bits_of, take
-from sdc.train.config import get_config
-from sdc.twins.digests import digest
+from sdc.checkpoints import RunningCheckpoint, bits_of, certify, take
+from sdc.train import get_config
+from sdc.twins import digest
 
 from .options import BenchOptions
 from .timing import compiled, ratio, reference_step, take_turns

@@ -14,12 +14,11 @@ from typing import Any, get_args
 
 import jax
 
-from sdc.train.config import get_config
-from sdc.train.placement import place
+from sdc.train import get_config, place
 from sdc.train.programs import TwinProgram, sharded
 from sdc.twins import Exchange
 
-from ..errors import CommandError, Exit
+from .. import CommandError, Exit
 from .network import ADDRESSES, two_hosts
 from .options import BenchOptions
 from .timing import made_up_tokens, ratio
@@ -83,7 +82,7 @@ def _answer(worker: subprocess.Popen[str]) -> float:
 
 def follow() -> None:
     """One of the processes: makes a step for each line of standard input, and says how long it took."""
-    from sdc.record.determinism import prepare
+    from sdc.record import prepare
 
     config, dtype, process = sys.argv[1:]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

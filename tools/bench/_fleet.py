@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sdc.burnin.report import FORMAT, RESULT, SCHEMA
-from sdc.record.files import write_sealed
-from sdc.record.integrity import seal
+from sdc.burnin import RESULT
+from sdc.burnin.report import FORMAT, SCHEMA
+from sdc.record import seal, write_sealed
 
 REPORTS, WORKLOADS, DEVICES = 1000, 58, 8
 BARS = {"seconds": 10.0}

@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from sdc.train.config import get_config
-from sdc.train.placement import place
+from sdc.train import get_config, place
 from sdc.train.programs import TwinProgram, sharded
 
 from .collectives import collectives

@@ -9,16 +9,21 @@ from typing import Any
 
 import jax
 
-from sdc.burnin.observed import Result
-from sdc.burnin.predicting import chance_of_round, rounds_for
-from sdc.burnin.programs import Programs
-from sdc.burnin.registry import families, register, workloads
-from sdc.burnin.rehearsal import rehearsed
-from sdc.burnin.rounds import burn_in
-from sdc.burnin.workload import Workload
-from sdc.faults.study_tables import NODES
+from sdc.burnin import (
+    Programs,
+    Result,
+    Workload,
+    burn_in,
+    chance_of_round,
+    families,
+    register,
+    rehearsed,
+    rounds_for,
+    workloads,
+)
+from sdc.faults import NODES
 from sdc.train import burning
-from sdc.train.studies.fleet import find_node
+from sdc.train.studies import find_node
 
 from .options import BenchOptions
 

@@ -4,12 +4,8 @@ import math
 
 import jax
 
-from sdc.train.config import TrainConfig
-from sdc.train.pair_jobs import FullLoad
-from sdc.train.placement import TWIN, place
-from sdc.train.programs.device import described
-from sdc.train.programs.twins import TwinProgram
-from sdc.train.workload import Workload
+from sdc.train import TWIN, FullLoad, TrainConfig, Workload, place
+from sdc.train.programs import TwinProgram, described
 
 from .collectives import collectives
 

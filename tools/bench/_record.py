@@ -8,11 +8,9 @@ from typing import Any
 
 import jax
 
-from sdc.analysis.verdict import final_states
-from sdc.record.files import encode
-from sdc.record.lifecycle import Record
-from sdc.train import Twins, Workload, run
-from sdc.train.placement import place
+from sdc.analysis import final_states
+from sdc.record import Record, encode
+from sdc.train import Twins, Workload, place, run
 
 from .options import BenchOptions
 

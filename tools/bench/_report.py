@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sdc.analysis.summary import SUBMODULES
-from sdc.record.lifecycle import Record
+from sdc.analysis import SUBMODULES
+from sdc.record import Record
 
 from .options import BenchOptions
 

@@ -17,14 +17,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import sdc
 from sdc.aggregation import overlap_options, overlapped, paft
-from sdc.checksums import Profile
-from sdc.checksums.roundoff import PLATFORMS
-from sdc.program.selectors import primitive
-from sdc.program.site import Where
+from sdc.checksums import PLATFORMS, Profile
+from sdc.program import Where, primitive
 from sdc.targets import Estimate, Tool, devices_of, estimate, find_target, with_tool
-from sdc.train.estimating import Subject, estimate_subject
-from sdc.twins import Exchange
-from sdc.twins.digests import digest
+from sdc.train import Subject, estimate_subject
+from sdc.twins import Exchange, digest
 
 from .options import BenchOptions
 

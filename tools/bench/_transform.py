@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 
 import sdc
-from sdc.faults.kinds import BitFlip
-from sdc.faults.nodes import node_faults
-from sdc.program.selectors import direction, named, primitive, probes
-from sdc.train.config import TrainConfig, get_config
-from sdc.twins.digests import digest
+from sdc.faults import BitFlip, node_faults
+from sdc.program import direction, named, primitive, probes
+from sdc.train import TrainConfig, get_config
+from sdc.twins import digest
 
 from .options import BenchOptions
 from .timing import compiled, ratio, reference_step, take_turns

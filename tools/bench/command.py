@@ -9,13 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
-from sdc.record.determinism import environment, prepare
+from sdc.record import environment, prepare
 from sdc.targets import prepare_compilers
-from sdc.train.config import get_config
-from sdc.train.studies.settings import check_measurement
+from sdc.train import get_config
+from sdc.train.studies import check_measurement
 
-from ..errors import usage_errors
-from ..output import Output
+from .. import Output, usage_errors
 from .options import BenchOptions
 
 

@@ -19,15 +19,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from sdc.aggregation import Stopwatch, accumulate, combine, from_workers, gradient_sum, to_workers
-from sdc.aggregation.delays import BoundedLogNormal
-from sdc.aggregation.speedup import effective_speedup, select_threshold
+from sdc.aggregation import (
+    BoundedLogNormal,
+    Stopwatch,
+    accumulate,
+    combine,
+    effective_speedup,
+    from_workers,
+    gradient_sum,
+    select_threshold,
+    to_workers,
+)
 from sdc.multihost import everyone
-from sdc.record.determinism import prepare
-from sdc.train.cluster import joined
-from sdc.train.peers import Peers
+from sdc.record import prepare
+from sdc.train import Peers, joined
 
-from ..runtime import give_up, keep_standard_output, leave_at_once
+from .. import give_up, keep_standard_output, leave_at_once
 
 PROCESSES, MICRO_BATCHES, ITERATIONS, WARM_UP = 2, 12, 15, 2
 BASE = 0.03

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import CommandError, Exit
+from .. import CommandError, Exit
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 """Of the hosts."""

@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdc.train.config import TrainConfig
-from sdc.train.placement import Placement, place
-from sdc.train.programs.device import described_batch, initial_state, plain, sharded
+from sdc.train import Placement, TrainConfig, place
+from sdc.train.programs import described_batch, initial_state, plain, sharded
 
 
 def made_up_tokens(config: TrainConfig, placement: Placement) -> jax.Array:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 import sdc
-from sdc.faults.kinds import BitFlip
-from sdc.program.selectors import operations, products
-from sdc.train.config import get_config
+from sdc.faults import BitFlip
+from sdc.program import operations, products
+from sdc.train import get_config
 
 from .timing import reference_step
 

@@ -3,14 +3,23 @@
 import sys
 from pathlib import Path
 
-from sdc.checksums.profile import Profile
-from sdc.program.selectors import parse_selector
+from sdc.checksums import Profile
+from sdc.program import parse_selector
 from sdc.settings import SettingError
-from sdc.train.studies.settings import check_measurement
+from sdc.train.studies import check_measurement
 
-from ..conduct import experiment, new_folder, workload_of
-from ..errors import CommandError, Exit, run_errors, usage_errors
-from ..study_options import AbftOptions, CalibrateOptions, ProductsStudyOptions
+from .. import (
+    AbftOptions,
+    CalibrateOptions,
+    CommandError,
+    Exit,
+    ProductsStudyOptions,
+    experiment,
+    new_folder,
+    run_errors,
+    usage_errors,
+    workload_of,
+)
 
 
 def run(options: AbftOptions) -> int:
@@ -28,7 +37,7 @@ def _study(options: ProductsStudyOptions) -> int:
     from sdc.analysis.studies import write_products_study
     from sdc.train.studies import ProductsStudy
 
-    from ..output import show
+    from .. import show
 
     study = ProductsStudy(dtypes=options.dtypes, steps=options.steps, where=options.where, seed=options.seed)
     with run_errors(folder, resumable=False):
@@ -51,7 +60,7 @@ def _calibrate(options: CalibrateOptions) -> int:
         loaded = workload_of(options).load()
     from sdc.train.studies import Calibration, CalibrationError
 
-    from ..output import show_profile
+    from .. import show_profile
 
     calibration = Calibration(dtypes=options.dtypes, steps=options.steps, seed=options.seed)
     with run_errors(options.out, resumable=False):

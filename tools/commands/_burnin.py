@@ -9,26 +9,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdc.burnin.asking import Asked, parse_devices
-from sdc.burnin.golden import A_FOLDER
+from sdc.burnin import (
+    A_FOLDER,
+    LEVELS,
+    Asked,
+    Report,
+    Settings,
+    check_metrics_file,
+    matching,
+    parse_devices,
+    read_report,
+    rehearsed,
+)
 from sdc.burnin.junit import junit
-from sdc.burnin.levels import LEVELS
-from sdc.burnin.metrics import check_metrics_file, metrics
-from sdc.burnin.rehearsal import matching, rehearsed
-from sdc.burnin.report import Report, Settings, read_report
-from sdc.record.files import write_text
-from sdc.record.storage import RecordError
+from sdc.burnin.metrics import metrics
+from sdc.record import RecordError, write_text
 from sdc.settings import SettingError
 
-from ..burnin_options import BurninOptions, LoadOptions
-from ..conduct import new_folder
-from ..errors import run_errors, usage_errors
-from ..runtime import give_up, onward
+from .. import BurninOptions, LoadOptions, give_up, new_folder, onward, run_errors, usage_errors
 
 if TYPE_CHECKING:
     import jax
 
-    from sdc.burnin.session import NotOnRecord, Session
+    from sdc.burnin import NotOnRecord, Session
 
 PATIENCE = 1.5
 """Seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once."""
@@ -48,12 +51,10 @@ def run(options: BurninOptions) -> int:
         rehearsed(options.suspect, options.fault, 0)
         folder = _folder(options)
     from sdc.analysis.bursts import outlooks
-    from sdc.burnin.registry import families, register
-    from sdc.burnin.session import NotOnRecord, Session
+    from sdc.burnin import NotOnRecord, Session, families, register
     from sdc.train import burning
 
-    from .. import signals
-    from ..progress import BurninProgress
+    from .. import BurninProgress, signals
 
     if burning.FAMILY not in families():
         register(burning.FAMILY, burning.build)
@@ -83,7 +84,7 @@ def run(options: BurninOptions) -> int:
 
 def _burn(options: BurninOptions, asked: Asked, session: "Session") -> Report:
     """Starts the devices and tests them, or says why there are none to test."""
-    from sdc.burnin.registry import workloads
+    from sdc.burnin import workloads
 
     starting = threading.Timer(STARTING, _leave, [session, options, f"devices that do not start in {STARTING:g} s"])
     starting.daemon = True
@@ -109,7 +110,7 @@ def _devices(asked: Asked) -> "tuple[Sequence[jax.Device], str | None]":
     """The devices of this process, or what went wrong with them."""
     import jax
 
-    from sdc.record.determinism import prepare
+    from sdc.record import prepare
 
     count = asked.simulated
     with usage_errors():
@@ -154,7 +155,7 @@ def _say_unwritten(options: BurninOptions, unwritten: "NotOnRecord", folder: Pat
 
 
 def _say(options: BurninOptions, report: Report, folder: Path | None) -> None:
-    from ..burnin_output import show_report
+    from .. import show_report
 
     show_report(report, folder, as_json=options.json)
 

@@ -2,12 +2,20 @@
 
 import sys
 
-from sdc.train.campaign_job import CampaignJob
+from sdc.train import CampaignJob
 
-from ..conduct import check_devices, check_folder, new_folder, prepare_devices, settings_of
-from ..errors import Exit, run_errors, usage_errors
-from ..options import CampaignOptions
-from ..runtime import onward
+from .. import (
+    CampaignOptions,
+    Exit,
+    check_devices,
+    check_folder,
+    new_folder,
+    onward,
+    prepare_devices,
+    run_errors,
+    settings_of,
+    usage_errors,
+)
 
 
 def run(options: CampaignOptions) -> int:
@@ -23,10 +31,9 @@ def run(options: CampaignOptions) -> int:
         check_folder(folder, options.resume, "campaign")
         loaded = job.load()
     from sdc.analysis import conclude
-    from sdc.train.campaigning import rows_done, run_campaign
+    from sdc.train import rows_done, run_campaign
 
-    from ..output import show
-    from ..progress import InjectionProgress
+    from .. import InjectionProgress, show
 
     with usage_errors():
         done = rows_done(job, folder)

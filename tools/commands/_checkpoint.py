@@ -4,10 +4,7 @@ import dataclasses
 import os
 from typing import Any
 
-from ..errors import Exit, usage_errors
-from ..options import CheckpointOptions
-from ..output import show
-from ..progress import CountProgress
+from .. import CheckpointOptions, CountProgress, Exit, show, usage_errors
 
 
 def run(options: CheckpointOptions) -> int:

@@ -1,10 +1,8 @@
 """`sdc diff`: the first step and operation at which two traces part."""
 
-from sdc.record.reading import read_manifest
+from sdc.record import read_manifest
 
-from ..errors import VERDICTS, run_errors, usage_errors
-from ..options import DiffOptions
-from ..output import show
+from .. import VERDICTS, DiffOptions, run_errors, show, usage_errors
 
 
 def run(options: DiffOptions) -> int:
@@ -13,7 +11,7 @@ def run(options: DiffOptions) -> int:
         for folder in (options.run_a, options.run_b):  # what is no trace is told before JAX is imported
             read_manifest(folder, "trace")
     from sdc.analysis import describe_difference, write_difference
-    from sdc.twins.traces import diff, read_trace
+    from sdc.twins import diff, read_trace
 
     with usage_errors():
         a, b = read_trace(options.run_a), read_trace(options.run_b)

@@ -2,23 +2,19 @@
 
 import msgspec
 
-from sdc.record.determinism import MOST_DEVICES
+from sdc.record import MOST_DEVICES
 from sdc.settings import SettingError
-from sdc.train.config import check, get_config
-from sdc.train.doctor.examining import MOST_SECONDS, examine
-from sdc.train.doctor.layout import Examined, read_examined
-from sdc.train.doctor.pairing import check_alike
+from sdc.train import check, get_config
+from sdc.train.doctor import MOST_SECONDS, Examined, check_alike, examine, read_examined
 
-from ..doctor_options import DoctorOptions
-from ..errors import usage_errors
+from .. import DoctorOptions, usage_errors
 
 
 def run(options: DoctorOptions) -> int:
     """Examines the environment and returns the exit code."""
     with usage_errors():
         against = _checked(options)
-    from ..output import show
-    from ..progress import StageProgress
+    from .. import StageProgress, show
 
     with StageProgress("doctor") as progress:
         found = examine(

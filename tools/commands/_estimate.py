@@ -10,16 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdc.program.marks import KERNEL
+from sdc.program import KERNEL
 from sdc.settings import SettingError
-from sdc.targets.chips import find_target
-from sdc.targets.compilers import check_compiler, prepare_compilers
-from sdc.targets.options import read_options
-from sdc.train.estimating import Subject
+from sdc.targets import check_compiler, find_target, prepare_compilers, read_options
+from sdc.train import Subject
 
-from ..conduct import new_folder
-from ..errors import CommandError, Exit, run_errors, usage_errors
-from ..estimate_options import EstimateOptions
+from .. import CommandError, EstimateOptions, Exit, new_folder, run_errors, usage_errors
 
 LAST = 12
 """Lines of a compiler's output that are shown if it crashes."""
@@ -35,7 +31,7 @@ def run(options: EstimateOptions) -> int:
             check_compiler(find_target(subject.target))
         folder = new_folder("estimate", options.run)
     prepare_compilers()  # for what this process asks of JAX at the end
-    from ..progress import CountProgress
+    from .. import CountProgress
 
     rows: list[dict[str, Any]] = []
     failed: list[CommandError] = []
@@ -50,7 +46,7 @@ def run(options: EstimateOptions) -> int:
             progress.advance(f"{subject.target} {subject.tool}")
     from sdc.analysis.studies import write_estimate
 
-    from ..output import show
+    from .. import show
 
     about = {"command": ["sdc", *sys.argv[1:]], "subject": options.config or options.step}
     with run_errors(folder, resumable=False):

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sdc.record.storage import endless, reason
+from sdc.record import endless, reason
 from sdc.settings import SettingError
 
-from ..errors import VERDICTS, Exit, usage_errors
-from ..fleet_options import FleetOptions, ScheduleOptions, SimulateOptions, SummarizeOptions
+from .. import VERDICTS, Exit, FleetOptions, ScheduleOptions, SimulateOptions, SummarizeOptions, usage_errors
 
 LARGEST = 10_000_000
 """Bytes of a file of host names."""
@@ -44,14 +43,19 @@ def _uncollected() -> Iterator[None]:
 
 
 def _summarized(options: SummarizeOptions) -> int:
-    from sdc.analysis.fleet.collecting import collect, find_results
-    from sdc.analysis.fleet.ledger import read_ledger, update_ledger
-    from sdc.analysis.fleet.majority import vote
-    from sdc.analysis.fleet.pages import prepare_folder, write_pages
-    from sdc.analysis.fleet.summarizing import device_rows, summarize_results
+    from sdc.analysis.fleet import (
+        collect,
+        device_rows,
+        find_results,
+        prepare_folder,
+        read_ledger,
+        summarize_results,
+        update_ledger,
+        vote,
+        write_pages,
+    )
 
-    from ..output import show
-    from ..progress import CountProgress
+    from .. import CountProgress, show
 
     with usage_errors():
         if not options.files:
@@ -78,10 +82,9 @@ def _summarized(options: SummarizeOptions) -> int:
 
 
 def _schedule(options: ScheduleOptions) -> int:
-    from sdc.analysis.fleet.launching import jobset_lines, srun_lines
-    from sdc.analysis.fleet.pairing import make_schedule
+    from sdc.analysis.fleet import jobset_lines, make_schedule, srun_lines
 
-    from ..output import show, write
+    from .. import show, write
 
     with usage_errors():
         hosts = [*_named(options.hosts)]
@@ -102,9 +105,9 @@ def _schedule(options: ScheduleOptions) -> int:
 
 
 def _simulate(options: SimulateOptions) -> int:
-    from sdc.analysis.fleet.naming import simulate_naming
+    from sdc.analysis.fleet import simulate_naming
 
-    from ..output import show
+    from .. import show
 
     with usage_errors():
         rows = simulate_naming(

@@ -8,26 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sdc.burnin.asking import Asked, parse_devices
-from sdc.burnin.claiming import claim_names, claimed
-from sdc.burnin.golden import A_FOLDER, Register, read_golden, write_golden
-from sdc.burnin.golden_merging import describe_dispute, merge
-from sdc.record.storage import RecordError
+from sdc.burnin import (
+    A_FOLDER,
+    Asked,
+    Register,
+    claim_names,
+    claimed,
+    describe_dispute,
+    merge,
+    parse_devices,
+    read_golden,
+    write_golden,
+)
+from sdc.record import RecordError
 from sdc.settings import SettingError
 
-from ..errors import CommandError, Exit, run_errors, usage_errors
-from ..golden_options import (
+from .. import (
+    CommandError,
+    Exit,
     GoldenListOptions,
     GoldenMergeOptions,
     GoldenOptions,
     GoldenRecordOptions,
     GoldenVerifyOptions,
+    run_errors,
+    usage_errors,
 )
 
 if TYPE_CHECKING:
     import jax
 
-    from sdc.burnin.golden_checking import Confirmed
+    from sdc.burnin import Confirmed
 
 ROUNDS = 10**9
 
@@ -52,9 +63,9 @@ def _record(options: GoldenRecordOptions) -> int:
         asked, settings = settings_of(options)
         _check_new("FILE", options.file)
     devices = _devices(asked)
-    from sdc.burnin.golden_checking import record
+    from sdc.burnin import record
 
-    from ..progress import BurninProgress
+    from .. import BurninProgress
 
     _register_training()
     with (
@@ -85,9 +96,9 @@ def _verify(options: GoldenVerifyOptions) -> int:
         most = max((len(recording.devices) for recording in register.recordings.values()), default=1)
         asked = parse_devices(str(max(1, most)))
     devices = _devices(asked)
-    from sdc.burnin.golden_checking import verify
+    from sdc.burnin import verify
 
-    from ..progress import BurninProgress
+    from .. import BurninProgress
 
     _register_training()
     progress = BurninProgress(None, options.rounds)
@@ -108,7 +119,7 @@ def _alone(devices: "Sequence[jax.Device]") -> AbstractContextManager[list[str]]
 
 
 def _whole(options: GoldenVerifyOptions, register: Register) -> int:
-    from ..golden_output import show_golden
+    from .. import show_golden
 
     said = f"{options.file} is whole: {len(register.entries)} digests, {len(register.disputed)} disputed, none run here"
     show_golden({"file": str(options.file), "sentence": said}, as_json=options.json)
@@ -116,7 +127,7 @@ def _whole(options: GoldenVerifyOptions, register: Register) -> int:
 
 
 def _end(found: "Confirmed", about: dict[str, Any], sentence: str, as_json: bool) -> int:
-    from ..golden_output import show_golden
+    from .. import show_golden
 
     verdict = "corrupt" if found.differs else "inconclusive" if found.problem else "clean"
     summary = {"verdict": verdict, **about, "sentence": sentence, "sentences": found.sentences}
@@ -130,7 +141,7 @@ def _merge(options: GoldenMergeOptions) -> int:
         if not options.files:
             raise SettingError("FILES", None, "expected registers to merge")
     registers = _read(options.files)
-    from ..golden_output import show_golden
+    from .. import show_golden
 
     try:
         merged = merge(registers)
@@ -153,7 +164,7 @@ def _list(options: GoldenListOptions) -> int:
         if not options.files:
             raise SettingError("FILES", None, "expected registers to list")
     registers = _read(options.files)
-    from ..golden_output import show_golden
+    from .. import show_golden
 
     try:
         merged = merge(registers)
@@ -211,7 +222,7 @@ def _devices(asked: Asked) -> "Sequence[jax.Device]":
 
 
 def _register_training() -> None:
-    from sdc.burnin.registry import families, register
+    from sdc.burnin import families, register
     from sdc.train import burning
 
     if burning.FAMILY not in families():

@@ -1,7 +1,6 @@
 """`sdc pool`: three or more hosts compared with each other; the majority names those that differ."""
 
-from ..pair_options import PoolOptions
-from ..pairs import compare, twins_of
+from .. import PoolOptions, compare, twins_of
 
 
 def run(options: PoolOptions) -> int:

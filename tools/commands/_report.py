@@ -3,12 +3,9 @@
 import os
 from typing import Any
 
-from sdc.record.kinds import MANIFEST
-from sdc.record.reading import read_manifest
+from sdc.record import MANIFEST, read_manifest
 
-from ..errors import VERDICTS, CommandError, usage_errors
-from ..options import ReportOptions
-from ..output import show
+from .. import VERDICTS, CommandError, ReportOptions, show, usage_errors
 
 
 def run(options: ReportOptions) -> int:

@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdc.settings import SettingError
-from sdc.train.studies.settings import LEAST, check_training
+from sdc.train.studies import LEAST, check_training
 
-from ..conduct import check_folder, experiment, new_folder
-from ..errors import Exit, run_errors, usage_errors
-from ..runtime import onward
-from ..study_options import AggregationStudyOptions, NodesStudyOptions, ScarStudyOptions, StudyOptions
+from .. import (
+    AggregationStudyOptions,
+    Exit,
+    NodesStudyOptions,
+    ScarStudyOptions,
+    StudyOptions,
+    check_folder,
+    experiment,
+    new_folder,
+    onward,
+    run_errors,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from sdc.train.studies import Sources
@@ -32,10 +41,9 @@ def _aggregation(options: AggregationStudyOptions) -> int:
         check_training(LEAST if options.steps is None else options.steps, options.seed)
         folder = new_folder(options.study, options.run)
     from sdc.analysis.studies import write_study
-    from sdc.train.studies import STUDIES
-    from sdc.train.studies.workloads import chosen_tasks
+    from sdc.train.studies import STUDIES, chosen_tasks
 
-    from ..output import show
+    from .. import show
 
     with usage_errors():
         steps = {} if options.steps is None else {"steps": options.steps}
@@ -63,12 +71,10 @@ def _scar(options: ScarStudyOptions) -> int:
         if not options.workload:
             raise SettingError("workload", None, "expected one or several; see --help")
     from sdc.analysis import conclude
-    from sdc.record.determinism import prepare
-    from sdc.train.studies import ScarStudy, subjects
-    from sdc.train.studies.scar_record import record_study
+    from sdc.record import prepare
+    from sdc.train.studies import ScarStudy, record_study, subjects
 
-    from ..output import show
-    from ..progress import CountProgress
+    from .. import CountProgress, show
 
     with usage_errors():
         study = ScarStudy(trials=options.trials, starts=options.starts, seed=options.seed)
@@ -90,7 +96,7 @@ def _nodes(options: NodesStudyOptions) -> int:
     from sdc.analysis.studies import write_nodes_study
     from sdc.train.studies import NodesStudy
 
-    from ..output import show
+    from .. import show
 
     with usage_errors():
         study = NodesStudy(nodes=options.nodes, runs=options.runs, steps=options.steps, seed=options.seed)

@@ -1,9 +1,9 @@
 """`sdc trace`: the digests of every step of a run, for comparison with another run's, at once or later."""
 
-from sdc.train.jobs import Tracing
+from sdc.train import Tracing
 
-from ..conduct import conduct, settings_of
-from ..options import TraceOptions
+from .. import TraceOptions, settings_of
+from ..conduct import conduct
 
 
 def run(options: TraceOptions) -> int:

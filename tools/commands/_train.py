@@ -1,12 +1,10 @@
 """`sdc train`: one copy, the reference that twins are compared with, or one that checks or protects itself."""
 
 from sdc.settings import SettingError
-from sdc.train.jobs import Training
-from sdc.train.running import Running
+from sdc.train import Running, Training
 
-from ..conduct import conduct, settings_of
-from ..errors import usage_errors
-from ..options import TrainOptions
+from .. import TrainOptions, settings_of, usage_errors
+from ..conduct import conduct
 
 
 def run(options: TrainOptions) -> int:

@@ -1,9 +1,9 @@
 """`sdc twin`: lock-step twins, compared bit for bit."""
 
-from sdc.train.jobs import Twins
+from sdc.train import Twins
 
-from ..conduct import conduct, settings_of
-from ..options import TwinOptions
+from .. import TwinOptions, settings_of
+from ..conduct import conduct
 
 
 def run(options: TwinOptions) -> int:

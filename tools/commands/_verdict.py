@@ -5,12 +5,11 @@ import re
 
 import msgspec
 
-from sdc.burnin.standing import Standing, standing_of
-from sdc.record.files import to_json
+from sdc.burnin import Standing, standing_of
+from sdc.record import to_json
 from sdc.settings import SettingError
 
-from ..burnin_options import VerdictOptions
-from ..errors import CommandError, Exit, flag
+from .. import CommandError, Exit, VerdictOptions, flag
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIVE: ("UNKNOWN", 3)}

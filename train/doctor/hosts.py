@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sdc.record.determinism import THREADS
+from sdc.record import THREADS
 
 from .layout import HostPart
 

@@ -5,11 +5,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from sdc.record.fields import Fields, about
-from sdc.record.files import read_json
-from sdc.record.identity import Host
-from sdc.record.manifests import Environment
-from sdc.record.storage import AnyPath, RecordError
+from sdc.record import AnyPath, Environment, Fields, Host, RecordError, about, read_json
 
 TRAINING = "training step"
 """Name of the operation that takes longest."""

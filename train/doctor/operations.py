@@ -14,11 +14,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from sdc.burnin.data import normal, random_words
+from sdc.burnin import normal, random_words
 
-from ..config import ModelConfig, OptimizerConfig, TrainConfig, check, get_config
-from ..placement import place
-from ..programs.device import plain, sharded
+from .. import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, place
+from ..programs import plain, sharded
 from .layout import TRAINING
 from .operation import AXIS, Built, Operation, collective, single
 

@@ -7,8 +7,7 @@ where bits are compared.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from sdc.record.determinism import GPU_FLAGS, THREADS
-from sdc.record.manifests import Environment
+from sdc.record import GPU_FLAGS, THREADS, Environment
 
 from .hosts import pool_size
 from .layout import Check, HostPart, Outcome

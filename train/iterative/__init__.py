@@ -19,4 +19,16 @@ if TYPE_CHECKING:
     from .ratings import Ratings as Ratings, most_active as most_active, read_ratings as read_ratings
     from .tables import Table as Table, read_table as read_table
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .adam import By as By
+    from .protocol import State as State, rows_of as rows_of
+    from .trials import (
+        DoesNotConverge as DoesNotConverge,
+        Failure as Failure,
+        Held as Held,
+        How as How,
+        Trajectory as Trajectory,
+        finite as finite,
+    )
+
 __getattr__, __dir__, __all__ = facade(__name__)

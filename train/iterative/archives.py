@@ -20,9 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from sdc.record.storage import endless
+from sdc.record import endless
 from sdc.settings import SettingError
-from sdc.train.datasets import cache_folder
+
+from .. import cache_folder
 
 LARGEST, PART = 1 << 32, 1 << 20
 """Bytes that a packed file may unpack to, and that are unpacked at once: a small file can unpack without end."""

@@ -6,8 +6,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from ..images import Images
-from ..network import patches, pool
+from .. import Images, patches, pool
 from .adam import By, by_adam
 from .protocol import Iterative, State
 

@@ -7,12 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from ..config import ModelConfig
-from ..corpus import read_corpus
-from ..data import make_dataset
-from ..model import init_params, logits
-from ..parallel import MODEL, cross_entropy
-from ..tokenizer import ByteTokenizer
+from .. import MODEL, ByteTokenizer, ModelConfig, cross_entropy, init_params, logits, make_dataset, read_corpus
 from .adam import by_adam
 from .protocol import Iterative, State
 

@@ -17,8 +17,8 @@ from jaxtyping import Int32
 from numpy.typing import NDArray
 
 from sdc.settings import SettingError
-from sdc.train.datasets import fixed_order, freeze
 
+from .. import fixed_order, freeze
 from .archives import Archive, DataError, read_file, read_member, read_members
 
 REUTERS = "reuters"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int, Int32
 
-from sdc.checkpoints.norms import Distance, squared_distance
+from sdc.checkpoints import Distance, squared_distance
 
 State: TypeAlias = dict[str, Array]
 """Arrays by name. All that a training has: what follows from the number of the iteration is not in it."""

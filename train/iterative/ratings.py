@@ -13,8 +13,8 @@ from jaxtyping import Float32, Float64, Int32
 from numpy.typing import NDArray
 
 from sdc.settings import SettingError
-from sdc.train.datasets import freeze
 
+from .. import freeze
 from .archives import Archive, DataError, read_file, read_member
 from .parsing import Numbers, first_line, parse_numbers
 

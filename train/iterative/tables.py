@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, Float64, Int32
 
-from sdc.train.datasets import freeze
-
+from .. import freeze
 from .archives import DataError, read_file
 from .parsing import parse_numbers
 

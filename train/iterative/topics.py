@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from sdc.checkpoints.norms import total_variation
+from sdc.checkpoints import total_variation
 
 from .documents import Documents
 from .protocol import Iterative, State, rows_of

@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from sdc.checkpoints.choosing import Policy, choose
-from sdc.checkpoints.outlook import Outlook, Watch
+from sdc.checkpoints import Outlook, Watch, choose
+from sdc.checkpoints.choosing import Policy
 
 from .protocol import Iterative, State
 

@@ -18,4 +18,13 @@ if TYPE_CHECKING:
     from .traced import TraceProgram as TraceProgram
     from .clocked import ClockedProgram as ClockedProgram
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .device import (
+        described as described,
+        described_batch as described_batch,
+        initial_state as initial_state,
+        plain as plain,
+    )
+    from .operations import OperationsProgram as OperationsProgram
+
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -9,18 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from sdc.aggregation._judge import judge
-from sdc.aggregation.speedup import select_threshold
+from sdc.aggregation import judge, select_threshold
 from sdc.settings import SettingError
 
-from ..config import TrainConfig
-from ..methods import AUTO, Aggregation, Lossy, Shadow
-from ..model import init_params
-from ..parallel import DATA, MODEL
-from ..placement import RANKS, Placement
-from ..processes import fetch
-from ..replays import aggregation_row, completed_log, losses_log
-from ..replicas import Given, ReplicaMetrics, Replicas, ReplicaState
+from .. import (
+    AUTO,
+    DATA,
+    MODEL,
+    RANKS,
+    Aggregation,
+    Given,
+    Lossy,
+    Placement,
+    ReplicaMetrics,
+    Replicas,
+    ReplicaState,
+    Shadow,
+    TrainConfig,
+    aggregation_row,
+    completed_log,
+    fetch,
+    init_params,
+    losses_log,
+)
 from .device import DeviceStep
 
 SAMPLED = 100

@@ -12,17 +12,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sdc.aggregation.dropcompute import gradient_sum
-from sdc.aggregation.speedup import select_threshold
-from sdc.aggregation.stopwatch import Stopped, Stopwatch, from_workers, to_workers
-from sdc.record.determinism import program_fingerprint
+from sdc.aggregation import Stopped, Stopwatch, from_workers, gradient_sum, select_threshold, to_workers
+from sdc.record import program_fingerprint
 
-from ..methods import AUTO, DropCompute
-from ..model import init_params
-from ..parallel import DATA, MODEL
-from ..placement import Placement
-from ..processes import fetch
-from ..replicas import Given, Replicas
+from .. import AUTO, DATA, MODEL, DropCompute, Given, Placement, Replicas, fetch, init_params
 from .device import Placed, described, scalar_row
 from .protocol import Rows
 

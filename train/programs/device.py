@@ -12,14 +12,11 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 import sdc
-from sdc.checksums.transform import accumulators
-from sdc.program.reports import Reports
-from sdc.twins.digests import tree_digest
+from sdc.checksums import accumulators
+from sdc.program import Reports
+from sdc.twins import tree_digest
 
-from ..config import TrainConfig
-from ..placement import Placement
-from ..processes import fetch
-from ..step import BATCH_SPEC, device_step, init_state, metrics_specs, state_specs
+from .. import BATCH_SPEC, Placement, TrainConfig, device_step, fetch, init_state, metrics_specs, state_specs
 
 NONE = Reports((), ())
 """The reports of a tool that is not at work."""

@@ -11,13 +11,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import sdc
-from sdc.program.reports import Reports
-from sdc.program.selectors import Selector, everything
-from sdc.twins._first_difference import FirstDifference, describe_place, place_of
+from sdc.program import Reports, Selector, everything
+from sdc.twins import FirstDifference, describe_place, place_of
 
-from ..parallel import DATA, MODEL
-from ..placement import RANKS, TWIN
-from ..processes import fetch
+from .. import DATA, MODEL, RANKS, TWIN, fetch
 from .device import NONE, instrument
 from .protocol import Rows
 from .twins import TwinProgram

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ..placement import Placement
+from .. import Placement
 
 
 class Rows(NamedTuple):

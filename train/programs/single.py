@@ -8,11 +8,9 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 import sdc
-from sdc.record.determinism import program_fingerprint
+from sdc.record import program_fingerprint
 
-from ..flags import tally_flags
-from ..placement import RANKS
-from ..processes import fetch
+from .. import RANKS, fetch, tally_flags
 from ..tally import tally
 from .device import NONE, Placed, Transform, instrument, scalar_row
 from .protocol import Rows

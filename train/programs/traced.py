@@ -8,12 +8,11 @@ from typing import Any
 import jax
 
 import sdc
-from sdc.program.selectors import Selector
-from sdc.record.determinism import program_fingerprint
-from sdc.twins.traces import SITES, encode, sites_table
+from sdc.program import Selector
+from sdc.record import program_fingerprint
+from sdc.twins import SITES, encode, sites_table
 
-from ..processes import fetch
-from ..simulation import Simulation
+from .. import Simulation, fetch
 from .device import Placed, plain, scalar_row
 from .protocol import Rows
 

@@ -11,15 +11,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sdc
-from sdc.record.determinism import program_fingerprint
-from sdc.twins import agreement, squared_distance
-from sdc.twins._lockstep import Compare, Exchange
+from sdc.record import program_fingerprint
+from sdc.twins import Compare, Exchange, agreement, squared_distance
 
-from ..flags import tally_flags
-from ..parallel import DATA, MODEL
-from ..placement import RANKS, TWIN
-from ..processes import fetch
-from ..tally import tally, total
+from .. import DATA, MODEL, RANKS, TWIN, fetch, tally_flags, total
+from ..tally import tally
 from .device import NONE, Placed, Transform, described, instrument, scalar_row
 from .protocol import Rows
 

@@ -34,4 +34,9 @@ if TYPE_CHECKING:
     from .products import ProductsStudy as ProductsStudy
     from .calibration import Calibration as Calibration, CalibrationError as CalibrationError
 
+if TYPE_CHECKING:  # for the other packages of this project
+    from .fleet import find_node as find_node
+    from .settings import LEAST as LEAST, check_measurement as check_measurement, check_training as check_training
+    from .workloads import chosen_tasks as chosen_tasks
+
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -4,11 +4,19 @@ import dataclasses
 from collections.abc import Generator
 from typing import ClassVar
 
-from sdc.faults.comparing import Compared, compare_tables, compare_time, correlation
-from sdc.faults.fitting import NoiseModel, fit_bursts, fit_tail
-from sdc.faults.measured import Drifting, NodesMeasured
-from sdc.faults.nodes import fitted
-from sdc.faults.study_tables import NODES
+from sdc.faults import (
+    NODES,
+    Compared,
+    Drifting,
+    NodesMeasured,
+    NoiseModel,
+    compare_tables,
+    compare_time,
+    correlation,
+    fit_bursts,
+    fit_tail,
+    fitted,
+)
 from sdc.settings import SettingError, check_types
 
 from .node_models import WINDOW, SmallModel, sized

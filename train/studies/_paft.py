@@ -12,10 +12,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from sdc.aggregation import gradient_noise, paft, paft_sync
-from sdc.aggregation.measured import Burst, Drifted, NoisyTraining, PaftMeasured
+from sdc.aggregation import Burst, Drifted, NoisyTraining, PaftMeasured, gradient_noise, paft, paft_sync
 
-from ..parallel import DATA
+from .. import DATA
 from .protocol import Study
 from .training import Method, Trainer
 from .workloads import Task

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdc.checkpoints.choosing import POLICIES, Policy
+from sdc.checkpoints import POLICIES
+from sdc.checkpoints.choosing import Policy
 from sdc.settings import SettingError
 
-from ..iterative import trials
-from ..iterative.trials import DoesNotConverge, Failure, Held, How, Trajectory, finite
-from ..workload import LARGEST_SEED
+from .. import LARGEST_SEED
+from ..iterative import DoesNotConverge, Failure, Held, How, Trajectory, finite, trials
 from .scar_bounds import classes_of_perturbations, quadratic_program, resets
 from .scar_overhead import overhead
 from .scar_workloads import Subject

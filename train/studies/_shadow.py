@@ -11,12 +11,10 @@ import numpy as np
 import optax
 
 import sdc
-from sdc.aggregation import init_shadow, judge, shadow
-from sdc.aggregation.measured import ShadowMeasured, Watched, WatchedTraining
-from sdc.faults.fault import Fault, When
-from sdc.faults.kinds import BitFlip
+from sdc.aggregation import ShadowMeasured, Watched, WatchedTraining, init_shadow, judge, shadow
+from sdc.faults import BitFlip, Fault, When
 
-from ..parallel import DATA
+from .. import DATA
 from .protocol import Study
 from .training import Method, Trained, Trainer
 from .workloads import Task

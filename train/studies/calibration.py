@@ -9,12 +9,9 @@ import jax
 import numpy as np
 
 import sdc
-from sdc.checksums.calibration import Measured, begin_with_second, fit, measure
-from sdc.checksums.kernel import time_both
-from sdc.checksums.profile import Profile, hardware
+from sdc.checksums import Measured, Profile, begin_with_second, fit, hardware, measure, time_both
 
-from ..config import DType, TrainConfig
-from ..data import Dataset
+from .. import Dataset, DType, TrainConfig
 from .reference import reference_steps
 from .settings import check_measurement
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from sdc.aggregation.measured import Measured
+from sdc.aggregation import Measured
 from sdc.settings import SettingError
 
 from ._paft import PaftStudy

@@ -12,19 +12,29 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from sdc.aggregation import Stopwatch, accumulate, combine, completed_before, gradient_sum, masked, skip_empty
-from sdc.aggregation.delays import BoundedLogNormal
-from sdc.aggregation.dropcompute import Correction
-from sdc.aggregation.measured import (
+from sdc.aggregation import (
+    BoundedLogNormal,
     ClockedSpeedup,
+    Correction,
     DropComputeMeasured,
     DroppedRun,
     DroppedTraining,
     PredictedSpeedup,
+    Stopwatch,
+    accumulate,
+    combine,
+    completed_before,
+    drop_rate,
+    effective_speedup,
+    extra_steps,
+    gradient_sum,
+    masked,
+    mean_completed,
+    select_threshold,
+    skip_empty,
 )
-from sdc.aggregation.speedup import drop_rate, effective_speedup, extra_steps, mean_completed, select_threshold
 
-from ..parallel import DATA
+from .. import DATA
 from .protocol import Study
 from .training import Method, Trained, Trainer
 from .workloads import Task

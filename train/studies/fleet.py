@@ -4,14 +4,9 @@ import dataclasses
 
 import jax
 
-from sdc.faults.nodes import expected_frequency
+from sdc.faults import expected_frequency
 
-from ..config import TrainConfig
-from ..data import batches
-from ..loop import place_batch
-from ..pair_jobs import FullLoad
-from ..placement import place
-from ..workload import Workload
+from .. import FullLoad, TrainConfig, Workload, batches, place, place_batch
 
 PARTS = ("state", "gradient")
 

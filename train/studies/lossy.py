@@ -10,10 +10,9 @@ import numpy as np
 import optax
 from jax import lax
 
-from sdc.aggregation import Channel, GilbertElliott, Independent, lossy_zero2
-from sdc.aggregation.measured import LossyMeasured, LossyTraining
+from sdc.aggregation import Channel, GilbertElliott, Independent, LossyMeasured, LossyTraining, lossy_zero2
 
-from ..parallel import DATA
+from .. import DATA
 from .protocol import Study
 from .training import Method, Trained, Trainer
 from .workloads import Task

@@ -12,16 +12,21 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 import sdc
-from sdc.faults.fault import Fault, When
-from sdc.faults.measured import Drifting, Response
-from sdc.faults.nodes import behaviour, node_faults
-from sdc.faults.relative import Relative
-from sdc.faults.study_tables import ELEMENTS, LAST_BIT, SUBMODULES, published_layers
+from sdc.faults import (
+    ELEMENTS,
+    LAST_BIT,
+    SUBMODULES,
+    Drifting,
+    Fault,
+    Relative,
+    Response,
+    When,
+    behaviour,
+    node_faults,
+    published_layers,
+)
 
-from ..config import TrainConfig, get_config
-from ..parallel import DATA, MODEL
-from ..step import TrainState, device_step, init_state
-from ..workload import Workload
+from .. import DATA, MODEL, TrainConfig, TrainState, Workload, device_step, get_config, init_state
 
 SEVERE = 10.0
 """Mean relative change of the elements hit, where the response to severity is measured."""

@@ -11,20 +11,27 @@ import numpy as np
 from jax import lax
 
 import sdc
-from sdc.checksums._check import Operands, expect, rounded_off
-from sdc.checksums.equations import product_of
-from sdc.checksums.power import MAGNITUDES, ProductsMeasured, errors_found, flagged
-from sdc.checksums.products import Dot
-from sdc.checksums.profile import Profile
-from sdc.checksums.roundoff import Rounding
-from sdc.checksums.schemes import Expected, make_scheme
-from sdc.checksums.settings import SchemeName, Settings
-from sdc.program.reports import Place, Reports, Values
-from sdc.program.selectors import parse_selector, primitive
+from sdc.checksums import (
+    MAGNITUDES,
+    Dot,
+    Expected,
+    Operands,
+    ProductsMeasured,
+    Profile,
+    Rounding,
+    SchemeName,
+    Settings,
+    errors_found,
+    expect,
+    flagged,
+    make_scheme,
+    product_of,
+    rounded_off,
+)
+from sdc.program import Place, Reports, Values, parse_selector, primitive
 from sdc.settings import SettingError
 
-from ..config import DType, TrainConfig
-from ..data import Dataset
+from .. import Dataset, DType, TrainConfig
 from .reference import reference_steps
 from .settings import check_measurement
 

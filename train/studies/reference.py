@@ -5,11 +5,8 @@ from typing import Any
 
 import jax
 
-from ..config import DType, TrainConfig, check
-from ..data import Dataset, batches
-from ..loop import place_batch
-from ..placement import place
-from ..programs.device import initial_state, plain, sharded
+from .. import Dataset, DType, TrainConfig, batches, check, place, place_batch
+from ..programs import initial_state, plain, sharded
 
 Step = Callable[..., Any]
 

@@ -11,12 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from sdc.checkpoints.norms import squared_distance
-from sdc.checkpoints.perturbations import iteration_cost_bound, iterations_bound
+from sdc.checkpoints import iteration_cost_bound, iterations_bound, squared_distance
 
-from ..iterative import trials
-from ..iterative.protocol import Iterative, State, rows_of
-from ..iterative.trials import Trajectory, finite
+from ..iterative import Iterative, State, Trajectory, finite, rows_of, trials
 from .scar_workloads import Subject
 
 AFTER, ITERATIONS = 50, 100

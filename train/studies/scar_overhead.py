@@ -12,8 +12,7 @@ from jaxtyping import Array
 from sdc.checkpoints import RunningCheckpoint
 from sdc.checkpoints.recovery import Policy
 
-from ..iterative.protocol import State
-from ..iterative.trials import DoesNotConverge
+from ..iterative import DoesNotConverge, State
 from .scar_workloads import Subject
 
 AFTER, ITERATIONS = 7, 24

@@ -6,13 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdc.record.determinism import environment
-from sdc.record.lifecycle import Record
-from sdc.record.reading import Contents, read_manifest, read_record
-from sdc.record.storage import RecordError
+from sdc.record import Contents, Record, RecordError, environment, read_manifest, read_record
 
-from ..iterative.trials import DoesNotConverge
-from ..processes import changes
+from .. import changes
+from ..iterative import DoesNotConverge
 from ._scar import Found, Part, ScarStudy
 from .scar_workloads import Subject
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from sdc.settings import SettingError
 
-from ..images import Images, ImagesError, read_images
+from .. import Images, ImagesError, read_images
 from ..iterative import (
+    By,
     DataError,
     Iterative,
     convolutional_network,
@@ -24,7 +25,6 @@ from ..iterative import (
     topic_model,
     transformer_decoder,
 )
-from ..iterative.adam import By
 from .workloads import halved
 
 EXAMPLES = 10_000

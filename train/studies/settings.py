@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sdc.settings import SettingError
 
-from ..workload import LARGEST_SEED
+from .. import LARGEST_SEED
 
 MOST = 1_000_000
 """Steps of a study, which keeps what it measures of each."""

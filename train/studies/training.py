@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..parallel import DATA
+from .. import DATA
 from .workloads import Task
 
 LAST = 3

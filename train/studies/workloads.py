@@ -16,14 +16,23 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float32
 
-from ..config import ModelConfig
-from ..corpus import read_corpus
-from ..data import batches, make_dataset
-from ..images import Images, image_batches, read_images
-from ..model import init_params, logits
-from ..network import convnet_logits, image_loss, init_convnet
-from ..parallel import MODEL, cross_entropy
-from ..tokenizer import ByteTokenizer
+from .. import (
+    MODEL,
+    ByteTokenizer,
+    Images,
+    ModelConfig,
+    batches,
+    convnet_logits,
+    cross_entropy,
+    image_batches,
+    image_loss,
+    init_convnet,
+    init_params,
+    logits,
+    make_dataset,
+    read_corpus,
+    read_images,
+)
 
 LARGEST = 16
 """Height in pixels above which images are halved: a study trains dozens of networks."""
