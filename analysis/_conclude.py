@@ -4,7 +4,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.record import SUMMARY, read_record, stamp, write_sealed
+from sdc.records import SUMMARY, read_record, stamp, write_sealed
 
 from .report import report_of, summary_of_record, write_pages
 

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.record import Contents, read_record
+from sdc.records import Contents, read_record
 
 from . import recoveries
 from .campaign_report import SIMULATED

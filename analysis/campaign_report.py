@@ -3,7 +3,7 @@
 from typing import Any
 
 from sdc.campaigns import LEAST_FACTOR, LEAST_RISE, OUTCOMES
-from sdc.record import Contents
+from sdc.records import Contents
 
 from . import campaign_figures as figures
 from .advice import Action

@@ -11,7 +11,7 @@ from typing import Any
 
 from sdc.campaigns import DETECTORS, OUTCOMES
 from sdc.faults import field_bits
-from sdc.record import INJECTIONS, Contents, RecordError
+from sdc.records import INJECTIONS, Contents, RecordError
 
 from .series import Row, count, mapping, sequence
 from .statistics import proportion_interval

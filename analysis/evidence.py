@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from sdc.record import Contents
+from sdc.records import Contents
 
 from .equality import differs
 from .series import Row, count, mapping, sequence

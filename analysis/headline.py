@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sdc.record import Contents
+from sdc.records import Contents
 
 from . import advice, outlooks, recoveries
 from .advice import Action

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.record import KINDS, MANIFEST, SUMMARY, RecordError, read_record
+from sdc.records import KINDS, MANIFEST, SUMMARY, RecordError, read_record
 
 from .rendering import render
 from .report import RUNS, report_of, summary_of_record, write_page, write_pages

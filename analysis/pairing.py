@@ -24,7 +24,7 @@ from sdc.burnin import (
     Word,
 )
 from sdc.burnin.pair_report import FORMAT, SCHEMA
-from sdc.record import MANIFEST, Contents, Environment, RecordError, identify, package_version, read_record
+from sdc.records import MANIFEST, Contents, Environment, RecordError, identify, package_version, read_record
 
 from .devices import listed, whole
 from .equality import COMPARED, OPERATIONS

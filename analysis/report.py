@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sdc.record import Contents, RecordError, read_record, write_text
+from sdc.records import Contents, RecordError, read_record, write_text
 
 from . import (
     campaign_report,

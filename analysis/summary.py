@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sdc.record import Contents
+from sdc.records import Contents
 
 from .equality import COMPARED, first_mismatch
 from .products import summarize_products

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from sdc.record import SEALED
+from sdc.records import SEALED
 
 from .equality import APART, BITWISE, COMPARED, OPERATIONS, apart, gap, unequal
 from .products import gap as products_gap, products_verdict

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         checksums as checksums,
         faults as faults,
         program as program,
-        record as record,
+        records as records,
         twins as twins,
     )
 

@@ -10,7 +10,7 @@ import jax
 import pytest
 from hypothesis import settings
 
-from sdc.record.determinism import prepare
+from sdc.records.determinism import prepare
 
 # The same examples in every run; compilation makes the first of them slow.
 settings.register_profile("suite", derandomize=True, deadline=None)

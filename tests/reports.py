@@ -24,8 +24,8 @@ from sdc.burnin.report import (
     WorkloadRow,
     write_report,
 )
-from sdc.record.identity import Host
-from sdc.record.manifests import Environment
+from sdc.records.identity import Host
+from sdc.records.manifests import Environment
 
 MARK = "made for tests: no device was tested"
 WORKLOADS = ("matrix/float32/64x64x64/normal", "ordering/float32/4096/normal", "memory/float32/4096/walking")

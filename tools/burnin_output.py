@@ -8,7 +8,7 @@ import msgspec
 from rich.text import Text
 
 from sdc.burnin import BUNDLE, RESULT, DeviceRow, Report
-from sdc.record import to_json
+from sdc.records import to_json
 
 from .output import Part, print_parts, table, write
 

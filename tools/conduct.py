@@ -209,7 +209,7 @@ def prepare_devices(options: Placed, count: int) -> None:
     Raises:
         ValueError: see `prepare`.
     """
-    from sdc.record import prepare
+    from sdc.records import prepare
 
     prepare(
         cpu_devices=count,
@@ -221,7 +221,7 @@ def prepare_devices(options: Placed, count: int) -> None:
 
 def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Found:
     """Runs an experiment of so many parts on one device, and shows how far it is."""
-    from sdc.record import prepare
+    from sdc.records import prepare
     from sdc.train.studies import finish
 
     from .progress import CountProgress
@@ -256,7 +256,7 @@ def check_folder(folder: Path, resume: bool, kind: str, *, resumable: bool = Tru
         ValueError: it is no folder, or holds a run that is not to be resumed, or none that could be.
     """
     if resume:
-        from sdc.record import read_manifest
+        from sdc.records import read_manifest
 
         read_manifest(folder, kind)
         return

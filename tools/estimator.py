@@ -25,13 +25,13 @@ def main() -> None:
 
 
 def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict[str, Any]:
-    from sdc.targets import prepare_compilers
+    from sdc.costs import prepare_compilers
 
     prepare_compilers(schedules, kernel)
     import jax
 
+    from sdc.costs import DoesNotFit, Uncharged
     from sdc.settings import SettingError
-    from sdc.targets import DoesNotFit, Uncharged
     from sdc.train import Subject, estimate_subject
 
     try:

@@ -17,7 +17,7 @@ from rich.text import Text
 from sdc.analysis import COUNTS, number
 from sdc.analysis.studies import size
 from sdc.checksums import Profile, hardware
-from sdc.record import stamp, to_json
+from sdc.records import stamp, to_json
 
 from .fleet_tables import fleet_parts, naming_parts
 

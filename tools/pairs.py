@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from sdc.burnin import FOLDERS, PAIR, POOL, Pair, Stage, TwinRow, write_pair
-from sdc.record import Device, to_json
+from sdc.records import Device, to_json
 from sdc.settings import SettingError
 from sdc.train import FullLoad, Peers
 
@@ -128,7 +128,7 @@ class _Result:
 def _hosts(twins: int) -> tuple[list[TwinRow], int]:
     """The twins as hosts with their devices; every process hears of all, as any may have to write the result."""
     from sdc.multihost import everyone
-    from sdc.record import describe_devices
+    from sdc.records import describe_devices
 
     said = [json.loads(text) for text in everyone(json.dumps(describe_devices()), at="which devices each has")]
     devices = [device for each in said for device in each]

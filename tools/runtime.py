@@ -33,7 +33,7 @@ def give_up(message: str) -> None:
         code, told = (found[0][0], [found[0][1]]) if found else (code, told)
     label = "inconclusive" if code == Exit.INCONCLUSIVE else "corrupt"
     os.write(2, f"{shown}sdc: {label}: {'. '.join(filter(None, told))}\n".encode())
-    if (lock := sys.modules.get("sdc.record.lock")) is not None:
+    if (lock := sys.modules.get("sdc.records.lock")) is not None:
         _in_time(lock.release_all)
     os._exit(code)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 
+from sdc.costs import check_options, read_options
 from sdc.multihost import everyone
-from sdc.record import (
+from sdc.records import (
     Contents,
     Record,
     RecordError,
@@ -27,7 +28,6 @@ from sdc.record import (
     read_record,
 )
 from sdc.settings import SettingError
-from sdc.targets import check_options, read_options
 from sdc.twins import ALGORITHM
 
 from .checkpoints import Checkpoints, Unsaved
@@ -79,7 +79,7 @@ def run(
 
     Raises:
         ValueError: a setting makes no sense, the data cannot be read, the record or a checkpoint is damaged, or a GPU
-            was started without what makes it repeat itself (`sdc.record.prepare`).
+            was started without what makes it repeat itself (`sdc.records.prepare`).
         Incomparable: processes, or a run and its resumption, differ in what decides what they compute.
 
     Example:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from sdc.campaigns import ABFT, DETECTORS, SPIKE, VISIBLE, Campaign
-from sdc.record import (
+from sdc.records import (
     Contents,
     Record,
     RecordError,

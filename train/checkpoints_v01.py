@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from sdc.record import parse_json, read_bytes
+from sdc.records import parse_json, read_bytes
 
 from .seals import Damage
 

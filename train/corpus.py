@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sdc.record import endless, parse_json
+from sdc.records import endless, parse_json
 from sdc.settings import SettingError
 
 PYTHON = "python"

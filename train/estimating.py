@@ -17,8 +17,8 @@ class Subject:
     """A program to estimate.
 
     Attributes:
-        target: see `sdc.targets.find_target`.
-        tool: `plain`, or the tool that the step is transformed by; see `sdc.targets.with_tool`.
+        target: see `sdc.costs.find_target`.
+        tool: `plain`, or the tool that the step is transformed by; see `sdc.costs.with_tool`.
         config: configuration of the reference workload; None where `step` is given.
         step: `MODULE:FUNCTION`, a function that returns `(step, *arguments)`. If it has a parameter `devices`, it is
             given those of the target, to make a mesh of; twins get as many for each as the mesh has.
@@ -63,8 +63,8 @@ class Subject:
             SettingError: a setting is wrong, or the target has too few devices.
             ValueError: the selector cannot be read.
         """
+        from sdc.costs import find_target
         from sdc.program import parse_selector
-        from sdc.targets import find_target
 
         from .config import check
 
@@ -90,7 +90,7 @@ class Subject:
 
 
 def estimate_subject(subject: Subject) -> Any:
-    """Compiles a program and returns its `sdc.targets.Estimate`.
+    """Compiles a program and returns its `sdc.costs.Estimate`.
 
     Args:
         subject: what to estimate.
@@ -100,8 +100,8 @@ def estimate_subject(subject: Subject) -> Any:
         DoesNotFit: the step needs more memory than the chips have.
         Uncharged: it has a kernel without a schedule.
     """
+    from sdc.costs import devices_of, estimate, find_target, measure, with_tool
     from sdc.program import compiling_for
-    from sdc.targets import devices_of, estimate, find_target, measure, with_tool
 
     subject.check()
     devices = devices_of(subject.target)
@@ -119,7 +119,7 @@ def estimate_subject(subject: Subject) -> Any:
 def _configured(subject: Subject, devices: Sequence[Any]) -> Any:
     import jax
 
-    from sdc.targets import with_tool
+    from sdc.costs import with_tool
 
     from .placement import place
     from .programs import TwinProgram, described, described_batch, plain, sharded

@@ -23,7 +23,7 @@ import grain
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
 
-from sdc.record import endless
+from sdc.records import endless
 from sdc.settings import SettingError
 
 from .datasets import cache_folder, fixed_order, freeze

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from sdc.costs import read_options
 from sdc.faults import Fault, Load
 from sdc.program import Selector, as_selector
-from sdc.record import read_manifest
+from sdc.records import read_manifest
 from sdc.settings import SettingError, check_types
-from sdc.targets import read_options
 
 from .checks import Checks, Simulated, as_aggregated
 from .config import TrainConfig, check

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
 from sdc.multihost import everyone
-from sdc.record import Record
+from sdc.records import Record
 
 from .checkpoints import Checkpoints
 from .cluster import tell

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
-from sdc.targets import Value
+from sdc.costs import Value
 
 from .parallel import DATA, MODEL
 

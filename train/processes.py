@@ -8,7 +8,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from sdc.multihost import everyone
-from sdc.record import differences, to_json
+from sdc.records import differences, to_json
 
 
 class Incomparable(RuntimeError):

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from sdc.aggregation import LossyLog, Recorded, recorded
-from sdc.record import read_manifest, read_record
+from sdc.records import read_manifest, read_record
 
 from .config import TrainConfig
 from .methods import parse_aggregation

@@ -24,7 +24,7 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from sdc.record import endless, parse_json, read_bytes, to_json, write_text
+from sdc.records import endless, parse_json, read_bytes, to_json, write_text
 
 from .seals import Damage, Seal, Sums
 

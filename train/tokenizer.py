@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Int32
 
-from sdc.record import endless, parse_json
+from sdc.records import endless, parse_json
 from sdc.settings import SettingError
 
 BYTES = "bytes"

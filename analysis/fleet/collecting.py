@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sdc.burnin import RESULT, DeviceRow, EndedRow, FindingRow, Report, read_report
-from sdc.record import AnyPath, Environment, RecordError, reason
+from sdc.records import AnyPath, Environment, RecordError, reason
 from sdc.settings import SettingError
 
 from .identity import candidates, identities

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from sdc.record import (
+from sdc.records import (
     AnyPath,
     Fields,
     Host as Writer,

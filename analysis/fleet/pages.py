@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdc.record import write_text
+from sdc.records import write_text
 from sdc.settings import SettingError
 
 from .. import Table, render, show

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sdc.record import Contents
+from sdc.records import Contents
 
 from .. import Chart, Check, Findings, Grid, Line, summarize_findings
 from .intervals import Interval, mean_interval, ratio_interval

@@ -21,7 +21,7 @@ def summarize_estimates(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The programs of an estimate, each with its ratio to the first of the same target.
 
     Args:
-        rows: fields of `sdc.targets.Estimate` with `tool`, or `target`, `tool` and `does_not_fit`.
+        rows: fields of `sdc.costs.Estimate` with `tool`, or `target`, `tool` and `does_not_fit`.
     """
     programs: list[dict[str, Any]] = []
     first: dict[str, float] = {}

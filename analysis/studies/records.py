@@ -9,7 +9,7 @@ from typing import Any
 from sdc.aggregation import Measured
 from sdc.checksums import ProductsMeasured
 from sdc.faults import NodesMeasured
-from sdc.record import Record, environment
+from sdc.records import Record, environment
 
 from .. import Findings, findings, report_anew, summarize_findings
 from . import _nodes, _paft, _shadow, dropcompute, estimates, lossy, products
@@ -121,7 +121,7 @@ def write_estimate(
 
     Args:
         folder: a new one.
-        rows: for each program the fields of its `sdc.targets.Estimate`, and `tool`.
+        rows: for each program the fields of its `sdc.costs.Estimate`, and `tool`.
         manifest: what else the manifest is to say, such as the command.
 
     Returns:

@@ -22,7 +22,7 @@ import jax
 import msgspec
 import numpy as np
 
-from ..record import AnyPath, package_version, to_json, write_bytes
+from ..records import AnyPath, package_version, to_json, write_bytes
 from . import reproduce
 from .programs import Programs
 from .report import EVENTS, RESULT, Report

@@ -18,7 +18,7 @@ def claim_names(described: Sequence[Mapping[str, Any]]) -> list[str]:
     """What each device is called on its host: by its bus address, UUID or serial number, else by its number.
 
     Args:
-        described: what `sdc.record.describe_devices` returned.
+        described: what `sdc.records.describe_devices` returned.
     """
     names = []
     for known in described:

@@ -12,9 +12,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
-from ..record import AnyPath, Device, Fields, Host, about, identify, package_version, read_json, write_sealed
+from ..records import AnyPath, Device, Fields, Host, about, identify, package_version, read_json, write_sealed
 
 FORMAT = "jax-sdc golden"
 SCHEMA = 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from sdc.record import describe_devices
+from sdc.records import describe_devices
 
 from .golden import Register, lookup
 from .golden_recording import doubtful, register_of, repeated_only

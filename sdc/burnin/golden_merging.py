@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
 from .golden import Disputed, Entry, Recording, Register, Seen, Subject
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..record import Device, identify, package_version
+from ..records import Device, identify, package_version
 from .golden import Agreed, Entry, Recording, Register, Seen, mark_of, parse_key
 from .observed import Result
 
@@ -54,7 +54,7 @@ def register_of(
 
     Args:
         result: what was seen. Of a simulation nothing is recorded, nor of workloads in which anything differed.
-        described: what `sdc.record.describe_devices` says of the devices, in their order.
+        described: what `sdc.records.describe_devices` says of the devices, in their order.
         environment: what `surroundings` returned.
         level: name of the level.
         dtypes: types of floating-point numbers.

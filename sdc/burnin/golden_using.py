@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..record import Device
+from ..records import Device
 from .golden import Register, Subject, lookup, parse_key
 
 SHOWN = 3
@@ -131,7 +131,7 @@ def itself_alone(
     Args:
         register: what was read.
         keys: of what ran here, by workload and index of the device, as `Result.keys` has them.
-        described: what `sdc.record.describe_devices` says of the devices, in the order of the burn-in.
+        described: what `sdc.records.describe_devices` says of the devices, in the order of the burn-in.
     """
     entries = {entry.subject.key: entry for entry in register.entries}
     here = [_identity(msgspec.convert(device, Device)) for device in described]

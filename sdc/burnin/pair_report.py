@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
-from ..record import AnyPath, Device, Environment, Fields, Host, Number, about, read_json, write_sealed
+from ..records import AnyPath, Device, Environment, Fields, Host, Number, about, read_json, write_sealed
 from .report import CODES, VerdictPart
 
 FORMAT: Literal["jax-sdc pair"] = "jax-sdc pair"

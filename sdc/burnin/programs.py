@@ -16,7 +16,7 @@ from jaxtyping import Array, UInt32
 from sdc.checksums import abft
 from sdc.faults import Fault
 
-from ..record import program_fingerprint
+from ..records import program_fingerprint
 from ..twins import tree_digest
 from .corrupting import Corrupter, faults_of
 from .exporting import export_flat

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
-from ..record import (
+from ..records import (
     AnyPath,
     Device,
     Environment,

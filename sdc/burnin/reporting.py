@@ -13,7 +13,7 @@ import msgspec
 from sdc.faults import Fault
 from sdc.settings import SettingError
 
-from ..record import Environment
+from ..records import Environment
 from .evidence import Finding
 from .host import Element, Elements
 from .observed import Ended, Result
@@ -46,8 +46,8 @@ class Circumstances:
 
     Attributes:
         settings: what was asked for.
-        environment: what `sdc.record.environment` returned.
-        described: what `sdc.record.describe_devices` says of the devices, in their order.
+        environment: what `sdc.records.environment` returned.
+        described: what `sdc.records.describe_devices` says of the devices, in their order.
         command: the command line.
         id: of the burn-in.
         created: when it began, UTC.

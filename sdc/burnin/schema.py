@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..record import Fields
+from ..records import Fields
 from .golden import Register
 from .pair_report import Pair
 from .report import (

@@ -57,7 +57,7 @@ class Monitor:
     """Watches devices from `with` to its end.
 
     Args:
-        described: what `sdc.record.describe_devices` says of the devices, in the order of the burn-in.
+        described: what `sdc.records.describe_devices` says of the devices, in the order of the burn-in.
         every: seconds from one reading to the next.
         sources: who is asked, by name, the best first.
         patience: seconds that are waited for them at the beginning, and at the end.

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 
 from sdc.faults import Fault
-from sdc.record import RecordError, describe_devices
+from sdc.records import RecordError, describe_devices
 
-from ..record import Lock, environment, reason, to_json
+from ..records import Lock, environment, reason, to_json
 from .bundle import write_bundle
 from .claiming import claim_names, claimed
 from .golden import Register, lookup, read_golden

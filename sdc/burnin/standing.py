@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
-from ..record import Fields, about, read_json
+from ..records import Fields, about, read_json
 from .pair_report import PAIR, POOL, read_pair
 from .report import EVENTS, RESULT, Word, read_report
 

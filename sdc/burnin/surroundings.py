@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ..record import Sources, describe_devices, environment, package_version
+from ..records import Sources, describe_devices, environment, package_version
 
 LIBRARIES = ("cublas", "cuda-nvcc", "cuda-nvrtc", "cudnn", "nccl")
 """Libraries of NVIDIA whose kernels and compilers decide bits; each release of CUDA has packages of its own."""
@@ -37,7 +37,7 @@ def surroundings(devices: Sequence[jax.Device]) -> dict[str, str]:
 def flat_surroundings(
     environment: Mapping[str, Any], driver: str | None, variables: Mapping[str, str]
 ) -> dict[str, str]:
-    """The table, from what `sdc.record.environment` returned.
+    """The table, from what `sdc.records.environment` returned.
 
     Args:
         environment: of the process.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from .report import Sensors
 
 Described: TypeAlias = Sequence[Mapping[str, Any]]
-"""What `sdc.record.describe_devices` says of the devices of a burn-in, in their order."""
+"""What `sdc.records.describe_devices` says of the devices of a burn-in, in their order."""
 
 
 class Told(NamedTuple):

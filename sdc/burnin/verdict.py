@@ -77,7 +77,7 @@ def judge(result: Result, described: Sequence[Mapping[str, Any]] = ()) -> Verdic
 
     Args:
         result: what was seen.
-        described: what `sdc.record.describe_devices` says of the devices, in their order: serial numbers and the like.
+        described: what `sdc.records.describe_devices` says of the devices, in their order: serial numbers and the like.
 
     Example:
         >>> import jax

@@ -15,7 +15,7 @@ import jax
 from etils import epath
 
 from sdc.multihost import PeerError, Unreachable, everyone, first_line, together
-from sdc.record import RecordError
+from sdc.records import RecordError
 
 from . import certificate as files
 from .certificate import CertificateError, Draft, Reason, Status, named, read_certificate

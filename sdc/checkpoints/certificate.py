@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
-from ..record import read_json, reason, write_sealed
+from ..records import read_json, reason, write_sealed
 from ..twins import ALGORITHM
 from .blocks import Apart, Cut, Shares, bits_of, cut_of, take, whole
 from .boxes import box_text, parse_box

@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 from sdc.text import NOTHING
 
-from ..record import read_json, reason, write_sealed
+from ..records import read_json, reason, write_sealed
 from ..twins import ALGORITHM
 from ._partition import named_leaves
 from .boxes import volume

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
-from ..record import Lock, read_json, write_sealed
+from ..records import Lock, read_json, write_sealed
 from .certificate import CANDIDATE, FOLDER, REASONS, VERIFIED, CertificateError, Reason, Status, step_folder
 
 STATUS = "status.json"

@@ -22,7 +22,7 @@ from sdc.multihost import PeerError, everyone, together
 from sdc.settings import SettingError
 from sdc.text import NOTHING
 
-from ..record import Lock, reason
+from ..records import Lock, reason
 from . import recovery
 from ._measuring import auto, difference, measuring
 from ._partition import By, Partition, named_leaves, partition

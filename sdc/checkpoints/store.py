@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorstore as ts
 from etils import epath
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 from sdc.text import NOTHING
 
-from ..record import read_json, reason, write_sealed
+from ..records import read_json, reason, write_sealed
 from ..twins import ALGORITHM
 from .certificate import CertificateError
 

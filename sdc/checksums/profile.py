@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
 from ..program import compiled_for
-from ..record import endless, read_json, reason, write_json
+from ..records import endless, read_json, reason, write_json
 from .roundoff import PLATFORMS, Rounding
 from .settings import Settings
 
@@ -119,7 +119,7 @@ class Profile:
 
     def departs(self) -> list[str]:
         """What the devices and libraries at hand differ in from those that were measured, one line each."""
-        from ..record import differences
+        from ..records import differences
 
         if self.measured_on is None:
             return []
@@ -133,7 +133,7 @@ class Profile:
 
 def hardware() -> dict[str, Any]:
     """Devices and libraries on which the rounding of products depends."""
-    from ..record import environment
+    from ..records import environment
 
     known = environment()
     kept = ("platform", "device_kind", "platform_version", "processor")

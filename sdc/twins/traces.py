@@ -21,10 +21,10 @@ import numpy as np
 from etils import epath
 from jaxtyping import UInt32
 
-from sdc.record import RecordError
+from sdc.records import RecordError
 
 from ..program import Reports, Site
-from ..record import STEPS, TRACE, AnyPath, Record, differences, names, read_json, read_record, to_json
+from ..records import STEPS, TRACE, AnyPath, Record, differences, names, read_json, read_record, to_json
 from ._first_difference import FirstDifference, first_difference
 from .digests import ALGORITHM
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sdc.analysis.summary import SUBMODULES, summarize
-from sdc.record.lifecycle import Record
+from sdc.records.lifecycle import Record
 
 ELEMENTS = 262_144  # per microstep, layer and site
 PUBLISHED = {

@@ -9,9 +9,9 @@ import pytest
 from sdc.analysis import conclude
 from sdc.analysis.headline import Headline, headline
 from sdc.analysis.summary import summarize, summary_of
-from sdc.record import Record
-from sdc.record.files import write_sealed
-from sdc.record.reading import read_record
+from sdc.records import Record
+from sdc.records.files import write_sealed
+from sdc.records.reading import read_record
 
 from .records import manifest, step_row, steps, write_run
 

@@ -7,7 +7,7 @@ import pytest
 
 from sdc.analysis import conclude, write_beside
 from sdc.analysis.recoveries import compared, losses, sentence, table
-from sdc.record import read_record
+from sdc.records import read_record
 from sdc.tools import cli
 from sdc.tools.errors import Exit
 

@@ -31,9 +31,9 @@ from sdc.analysis.report import write_report
 from sdc.analysis.studies import findings_of, write_study
 from sdc.analysis.studies._paft import printed_divergence
 from sdc.analysis.studies.lossy import printed_pair_drift
-from sdc.record import stamp
-from sdc.record.files import RecordError
-from sdc.record.reading import read_record
+from sdc.records import stamp
+from sdc.records.files import RecordError
+from sdc.records.reading import read_record
 from sdc.train.studies import LossyStudy, PaftStudy, linear, study
 
 ABOUT: dict[str, Any] = {"workers": 4, "steps": 20, "seed": 0, "sources": {"linear": "points"}}

@@ -11,8 +11,8 @@ from etils import epath
 from sdc.analysis import product_tables
 from sdc.analysis.advice import excluded
 from sdc.analysis.summary import SUBMODULES, summarize, summary_of
-from sdc.record.kinds import kind_of
-from sdc.record.reading import Contents
+from sdc.records.kinds import kind_of
+from sdc.records.reading import Contents
 
 from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import sdc
 from sdc.program.selectors import operations
-from sdc.record.determinism import program_fingerprint
+from sdc.records.determinism import program_fingerprint
 from sdc.twins.traces import TraceWriter
 
 

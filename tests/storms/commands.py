@@ -78,7 +78,7 @@ def _trial(tally: Tally, words: list[str], folder: Path) -> None:
         raise Started
 
     places = (
-        "sdc.record.determinism.prepare", "sdc.tools.bench.command.prepare", "sdc.train.cluster.joined",
+        "sdc.records.determinism.prepare", "sdc.tools.bench.command.prepare", "sdc.train.cluster.joined",
         "sdc.train.studies.workloads.chosen_tasks",
     )  # fmt: skip
     said, out = io.StringIO(), io.StringIO()

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sdc.record import read_record
+from sdc.records import read_record
 from tests.tools.command import CONTEXT, several
 
 from .tally import Tally, verdict_of

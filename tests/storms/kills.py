@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdc.record import read_record
+from sdc.records import read_record
 from tests.tools.command import Started, several, start
 
 from .tally import Tally, verdict_of

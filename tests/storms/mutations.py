@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdc.record import read_record
+from sdc.records import read_record
 from sdc.train.checkpoints import CheckpointError, Checkpoints
 from tests.tools.command import start
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sdc.burnin.pair_report import Pair, read_pair
-from sdc.record.storage import RecordError
+from sdc.records.storage import RecordError
 from sdc.tools.bench.network import ADDRESSES, LINKS, ip, two_hosts
 
 from .cuts import COMMAND, LIMIT

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdc.targets import prepare_compilers
+from sdc.costs import prepare_compilers
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,9 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import sdc
 from sdc.checksums import Profile
 from sdc.checksums.roundoff import PLATFORMS
+from sdc.costs import Estimate, devices_of, estimate, with_tool
 from sdc.program.selectors import primitive
 from sdc.settings import SettingError
-from sdc.targets import Estimate, devices_of, estimate, with_tool
 from sdc.tools.bench._targets import BARS, averaging, digest_costs, hidden_share, step_costs
 
 pytestmark = pytest.mark.targets

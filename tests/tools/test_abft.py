@@ -8,7 +8,7 @@ import pytest
 
 from sdc.checksums.profile import Profile, hardware
 from sdc.checksums.roundoff import Rounding
-from sdc.record import determinism
+from sdc.records import determinism
 from sdc.tools.cli import run
 from tests.tools.command import lines, sdc, summary
 

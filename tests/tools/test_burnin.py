@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sdc.burnin.pair_report import PAIR, POOL
 from sdc.burnin.report import RESULT, read_report
 from sdc.burnin.schema import file_schema
-from sdc.record import determinism
+from sdc.records import determinism
 from sdc.tools import cli
 from tests.tools.command import Started
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from sdc.record.files import read_json, write_sealed
-from sdc.record.lifecycle import Record
+from sdc.records.files import read_json, write_sealed
+from sdc.records.lifecycle import Record
 from sdc.tools import cli, parse
 from sdc.tools.errors import FLAGS, CommandError, Exit, run_errors, usage_errors
 from tests.analysis.records import manifest, steps, write_run

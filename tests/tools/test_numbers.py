@@ -116,7 +116,7 @@ def test_a_number_is_sensible_or_refused(
     for function in (
         "sdc.analysis.fleet.launching.srun_lines",
         "sdc.analysis.fleet.naming.make_schedule",
-        "sdc.record.determinism.prepare",
+        "sdc.records.determinism.prepare",
         "sdc.tools.commands._doctor.examine",
         "sdc.tools.bench.command.prepare",
         "sdc.tools.commands._estimate._process",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sdc.record import Record, read_record
+from sdc.records import Record, read_record
 from sdc.tools import progress
 from sdc.tools.runtime import Onward
 from tests.tools.command import sdc, several, start, wait

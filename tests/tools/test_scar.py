@@ -17,7 +17,7 @@ from sdc.checkpoints._partition import named_leaves
 from sdc.checkpoints.boxes import parse_box, within
 from sdc.checkpoints.pieces import shards_here
 from sdc.checkpoints.store import Store, last_save
-from sdc.record import read_record
+from sdc.records import read_record
 from sdc.train import Training
 from sdc.train.placement import place
 from tests.tools.command import lines, sdc, several, wait

@@ -12,7 +12,7 @@ import pytest
 from sdc.faults.comparing import Compared
 from sdc.faults.measured import NodesMeasured, Response
 from sdc.faults.nodes import Estimate
-from sdc.record import determinism
+from sdc.records import determinism
 from sdc.tools.cli import run
 from sdc.tools.output import show
 from sdc.tools.progress import CountProgress

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sdc.record import read_manifest
-from sdc.record.files import write_sealed
+from sdc.records import read_manifest
+from sdc.records.files import write_sealed
 from sdc.tools import cli
 from sdc.tools.errors import Exit
 from sdc.twins.traces import read_trace

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from sdc.analysis import conclude
-from sdc.record import RecordError, read_record
+from sdc.records import RecordError, read_record
 from sdc.train import Incomparable, Twins, _run, run
 from sdc.train.checkpoints import Checkpoints
 from sdc.train.programs import TwinProgram

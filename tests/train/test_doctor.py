@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sdc.record.manifests import Environment
+from sdc.records.manifests import Environment
 from sdc.train.doctor.children import Request, ask
 from sdc.train.doctor.examining import examine
 from sdc.train.doctor.hosts import describe_host

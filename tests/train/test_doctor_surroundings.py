@@ -1,7 +1,7 @@
 """What is told of an environment without running anything, for platforms that are not here."""
 
-from sdc.record.determinism import GPU_FLAGS
-from sdc.record.manifests import Environment
+from sdc.records.determinism import GPU_FLAGS
+from sdc.records.manifests import Environment
 from sdc.train.doctor.hosts import describe_host
 from sdc.train.doctor.layout import Check, HostPart
 from sdc.train.doctor.surroundings import Scene, candidates, look

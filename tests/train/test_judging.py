@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sdc.analysis import conclude
-from sdc.record.files import write_sealed
-from sdc.record.integrity import start
-from sdc.record.lines import seal_lines
+from sdc.records.files import write_sealed
+from sdc.records.integrity import start
+from sdc.records.lines import seal_lines
 from sdc.train import Answer, Judged, JudgeError, Training, Twins, run
 
 from .runs import WORKLOAD, execute, lines, loaded

@@ -12,7 +12,7 @@ from sdc.analysis.pairing import Opening, judge_pair, stage_differs
 from sdc.analysis.resolving import explain, resolve_pairs
 from sdc.burnin.pair_report import FOLDERS, PAIR, Pair, TwinRow, contradictions, read_pair, write_pair
 from sdc.burnin.report import CODES, Word
-from sdc.record.storage import RecordError
+from sdc.records.storage import RecordError
 from sdc.tools import cli
 from sdc.train import pairing, run
 from sdc.train.checks import Simulated

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sdc.analysis import write_beside
-from sdc.record import read_manifest, read_record
+from sdc.records import read_manifest, read_record
 from sdc.settings import SettingError
 from sdc.train import Training, Workload, run
 from sdc.train.running import Running, saved_step

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sdc.analysis.studies import _scar as findings_of_scar
-from sdc.record.reading import read_record
-from sdc.record.storage import RecordError
+from sdc.records.reading import read_record
+from sdc.records.storage import RecordError
 from sdc.settings import SettingError
 from sdc.train.iterative import Documents, logistic_regression, topic_model, trials
 from sdc.train.iterative.trials import DoesNotConverge, Failure, Held

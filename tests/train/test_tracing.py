@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sdc.analysis import conclude
-from sdc.record import RecordError, read_manifest
-from sdc.record.files import write_sealed
+from sdc.records import RecordError, read_manifest
+from sdc.records.files import write_sealed
 from sdc.train import Tracing, run
 from sdc.train.golden import Golden
 from sdc.twins.traces import NotComparable, diff, read_trace

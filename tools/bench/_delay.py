@@ -82,7 +82,7 @@ def _answer(worker: subprocess.Popen[str]) -> float:
 
 def follow() -> None:
     """One of the processes: makes a step for each line of standard input, and says how long it took."""
-    from sdc.record import prepare
+    from sdc.records import prepare
 
     config, dtype, process = sys.argv[1:]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

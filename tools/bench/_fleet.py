@@ -9,7 +9,7 @@ from typing import Any
 
 from sdc.burnin import RESULT
 from sdc.burnin.report import FORMAT, SCHEMA
-from sdc.record import seal, write_sealed
+from sdc.records import seal, write_sealed
 
 REPORTS, WORKLOADS, DEVICES = 1000, 58, 8
 BARS = {"seconds": 10.0}

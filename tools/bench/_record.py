@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from sdc.analysis import final_states
-from sdc.record import Record, encode
+from sdc.records import Record, encode
 from sdc.train import Twins, Workload, place, run
 
 from .options import BenchOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sdc.analysis import SUBMODULES
-from sdc.record import Record
+from sdc.records import Record
 
 from .options import BenchOptions
 

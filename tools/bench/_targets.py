@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import sdc
 from sdc.aggregation import overlap_options, overlapped, paft
 from sdc.checksums import PLATFORMS, Profile
+from sdc.costs import Estimate, Tool, devices_of, estimate, find_target, with_tool
 from sdc.program import Where, primitive
-from sdc.targets import Estimate, Tool, devices_of, estimate, find_target, with_tool
 from sdc.train import Subject, estimate_subject
 from sdc.twins import Exchange, digest
 

@@ -4,8 +4,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from sdc.costs import groups_of, kind_of, parse_module, sizes_of
 from sdc.program import RARELY
-from sdc.targets import groups_of, kind_of, parse_module, sizes_of
 
 _CALLS = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from sdc.record import environment, prepare
-from sdc.targets import prepare_compilers
+from sdc.costs import prepare_compilers
+from sdc.records import environment, prepare
 from sdc.train import get_config
 from sdc.train.studies import check_measurement
 

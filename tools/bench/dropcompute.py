@@ -31,7 +31,7 @@ from sdc.aggregation import (
     to_workers,
 )
 from sdc.multihost import everyone
-from sdc.record import prepare
+from sdc.records import prepare
 from sdc.train import Peers, joined
 
 from .. import give_up, keep_standard_output, leave_at_once

@@ -23,7 +23,7 @@ from sdc.burnin import (
 )
 from sdc.burnin.junit import junit
 from sdc.burnin.metrics import metrics
-from sdc.record import RecordError, write_text
+from sdc.records import RecordError, write_text
 from sdc.settings import SettingError
 
 from .. import BurninOptions, LoadOptions, give_up, new_folder, onward, run_errors, usage_errors
@@ -110,7 +110,7 @@ def _devices(asked: Asked) -> "tuple[Sequence[jax.Device], str | None]":
     """The devices of this process, or what went wrong with them."""
     import jax
 
-    from sdc.record import prepare
+    from sdc.records import prepare
 
     count = asked.simulated
     with usage_errors():

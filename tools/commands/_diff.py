@@ -1,6 +1,6 @@
 """`sdc diff`: the first step and operation at which two traces part."""
 
-from sdc.record import read_manifest
+from sdc.records import read_manifest
 
 from .. import VERDICTS, DiffOptions, run_errors, show, usage_errors
 

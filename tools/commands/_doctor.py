@@ -2,7 +2,7 @@
 
 import msgspec
 
-from sdc.record import MOST_DEVICES
+from sdc.records import MOST_DEVICES
 from sdc.settings import SettingError
 from sdc.train import check, get_config
 from sdc.train.doctor import MOST_SECONDS, Examined, check_alike, examine, read_examined

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sdc.costs import check_compiler, find_target, prepare_compilers, read_options
 from sdc.program import KERNEL
 from sdc.settings import SettingError
-from sdc.targets import check_compiler, find_target, prepare_compilers, read_options
 from sdc.train import Subject
 
 from .. import CommandError, EstimateOptions, Exit, new_folder, run_errors, usage_errors

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sdc.record import endless, reason
+from sdc.records import endless, reason
 from sdc.settings import SettingError
 
 from .. import VERDICTS, Exit, FleetOptions, ScheduleOptions, SimulateOptions, SummarizeOptions, usage_errors

@@ -20,7 +20,7 @@ from sdc.burnin import (
     read_golden,
     write_golden,
 )
-from sdc.record import RecordError
+from sdc.records import RecordError
 from sdc.settings import SettingError
 
 from .. import (
@@ -113,7 +113,7 @@ def _verify(options: GoldenVerifyOptions) -> int:
 
 def _alone(devices: "Sequence[jax.Device]") -> AbstractContextManager[list[str]]:
     """Devices that a burn-in tests are not loaded a second time."""
-    from sdc.record import describe_devices
+    from sdc.records import describe_devices
 
     return claimed(claim_names(describe_devices(devices)))
 
@@ -202,7 +202,7 @@ def _check_new(setting: str, file: Path) -> None:
 
 def _devices(asked: Asked) -> "Sequence[jax.Device]":
     """Starts the devices. Others than were asked for are not tested in their place."""
-    from sdc.record import determinism
+    from sdc.records import determinism
 
     count = asked.simulated
     with usage_errors():

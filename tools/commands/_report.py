@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from sdc.record import MANIFEST, read_manifest
+from sdc.records import MANIFEST, read_manifest
 
 from .. import VERDICTS, CommandError, ReportOptions, show, usage_errors
 

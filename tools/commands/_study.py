@@ -71,7 +71,7 @@ def _scar(options: ScarStudyOptions) -> int:
         if not options.workload:
             raise SettingError("workload", None, "expected one or several; see --help")
     from sdc.analysis import conclude
-    from sdc.record import prepare
+    from sdc.records import prepare
     from sdc.train.studies import ScarStudy, record_study, subjects
 
     from .. import CountProgress, show

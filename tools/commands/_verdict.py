@@ -6,7 +6,7 @@ import re
 import msgspec
 
 from sdc.burnin import Standing, standing_of
-from sdc.record import to_json
+from sdc.records import to_json
 from sdc.settings import SettingError
 
 from .. import CommandError, Exit, VerdictOptions, flag

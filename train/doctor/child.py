@@ -38,7 +38,7 @@ def main() -> None:
     if request["devices"] is not None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", request["devices"])
-    from sdc.record import environment
+    from sdc.records import environment
 
     from .layout import Answer
     from .measuring import measure

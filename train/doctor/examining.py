@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sdc.record import GPU_FLAGS, THREADS, identify, package_version
+from sdc.records import GPU_FLAGS, THREADS, identify, package_version
 from sdc.settings import SettingError
 
 from .children import CHILD, SUITE, Request

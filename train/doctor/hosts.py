@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sdc.record import THREADS
+from sdc.records import THREADS
 
 from .layout import HostPart
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from sdc.record import AnyPath, Environment, Fields, Host, RecordError, about, read_json
+from sdc.records import AnyPath, Environment, Fields, Host, RecordError, about, read_json
 
 TRAINING = "training step"
 """Name of the operation that takes longest."""

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdc.record import program_fingerprint
+from sdc.records import program_fingerprint
 
 from .layout import Measured
 from .operation import Operation

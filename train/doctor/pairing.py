@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from sdc.record import THREADS, differences
+from sdc.records import THREADS, differences
 
 from .children import ChildFailed
 from .comparing import by_name, steady

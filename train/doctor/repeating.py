@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
-from sdc.record import THREADS
+from sdc.records import THREADS
 
 from .children import ChildFailed
 from .comparing import between, by_name, turned, unsteady

@@ -7,7 +7,7 @@ where bits are compared.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from sdc.record import GPU_FLAGS, THREADS, Environment
+from sdc.records import GPU_FLAGS, THREADS, Environment
 
 from .hosts import pool_size
 from .layout import Check, HostPart, Outcome

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from sdc.record import endless
+from sdc.records import endless
 from sdc.settings import SettingError
 
 from .. import cache_folder

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from sdc.aggregation import Stopped, Stopwatch, from_workers, gradient_sum, select_threshold, to_workers
-from sdc.record import program_fingerprint
+from sdc.records import program_fingerprint
 
 from .. import AUTO, DATA, MODEL, DropCompute, Given, Placement, Replicas, fetch, init_params
 from .device import Placed, described, scalar_row

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 import sdc
-from sdc.record import program_fingerprint
+from sdc.records import program_fingerprint
 
 from .. import RANKS, fetch, tally_flags
 from ..tally import tally

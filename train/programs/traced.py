@@ -9,7 +9,7 @@ import jax
 
 import sdc
 from sdc.program import Selector
-from sdc.record import program_fingerprint
+from sdc.records import program_fingerprint
 from sdc.twins import SITES, encode, sites_table
 
 from .. import Simulation, fetch

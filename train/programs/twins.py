@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import sdc
-from sdc.record import program_fingerprint
+from sdc.records import program_fingerprint
 from sdc.twins import Compare, Exchange, agreement, squared_distance
 
 from .. import DATA, MODEL, RANKS, TWIN, fetch, tally_flags, total

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdc.record import Contents, Record, RecordError, environment, read_manifest, read_record
+from sdc.records import Contents, Record, RecordError, environment, read_manifest, read_record
 
 from .. import changes
 from ..iterative import DoesNotConverge

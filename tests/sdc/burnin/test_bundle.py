@@ -20,8 +20,8 @@ from sdc.burnin.reporting import Circumstances, report_of
 from sdc.burnin.rounds import burn_in
 from sdc.burnin.workload import Workload
 from sdc.faults import BitFlip, Fault
-from sdc.record import describe_devices
-from sdc.record.determinism import environment
+from sdc.records import describe_devices
+from sdc.records.determinism import environment
 
 ALONE = """
 import runpy, sys

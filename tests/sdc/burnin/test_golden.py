@@ -15,9 +15,9 @@ from sdc.burnin.golden import Register, lookup, mark_of, parse_key, read_golden,
 from sdc.burnin.golden_merging import describe_dispute, merge
 from sdc.burnin.golden_using import foreign, itself_alone, usable
 from sdc.burnin.surroundings import flat_surroundings, surroundings
-from sdc.record.determinism import environment
-from sdc.record.files import write_sealed
-from sdc.record.storage import RecordError
+from sdc.records.determinism import environment
+from sdc.records.files import write_sealed
+from sdc.records.storage import RecordError
 
 from .registers import BAD, ENVIRONMENT, GOOD, register, subject
 

@@ -20,7 +20,7 @@ from sdc.burnin.surroundings import surroundings
 from sdc.burnin.verdict import judge
 from sdc.burnin.workload import Workload
 from sdc.faults import BitFlip, Fault
-from sdc.record import describe_devices
+from sdc.records import describe_devices
 
 ONCE = {"level": "quick", "only": ["ordering"], "dtypes": ["float32"]}
 

@@ -14,9 +14,9 @@ from sdc.burnin.reporting import Circumstances, clock_shift, report_of, restored
 from sdc.burnin.rounds import burn_in
 from sdc.burnin.workload import Workload
 from sdc.faults import BitFlip, Fault
-from sdc.record import describe_devices
-from sdc.record.determinism import environment
-from sdc.record.storage import RecordError
+from sdc.records import describe_devices
+from sdc.records.determinism import environment
+from sdc.records.storage import RecordError
 from sdc.settings import SettingError
 
 FAULT = Fault(BitFlip(), rate=0.1, site="ordering/*", at={"device": 2})

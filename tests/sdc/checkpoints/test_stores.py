@@ -13,7 +13,7 @@ from etils import epath
 from sdc.checkpoints import RunningCheckpoint, StoreError, partition
 from sdc.checkpoints.pieces import Held, digest_text
 from sdc.checkpoints.store import Seal, Store, last_save, write_seal
-from sdc.record.lock import RecordBusy
+from sdc.records.lock import RecordBusy
 from sdc.settings import SettingError
 from sdc.twins import digest
 

@@ -16,7 +16,7 @@ from sdc.faults._strike import LOOPS
 from sdc.faults.kinds import BitFlip, Rotate, Scale, Stuck
 from sdc.faults.patterns import Run
 from sdc.program.selectors import arithmetic, direction, everything, iteration, operations, primitive, scope
-from sdc.record.files import encode
+from sdc.records.files import encode
 from sdc.tools.commands._diff import run as diff
 from sdc.tools.options import DiffOptions
 from sdc.twins.traces import TraceWriter

@@ -13,8 +13,8 @@ from jax import lax
 import sdc
 from sdc.faults.kinds import BitFlip
 from sdc.program.selectors import arithmetic, operations, primitive
-from sdc.record.files import RecordError, write_sealed
-from sdc.record.reading import read_manifest
+from sdc.records.files import RecordError, write_sealed
+from sdc.records.reading import read_manifest
 from sdc.twins._bisect import FEW
 from sdc.twins.traces import NotComparable, TraceWriter, diff, read_trace
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sdc.record import describe_devices, identify, on_mesh
-from sdc.record.devices import (
+from sdc.records import describe_devices, identify, on_mesh
+from sdc.records.devices import (
     Sources,
     driver_of_nvidia,
     firmware_of_nvidia,
@@ -22,8 +22,8 @@ from sdc.record.devices import (
     pci_address,
     serials_of_nvidia,
 )
-from sdc.record.files import misfit
-from sdc.record.manifests import Device, RunManifest
+from sdc.records.files import misfit
+from sdc.records.manifests import Device, RunManifest
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
 IRQ:   \t\t 185

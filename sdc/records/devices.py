@@ -70,11 +70,11 @@ def describe_devices(
         sources: where the host is asked; by default its files, libraries and commands.
 
     Returns:
-        One object for each device of this process, as `sdc.record.manifests.Device` describes it. A field that the
+        One object for each device of this process, as `sdc.records.manifests.Device` describes it. A field that the
         platform does not tell is absent.
 
     Example:
-        >>> from sdc.record import describe_devices
+        >>> from sdc.records import describe_devices
         >>> device = describe_devices()[0]
         >>> device["process"], device["kind"]
         (0, 'cpu')
@@ -112,7 +112,7 @@ def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> 
 
     Example:
         >>> import jax
-        >>> from sdc.record import describe_devices, on_mesh
+        >>> from sdc.records import describe_devices, on_mesh
         >>> on_mesh(describe_devices(), jax.make_mesh((1,), ("data",)))[0]["rank"]
         {'data': 0}
     """
@@ -146,7 +146,7 @@ def pci_address(text: str) -> str:
     """A PCI address as Linux writes it: drivers write capitals, and some eight digits of a domain that has four.
 
     Example:
-        >>> from sdc.record.devices import pci_address
+        >>> from sdc.records.devices import pci_address
         >>> pci_address("00000000:3B:00.0")
         '0000:3b:00.0'
     """

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sdc.record import Record, RecordError, read_record
-from sdc.record.files import write_sealed
-from sdc.record.integrity import FIELD
-from sdc.record.reading import Contents
+from sdc.records import Record, RecordError, read_record
+from sdc.records.files import write_sealed
+from sdc.records.integrity import FIELD
+from sdc.records.reading import Contents
 
 LINES = ("steps.jsonl", "mismatches.jsonl", "discarded.jsonl")
 

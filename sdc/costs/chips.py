@@ -94,7 +94,7 @@ def find_target(name: str) -> Target:
         SettingError: it is no name of a target.
 
     Example:
-        >>> from sdc.targets import find_target
+        >>> from sdc.costs import find_target
         >>> find_target("2xv5p:2x2x4").devices
         32
     """

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from sdc.costs import find_target
+from sdc.costs.compilers import check_compiler
 from sdc.settings import SettingError
-from sdc.targets import find_target
-from sdc.targets.compilers import check_compiler
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sdc.record import KINDS, FolderTaken, Record, RecordError, json_schema, read_manifest, read_record
-from sdc.record.identity import package_version
-from sdc.record.integrity import unlink
-from sdc.record.lines import Pace
+from sdc.records import KINDS, FolderTaken, Record, RecordError, json_schema, read_manifest, read_record
+from sdc.records.identity import package_version
+from sdc.records.integrity import unlink
+from sdc.records.lines import Pace
 
 OLD = Path(__file__).parent / "records_0_1"
 NEEDED: dict[str, dict[str, Any]] = {
@@ -199,8 +199,8 @@ def test_objects_are_written_seldom_and_more_seldom_where_it_takes_long() -> Non
 def test_records_are_read_and_written_without_jax(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "import sdc.record.lifecycle, sdc.record.reading, sdc.record.determinism, sdc.record.schema\n"
-        "from sdc.record import *\n"
+        "import sdc.records.lifecycle, sdc.records.reading, sdc.records.determinism, sdc.records.schema\n"
+        "from sdc.records import *\n"
         "with Record.create(sys.argv[1], {}, kind='twin') as record:\n"
         "    record.line({'step': 0})\n"
         "    record.finish(stamp())\n"

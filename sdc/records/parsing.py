@@ -23,7 +23,7 @@ def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> 
         ValueError: it is no JSON, or is nested deeper than `DEEPEST`.
 
     Example:
-        >>> from sdc.record.parsing import parse_json
+        >>> from sdc.records.parsing import parse_json
         >>> parse_json('{"text": ["a"]}')
         {'text': ['a']}
         >>> parse_json("[" * 101 + "]" * 101)

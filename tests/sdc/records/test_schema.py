@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from sdc.record import KINDS, json_schema
-from sdc.record.files import misfit
-from sdc.record.rows import InjectionRow, StepRow
-from sdc.record.schema import TABLES, render_tables
+from sdc.records import KINDS, json_schema
+from sdc.records.files import misfit
+from sdc.records.rows import InjectionRow, StepRow
+from sdc.records.schema import TABLES, render_tables
 
 ROOT = Path(__file__).resolve().parents[3]
 OLD = Path(__file__).parent / "records_0_1"
@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "run-record.md"
 def test_the_tables_of_the_documentation_are_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == render_tables(page), (
-        'write them anew: python -c "from pathlib import Path; from sdc.record.schema import render_tables; '
+        'write them anew: python -c "from pathlib import Path; from sdc.records.schema import render_tables; '
         "p = Path('docs/run-record.md'); p.write_text(render_tables(p.read_text()))\""
     )
     missing = [type.__name__ for type in TABLES if f"<!-- fields: {type.__name__} -->" not in page]

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from sdc.record import FolderTaken, Record, RecordBusy, RecordError, identify, read_record, storage
-from sdc.record.integrity import link, seal, start
-from sdc.record.lock import LOCK, Lock, _mine
+from sdc.records import FolderTaken, Record, RecordBusy, RecordError, identify, read_record, storage
+from sdc.records.integrity import link, seal, start
+from sdc.records.lock import LOCK, Lock, _mine
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def estimate(
 
     Example:
         >>> import importlib.util, jax, jax.numpy as jnp
-        >>> from sdc.targets import estimate, prepare_compilers
+        >>> from sdc.costs import estimate, prepare_compilers
         >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
         >>> if importlib.util.find_spec("libtpu"):  # the extra `targets`
         ...     prepare_compilers()
@@ -233,7 +233,7 @@ def _placed(tree: Any, devices: Sequence[Any]) -> Any:
         other = mesh.devices.flat[0]
         raise SettingError(
             "step", str(other), "its arguments are on a mesh of devices that are not the target's; give shapes with "
-            "shardings over sdc.targets.devices_of(target), which the function that makes the step gets as devices"
+            "shardings over sdc.costs.devices_of(target), which the function that makes the step gets as devices"
         )  # fmt: skip
     alone: Any = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
 

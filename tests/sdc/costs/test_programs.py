@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sdc.targets import CHIPS, Uncharged, products
-from sdc.targets.collectives import collectives_of
-from sdc.targets.cycles import cycles_of
-from sdc.targets.hlo import bytes_of, parse_module
-from sdc.targets.products import Plain
-from sdc.targets.schedules import read_schedules
-from sdc.targets.traffic import traffic_of
+from sdc.costs import CHIPS, Uncharged, products
+from sdc.costs.collectives import collectives_of
+from sdc.costs.cycles import cycles_of
+from sdc.costs.hlo import bytes_of, parse_module
+from sdc.costs.products import Plain
+from sdc.costs.schedules import read_schedules
+from sdc.costs.traffic import traffic_of
 
 
 def op(cycles: int, name: str = "mul") -> str:

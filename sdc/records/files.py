@@ -213,8 +213,8 @@ def misfit(value: Any, type: type) -> str | None:
     """Which field of a JSON value is not what its `msgspec.Struct` asks for, and why; None for a value that fits.
 
     Example:
-        >>> from sdc.record.files import misfit
-        >>> from sdc.record.rows import StepRow
+        >>> from sdc.records.files import misfit
+        >>> from sdc.records.rows import StepRow
         >>> misfit({"step": 3, "sites": {"fwd/attn": {"checked": "many"}}}, StepRow)
         "field sites[...].checked: expected a number, got 'many'"
         >>> misfit({"step": 3, "remark": "a field of one's own"}, StepRow)

@@ -103,7 +103,7 @@ def devices_of(name: str) -> tuple[Any, ...]:
 
     Example:
         >>> import importlib.util
-        >>> from sdc.targets import devices_of, prepare_compilers
+        >>> from sdc.costs import devices_of, prepare_compilers
         >>> if importlib.util.find_spec("libtpu"):  # the extra `targets`
         ...     prepare_compilers()
         ...     assert len(devices_of("v5e:2x2")) == 4

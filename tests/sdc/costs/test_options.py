@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from sdc.costs.options import check_options, read_options
 from sdc.settings import SettingError
-from sdc.targets.options import check_options, read_options
 from sdc.train.placement import place
 
 SPLIT = "xla_cpu_parallel_codegen_split_count"

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from sdc.record import Record, RecordBusy, RecordError, identify
-from sdc.record.lock import LOCK, Lock, _holder, _mine, _take_away
+from sdc.records import Record, RecordBusy, RecordError, identify
+from sdc.records.lock import LOCK, Lock, _holder, _mine, _take_away
 
 HOLD = """
 import sys, time
-from sdc.record import Record
+from sdc.records import Record
 record = Record.create(sys.argv[1], {}, kind="twin")
 record.line({"step": 0})
 print("held", flush=True)
@@ -91,7 +91,7 @@ def test_nothing_outlives_the_start_of_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str | None
 ) -> None:
     """A process with the same number may live now. Without an identity it may be another host of that name, though."""
-    monkeypatch.setattr("sdc.record.identity._machine", lambda: machine)
+    monkeypatch.setattr("sdc.records.identity._machine", lambda: machine)
     left(tmp_path, host={"pid": os.getpid(), "boot": "the last start"})
     if machine:
         Lock(tmp_path).release()
@@ -139,7 +139,7 @@ NESTED = '{"host": {"name": "a"}, "token": "b", "more": ' + 100_000 * "[" + 100_
 
 @pytest.mark.parametrize("text", ["", "{", "[]", NESTED], ids=["empty", "cut off", "no object", "nested"])
 def test_a_lock_that_nobody_can_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr("sdc.record.lock.TRIES", 2)
+    monkeypatch.setattr("sdc.records.lock.TRIES", 2)
     (tmp_path / LOCK).write_text(text)
     with pytest.raises(RecordBusy, match=r"lock\.json tells no writer, .*; remove"):
         Lock(tmp_path)
@@ -179,7 +179,7 @@ def _try(folder: str, start: Any, done: Any, winners: Any) -> None:
 
 def test_of_many_that_take_over_a_dead_lock_one_wins(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sdc.record.lock"])
+    context.set_forkserver_preload(["sdc.records.lock"])
     left(tmp_path, started="1")
     start, done, winners = context.Barrier(8), context.Barrier(8), context.SimpleQueue()
     processes = [context.Process(target=_try, args=(str(tmp_path), start, done, winners)) for _ in range(8)]

@@ -31,7 +31,7 @@ def link(line: bytes, before: int) -> tuple[bytes, int]:
         The line with its checksum, and the checksum.
 
     Example:
-        >>> from sdc.record.integrity import link, start
+        >>> from sdc.records.integrity import link, start
         >>> link(b'{"step": 0}', start("steps.jsonl"))
         (b'{"step": 0, "checksum": "e1a6c1bf"}', 3785802175)
     """

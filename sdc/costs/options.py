@@ -22,7 +22,7 @@ def read_options(texts: Sequence[str]) -> dict[str, Value]:
         SettingError: a text is not of that form, or a name is there twice.
 
     Example:
-        >>> from sdc.targets.options import read_options
+        >>> from sdc.costs.options import read_options
         >>> read_options(["xla_tpu_enable_sdc_checker=true", "xla_cpu_parallel_codegen_split_count=4"])
         {'xla_tpu_enable_sdc_checker': True, 'xla_cpu_parallel_codegen_split_count': 4}
     """

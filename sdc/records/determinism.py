@@ -97,7 +97,7 @@ def check_deterministic(environment: Mapping[str, Any]) -> None:
     if environment["platform"] == "gpu" and (missing := _missing(environment["xla_flags"].split())):
         raise ValueError(
             f"XLA_FLAGS lacks {missing[0]}, without which a healthy GPU does not repeat itself; "
-            "call sdc.record.prepare(cpu_devices=1) before JAX starts its devices"
+            "call sdc.records.prepare(cpu_devices=1) before JAX starts its devices"
         )
 
 

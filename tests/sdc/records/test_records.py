@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdc.record import kinds
-from sdc.record.files import RecordError, write_json
-from sdc.record.lifecycle import Record
-from sdc.record.reading import read_record
+from sdc.records import kinds
+from sdc.records.files import RecordError, write_json
+from sdc.records.lifecycle import Record
+from sdc.records.reading import read_record
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sdc.record.determinism import (
+from sdc.records.determinism import (
     GPU_FLAGS,
     check_deterministic,
     differences,
@@ -51,7 +51,7 @@ def test_fingerprints_tell_programs_apart() -> None:
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    start = "import os, jax; from sdc.record.determinism import prepare\n"
+    start = "import os, jax; from sdc.records.determinism import prepare\n"
     variables = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
     return subprocess.run(
         [sys.executable, "-c", start + code], env={**variables, **environment}, capture_output=True, text=True

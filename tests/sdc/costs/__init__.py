@@ -1,0 +1,1 @@
+"""Tests of sdc.costs that need no compiler."""

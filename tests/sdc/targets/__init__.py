@@ -1,1 +1,0 @@
-"""Tests of sdc.targets that need no compiler."""
