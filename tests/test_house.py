@@ -3,9 +3,11 @@
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,14 @@ MODULES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 FACADES = [name for name, path in MODULES.items() if path.name == "__init__.py" and "facade(" in path.read_text()]
-ALLOWED = {"sdc": {"sdc"}, "train": {"sdc", "train"}, "analysis": {"sdc", "analysis"}, "tools": set(FOLDERS)}
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+FLOORS = ("sdc", "sdc.train", "sdc.analysis", "sdc.tools")
+
+# What the house keeps to; see CONTRIBUTING.md.
+MOST_FILES, MOST_NAMES, SHORT = 52, 100, 60
+MOST_CRUMBS, MOST_REPEATED_CLASSES, MOST_REPEATED_FILES = 57, 46, 29
+MOST_FORMATS, MOST_TABLES_OF_CODES, MOST_DEEP, MOST_IN_CIRCLES = 11, 5, 40, 4
 
 
 def public(facade: str) -> Iterator[tuple[str, object]]:
@@ -27,16 +36,63 @@ def public(facade: str) -> Iterator[tuple[str, object]]:
     return ((name, getattr(module, name)) for name in module.__all__)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_importing_a_module_gives_the_module(name: str) -> None:
+def exports(facade: str) -> list[str]:
+    """All names that a facade offers: public ones, and those for the other packages of this project."""
+    return [
+        alias.asname or alias.name
+        for block in TREES[facade].body
+        if isinstance(block, ast.If)
+        for line in block.body
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+    ]
+
+
+def offered(facade: str) -> Iterator[tuple[str, object]]:
+    module = importlib.import_module(facade)
+    return ((name, getattr(module, name)) for name in exports(facade))
+
+
+def package(name: str) -> str:
+    """The package that a module is in; a package is in itself."""
+    while name not in PACKAGES:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def top(name: str) -> int:
+    """The floor of a module."""
+    return max(floor for floor, base in enumerate(FLOORS) if f"{name}.".startswith(f"{base}."))
+
+
+def imports(name: str) -> Iterator[str]:
+    """Modules of this project that a module imports, within functions and below `if TYPE_CHECKING` too."""
+    base = name if name in PACKAGES else name.rpartition(".")[0]
+    for node in ast.walk(TREES[name]):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = base.split(".")[: len(base.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            targets = [f"{source}.{alias.name}" for alias in node.names]
+            targets = [target if target in MODULES else source for target in targets]
+        yield from (target for target in targets if target in MODULES)
+
+
+def test_importing_a_module_gives_the_module() -> None:
     """`import a.b as m` takes the attribute `b` of `a`, which must not be a function of that name."""
-    importlib.import_module(name)
+    for name in MODULES:
+        importlib.import_module(name)
     for facade in FACADES:
-        dict(public(facade))  # whatever a facade loads must not change that
+        dict(offered(facade))  # whatever a facade loads must not change that
     namespace: dict[str, object] = {}
-    exec(f"import {name} as m", namespace)
-    assert namespace["m"] is sys.modules[name]
-    assert isinstance(namespace["m"], types.ModuleType)
+    wrong = []
+    for name in MODULES:
+        exec(f"import {name} as m", namespace)
+        if namespace["m"] is not sys.modules[name] or not isinstance(namespace["m"], types.ModuleType):
+            wrong.append(name)
+    assert not wrong
 
 
 def test_no_module_has_the_name_of_a_public_function() -> None:
@@ -47,45 +103,95 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
     assert not functions & {name.rpartition(".")[2] for name in MODULES}
 
 
-@pytest.mark.parametrize("facade", FACADES)
-def test_a_facade_lists_what_it_offers(facade: str) -> None:
-    module = importlib.import_module(facade)
-    assert set(module.__all__) <= set(dir(module))
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = module.nothing
-    for _, value in public(facade):
-        assert value is not None
+def test_a_facade_offers_what_it_lists() -> None:
+    for facade in FACADES:
+        module = importlib.import_module(facade)
+        assert set(module.__all__) <= set(dir(module))
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            _ = module.nothing
+        assert all(value is not None for _, value in offered(facade))
 
 
-def imports(path: Path, package: str) -> Iterator[str]:
-    """Full names of what a file imports of this project, below `if TYPE_CHECKING` too."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] == "sdc")
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            name = ".".join([*base, *([node.module] if node.module else [])])
-            if name.partition(".")[0] == "sdc":
-                yield from (f"{name}.{alias.name}" for alias in node.names)
+def test_a_facade_is_no_warehouse() -> None:
+    """What many others need of a package is a sign that it lives in the wrong one."""
+    assert {name: n for name in FACADES if (n := len(exports(name))) > MOST_NAMES} == {}
 
 
-def folder(name: str) -> str:
-    return next(
-        (top for top, package in FOLDERS.items() if top != "sdc" and f"{name}.".startswith(f"{package}.")), "sdc"
-    )
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_arrows_run_one_way(name: str) -> None:
-    path = MODULES[name]
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    wrong = [target for target in imports(path, package) if folder(target) not in ALLOWED[folder(name)]]
+def test_arrows_run_one_way() -> None:
+    """`tools` knows `analysis`, which knows `train`, which knows `sdc`."""
+    wrong = [(name, target) for name in MODULES for target in imports(name) if top(target) > top(name)]
     assert not wrong
 
 
-@pytest.mark.parametrize("path", sorted(MODULES.values()), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_room_is_too_large(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+def test_imports_from_another_package_come_through_its_facade() -> None:
+    """A module at the root of the library is its own facade."""
+    deep = [
+        (name, target)
+        for name in MODULES
+        for target in imports(name)
+        if target not in PACKAGES and package(target) not in ("sdc", package(name))
+    ]
+    assert len(deep) <= MOST_DEEP, deep
+
+
+def test_no_packages_in_a_circle() -> None:
+    arrows: dict[str, set[str]] = {}
+    for name in MODULES:
+        arrows.setdefault(package(name), set()).update(map(package, imports(name)))
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            new = arrows.get(ahead.pop(), set()) - seen - {"sdc"}
+            seen |= new
+            ahead.extend(new)
+        return seen
+
+    # A package imports from itself: a circle has at least two.
+    circles = [name for name in arrows for other in reached(name) - {name} if name in reached(other)]
+    assert len(set(circles) - {"sdc"}) <= MOST_IN_CIRCLES, sorted(set(circles))
+
+
+def test_names_say_one_thing() -> None:
+    """A name that stands in two places makes a reader open both."""
+    classes = Counter(
+        node.name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    again = sorted(name for name, count in classes.items() if count > 1)
+    assert len(again) <= MOST_REPEATED_CLASSES, again
+    alike = {"studies", "commands", "bench"}  # one file for each study, in three folders
+    files = Counter(
+        path.stem for path in MODULES.values() if path.name != "__init__.py" and not alike & set(path.parts)
+    )
+    repeated = sorted(name for name, count in files.items() if count > 1)
+    assert len(repeated) <= MOST_REPEATED_FILES, repeated
+
+
+def test_rooms_are_of_a_size_to_be_held_in_the_head() -> None:
+    """A file has one idea, however long: neither crumbs nor warehouses."""
+    rooms = Counter(path.parent for path in MODULES.values())
+    assert {str(room): n for room, n in rooms.items() if n > MOST_FILES} == {}
+    crumbs = sorted(
+        str(path)
+        for path in MODULES.values()
+        if path.name != "__init__.py" and len(path.read_text().splitlines()) < SHORT
+    )
+    assert len(crumbs) <= MOST_CRUMBS, crumbs
+
+
+def test_formats_and_exit_codes_have_one_owner() -> None:
+    formats = [name for name, path in MODULES.items() if re.search(r"^(FORMAT|SCHEMA)\b", path.read_text(), re.M)]
+    assert len(formats) <= MOST_FORMATS, formats
+    codes = [
+        name
+        for name, path in MODULES.items()
+        if re.search(r"^(CODES|VERDICTS|EXIT_CODES)\b|\bIntEnum\)", path.read_text(), re.M)
+    ]
+    assert len(codes) <= MOST_TABLES_OF_CODES, codes
 
 
 def test_flags_are_checked_without_jax() -> None:
