@@ -11,7 +11,7 @@ from sdc._lazy import facade
 if TYPE_CHECKING:
     # Inconsistent gradients, and replicas that are brought together again.
     from .noise import NoiseState as NoiseState, gradient_noise as gradient_noise
-    from ._paft import (
+    from .synchronization import (
         PaftState as PaftState,
         PaftSyncState as PaftSyncState,
         overlapped as overlapped,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         paft_sync as paft_sync,
         synchronizes as synchronizes,
     )
-    from .averages import overlap_options as overlap_options, replica_mean as replica_mean
+    from .synchronization import overlap_options as overlap_options, replica_mean as replica_mean
     from .assignment import Assignment as Assignment
 
     # Workers that stop at a compute threshold.
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
         masked as masked,
         skip_empty as skip_empty,
     )
-    from .stopwatch import (
+    from .dropcompute import (
         Stopped as Stopped,
         Stopwatch as Stopwatch,
         from_workers as from_workers,
         to_workers as to_workers,
     )
-    from .resample import Resampling as Resampling
+    from .dropcompute import Resampling as Resampling
 
     # Links that lose packets.
     from .lossy import lossy_all_gather as lossy_all_gather, lossy_psum_scatter as lossy_psum_scatter
-    from .zero2 import LossyState as LossyState, lossy_zero2 as lossy_zero2
-    from .losses import LossyLog as LossyLog, LossyReport as LossyReport, recorded as recorded
+    from .lossy import LossyState as LossyState, lossy_zero2 as lossy_zero2
+    from .lossy import LossyLog as LossyLog, LossyReport as LossyReport, recorded as recorded
     from .channels import (
         BadLink as BadLink,
         Channel as Channel,
@@ -55,17 +55,17 @@ if TYPE_CHECKING:
     )
 
     # Any of them for a model that XLA shards.
-    from ._data_parallel import Trainer as Trainer, Workers as Workers, data_parallel as data_parallel
-    from .combining import Dropped as Dropped, Mean as Mean, Own as Own, Shadowed as Shadowed
+    from .trainer import Trainer as Trainer, Workers as Workers, data_parallel as data_parallel
+    from .trainer import Dropped as Dropped, Mean as Mean, Own as Own, Shadowed as Shadowed
 
     # A rank to spare that recomputes what others did.
-    from ._shadow import (
+    from .spares import (
         ShadowReport as ShadowReport,
         ShadowState as ShadowState,
         init_shadow as init_shadow,
         shadow as shadow,
     )
-    from ._judge import ShadowVerdict as ShadowVerdict, judge as judge
+    from .spares import ShadowVerdict as ShadowVerdict, judge as judge
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .delays import BoundedLogNormal as BoundedLogNormal, Latency as Latency, parse_latency as parse_latency

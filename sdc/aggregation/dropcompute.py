@@ -4,22 +4,36 @@ Giladi et al., *DropCompute* (NeurIPS 2023, arXiv:2306.10598). A worker that has
 joins the all-reduce with what it has. How many micro-batches each worker completes is found in one of two ways, with
 one arithmetic:
 
-- *real* (`stopwatch`): every process watches its clock between micro-batches, on its own devices;
+- *real* (`Stopwatch`): every process watches its clock between micro-batches, on its own devices (algorithm 1);
 - *replayed* (`masked`): the numbers are given, from simulated latencies (`delays`, `completed_before`) or from the log
   of a real run, and the program passes over the rest: deterministic, with any number of simulated workers.
 
 Both run a micro-batch inside the same conditional and add in the same order, so that a real run replays bit for bit.
+What a process does in a step on a real clock:
+
+    watch = Stopwatch(accumulate(loss), threshold)
+    mine = watch.run(gradient_sum(params), micro_batches, params)        # on this process's devices, no collective
+    total, completed = to_workers((mine.carry, jnp.int32(mine.completed)), "data", mesh)
+    params, state = join(total, completed, params, state)                 # jit(shard_map(...)): combine and optimizer
+
+`mine.completed` of every process and step is all that a replay needs. The samples that were dropped come back before
+the next epoch begins (`Resampling`, section 4.5).
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float32, Int32, UInt32
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jaxtyping import Array, Bool, Float32, Int, Int32, UInt32
 
 from ..program import typed_as
 from .assignment import Tree, assigns
@@ -240,3 +254,230 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         return updates, SkipEmptyState(kept, state.skipped + empty.astype(jnp.uint32))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+class Stopped(NamedTuple):
+    """What a worker got done.
+
+    Attributes:
+        carry: the carry after the last completed micro-batch.
+        completed: how many micro-batches are in it.
+        latencies: seconds of each of them, from the end of the one before.
+        seconds: time from the start to the end of the last one.
+    """
+
+    carry: Tree
+    completed: int
+    latencies: tuple[float, ...]
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopwatch:
+    """Runs micro-batches until a threshold has passed.
+
+    As long as a micro-batch in flight is expected to end before the threshold (by the mean of those that have ended),
+    the next one is dispatched behind it, so that the device never waits for the clock. Close to the threshold its end
+    is awaited. At most one micro-batch is therefore in flight when the threshold passes. A device cannot be stopped
+    within a program: that micro-batch is counted as completed, since its sum is there when the all-reduce can begin.
+
+    Attributes:
+        work: what one micro-batch does, without collectives; compiled once for each shape.
+        threshold: seconds; infinity for none.
+
+    Raises:
+        ValueError: the threshold is not above 0.
+    """
+
+    work: Work
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if not self.threshold > 0:
+            raise ValueError(f"threshold={self.threshold}: expected seconds above 0, or infinity")
+
+    @functools.cached_property
+    def _run(self) -> Callable[..., Tree]:
+        return jax.jit(functools.partial(work_if, self.work))
+
+    def at(self, threshold: float) -> "Stopwatch":
+        """The same with another threshold, without compiling anew."""
+        other = dataclasses.replace(self, threshold=threshold)
+        other.__dict__["_run"] = self._run
+        return other
+
+    def run(
+        self,
+        carry: Tree,
+        batches: Iterable[Tree],
+        context: Tree = None,
+        *,
+        delays: Sequence[float] | None = None,
+        completed: int | None = None,
+    ) -> Stopped:
+        """One step of this worker.
+
+        Args:
+            carry, context: see `masked`.
+            batches: micro-batches, in order.
+            delays: simulated seconds that the worker stands still before each micro-batch; the threshold cuts them
+                short. None for real hardware.
+            completed: ignore the clock and complete so many, as a log says; None to decide by the clock.
+
+        Raises:
+            ValueError: a number is negative or not finite, or there are fewer delays, or fewer micro-batches than
+                `completed`, than needed.
+        """
+        if completed is not None and completed < 0:
+            raise ValueError(f"completed={completed}: expected a number of micro-batches of at least 0")
+        if delays is not None and not all(0 <= delay < math.inf for delay in delays):
+            raise ValueError(f"delays={list(delays)}: expected finite seconds of at least 0")
+        started = time.perf_counter()
+        deadline = started + (self.threshold if completed is None else math.inf)
+        ends: list[float] = []
+        flying: list[Any] = []
+
+        def land() -> None:
+            """Waits for the oldest micro-batch in flight."""
+            jax.block_until_ready(flying.pop(0))
+            ends.append(time.perf_counter())
+
+        done = 0
+        for number, batch in enumerate(batches):
+            if done == completed:
+                break
+            if delays is not None and completed is None:
+                if number >= len(delays):
+                    raise ValueError(f"{len(delays)} delays for {number + 1} micro-batches or more; give one for each")
+                while flying:  # whoever stands still has nothing in flight
+                    land()
+                time.sleep(max(0.0, min(delays[number], deadline - time.perf_counter())))
+            while flying and self._late(started, deadline, ends, len(flying)):
+                land()
+            if time.perf_counter() >= deadline:
+                break
+            carry = self._run(True, carry, batch, context)
+            flying.append(carry)
+            done += 1
+            if len(flying) > 1:
+                land()
+        if completed is not None and done < completed:
+            raise ValueError(f"{done} micro-batches, where the log says that {completed} were completed; give the same")
+        while flying:
+            land()
+        latencies = tuple(end - start for start, end in zip([started, *ends], ends, strict=False))
+        return Stopped(carry, done, latencies, time.perf_counter() - started)
+
+    @staticmethod
+    def _late(started: float, deadline: float, ends: Sequence[float], flying: int) -> bool:
+        """Whether what is in flight may not end before the deadline; unknown before anything has ended."""
+        if deadline == math.inf:
+            return False
+        if not ends:
+            return True
+        mean = (ends[-1] - started) / len(ends)
+        return ends[-1] + flying * mean >= deadline
+
+
+def to_workers(tree: Tree, axis_name: str, mesh: Mesh) -> Tree:
+    """Global arrays with a leading axis of workers, from what each process has: its own arrays, one worker a process.
+
+    Args:
+        tree: arrays of this process, whose shapes are the same in all processes.
+        axis_name: the axis of the workers.
+        mesh: a mesh whose `axis_name` runs over the processes, one device each.
+    """
+    sharding = NamedSharding(mesh, P(axis_name))
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf[None]), tree)
+
+
+def from_workers(tree: Tree) -> Tree:
+    """This process's arrays of global ones with a leading axis of workers."""
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0)[0], tree)
+
+
+class Resampling:
+    """An endless iterator over the numbers of samples, whose position can be saved.
+
+    Each epoch has every sample once, in an order of its own, and then once more what was dropped in it, until nothing
+    is left. Numbers that do not fill a step at the end of an epoch begin the next one, so that none is lost.
+
+    Args:
+        size: samples in the data set.
+        workers: N.
+        micro_batches: M, of a full step of one worker.
+        batch: samples of a micro-batch.
+        seed: decides the order of each epoch.
+
+    Raises:
+        ValueError: a number is below 1, or a step needs more samples than there are.
+    """
+
+    def __init__(self, size: int, *, workers: int, micro_batches: int, batch: int, seed: int) -> None:
+        self.size, self.shape, self.seed = size, (workers, micro_batches, batch), seed
+        if min(size, *self.shape) < 1 or seed < 0:
+            raise ValueError(
+                f"size={size}, workers={workers}, micro_batches={micro_batches}, batch={batch}, seed={seed}: "
+                "expected numbers of at least 1, and a seed of at least 0"
+            )
+        if int(np.prod(self.shape)) > size:
+            raise ValueError(
+                f"a step of {workers} workers × {micro_batches} micro-batches × {batch} samples needs more than the "
+                f"{size} samples that there are; give more data or a smaller batch"
+            )
+        self._epoch = 0
+        self._queue: list[int] = self._order()
+        self._dropped: list[int] = []
+        self._last: np.ndarray | None = None
+
+    def __iter__(self) -> "Resampling":
+        return self
+
+    def __next__(self) -> Int[np.ndarray, "workers micro_batches batch"]:
+        needed = int(np.prod(self.shape))
+        while len(self._queue) < needed:
+            if self._dropped:
+                self._queue, self._dropped = self._queue + self._dropped, []
+            else:
+                self._epoch += 1
+                self._queue = self._queue + self._order()
+        step, self._queue = self._queue[:needed], self._queue[needed:]
+        self._last = np.asarray(step, np.int64).reshape(self.shape)
+        return self._last.copy()
+
+    def drop(self, completed: Sequence[int]) -> None:
+        """Tells what became of the last step.
+
+        Args:
+            completed: micro-batches that each worker completed; the samples of the others come back.
+
+        Raises:
+            ValueError: no step was handed out since the last call, or the numbers do not fit.
+        """
+        workers, micro_batches, _ = self.shape
+        if self._last is None:
+            raise ValueError("no step was handed out since the last call of drop; call next first")
+        if len(completed) != workers or not all(0 <= count <= micro_batches for count in completed):
+            raise ValueError(f"completed={list(completed)}: expected {workers} numbers from 0 to {micro_batches}")
+        for rows, count in zip(self._last, completed, strict=True):
+            self._dropped.extend(rows[count:].ravel().tolist())
+        self._last = None
+
+    def get_state(self) -> dict[str, Any]:
+        """The position, as JSON can hold it; a step that was handed out counts as done."""
+        return {"epoch": self._epoch, "queue": list(self._queue), "dropped": list(self._dropped)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a position.
+
+        Raises:
+            ValueError: it is not of a data set of this size.
+        """
+        numbers = [*state["queue"], *state["dropped"]]
+        if not all(0 <= number < self.size for number in numbers):
+            raise ValueError(f"a position with sample {max(numbers)} does not fit a data set of {self.size} samples")
+        self._epoch, self._last = int(state["epoch"]), None
+        self._queue, self._dropped = list(state["queue"]), list(state["dropped"])
+
+    def _order(self) -> list[int]:
+        return np.random.default_rng((self.seed, self._epoch)).permutation(self.size).tolist()

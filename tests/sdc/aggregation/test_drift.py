@@ -14,8 +14,7 @@ from sdc.aggregation import (
     lossy_zero2,
 )
 from sdc.aggregation.drift import owner_drift, pair_drift, steady_drift
-from sdc.aggregation.losses import measured_losses
-from sdc.aggregation.lossy import Layout
+from sdc.aggregation.lossy import Layout, measured_losses
 from tests.sdc.aggregation.test_lossy import WORKERS, random_walk
 
 from .placements import AXIS, place

@@ -24,10 +24,9 @@ from sdc.aggregation import (
     skip_empty,
     stopwatch,
 )
-from sdc.aggregation._paft import paft_sync
-from sdc.aggregation.averages import replica_mean
 from sdc.aggregation.delays import BoundedLogNormal
 from sdc.aggregation.speedup import completed
+from sdc.aggregation.synchronization import paft_sync, replica_mean
 
 from .placements import AXIS, PLACEMENTS, bits, equal_replicas, place
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from sdc.aggregation._judge import judge
-from sdc.aggregation._shadow import init_shadow
-from tests.sdc.aggregation.test_shadow import RANKS
+from sdc.aggregation.spares import init_shadow, judge
+from tests.sdc.aggregation.test_spares import RANKS
 
 
 def judged(undecided: Sequence[tuple[int, int]], ranks: int = RANKS) -> tuple[tuple[int, ...], Any]:

@@ -9,11 +9,10 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
-from sdc.aggregation._judge import judge
-from sdc.aggregation._shadow import init_shadow, shadow
+from sdc.aggregation.spares import init_shadow, judge, shadow
 from sdc.bits import as_bits
 from sdc.tools.bench.collectives import collectives
-from tests.sdc.aggregation.test_shadow import (
+from tests.sdc.aggregation.test_spares import (
     BATCH,
     INPUTS,
     OUTPUTS,

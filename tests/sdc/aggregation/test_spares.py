@@ -12,8 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
-from sdc.aggregation._judge import judge
-from sdc.aggregation._shadow import ShadowReport, ShadowState, init_shadow, shadow
+from sdc.aggregation.spares import ShadowReport, ShadowState, init_shadow, judge, shadow
 from sdc.bits import as_bits, from_bits
 from sdc.faults.events import Moment
 from sdc.faults.kinds import BitFlip
@@ -255,7 +254,7 @@ def test_injected_faults_are_found_with_the_exact_count() -> None:
 
 def test_a_copy_damaged_on_its_way_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     damaged = lambda tree, axis, sender: jax.tree.map(lambda x: lax.psum(x, axis), tree)  # noqa: E731 - in one line
-    monkeypatch.setattr(sys.modules["sdc.aggregation._shadow"], "from_reference", damaged)
+    monkeypatch.setattr(sys.modules["sdc.aggregation.spares"], "from_reference", damaged)
     run = on_one_device(shadow(lambda params, x: params * x, "data"))
     _, _, report = run(init_shadow(RANKS), 2.0, np.arange(1, RANKS + 1, dtype=np.float32))
     assert report.differed

@@ -13,8 +13,6 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
 from sdc.aggregation import Assignment, gradient_noise
-from sdc.aggregation._paft import PaftState, overlapped, paft, paft_sync, synchronizes
-from sdc.aggregation.averages import replica_mean
 from sdc.aggregation.divergence import (
     divergence,
     divergence_bound,
@@ -23,6 +21,7 @@ from sdc.aggregation.divergence import (
     paft_bound,
     schedule_offset,
 )
+from sdc.aggregation.synchronization import PaftState, overlapped, paft, paft_sync, replica_mean, synchronizes
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 
