@@ -54,13 +54,9 @@ class _Written:
 
 @dataclasses.dataclass(frozen=True)
 class Constant(_Written):
-    """Always the same time.
+    """Always the same time."""
 
-    Attributes:
-        seconds: the time, at least 0.
-    """
-
-    seconds: float
+    seconds: float  # the time, at least 0
 
     def __post_init__(self) -> None:
         _check_times(seconds=self.seconds)
@@ -85,14 +81,10 @@ class Normal(_Written):
     N(0, 1), and W = max(Z, -a) for Z ~ N(0, 1):
 
         E[W] = phi(a) - a Phi(-a);  E[W²] = Phi(a) - a E[W];  mean = mu + sigma E[W];  variance = sigma² Var[W].
-
-    Attributes:
-        mu: mean before the clipping, above 0.
-        sigma: standard deviation before the clipping, above 0.
     """
 
-    mu: float
-    sigma: float
+    mu: float  # mean before the clipping, above 0
+    sigma: float  # standard deviation before the clipping, above 0
 
     @property
     def mean(self) -> float:
@@ -114,15 +106,10 @@ class Normal(_Written):
 
 @dataclasses.dataclass(frozen=True)
 class LogNormal(_Written):
-    """exp(X) with X ~ N(m, s²), s² = log(1 + (std/mean)²) and m = log(mean) - s²/2.
+    """exp(X) with X ~ N(m, s²), s² = log(1 + (std/mean)²) and m = log(mean) - s²/2."""
 
-    Attributes:
-        mean: mean of the time itself, not of its logarithm; above 0.
-        std: standard deviation of the time itself, above 0.
-    """
-
-    mean: float
-    std: float
+    mean: float  # mean of the time itself, not of its logarithm; above 0
+    std: float  # standard deviation of the time itself, above 0
 
     @property
     def variance(self) -> float:
@@ -136,13 +123,9 @@ class LogNormal(_Written):
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(_Written):
-    """Density exp(-t/mean)/mean.
+    """Density exp(-t/mean)/mean."""
 
-    Attributes:
-        mean: mean of the distribution, above 0.
-    """
-
-    mean: float
+    mean: float  # mean of the distribution, above 0
 
     @property
     def variance(self) -> float:
@@ -154,15 +137,10 @@ class Exponential(_Written):
 
 @dataclasses.dataclass(frozen=True)
 class Gamma(_Written):
-    """Gamma distribution of scale mean/shape.
+    """Gamma distribution of scale mean/shape."""
 
-    Attributes:
-        mean: mean of the distribution, above 0.
-        shape: shape of the distribution, above 0; 1 is the exponential distribution, larger is more even.
-    """
-
-    mean: float
-    shape: float
+    mean: float  # mean of the distribution, above 0
+    shape: float  # shape of the distribution, above 0; 1 is the exponential distribution, larger is more even
 
     @property
     def variance(self) -> float:
@@ -174,17 +152,11 @@ class Gamma(_Written):
 
 @dataclasses.dataclass(frozen=True)
 class Bernoulli(_Written):
-    """Stragglers: `base`, and with a probability `extra` more.
+    """Stragglers: `base`, and with a probability `extra` more."""
 
-    Attributes:
-        base: time of every micro-batch, at least 0.
-        extra: what a straggling one takes longer, at least 0.
-        probability: that a micro-batch straggles.
-    """
-
-    base: float
-    extra: float
-    probability: float
+    base: float  # time of every micro-batch, at least 0
+    extra: float  # what a straggling one takes longer, at least 0
+    probability: float  # that a micro-batch straggles
 
     def __post_init__(self) -> None:
         _check_times(base=self.base, extra=self.extra)
@@ -219,12 +191,9 @@ class BoundedLogNormal(_Written):
         E[min(Y, beta)^k] = exp(k m + k²/2) Phi(d - k) + beta^k Phi(-d).
 
     A micro-batch takes 1.496 times as long on average (1.5 times without the bound), at most 6.5 times.
-
-    Attributes:
-        base: time without delay, above 0.
     """
 
-    base: float
+    base: float  # time without delay, above 0
 
     @property
     def mean(self) -> float:
@@ -257,13 +226,6 @@ def parse_latency(text: str) -> Latency:
     Kinds and keys are the classes of this module and their attributes: `constant,seconds=S`, `normal,mu=M,sigma=S`,
     `lognormal,mean=M,std=S`, `exponential,mean=M`, `gamma,mean=M,shape=K`, `bernoulli,base=B,extra=E,probability=P`,
     `boundedlognormal,base=B`. The `str` of a latency is its text.
-
-    Raises:
-        ValueError: the line cannot be understood.
-
-    Example:
-        >>> parse_latency("lognormal,mean=0.1,std=0.05")
-        LogNormal(mean=0.1, std=0.05)
     """
     found: Latency = read_term("latency", text, LATENCIES, example="lognormal,mean=0.1,std=0.05").value
     return found

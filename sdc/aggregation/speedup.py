@@ -20,31 +20,16 @@ _BUCKETS, _SPLIT = 512, 8
 
 
 class Choice(NamedTuple):
-    """A threshold, with what it would have done to the measured iterations.
+    """A threshold, with what it would have done to the measured iterations."""
 
-    Attributes:
-        threshold: the compute time after which a worker stops; infinite where nothing should be dropped.
-        speedup: effective speedup.
-        completed: micro-batches that a worker completes, on average.
-        drop_rate: share of the micro-batches that are dropped.
-    """
-
-    threshold: float
-    speedup: float
-    completed: float
-    drop_rate: float
+    threshold: float  # the compute time after which a worker stops; infinite where nothing should be dropped
+    speedup: float  # effective speedup
+    completed: float  # micro-batches that a worker completes, on average
+    drop_rate: float  # share of the micro-batches that are dropped
 
 
 def completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> Int64[np.ndarray, "*batch"]:
-    """Micro-batches that a worker completes: #{m : T^(m) < tau}, T^(m) = sum_{j<=m} t^(j).
-
-    Args:
-        latencies: times of the micro-batches of a worker in their order, along the last axis.
-        threshold: tau; infinite drops nothing.
-
-    Raises:
-        ValueError: there are no latencies, one of them is negative or not finite, or the threshold is not above 0.
-    """
+    """Micro-batches that a worker completes: #{m : T^(m) < tau}, T^(m) = sum_{j<=m} t^(j)."""
     check_threshold(threshold)
     return np.count_nonzero(_cumulative(latencies) < threshold, axis=-1)
 
@@ -71,14 +56,6 @@ def effective_speedup(
 
     T_i is the compute time of the slowest worker, Mdone_i what a worker completes on average. Dropped micro-batches
     count as time lost, so that the speedup is of the time to a number of samples, not to a number of steps.
-
-    Args:
-        latencies: measured without a threshold.
-        serial: Tc, the rest of an iteration, with the all-reduce; of each iteration or of all.
-        threshold: tau.
-
-    Raises:
-        ValueError: as for `completed`, or the shapes do not fit, or an iteration took no time.
     """
     check_threshold(threshold)
     cumulative, longest, serial = _measured(latencies, serial)
@@ -105,14 +82,8 @@ def select_threshold(
     also in floating point, whose operations are monotonic. Ties, to a relative 1e-12, go to the larger threshold: to
     fewer drops.
 
-    Args:
-        latencies, serial: see `effective_speedup`.
-        minimum_completed: share of the micro-batches that are completed on average, at the least. Without serial time
-            tiny thresholds can have a large speedup, but drop most samples; assumption C.3, tau > M mu/2, excludes
-            these in theory.
-
-    Raises:
-        ValueError: as for `effective_speedup`, or `minimum_completed` is no share.
+    `minimum_completed` is the least share of micro-batches completed on average: without serial time, tiny thresholds
+    can have a large speedup but drop most samples, which assumption C.3, tau > M mu/2, excludes in theory.
     """
     if not 0 <= minimum_completed <= 1:
         raise ValueError(f"minimum_completed={minimum_completed}: expected a share of the micro-batches, 0 to 1")
@@ -177,16 +148,7 @@ def _equation_6(
 
 
 def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
-    """Further steps that make up for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section 4.5).
-
-    Args:
-        steps: length of a training that drops nothing.
-        completed: Mdone, micro-batches that a worker completes on average.
-        micro_batches: M.
-
-    Raises:
-        ValueError: nothing was completed, or more than there was; or the steps are negative.
-    """
+    """Further steps that make up for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section 4.5)."""
     _check_completed(completed, micro_batches)
     if steps < 0:
         raise ValueError(f"steps={steps}: expected a number of steps, at least 0")
@@ -194,15 +156,7 @@ def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
 
 
 def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
-    """The batch of which as many samples remain as in `batch`: batch M/Mdone, rounded up (section 4.5).
-
-    Args:
-        batch: samples of a step that drops nothing.
-        completed, micro_batches: see `extra_steps`.
-
-    Raises:
-        ValueError: nothing was completed, or more than there was; or the batch is empty.
-    """
+    """The batch of which as many samples remain as in `batch`: batch M/Mdone, rounded up (section 4.5)."""
     _check_completed(completed, micro_batches)
     if batch < 1:
         raise ValueError(f"batch={batch}: expected one sample or more")

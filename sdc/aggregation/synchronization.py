@@ -40,16 +40,11 @@ class Divergence(NamedTuple):
 
     It is measured at a synchronization, from the mean that is there anyway. In between it grows as lemma 4.1 has it,
     with the root of the steps since then, which costs no communication: `expected`.
-
-    Attributes:
-        measured: divergence at the last synchronization, just before it; 0 before the first.
-        gap: steps from the synchronization before to that one.
-        age: steps since.
     """
 
-    measured: Float32[Array, ""]
-    gap: Int32[Array, ""]
-    age: Int32[Array, ""]
+    measured: Float32[Array, ""]  # divergence at the last synchronization, just before it; 0 before the first
+    gap: Int32[Array, ""]  # steps from the synchronization before to that one
+    age: Int32[Array, ""]  # steps since
 
     @property
     def expected(self) -> Float32[Array, ""]:

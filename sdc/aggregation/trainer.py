@@ -29,41 +29,25 @@ from .workers import at_least_float32, check_axis
 
 
 class Gathered(NamedTuple):
-    """What one worker gives its optimizer.
+    """What one worker gives its optimizer."""
 
-    Attributes:
-        gradient: the gradient.
-        state: see `Combining`.
-        report: what the step tells, the same on every worker; `report.loss` is the mean loss.
-        extra: further arguments of the optimizer's `update`.
-    """
-
-    gradient: Tree
-    state: Tree
-    report: Any
-    extra: Mapping[str, Any] = {}
+    gradient: Tree  # the gradient
+    state: Tree  # see `Combining`
+    report: Any  # what the step tells, the same on every worker; `report.loss` is the mean loss
+    extra: Mapping[str, Any] = {}  # further arguments of the optimizer's `update`
 
 
 class Report(NamedTuple):
-    """What a step tells.
+    """What a step tells."""
 
-    Attributes:
-        loss: the mean of the workers' losses.
-    """
-
-    loss: Float32[Array, ""]
+    loss: Float32[Array, ""]  # the mean of the workers' losses
 
 
 class Shadows(NamedTuple):
-    """What a step with ranks to spare tells.
+    """What a step with ranks to spare tells."""
 
-    Attributes:
-        loss: the mean of the working ranks' losses.
-        shadow: what was compared.
-    """
-
-    loss: Float32[Array, ""]
-    shadow: ShadowReport
+    loss: Float32[Array, ""]  # the mean of the working ranks' losses
+    shadow: ShadowReport  # what was compared
 
 
 class Combining(Protocol):

@@ -11,11 +11,7 @@ from ..program import axis_size, bound_axes
 
 
 def count_workers(axis_name: str) -> int:
-    """Number of workers along a mapped axis.
-
-    Raises:
-        ValueError: the axis is not bound, has fewer than two workers, or is no single name.
-    """
+    """Number of workers along a mapped axis."""
     check_axis("axis_name", axis_name)
     return axis_size(axis_name, "worker")
 
