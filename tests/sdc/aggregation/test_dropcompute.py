@@ -19,10 +19,10 @@ from sdc.aggregation import (
     accumulate,
     combine,
     completed_before,
+    dropcompute,
     gradient_sum,
     masked,
     skip_empty,
-    stopwatch,
 )
 from sdc.aggregation.delays import BoundedLogNormal
 from sdc.aggregation.speedup import completed
@@ -139,7 +139,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(dropcompute, "time", clock)
     return clock
 
 
