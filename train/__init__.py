@@ -6,10 +6,17 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # What to run.
-    from .workload import Loaded as Loaded, Workload as Workload
-    from .checks import Checks as Checks, Simulated as Simulated
-    from .jobs import Job as Job, Tracing as Tracing, Training as Training, Twins as Twins
-    from .campaign_job import CampaignJob as CampaignJob
+    from .specs import (
+        CampaignJob as CampaignJob,
+        Checks as Checks,
+        Job as Job,
+        Loaded as Loaded,
+        Simulated as Simulated,
+        Tracing as Tracing,
+        Training as Training,
+        Twins as Twins,
+        Workload as Workload,
+    )
     from .config import TrainConfig as TrainConfig, get_config as get_config
 
     # Running it.
@@ -40,7 +47,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         image_batches as image_batches,
         read_images as read_images,
     )
-    from .jobs import Planned as Planned
     from .loop import place_batch as place_batch
     from .methods import (
         AUTO as AUTO,
@@ -57,8 +63,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         patches as patches,
         pool as pool,
     )
-    from .pair_jobs import FullLoad as FullLoad
-    from .pairing import escalate as escalate
     from .parallel import DATA as DATA, MODEL as MODEL, cross_entropy as cross_entropy
     from .peers import Peers as Peers, route as route
     from .placement import Placement as Placement, RANKS as RANKS, TWIN as TWIN, place as place
@@ -72,6 +76,8 @@ if TYPE_CHECKING:  # for the other packages of this project
     )
     from .running import Running as Running
     from .simulation import Simulation as Simulation
+    from .specs import FullLoad as FullLoad, LARGEST_SEED as LARGEST_SEED, Planned as Planned
+    from .stages import escalate as escalate
     from .step import (
         BATCH_SPEC as BATCH_SPEC,
         TrainState as TrainState,
@@ -83,6 +89,5 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .stopping import PATIENCE as PATIENCE, Stop as Stop
     from .tally import total as total
     from .tokenizer import ByteTokenizer as ByteTokenizer
-    from .workload import LARGEST_SEED as LARGEST_SEED
 
 __getattr__, __dir__, __all__ = facade(__name__)

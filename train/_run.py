@@ -34,14 +34,13 @@ from .checkpoints import Checkpoints, Unsaved
 from .cluster import tell
 from .data import batches
 from .golden import Golden
-from .jobs import Job
 from .judging import Answer, Judge, Judged
 from .loop import run_steps
 from .placement import place
 from .processes import Incomparable, as_read, changes, check_comparable
 from .programs import Program
 from .running import Keeper, Running, identity, saved_step
-from .workload import Loaded
+from .specs import Job, Loaded
 
 # A run is resumed only with the settings that it was started with.
 SETTINGS = (

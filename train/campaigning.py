@@ -24,14 +24,13 @@ from sdc.records import (
 from sdc.settings import SettingError
 from sdc.twins import ALGORITHM
 
-from .campaign_job import CampaignJob
 from .data import batches
 from .loop import place_batch
 from .optimizer import history_ratio
 from .placement import Placement, place
 from .processes import Incomparable, changes
 from .programs import initial_state, plain, sharded
-from .workload import Loaded
+from .specs import CampaignJob, Loaded
 
 # A campaign is resumed only as it was started; it may be made longer.
 SETTINGS = ("config", "seed", "steps", "follow", "where", "faults", "mesh", "data", "batch", "environment", "detectors")

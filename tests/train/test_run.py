@@ -17,7 +17,7 @@ from sdc.records import FolderTaken, RecordError, read_manifest
 from sdc.records.files import write_sealed
 from sdc.settings import SettingError
 from sdc.train import Checks, Incomparable, Tracing, Training, Twins, Workload, run
-from sdc.train.campaign_job import CampaignJob
+from sdc.train.specs import CampaignJob
 
 from .runs import MINI, WORKLOAD, execute, lines, loaded
 

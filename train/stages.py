@@ -15,8 +15,7 @@ from sdc.multihost import everyone
 from sdc.settings import SettingError
 
 from ._run import run
-from .pair_jobs import Compared, FullLoad, Operations
-from .workload import Loaded
+from .specs import Compared, FullLoad, Loaded, Operations
 
 JOBS: dict[Stage, type[Compared]] = {"step": FullLoad, "probes": Compared, "operations": Operations}
 Row: TypeAlias = Mapping[str, Any]
@@ -60,8 +59,8 @@ def escalate(
         >>> import tempfile
         >>> from pathlib import Path
         >>> from sdc.analysis.pairing import stage_differs
-        >>> from sdc.train.pair_jobs import FullLoad
-        >>> from sdc.train.pairing import escalate
+        >>> from sdc.train.specs import FullLoad
+        >>> from sdc.train.stages import escalate
         >>> job = FullLoad(steps=1, placement="vmap", folder=Path(tempfile.mkdtemp()) / "run")
         >>> [folder.name for folder in escalate(job, differs=stage_differs)]
         ['1-step']

@@ -14,10 +14,9 @@ from sdc.burnin.pair_report import FOLDERS, PAIR, Pair, TwinRow, contradictions,
 from sdc.burnin.report import CODES, Word
 from sdc.records.storage import RecordError
 from sdc.tools import cli
-from sdc.train import pairing, run
-from sdc.train.checks import Simulated
+from sdc.train import run, stages
 from sdc.train.loop import StepFailed, _advance
-from sdc.train.pair_jobs import Compared, FullLoad, Operations
+from sdc.train.specs import Compared, FullLoad, Operations, Simulated
 from tests.train.runs import WORKLOAD, loaded
 
 FAULT = "bitflip,rate=1e-2,site=fwd/ffn"
@@ -34,7 +33,7 @@ def compared(folder: Path, *faults: str, twins: int = 2, model: int = 1) -> Pair
     settings: dict[str, Any] = {"workload": WORKLOAD, "steps": 2, "twins": twins, "model": model, "faults": faults}
     there: dict[str, Any] = {"loaded": loaded(WORKLOAD), "devices": jax.devices()[: twins * model]}
     if twins == 2:
-        pairing.escalate(FullLoad(**settings, folder=folder), differs=stage_differs, **there)
+        stages.escalate(FullLoad(**settings, folder=folder), differs=stage_differs, **there)
     else:  # a program of half the size, whose record says the same
         run(Compared(**settings, folder=folder / FOLDERS["step"]), **there)
     pair = judge_pair(folder, opening(twins), ended="now", seconds=1.0)
@@ -82,8 +81,8 @@ def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, m
         def simulated(self) -> Simulated:
             return Simulated()
 
-    monkeypatch.setitem(pairing.JOBS, "probes", Quiet)
-    monkeypatch.setitem(pairing.JOBS, "operations", QuietOperations)
+    monkeypatch.setitem(stages.JOBS, "probes", Quiet)
+    monkeypatch.setitem(stages.JOBS, "operations", QuietOperations)
     pair = compared(tmp_path / "pair", f"{FAULT},onset=1")
     assert [(stage.name, stage.verdict, stage.steps) for stage in pair.stages] == [
         ("step", "corrupt", 2), ("probes", "clean", 2), ("operations", "clean", 2)

@@ -1,33 +1,264 @@
-"""Jobs: descriptions of runs. What can be told wrong without a device is told before one is started.
+"""Specs: what to run, as frozen dataclasses. What can be told wrong without a device is told before one is started.
 
-A job is data: `sdc.train.run` executes it. Training, twins and traces differ in the program that they make of the
-reference step, and in what the manifest says of them.
+`sdc.train.run` executes a job, `run_campaign` a campaign, `escalate` a comparison of hosts. Jobs differ in the program
+that they make of the reference step, and in what the manifest says of them.
 """
 
 import abc
 import dataclasses
+import functools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from sdc.checksums import Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
-from sdc.faults import Fault, Load
+from sdc.faults import (
+    NODES,
+    Fault,
+    Load,
+    describe,
+    expected_frequency,
+    node_faults,
+    parse_fault,
+    parse_kind,
+    parse_suspect,
+    published,
+)
 from sdc.program import Selector, as_selector
 from sdc.records import read_manifest
 from sdc.settings import SettingError, check_types
 
-from .checks import Checks, Simulated, as_aggregated
-from .config import TrainConfig, check
+from .config import DType, TrainConfig, check, get_config
 from .methods import Aggregation, parse_aggregation
 from .running import Running
 from .simulation import Simulation, parse_simulation
-from .workload import LARGEST_COUNT, Loaded, Workload
+from .submodules import submodule_products
 
 if TYPE_CHECKING:
-    from .judging import Judge
+    from .data import Dataset
+    from .judging import Answer, Judge, Judged
     from .placement import Placement
     from .programs import Program, Transform
+
+LARGEST_SEED = 2**31 - 2
+LARGEST_COUNT = 2**31 - 1
+"""Steps and injections are numbered by integers of 32 bits in compiled programs."""
+
+
+class Loaded(NamedTuple):
+    """A workload whose data are in memory.
+
+    Attributes:
+        config: the configuration, with an embedding as large as the tokenizer asks for.
+        dataset: chunks of tokens in training order.
+    """
+
+    config: TrainConfig
+    dataset: "Dataset"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A reference training job.
+
+    Attributes:
+        config: a configuration, or the name of a preset.
+        dtype: type of activations and compute parameters; None for the configuration's own.
+        seed: seed of the parameters, the order of the data and simulated faults.
+        corpus: `python` for the standard library's source, or files and folders of text or JSON lines.
+        tokenizer: `bytes`, or the path of a Hugging Face `tokenizer.json`.
+
+    Example:
+        >>> from sdc.train.specs import Workload
+        >>> config, dataset = Workload(config="tiny").load()
+        >>> config.model.layers, dataset.sequence_length
+        (4, 128)
+    """
+
+    config: TrainConfig | str = "tiny"
+    dtype: DType | None = None
+    seed: int = 0
+    corpus: Sequence[str] = ("python",)
+    tokenizer: str = "bytes"
+
+    def resolve(self) -> TrainConfig:
+        """The configuration, before the tokenizer has a say.
+
+        Raises:
+            SettingError: there is no such preset, the seed is none, or a setting is of another type.
+        """
+        check_types(self)
+        if not self.corpus:
+            raise SettingError("corpus", None, "expected python, or a file or folder or more")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise SettingError("seed", self.seed, f"expected a number from 0 to {LARGEST_SEED}")
+        config = get_config(self.config) if isinstance(self.config, str) else self.config
+        if self.dtype is not None:
+            config = config.of_type(self.dtype)
+        return config
+
+    def load(self) -> Loaded:
+        """Reads the corpus and cuts it into chunks.
+
+        Raises:
+            ValueError: the configuration, the corpus or the tokenizer is unknown or cannot be read.
+        """
+        from .corpus import read_corpus
+        from .data import make_dataset
+        from .tokenizer import load_tokenizer, padded_vocab
+
+        config = self.resolve()
+        tokenizer = load_tokenizer(self.tokenizer)
+        vocabulary = padded_vocab(tokenizer)
+        if vocabulary > config.model.vocab_size:
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocabulary))
+        corpus = read_corpus(self.corpus if len(self.corpus) > 1 else self.corpus[0])
+        return Loaded(config, make_dataset(corpus, tokenizer, config.sequence_length, seed=self.seed))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checks:
+    """How the matrix products of a run are checked by checksums; see `sdc.abft`.
+
+    Attributes:
+        mode: `detect`, `locate` or `correct`.
+        scheme: when a row counts as wrong.
+        where: selector of the products, or its text.
+        profile: file that `sdc abft calibrate` wrote on this kind of device; None for what is assumed of the platform.
+        least_coverage: share of the products' work that must be checked for a verdict of clean; see
+            `sdc.checksums.coverage`.
+    """
+
+    mode: Mode = "detect"
+    scheme: SchemeName = "two-tier"
+    where: Selector | str = "products"
+    profile: str | PathLike[str] | None = None
+    least_coverage: float = 0.9
+
+    def check(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            ValueError: one of them makes no sense.
+        """
+        Settings(self.mode, self.scheme)
+        check_types(self)
+        as_selector(self.where)
+        if not 0 <= self.least_coverage <= 1:
+            raise SettingError("least_coverage", self.least_coverage, "expected a share, from 0 to 1")
+        if self.profile is not None:
+            try:
+                Profile.read(self.profile)  # type: ignore[arg-type] # str or path
+            except ValueError as error:
+                raise SettingError("profile", str(self.profile), str(error)) from error
+
+    def transform(self) -> "Transform":
+        """The transformation of a step; JAX's devices have started."""
+        import sdc
+
+        return functools.partial(
+            sdc.abft, where=as_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
+        )
+
+    def read_profile(self) -> Profile:
+        """The profile, or what is assumed of the platform; JAX's devices have started."""
+        return Profile.assumed() if self.profile is None else Profile.read(self.profile)  # type: ignore[arg-type]
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says of the checks."""
+        read = self.read_profile()
+        if departs := read.departs():
+            warnings.warn(
+                f"the profile {self.profile} was measured elsewhere, and its thresholds may not fit: "
+                + "; ".join(departs),
+                stacklevel=2,
+            )
+        return {
+            "mode": self.mode,
+            "scheme": self.scheme,
+            "where": self.where if isinstance(self.where, str) else self.where.text,
+            "profile": "assumed of the platform" if self.profile is None else str(self.profile),
+            "kappa": read.rounding.kappa,
+            "inputs": read.rounding.inputs,
+            "second_tier": list(read.second_tier),
+            "departs": departs,
+            "least_coverage": self.least_coverage,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Simulated faults of a run: those of a node of the study, or any others.
+
+    Attributes:
+        suspect: a node, a profile of silicon or `healthy`, see `sdc.faults.nodes.parse_suspect`; None for none.
+        faults: faults, or lines of text as `sdc.faults.parse_fault` reads them.
+        twin: the twin that has them, where there are twins and the fault does not say another.
+        products: whether they strike matrix products rather than the outputs of submodules.
+        sync: what of a node is synchronized, see `sdc.faults.node_faults`.
+    """
+
+    suspect: str | None = None
+    faults: Sequence[Fault | str] = ()
+    twin: int | None = None
+    products: bool = False
+    sync: Load = "none"
+
+    @property
+    def _at(self) -> dict[str, int]:
+        return {} if self.twin is None else {"twin": self.twin}
+
+    def check(self) -> None:
+        """Checks the settings.
+
+        Raises:
+            ValueError: one of them makes no sense.
+        """
+        check_types(self)
+        if self.suspect is not None and self.faults:
+            raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
+        try:
+            self.make(layers=1)
+        except ValueError as error:
+            if self.suspect is None:
+                raise
+            raise SettingError("suspect", self.suspect, str(error)) from error
+
+    def make(self, *, layers: int) -> tuple[Fault, ...]:
+        """The faults, for a model of so many layers."""
+        if self.suspect is not None:
+            where = submodule_products if self.products else str
+            return tuple(node_faults(self.suspect, layers=layers, at=self._at, where=where, sync=self.sync))
+        read = (parse_fault(fault) if isinstance(fault, str) else fault for fault in self.faults)
+        return tuple(dataclasses.replace(fault, at={**self._at, **fault.at}) for fault in read)
+
+    def describe(self, *, layers: int, steps: int) -> dict[str, Any]:
+        """What the manifest says of the suspect."""
+        told = describe(self.make(layers=layers))
+        name = self.suspect or ("custom" if told else None)
+        suspect = parse_suspect(self.suspect) if self.suspect is not None else None
+        if suspect is not None and (departs := suspect.departs()):
+            warnings.warn(departs, stacklevel=2)
+        # Published are frequencies of wrong elements in the outputs of submodules.
+        known = suspect is not None and suspect.name in NODES and not self.products
+        figures = published(suspect.name) if known and suspect is not None else None
+        return {
+            "suspect": {"name": name, "simulated": bool(told), "faults": told},
+            "published": figures
+            and {site: {"frequency": f.frequency, "severity": f.severity} for site, f in figures.items()},
+            "expected": expected_frequency(str(self.suspect), steps, sync=self.sync) if figures else None,
+        }
+
+
+def as_aggregated(told: Mapping[str, Any], text: str, simulated: Sequence[str]) -> dict[str, Any]:
+    """What the manifest says of the suspect of a run with a way of aggregation."""
+    suspect = told["suspect"]
+    every = [*suspect["faults"], *simulated]
+    name = suspect["name"] or ("aggregation" if every else None)
+    return {**told, "aggregate": text, "suspect": {"name": name, "simulated": bool(every), "faults": every}}
 
 
 LARGEST_MESH = 1 << 16
@@ -204,7 +435,7 @@ class Training(CheckedJob):
         running: saves the blocks that moved most in the place of full checkpoints; None for these.
 
     Example:
-        >>> from sdc.train.jobs import Training
+        >>> from sdc.train.specs import Training
         >>> Training(steps=3, faults=["nan,rate=1e-4,site=fwd/attn"]).check()
     """
 
@@ -267,7 +498,7 @@ class Twins(CheckedJob):
         least_elements: elements that must be checked for a verdict of clean.
 
     Example:
-        >>> from sdc.train.jobs import Twins
+        >>> from sdc.train.specs import Twins
         >>> Twins(suspect="node11", steps=3).check()
     """
 
@@ -351,7 +582,7 @@ class Tracing(Job):
         simulate: one simulated fault, see `parse_simulation`; `none` for a golden trace of the same program.
 
     Example:
-        >>> from sdc.train.jobs import Tracing
+        >>> from sdc.train.specs import Tracing
         >>> Tracing(steps=3, where="probes").check()
     """
 
@@ -396,3 +627,111 @@ class Tracing(Job):
             "against": None if self.against is None else str(self.against),
             "suspect": {"name": "custom" if faults else None, "simulated": bool(faults), "faults": faults},
         }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CampaignJob(Planned):
+    """A campaign of single simulated faults in the reference training.
+
+    Attributes:
+        injections: how many faults.
+        steps: steps of the clean run; faults strike all but the last `follow` of them.
+        follow: steps that are followed after the struck one.
+        where: selector of what is struck, or its text.
+        faults: kinds of faults, see `sdc.faults.parse_kind`.
+        abft: check the products of the struck step by checksums, as one more detector.
+        batch: injections at the same time; None for 1 on a CPU and 8 on accelerators.
+
+    Example:
+        >>> from sdc.train.specs import CampaignJob
+        >>> CampaignJob(injections=40, faults=["bitflip", "nan"]).check()
+    """
+
+    kind: ClassVar[str] = "campaign"
+
+    injections: int = 1000
+    steps: int = 16
+    follow: int = 5
+    where: Selector | str = "arithmetic"
+    faults: Sequence[str] = ("bitflip",)
+    abft: bool = False
+    batch: int | None = None
+
+    @property
+    def copies(self) -> int:
+        """The state before each step of the clean run, and one for each injection that runs at the same time."""
+        return self.steps + (self.batch or 1)
+
+    def check(self) -> None:
+        super().check()
+        for name, value in (("injections", self.injections), ("batch", self.batch)):
+            if value is not None and value < 1:
+                raise SettingError(name, value, "expected a number of at least 1")
+            if value is not None and value > LARGEST_COUNT:
+                raise SettingError(name, value, f"expected at most {LARGEST_COUNT:,}")
+        if not 0 <= self.follow < self.steps:
+            raise SettingError(
+                "follow", self.follow, f"expected a number from 0 to {self.steps - 1}, below that of the steps"
+            )
+        if not self.faults:
+            raise SettingError("faults", None, "expected at least one kind, such as bitflip and nan")
+        for text in self.faults:
+            parse_kind(text)
+        as_selector(self.where)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared(Twins):
+    """Twins that are not continued, so that nothing of them is saved but their record."""
+
+    unsaved: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FullLoad(Compared):
+    """Twins that exchange digests once in a step, and between that wait for nobody.
+
+    A simulated node is hit as often as under parameter synchronization, where the study's accelerators waited as
+    little: more often than in lock-step.
+
+    Example:
+        >>> from sdc.train.specs import FullLoad
+        >>> FullLoad(suspect="node14").simulated.sync
+        'params'
+    """
+
+    exchange: Literal["probe", "step", "call"] = "call"
+
+    @property
+    def simulated(self) -> Simulated:
+        return dataclasses.replace(super().simulated, sync="params")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operations(Compared):
+    """Twins that digest every operation, until one differs.
+
+    Example:
+        >>> from sdc.train.specs import Operations
+        >>> Operations(steps=3).check()
+    """
+
+    sync: Literal["compute", "params", "none"] = "params"
+
+    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
+        from .programs import OperationsProgram, sharded
+
+        faults, checks = self.tools(config)
+        return OperationsProgram(
+            sharded(config), placement, self.sync, faults=faults, checks=checks, seed=self.workload.seed, donate=donate
+        )
+
+    def judge(self) -> "Judge | None":
+        return stop_at_operation
+
+
+def stop_at_operation(judged: "Judged") -> "Answer":
+    """Ends a run with the step in which an operation differs."""
+    from .judging import Answer
+
+    return Answer.STOP if "site" in judged.row["operations"] else Answer.CONTINUE
