@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         write_sealed as write_sealed,
         write_text as write_text,
     )
+    from .format import Format as Format, Header as Header
     from .identity import package_version as package_version
     from .integrity import is_sound as is_sound, seal as seal
     from .kinds import (

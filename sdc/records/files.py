@@ -30,7 +30,7 @@ def encode(value: Any) -> str:
 
 def write_json(path: AnyPath, value: Any) -> None:
     """Writes a JSON file whole or not at all."""
-    write_text(path, _text(value))
+    write_text(path, to_text(value))
 
 
 def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
@@ -41,7 +41,7 @@ def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
     """
     if FIELD in value:
         raise RecordError(f"{os.fspath(path)} cannot have a field {FIELD!r}, which the record adds; name it otherwise")
-    write_bytes(path, seal(_text(value).encode("utf-8")))
+    write_bytes(path, seal(to_text(value).encode("utf-8")))
 
 
 def write_text(path: AnyPath, text: str) -> None:
@@ -82,7 +82,7 @@ def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) 
         problem = "its checksum is wrong" if FIELD in value else "it has no checksum"
         raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
     value.pop(FIELD, None)
-    read: dict[str, Any] = _from_json(value)
+    read: dict[str, Any] = from_json(value)
     return read
 
 
@@ -206,7 +206,7 @@ def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any
         problem = (misfit(row, type) if type is not None and isinstance(row, dict) else None) or str(error)
     if not isinstance(row, dict) or not isinstance(row.get(key), int):
         return {}, f"no {key} number"
-    return (_from_json(row) if any(word in line for word in _WORDS) else row), problem
+    return (from_json(row) if any(word in line for word in _WORDS) else row), problem
 
 
 def misfit(value: Any, type: type) -> str | None:
@@ -246,15 +246,17 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _from_json(value: Any) -> Any:
+def from_json(value: Any) -> Any:
+    """A value with its non-finite numbers as numbers."""
     if isinstance(value, dict):
-        return {key: _from_json(item) for key, item in value.items()}
+        return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_from_json(item) for item in value]
+        return [from_json(item) for item in value]
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     return value
 
 
-def _text(value: Any) -> str:
+def to_text(value: Any) -> str:
+    """A value as the text of a JSON file."""
     return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n"

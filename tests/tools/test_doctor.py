@@ -61,7 +61,7 @@ def test_without_an_answer_it_is_inconclusive(environ: dict[str, str], capsys: p
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "No such file"),
+        (None, "there is no "),
         ("", "is damaged"),
         ("[]", "expected a JSON object"),
         ('{"format": "jax-sdc burn-in"}', "is no result of sdc doctor (its format is 'jax-sdc burn-in')"),

@@ -5,13 +5,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sdc.records import GPU_FLAGS, THREADS, identify, package_version
+from sdc.records import GPU_FLAGS, THREADS
 from sdc.settings import SettingError
 
 from .children import CHILD, SUITE, Request
 from .hosts import describe_host
 from .laboratory import Laboratory
-from .layout import CODES, FORMAT, SCHEMA, Asked, Check, Decided, Examined, Word
+from .layout import CODES, Asked, Check, Decided, Examined, Word
 from .pairing import compare_hosts
 from .repeating import examine_runs
 from .settings import changed, settings_of
@@ -72,10 +72,6 @@ def examine(
     if against is not None:
         checks += compare_hosts(lab, first, against, machine)
     return Examined(
-        format=FORMAT,
-        schema=SCHEMA,
-        version=package_version("jax-sdc"),
-        host=identify(),
         created=created.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - began, 3),
         verdict=decide(checks),

@@ -1,18 +1,14 @@
 """What the doctor writes, `sdc doctor --json`, as types. Reading and checking it does without JAX."""
 
 import os
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from sdc.records import AnyPath, Environment, Fields, Host, RecordError, about, read_json
+from sdc.records import AnyPath, Environment, Fields, Format, Header, RecordError, about
 
 TRAINING = "training step"
 """Name of the operation that takes longest."""
-FORMAT: Final = "jax-sdc doctor"
-SCHEMA = 1
-"""Version of the layout. It changes with every change that an older reader would misread."""
-READABLE = (1,)
 Word: TypeAlias = Literal["FIT", "NOT FIT", "INCONCLUSIVE"]
 CODES: dict[Word, int] = {"FIT": 0, "NOT FIT": 1, "INCONCLUSIVE": 3}
 Outcome: TypeAlias = Literal["ok", "differs", "risk", "information", "not applicable", "could not be run"]
@@ -101,13 +97,9 @@ class Asked(Fields, kw_only=True):
     against: Annotated[str | None, about("the other host's file")] = None
 
 
-class Examined(Fields, kw_only=True):
+class Examined(Header, kw_only=True, tag="jax-sdc doctor"):
     """All that the doctor has to say of a host."""
 
-    format: Annotated[Literal["jax-sdc doctor"], about("`jax-sdc doctor`")]
-    schema: Annotated[int, about("version of this layout, 1")]
-    version: Annotated[str, about("version of jax-sdc")]
-    host: Annotated[Host, about("who wrote it")]
     created: Annotated[str, about("when, UTC")]
     seconds: Annotated[float, about("how long it took")]
     verdict: Annotated[Decided, about("what follows")]
@@ -121,26 +113,18 @@ class Examined(Fields, kw_only=True):
     machine: Annotated[HostPart, about("of the host what may decide bits")]
 
 
+DOCTOR = Format(
+    type=Examined, noun="result of sdc doctor", remedy="write it with: sdc doctor --json > FILE", sealed=False
+)
+
+
 def read_examined(path: AnyPath) -> Examined:
     """Reads what the doctor printed on another host.
 
     Raises:
-        RecordError: it is damaged, of another format or layout, or holds no digests; the message says which.
-        OSError: it cannot be read.
+        RecordError: it is missing, damaged, of another format or layout, or holds no digests; the message says which.
     """
-    place = os.fspath(path)
-    remedy = "write it with: sdc doctor --json > FILE"
-    value = read_json(path)
-    if value.get("format") != FORMAT:
-        raise RecordError(f"{place} is no result of sdc doctor (its format is {value.get('format')!r}); {remedy}")
-    if value.get("schema") not in READABLE:
-        raise RecordError(
-            f"{place} has layout {value.get('schema')!r}, this version of jax-sdc reads {', '.join(map(str, READABLE))}"
-        )
-    try:
-        read = msgspec.convert(value, Examined)
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{place} is damaged ({error}); {remedy}") from error
+    read = DOCTOR.read(path)
     if not any(each.digests for each in read.operations) or read.environment is None:
-        raise RecordError(f"{place} holds no digests, since nothing could be run there; {remedy}")
+        raise RecordError(f"{os.fspath(path)} holds no digests, since nothing could be run there; {DOCTOR.remedy}")
     return read
