@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from sdc.program import parse_selector
+from sdc.program import as_selector
 from sdc.twins import FirstDifference, Trace, TraceDifference, describe_place, guilty_scope
 
 from .series import mapping
@@ -43,7 +43,7 @@ def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str,
 def narrow(first: FirstDifference, where: str) -> str | None:
     """The selector with which to trace again, to find the operation inside a guilty scope; None if it is found."""
     try:
-        guilty = guilty_scope(parse_selector(where), first)
+        guilty = guilty_scope(as_selector(where), first)
     except ValueError:  # a selector made in Python, of a trace of somebody's own step
         return None
     return None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything"

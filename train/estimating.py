@@ -64,7 +64,7 @@ class Subject:
             ValueError: the selector cannot be read.
         """
         from sdc.costs import find_target
-        from sdc.program import parse_selector
+        from sdc.program import as_selector
 
         from .config import check
 
@@ -72,7 +72,7 @@ class Subject:
         if (self.config is None) is (self.step is None):
             raise SettingError("step", self.step, "expected either a configuration or a step of one's own; give one")
         if self.where is not None:
-            parse_selector(self.where)
+            as_selector(self.where)
         if self.twins < 2:
             raise SettingError("twins", self.twins, "expected two or more")
         if self.config is not None:

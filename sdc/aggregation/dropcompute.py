@@ -35,7 +35,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Bool, Float32, Int, Int32, UInt32
 
-from ..program import typed_as
+from ..program import varying
 from .assignment import Tree, assigns
 from .workers import at_least_float32, check_count, check_probability, count_workers
 
@@ -148,7 +148,7 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
     # A loop wants a carry of one type, also for `shard_map`, which tells what varies between workers.
     first = jax.tree.map(lambda leaf: leaf[0], batches)
     kept = jax.eval_shape(lambda *args: work_if(work, jnp.asarray(completed > 0), *args), carry, first, context)
-    carry = jax.tree.map(typed_as, carry, kept)
+    carry = jax.tree.map(lambda x, y: varying(x, like=y), carry, kept)
     return lax.scan(one, carry, (jnp.arange(micro_batches, dtype=jnp.int32), batches))[0]
 
 
@@ -157,9 +157,9 @@ def work_if(work: Work, go: Bool[Array, ""], carry: Tree, batch: Tree, context: 
     # With respect to what `shard_map` takes to be equal on all workers, a derivative is a sum over them: a collective,
     # which would hang in a branch that not all of them take, and which `combine` would add up once more.
     given = (carry, batch, context)
-    widest = functools.reduce(typed_as, jax.tree.leaves(given), go)
-    carry, batch, context = jax.tree.map(lambda leaf: typed_as(leaf, widest), given)
-    carry = jax.tree.map(typed_as, carry, jax.eval_shape(work, carry, batch, context))
+    widest = varying(go, like=given)
+    carry, batch, context = varying(given, like=widest)
+    carry = jax.tree.map(lambda x, y: varying(x, like=y), carry, jax.eval_shape(work, carry, batch, context))
     return lax.cond(go, work, lambda carry, batch, context: carry, carry, batch, context)
 
 

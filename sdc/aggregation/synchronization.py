@@ -30,7 +30,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Num
 
-from ..program import axis_size, compiled_for, is_whole, typed_as
+from ..program import axis_size, compiled_for, varying
 from .assignment import Tree, assign, check_update, stepped
 from .workers import at_least_float32, check_axes, check_axis, check_bound, check_some, count_workers
 
@@ -303,7 +303,7 @@ def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[.
     types = [jax.eval_shape(branch, *args) for branch in (yes, no)]
 
     def typed(branch: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: jax.tree.map(lambda x, a, b: typed_as(typed_as(x, a), b), branch(*args), *types)
+        return lambda *args: jax.tree.map(lambda x, *types: varying(x, like=types), branch(*args), *types)
 
     return lax.cond(now, typed(yes), typed(no), *args)
 
@@ -354,7 +354,7 @@ def overlap_options(platform: str | None = None) -> dict[str, bool]:
         >>> overlap_options("tpu")
         {'xla_tpu_enable_async_all_to_all': True}
     """
-    return dict(_OPTIONS.get(compiled_for() if platform is None else platform, {}))
+    return dict(_OPTIONS.get(compiled_for().platform if platform is None else platform, {}))
 
 
 def has_mean(leaf: Any) -> bool:
@@ -390,7 +390,8 @@ def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
 
 def _on_links(axis_name: str) -> bool:
     """Whether the workers are devices that have links, and no other axis is left to the compiler to share out."""
-    return axis_name in jax.sharding.get_abstract_mesh().manual_axes and is_whole() and compiled_for() != "cpu"
+    devices = compiled_for()
+    return axis_name in jax.sharding.get_abstract_mesh().manual_axes and devices.whole and devices.platform != "cpu"
 
 
 def _reduced(leaf: Any, axis_name: str) -> Num[Array, "*shape"]:
@@ -405,4 +406,4 @@ def _exchanged(x: Num[Array, "*shape"], axis_name: str, axis: int, workers: int)
     mean = (jnp.sum(mine.astype(wide), axis=0) / workers).astype(x.dtype)
     all_parts = lax.all_to_all(jnp.broadcast_to(mean, mine.shape), axis_name, 0, 0)
     whole = jnp.concatenate(list(all_parts), axis) if axis else all_parts.reshape(x.shape)
-    return typed_as(whole.astype(wide), x)
+    return varying(whole.astype(wide), like=x)

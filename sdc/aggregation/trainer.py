@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int32
 
-from ..program import has_type, manual_in_part
+from ..program import is_array, manual_in_part
 from .assignment import Tree
 from .dropcompute import Correction, Work, combine, gradient_sum, masked, summing
 from .lossy import LossyState
@@ -359,7 +359,7 @@ def _checked(gradient: Gradient, axis_name: str) -> Gradient:
 
 def _check_arrays(params: Tree) -> None:
     for path, leaf in jax.tree.leaves_with_path(params):
-        if not has_type(leaf):
+        if not is_array(leaf, numbers=True):
             raise ValueError(
                 f"params{jax.tree_util.keystr(path)} is {type(leaf).__name__}, and no array; give the arrays alone, "
                 "such as the first of eqx.partition(model, eqx.is_array), and put the model together in the gradient"

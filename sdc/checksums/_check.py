@@ -12,9 +12,8 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from sdc.bits import as_bits, select
-from sdc.program.rarely import rarely
 
-from ..program import Values, agreed, traced_once, varying
+from ..program import Values, agreed, rarely, traced_once, varying
 from .indexed import Indexed
 from .products import Dot, Product
 from .roundoff import Units, work_type

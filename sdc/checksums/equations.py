@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from ..program import PRODUCTS, Reports, Site, Values
+from ..program import Reports, Site, Values
 from .indexed import Indexed
 from .products import Conv, Dot, Product
 from .roundoff import known
@@ -39,7 +39,7 @@ class Task(NamedTuple):
 def unchecked(site: Site) -> str | None:
     """Why a product cannot be checked; None for one that can, and for what computes no product."""
     kind = site.primitive
-    if kind not in PRODUCTS:
+    if not site.is_product:
         if site.products == 0:
             return None
         known_work = "" if site.products else ", and computes nobody knows what"

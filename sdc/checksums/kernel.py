@@ -54,7 +54,7 @@ def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
 
 def _fused(product: Any, a: Any, b: Any) -> Any:
     """A product and the sums of its rows by the kernel for the devices; None where that does not fit."""
-    platform = compiled_for()
+    platform = compiled_for().platform
     if platform == "tpu":
         return tpu_kernel.product_with_totals(product, a, b) if tpu_kernel.fits(product, a, b) else None
     return product_with_totals(a, b, interpret=platform == "cpu") if fits(product, a, b) else None

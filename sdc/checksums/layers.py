@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxtyping import Array, Float, Shaped
 
-from ..program import Place, Reports, Values, primitive, required
+from ..program import Place, Reports, Values, primitive, rewrite
 from ._check import Flags, check, merge_flags
 from .kernel import multiply
 from .layout import arranged
@@ -155,7 +155,7 @@ def collect(step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
     Raises:
         ValueError: the step has no checked product.
     """
-    return required(step, primitive(checked_product_p.name), _Collect())
+    return rewrite(step, primitive(checked_product_p.name), _Collect(), required=True)
 
 
 class _Collect:

@@ -23,7 +23,7 @@ def multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
         dimensions: as `lax.dot_general` has them.
         a, b: the factors.
     """
-    if compiled_for() != "cpu" or not a.dtype == b.dtype == jnp.bfloat16:
+    if compiled_for().platform != "cpu" or not a.dtype == b.dtype == jnp.bfloat16:
         return True
     contracted, batch = dimensions
     depths = [len(axes) for axes in contracted]

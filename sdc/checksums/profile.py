@@ -38,7 +38,7 @@ class Profile:
     @classmethod
     def assumed(cls) -> "Profile":
         """What is assumed of the devices at hand, where nothing was measured."""
-        return cls(PLATFORMS.get(compiled_for(), PLATFORMS["gpu"]))
+        return cls(PLATFORMS.get(compiled_for().platform, PLATFORMS["gpu"]))
 
     @classmethod
     def given(cls, profile: "Profile | None") -> "Profile":

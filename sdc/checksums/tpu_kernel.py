@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float32
 
-from ..program import KERNEL, PRODUCT, device_kind, is_whole, typed_as
+from ..program import Tags, compiled_for, varying
 from .products import Dot
 from .schemes import signed_weights
 
@@ -57,7 +57,7 @@ def fits(product: Dot, a: Any, b: Any) -> bool:
     """Whether the kernel computes this product: of two matrices of bfloat16 that are whole on a device, in any order of
     their axes, in whole tiles.
     """
-    return device_kind() in KINDS and is_whole() and _tiles(product, a, b) is not None
+    return (device := compiled_for()).kind in KINDS and device.whole and _tiles(product, a, b) is not None
 
 
 def _tiles(product: Dot, a: Any, b: Any) -> _Tiles | None:
@@ -99,7 +99,7 @@ def product_with_totals(
     ((over_a,), (over_b,)), _ = product.dimensions
     rows = a.shape[:over_a] + a.shape[over_a + 1 :]
     columns = b.shape[:over_b] + b.shape[over_b + 1 :]
-    a, b = typed_as(a, b), typed_as(b, a)
+    a, b = varying(a, like=b), varying(b, like=a)
     (m, n), k, (side, other) = tiles
     flat_a = a.reshape(-1, a.shape[-1])
     flat_b = b.reshape(-1, b.shape[-1])
@@ -119,11 +119,11 @@ def product_with_totals(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=LIMIT),
         cost_estimate=pl.CostEstimate(flops=2 * m * n * k, bytes_accessed=read + 4 * m * n, transcendentals=0),
         interpret=interpret,
-        name=KERNEL,
-        metadata={PRODUCT: f"{over[0]}{over[1]}"},
+        name=Tags.KERNEL,
+        metadata={Tags.PRODUCT: f"{over[0]}{over[1]}"},
     )
     with jax.enable_x64(False):  # numbers of tiles are of 32 bits on a TPU
-        c, weighted, squares = call(flat_a, flat_b, typed_as(signed_weights(n)[None], flat_a))
+        c, weighted, squares = call(flat_a, flat_b, varying(signed_weights(n)[None], like=flat_a))
     totals = (jnp.sum(weighted, axis=1).reshape(rows), jnp.sum(squares, axis=1).reshape(rows))
     return c.reshape(*rows, *columns), totals
 

@@ -9,20 +9,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..program import (
-    HIDDEN,
-    PRODUCTS,
-    REMEDY,
     Place,
     Reports,
     Selector,
     Site,
-    Substitution,
+    Tags,
     Values,
     Where,
     as_selector,
     primitive,
     products as all_products,
-    required,
+    rewrite,
     substitute,
     underived,
 )
@@ -85,10 +82,11 @@ def abft(
         Profile.given(profile)
     rule = _Abft(Settings(mode, scheme), profile)
     wanted = as_selector(where)
-    selector = wanted & Selector("any product", lambda site: site.primitive in PRODUCTS)
+    selector = wanted & Selector("any product", lambda site: site.is_product)
     # A carried residual is for outputs that are rounded.
     wide = output == "float32 accumulator" and scheme != "residual"
-    return required(step, selector, rule, _reason(wanted), _widening(selector) if wide else None)
+    first = _widening(selector) if wide else None
+    return rewrite(step, selector, rule, required=True, reason=_reason(wanted), first=first)
 
 
 WIDENED = ("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -105,11 +103,10 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
         step: any function that JAX can trace.
         where: selects the products.
     """
-    widening = _widening(where)
-    return substitute(step, widening.where, widening.replace)
+    return substitute(step, *_widening(where))
 
 
-def _widening(where: Where) -> Substitution:
+def _widening(where: Where) -> tuple[Where, Callable[[Any, Mapping[str, Any], Values], Values]]:
     def widen(primitive: Any, params: Mapping[str, Any], inputs: Values) -> Values:
         def bind(*inputs: Any, **changed: Any) -> Any:
             return primitive.bind(*inputs, **{**params, **changed})
@@ -118,15 +115,15 @@ def _widening(where: Where) -> Substitution:
         work = jnp.dtype(work_type(dtype, *(x.dtype for x in inputs[:2])))
         changed: dict[str, Any] = {"preferred_element_type": work}
         # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
-        with jax.named_scope(HIDDEN):
+        with jax.named_scope(Tags.HIDDEN):
             inputs = list(lax.optimization_barrier(inputs))
             if primitive.name == "dot_general":
                 changed["dimension_numbers"], *inputs = arranged(params["dimension_numbers"], inputs[0], inputs[1])
         full = bind(*inputs, **changed)
-        with jax.named_scope(HIDDEN):
+        with jax.named_scope(Tags.HIDDEN):
             return [lax.convert_element_type(full, dtype)]
 
-    return Substitution(primitive(*WIDENED) & _rounds & where, widen)
+    return primitive(*WIDENED) & _rounds & where, widen
 
 
 def _rounds(site: Site) -> bool:
@@ -142,7 +139,9 @@ def _reason(where: Selector) -> Callable[[Site], str | None]:
         why = unchecked(site)
         if why is None:
             return None
-        as_product = dataclasses.replace(site, primitive=PRODUCTS[0], outputs=(jax.ShapeDtypeStruct((), jnp.float32),))
+        as_product = dataclasses.replace(
+            site, primitive="dot_general", outputs=(jax.ShapeDtypeStruct((), jnp.float32),)
+        )
         return why if where(site) or where(as_product) else None
 
     return reason
@@ -153,9 +152,7 @@ class _Abft:
         self.settings, self.profile = settings, profile
 
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Flags]:
-        inputs = (
-            *underived(inputs, f"a checked product is differentiated, and its derivative would not be: {REMEDY}"),
-        )
+        inputs = (*underived(inputs, "a checked product is differentiated, and its derivative would not be"),)
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
         profile = Profile.given(self.profile)  # here, where it is known what the program is compiled for

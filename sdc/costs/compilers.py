@@ -11,7 +11,7 @@ from typing import Any
 
 from sdc.settings import SettingError
 
-from ..program import KERNEL
+from ..program import Tags
 from .chips import Target, find_target
 from .schedules import dump_schedules
 
@@ -37,7 +37,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """A description in the form that XLA's compiler takes (`GpuTargetConfigProto`), with what NVIDIA publishes."""
 
 
-def prepare_compilers(schedules: Path | None = None, kernel: str | None = KERNEL) -> None:
+def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.KERNEL) -> None:
     """Sets what the compilers read when they are loaded. Call it before anything makes JAX start a device.
 
     Args:

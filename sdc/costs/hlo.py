@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from ..program import HIDDEN, RARELY
+from ..program import Tags
 
 _HEAD = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
 _START = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = ")
@@ -85,7 +85,7 @@ class Module:
                     yield from self.way(_named(one.line, "body"), times * turns)
             elif one.opcode == "conditional":
                 branches = _branches(one.line)
-                own = HIDDEN in one.line
+                own = Tags.HIDDEN in one.line
                 yield from self.way(branches[0] if own else max(branches, key=self._weight), times)
             elif one.opcode in ("call", "async-start") and (called := _CALLED.search(one.line)):
                 yield from self.way(called[1], times)
@@ -95,7 +95,7 @@ class Module:
 
         What runs only if something is wrong does not run.
         """
-        if RARELY in loop.line:
+        if Tags.RARELY in loop.line:
             return 0
         if found := _TRIPS.search(loop.line):
             return int(found[1])

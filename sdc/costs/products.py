@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..program import PRODUCT
+from ..program import Tags
 from .hlo import Instruction, Module
 from .schedules import Uncharged
 
 Sides: TypeAlias = tuple[int, int]
 Form: TypeAlias = tuple[Sides, Sides, tuple[int, int]]
 """Sides of both factors, and of each the axis that is contracted."""
-_FORM = re.compile(rf'"?{PRODUCT}"?[=:]"?([01])([01])')
+_FORM = re.compile(rf'"?{Tags.PRODUCT}"?[=:]"?([01])([01])')
 _SHAPE = re.compile(r"bf16\[((?:\d+,)*)(\d+),(\d+)\]")
 _BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
 

@@ -13,21 +13,19 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits, from_bits
-from sdc.program.rarely import rarely
 from sdc.settings import SettingError
 
 from ..program import (
-    HIDDEN,
     Place,
     Reports,
     Selector,
     Site,
+    Tags,
     Values,
     agreed,
     bound_axes,
-    check_function,
-    check_hits,
     probes,
+    rarely,
     rewrite,
     sites,
     taking,
@@ -78,11 +76,10 @@ def inject(
         >>> out.tolist(), int(events["fwd/sin"].changed)
         ([3.0, 3.0, 3.0], 3)
     """
-    check_function(step)
-
+    decorated = taking(step, "moment")  # what is no step is refused before the faults
     known = _read(faults)
 
-    @taking(step, "moment")
+    @decorated
     def injected(moment: Moment, /, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         if not isinstance(moment, Moment):
             raise TypeError(f"the first argument is {type(moment).__name__}; expected a sdc.Moment(key, step)")
@@ -91,7 +88,7 @@ def inject(
         moment = Moment(moment.key, jnp.asarray(moment.step))
         if moment.step.shape or not jnp.issubdtype(moment.step.dtype, jnp.integer):
             raise TypeError(f"{moment}: expected the number of the step, a whole number")
-        with jax.named_scope(HIDDEN):
+        with jax.named_scope(Tags.HIDDEN):
             rule = _Inject(known, moment, record)
         out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)
         for number in sorted(set(range(len(known))) - rule.placed):
@@ -120,7 +117,6 @@ def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
     chosen = [site for site in all_sites if fault.selector(site)]
     if not fault.by_name:
         what = f"selector {fault.selector}"
-        check_hits(fault.selector, all_sites, chosen)
     else:
         what = f"site {fault.site!r}"
         if not chosen:

@@ -19,8 +19,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
 
 from sdc.bits import as_bits, select
-from sdc.program.aside import aside
-from sdc.program.rarely import rarely
 from sdc.settings import SettingError
 
 from ..program import (
@@ -32,8 +30,10 @@ from ..program import (
     Where,
     agreed,
     as_selector,
+    aside,
     bound_axes,
-    required,
+    rarely,
+    rewrite,
     taking,
     traced_once,
     varying,
@@ -219,7 +219,7 @@ def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, R
         if not isinstance(strike, Strike):
             raise TypeError(f"the first argument is {type(strike).__name__}; expected what sdc.strike_on returns")
         rule = _Strike(strike)
-        out, events = required(step, as_selector(where) & NUMBERS, rule)(*args, **kwargs)
+        out, events = rewrite(step, as_selector(where) & NUMBERS, rule, required=True)(*args, **kwargs)
         if unknown := sorted(set(strike.device) - rule.mapped):
             raise ValueError(
                 f"a strike names a device along {unknown[0]!r}, but no such axis is mapped at any of its sites; "

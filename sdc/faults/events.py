@@ -9,7 +9,8 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits
-from sdc.program.aside import aside
+
+from ..program import aside
 
 
 @aside

@@ -15,7 +15,7 @@ from sdc._lazy import jax, jnp
 from sdc.settings import SettingError
 from sdc.text import write_term, write_value
 
-from ..program import Selector, Where, as_selector, is_selector, probes
+from ..program import Selector, Where, as_selector, probes
 from .kind import Kind
 from .kinds import KINDS, Rotate, What
 from .patterns import One, Pattern, Row, Whole
@@ -163,7 +163,7 @@ class Fault:
     @property
     def by_name(self) -> bool:
         """Whether `site` is a pattern of names of probes."""
-        return isinstance(self.site, str) and not is_selector(self.site)
+        return isinstance(self.site, str) and not Selector.is_text(self.site)
 
     @functools.cached_property
     def selector(self) -> Selector:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from sdc.text import Term, form, read_term
 
-from ..program import parse_selector
+from ..program import as_selector
 from .fault import Fault, When, check_moves
 from .kinds import KINDS, What
 from .patterns import PATTERNS, WORDS, One, Pattern, Run
 
 _OWN = {
-    "rate": float | tuple[float, ...], "site": str, "where": lambda text: parse_selector(text).text, "layer": int,
+    "rate": float | tuple[float, ...], "site": str, "where": lambda text: as_selector(text).text, "layer": int,
     "step": int, **form(When).types,
 }  # fmt: skip
 EXAMPLE = "bitflip,bits=30,rate=1e-4,site=fwd/attn"

@@ -5,7 +5,7 @@ Python, texts, functions, and what an outer `jax.jit` was told to be static. Mod
 random numbers of Flax NNX are changed in place by a step: their arrays are inputs and outputs, and the objects that the
 caller holds are updated afterwards, as `nnx.jit` does.
 
-What another transformation takes before the step's arguments (`aside.py`), and returns beside its output, is no part of
+What another transformation takes before the step's arguments (`aside`), and returns beside its output, is no part of
 the step.
 """
 
@@ -14,52 +14,47 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 from jax._src import core
 
-from .aside import is_aside
-from .marks import port_p
+from .identities import port_p
 from .objects import CONTEXT, Changing, Parts, Path, is_array, path_text
 from .plan import open_jaxpr
 from .reports import Values, apart, together
 from .selectors import Selector
 from .site import Direction
 
+Kind = TypeVar("Kind", bound=type[Any])
+_ASIDE: set[type[Any]] = set()
+
+
+def aside(kind: Kind) -> Kind:
+    """Declares a type whose values, before the step's own arguments, are no part of the step: they are no sites."""
+    _ASIDE.add(kind)
+    return kind
+
 
 class Traced(NamedTuple):
-    """The program of a step for given arguments.
+    """The program of a step for given arguments."""
 
-    Attributes:
-        closed: its jaxpr, with a site at every array that goes into it and comes out of it.
-        inputs: the arrays that go into it.
-        finish: makes the step's output of the arrays that come out, and updates the objects that the step changed.
-    """
-
-    closed: Any
-    inputs: Values
+    closed: Any  # its jaxpr, with a site at every array that goes into it and comes out of it
+    inputs: Values  # the arrays that go into it
+    # Makes the step's output of the arrays that come out, and updates the objects that the step changed
     finish: Callable[[Values], Any]
 
 
 class _Call(Protocol):
-    """How a step is called with a tree of arrays.
+    """How a step is called with a tree of arrays."""
 
-    Attributes:
-        given: the tree.
-    """
-
-    given: Any
+    given: Any  # the tree
 
     def __call__(self, given: Any) -> Any:
         """Calls the step inside of the trace; returns a tree of arrays, too."""
 
     def check(self, constants: Sequence[Any]) -> None:
-        """Looks at the arrays that the step read without being given them.
-
-        Raises:
-            ValueError: it also changed one of them as an argument; what it should then have read, nobody can say.
-        """
+        """Looks at the arrays that the step read without being given them."""
 
     def finish(self, returned: Any) -> Any:
         """What the step returned, outside of the trace."""
@@ -70,37 +65,16 @@ class _Call(Protocol):
 
 @contextmanager
 def traced(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Traced]:
-    """Traces a step; the objects of its arguments can be updated until the context ends.
-
-    Raises:
-        ValueError: JAX cannot trace the step, or it changes an object that it has from elsewhere than its arguments.
-    """
-    aside = next((number for number, one in enumerate(args) if not is_aside(one)), len(args))
-    with _call(functools.partial(step, *args[:aside]), args[aside:], kwargs) as call:
+    """Traces a step; the objects of its arguments can be updated until the context ends."""
+    own = next((number for number, one in enumerate(args) if type(one) not in _ASIDE), len(args))
+    with _call(functools.partial(step, *args[:own]), args[own:], kwargs) as call:
         yield _trace(call)
 
 
-def check_function(step: Any) -> None:
-    """Refuses what stands in the place of a step and is none.
-
-    Raises:
-        TypeError: it is no function.
-    """
+def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a function with the name and signature of a step, for those who name static arguments."""
     if not callable(step) or isinstance(step, Selector):
         raise TypeError(f"{type(step).__name__} in the place of a step; give the function first, and do not call it")
-
-
-def taking(step: Callable[..., Any], *before: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a function with the name and signature of a step, for those who name static arguments.
-
-    Args:
-        step: the step.
-        before: names of what the function takes before the step's own arguments.
-
-    Raises:
-        TypeError: the step is no function.
-    """
-    check_function(step)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         functools.update_wrapper(function, step, updated=())

@@ -14,6 +14,7 @@ Path: TypeAlias = tuple[Any, ...]
 """Keys of JAX on the way to a leaf of a tree."""
 CONTEXT = "sdc"
 """Under this name NNX keeps track of the objects of a call."""
+NUMBERS = (bool, int, float, complex)
 
 
 def path_text(path: Path) -> str:
@@ -169,20 +170,7 @@ def _in_object(paths: Sequence[Path], path: Path) -> str:
 def functional(
     step: Callable[[Any, Any], tuple[Any, Any]], state: Any, batch: Any
 ) -> tuple[Callable[[Any, Any], tuple[Any, Any]], Any, Callable[[Any], Any]]:
-    """A step `(state, batch) -> (state, metrics)` over any state, as one over arrays alone.
-
-    Args:
-        step: the step. Objects of NNX in the state may be changed in place; the step returns them all the same.
-        state: a state that it takes. Numbers of Python in it stay what they are, unless the step changes them.
-        batch: a batch that it takes.
-
-    Returns:
-        The step over arrays; the state with nothing but arrays, each in its place; and a function that puts a state
-        together again.
-
-    Raises:
-        ValueError: by the step over arrays, where it returns no pair, or a state that is not made up as the given one.
-    """
+    """A step `(state, batch) -> (state, metrics)` over any state, as one over arrays alone."""
     take_apart: Callable[[Any], tuple[Any, Any]]
     put_together: Callable[[Any, Any], Any]
     nnx = sys.modules.get("flax.nnx")
@@ -224,7 +212,7 @@ def _merge_objects(nnx: Any, graph: Any, arrays: _Value) -> Any:
 
 
 def _is_reference(leaf: Any) -> bool:
-    return has_type(leaf) and not isinstance(jax.typeof(leaf), jax.core.ShapedArray)
+    return is_array(leaf, numbers=True) and not isinstance(jax.typeof(leaf), jax.core.ShapedArray)
 
 
 def _pair(out: Any) -> tuple[Any, Any]:
@@ -236,7 +224,9 @@ def _pair(out: Any) -> tuple[Any, Any]:
 def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> frozenset[int]:
     """Which leaves are numbers of Python that the step returns as others, or as arrays: such as a count of steps."""
     leaves = jax.tree.leaves(state)
-    numbers = {number: leaf for number, leaf in enumerate(leaves) if has_type(leaf) and not is_array(leaf)}
+    numbers = {
+        number: leaf for number, leaf in enumerate(leaves) if is_array(leaf, numbers=True) and not is_array(leaf)
+    }
     if not numbers:
         return frozenset()
     made_up, arrays = _split(state)
@@ -269,22 +259,10 @@ def _merge(made_up: Any, arrays: Any) -> Any:
     return jax.tree.unflatten(structure, [next(given) if leaf is None else leaf for leaf in static])
 
 
-def is_array(leaf: Any) -> bool:
-    """Whether a leaf of arguments becomes an input of the program. Numbers of Python stay what they are.
-
-    Example:
-        >>> import numpy as np
-        >>> from sdc.program.objects import is_array
-        >>> [is_array(leaf) for leaf in (np.ones(2), np.float32(1), 1.0, "text", len)]
-        [True, True, False, False, False]
-    """
-    if type(leaf) in (bool, int, float, complex):
+def is_array(leaf: Any, *, numbers: bool = False) -> bool:
+    """Whether a leaf of arguments becomes an input of the program; numbers of Python stay what they are, or not."""
+    if not numbers and type(leaf) in NUMBERS:
         return False
-    return has_type(leaf)
-
-
-def has_type(leaf: Any) -> bool:
-    """Whether `jax.jit` takes it."""
     try:
         jax.typeof(leaf)
     except TypeError:

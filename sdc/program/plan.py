@@ -1,8 +1,4 @@
-"""Which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
-
-This file, `arguments.py`, `regions.py`, `turned.py`, `work.py`, `marks.py`, `inlined.py`, `interpreter.py` and
-`evaluate.py` are the only ones that know the internals of JAX.
-"""
+"""Which equations of a program are sites, and which of them are selected: the first half of `rewrite`."""
 
 import dataclasses
 import functools
@@ -23,12 +19,11 @@ from jax._src.shard_map import shard_map_p
 from jax._src.state.discharge import run_state_p
 from jax.extend.core import primitives
 
-from ._probe import probe_p
-from .marks import HIDDEN, mark_p, port_p
-from .selectors import PRODUCTS, probes
-from .site import Direction, Predicate, Site, Skipped
-from .turned import turned
-from .work import flops, product_flops
+from .flop_counts import flops, product_flops
+from .identities import Tags, mark_p, port_p, probe_p
+from .selectors import probes
+from .site import PRODUCTS, Direction, Predicate, Site, Skipped
+from .transposed_dots import in_use_order
 
 CALLS = {custom_vmap_p: "call", linear_call_p: "callee"}
 """Primitives that call one body, and the parameter that holds it."""
@@ -70,21 +65,13 @@ class Plan:
 
 @dataclasses.dataclass
 class Survey:
-    """What is known of the sites of a program that have been seen.
+    """What is known of the sites of a program that have been seen."""
 
-    Attributes:
-        where: which are selected.
-        reason: why a site is none that the tool can work on, or None.
-        seen: how many there are of each name.
-        skipped: those that the tool cannot work on.
-        work: floating-point operations of a step.
-    """
-
-    where: Predicate
-    reason: Callable[[Site], str | None] = lambda site: None
-    seen: Counter[str] = dataclasses.field(default_factory=Counter)
-    skipped: list[Skipped] = dataclasses.field(default_factory=list)
-    work: int = 0
+    where: Predicate  # which are selected
+    reason: Callable[[Site], str | None] = lambda site: None  # why a site is none that the tool can work on, or None
+    seen: Counter[str] = dataclasses.field(default_factory=Counter)  # how many there are of each name
+    skipped: list[Skipped] = dataclasses.field(default_factory=list)  # those that the tool cannot work on
+    work: int = 0  # floating-point operations of a step
 
     def number(self, name: str) -> str:
         """The name of one more site. All are numbered, so that a name means the same whatever is selected."""
@@ -126,7 +113,7 @@ def live_program(closed: Any) -> Any:
     jaxpr, _ = partial_eval.dce_jaxpr(
         partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
     )
-    return Bound(turned(jaxpr), consts)
+    return Bound(in_use_order(jaxpr), consts)
 
 
 class Bound(NamedTuple):
@@ -175,7 +162,7 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
         # Functions of JAX itself, such as `jax.nn.silu`, and layers of libraries have no line of the user's inside.
         if users or (line and not inside.users):
             here = here._replace(source=line, users=users)
-        if any(HIDDEN in name for name in here.names) or index in doubled:
+        if any(Tags.HIDDEN in name for name in here.names) or index in doubled:
             continue
         if is_entered(eqn):
             plans = tuple(
@@ -250,7 +237,7 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
         depth[index] = min(depth[index], (min(len(own), len(reader)) if common is None else common) + 1)
 
     for index, eqn in enumerate(jaxpr.eqns):
-        if any(HIDDEN in name for name in names[index]):
+        if any(Tags.HIDDEN in name for name in names[index]):
             continue  # a transformation inside reads it, and not the step
         for var in eqn.invars:
             read(var, names[index])

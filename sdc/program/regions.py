@@ -24,16 +24,11 @@ region_p = Primitive("region")
 
 
 class Region(NamedTuple):
-    """A part of a program that holds all selected sites.
+    """A part of a program that holds all selected sites."""
 
-    Attributes:
-        sites: its sites, in the order of the program.
-        outside: number of the leading axes in `Site.dims` that are around it, and so not in its reports.
-        run: evaluates it with a rule, given the indices of the enclosing loops and the arrays that go into it.
-    """
-
-    sites: tuple[Site, ...]
-    outside: int
+    sites: tuple[Site, ...]  # its sites, in the order of the program
+    outside: int  # number of the leading axes in `Site.dims` that are around it, and so not in its reports
+    # Evaluates it with a rule, given the indices of the enclosing loops and the arrays that go into it
     run: Callable[[Rule, Any, Values], tuple[Values, dict[str, Report]]]
 
 
@@ -71,11 +66,7 @@ class _Equation(NamedTuple):
 
 
 def with_region(live: Bound, plan: Plan, *, whole: bool) -> tuple[Bound, Plan]:
-    """A program in which one equation stands for the part that holds all sites, and the plan of that; see `Around`.
-
-    Raises:
-        ValueError: the part cannot be run twice, since it changes arrays in place or has effects that have an order.
-    """
+    """A program in which one equation stands for the part that holds all sites, and the plan of that; see `Around`."""
     part, plan = _outlined(live.jaxpr, plan, whole)
     return Bound(part, live.consts), plan
 

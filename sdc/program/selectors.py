@@ -37,10 +37,6 @@ from sdc.text import DEEPEST, expression
 from .site import DIRECTIONS, Direction, Site, Where
 
 PROBE = "probe"
-PRODUCTS = (
-    "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_matmul_wrapper", "scaled_matmul",
-    "bcoo_dot_general", "bcsr_dot_general",
-)  # fmt: skip
 COLLECTIVES = (
     "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_gather_invariant", "all_to_all",
     "ragged_all_to_all", "reduce_scatter", "pgather",
@@ -103,6 +99,12 @@ class Selector:
 
     def __repr__(self) -> str:
         return self.text
+
+    @staticmethod
+    def is_text(text: str) -> bool:
+        """Whether a text is meant as a selector, rather than as a pattern of names such as `fwd/attn` or `*`."""
+        match = re.match(r"[\s~(]*(\w+)\s*(.?)", text)
+        return match is not None and (match[2] == "(" or (match[1] in _WORDS and match[2] in ("", "&", "|", ")")))
 
     def leaves(self) -> list[Selector]:
         """The terms that this selector combines."""
@@ -189,7 +191,7 @@ arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
 
 products = Selector(
     "products",
-    lambda site: site.primitive in PRODUCTS and all(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outputs),
+    lambda site: site.is_product and all(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outputs),
 )
 """Selects matrix products and convolutions, but those of integers."""
 
@@ -318,39 +320,14 @@ _CALLS: dict[str, Callable[..., Selector]] = {
 
 
 def parse_selector(text: str) -> Selector:
-    """A selector from a line of text, written as in Python.
-
-    Raises:
-        ValueError: the line cannot be understood.
-    """
+    """A selector from a line of text, written as in Python."""
     return expression(
         "selector", text, words=_WORDS, calls=_CALLS, example='primitive("dot_general") & direction("bwd")'
     )
 
 
-def is_selector(text: str) -> bool:
-    """Whether a text is meant as a selector, rather than as a pattern of names such as `fwd/attn` or `*`.
-
-    Example:
-        >>> from sdc.program.selectors import is_selector
-        >>> is_selector("~probes & iteration(1)"), is_selector("bwd/*"), is_selector("*")
-        (True, False, False)
-    """
-    match = re.match(r"[\s~(]*(\w+)\s*(.?)", text)
-    return match is not None and (match[2] == "(" or (match[1] in _WORDS and match[2] in ("", "&", "|", ")")))
-
-
 def check_hits(where: Where, sites: Sequence[Site], chosen: Sequence[Site]) -> None:
-    """Refuses a selector that hits nothing: a tool that looks at nothing would find nothing.
-
-    Args:
-        where: the selector.
-        sites: all sites of the step.
-        chosen: those that it hits.
-
-    Raises:
-        ValueError: none is hit; the message lists near misses.
-    """
+    """Refuses a selector that hits nothing: a tool that looks at nothing would find nothing."""
     if chosen:
         return
     selector = as_selector(where)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 if TYPE_CHECKING:
     import jax
 
 Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp", "arg", "out"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 
-DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "remat", "jvp", "arg", "out")
+PRODUCTS = (
+    "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_matmul_wrapper", "scaled_matmul",
+    "bcoo_dot_general", "bcsr_dot_general",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Site:
         mesh: names and sizes of the enclosing mesh axes.
         outputs: shapes and dtypes of the values, on one device and for one iteration.
         inputs: shapes and dtypes of the factors and whatever else goes into a product; empty for other operations.
-        flops: floating-point operations of one evaluation on one device; see `work.flops`.
+        flops: floating-point operations of one evaluation on one device; see `flop_counts.flops`.
         products: those of the matrix products in it, of integers too; None where nobody knows, as in foreign code.
         order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or
             `"while"` where a loop is entered.
@@ -68,6 +72,11 @@ class Site:
         return math.prod(trips or 1 for trips in self.trips) * math.prod(size for _, size in self.mesh)
 
     @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix product or a convolution."""
+        return self.primitive in PRODUCTS
+
+    @property
     def path(self) -> str | None:
         """Path of the array in the step's arguments or results; None for other sites."""
         return self.name.partition("/")[2] if self.direction in ("arg", "out") else None
@@ -81,16 +90,11 @@ class Site:
 
 
 class Skipped(NamedTuple):
-    """A site that a tool could not work on.
+    """A site that a tool could not work on."""
 
-    Attributes:
-        site: the site.
-        reason: why.
-        share: of the step's floating-point operations, those of the products in it; None where that is not known.
-    """
-
-    site: Site
-    reason: str
+    site: Site  # the site
+    reason: str  # why
+    # Of the step's floating-point operations, those of the products in it; None where that is not known
     share: float | None = None
 
 

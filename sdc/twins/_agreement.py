@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits, from_bits
 
-from ..program import axis_place, bound_axes, varying
+from ..program import bound_axes, manual_in_part, varying
 from .compare import Difference, difference, merge, no_difference
 from .digests import digest, tree_digest
 
@@ -146,6 +146,19 @@ def squared_distance(
     if others:
         total = lax.psum(total, others)
     return lax.bitcast_convert_type(exchanged(lax.bitcast_convert_type(total, jnp.uint32), axis_name), jnp.float32)
+
+
+def axis_place(axis_name: str) -> Int32[Array, ""]:
+    """This device's index along a bound axis: `lax.axis_index`, also where a mesh is manual in part.
+
+    There XLA's compiler for TPUs moves the number of a device to where it means nothing, if a program asks for it at
+    several places, and refuses the program. So a sum gives each device its part.
+    """
+    if not manual_in_part():
+        return lax.axis_index(axis_name)
+    size = lax.axis_size(axis_name)
+    places = varying(jnp.arange(size, dtype="int32"), [axis_name])
+    return lax.psum_scatter(places, axis_name, tiled=True)[0] // size
 
 
 def exchanged(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:

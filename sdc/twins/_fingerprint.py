@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, UInt32
 
-from ..program import Place, Reports, Values, Where, probes, required, traced_once
+from ..program import Place, Reports, Values, Where, probes, rewrite, traced_once
 from .digests import digest, fmix32
 
 
@@ -29,7 +29,7 @@ def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[...
         >>> digests["fwd/p"].shape
         (1, 2)
     """
-    return required(step, where, _Digest())
+    return rewrite(step, where, _Digest(), required=True)
 
 
 class _Digest:

@@ -15,20 +15,18 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from sdc.program.rarely import rarely
-
 from ..program import (
     Place,
     Reports,
     Values,
     Where,
     axis_size,
-    has_type,
+    is_array,
     probes,
-    required,
+    rarely,
+    rewrite,
     taking,
     traced_once,
-    typed_as,
     varying,
 )
 from ._agreement import Agreement, agreement, measure, nothing_found
@@ -88,7 +86,7 @@ def lockstep(
         raise ValueError("compare='always' moves tensors at every probe; give exchange='probe', or compare='gated'")
     rule = _Lockstep(axis_name, compare)
     around = None if exchange == "probe" else Optimistic(axis_name, rule, whole=exchange == "call")
-    twins = required(step, where, rule, around=around)
+    twins = rewrite(step, where, rule, required=True, around=around)
 
     @taking(step)
     def stepped(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
@@ -121,7 +119,7 @@ def synchronize(
     _check_compare(compare)
     axis_size(axis_name, "twin")
     whole, structure = jax.tree.flatten(tree)
-    arrays = [number for number, leaf in enumerate(whole) if has_type(leaf)]
+    arrays = [number for number, leaf in enumerate(whole) if is_array(leaf, numbers=True)]
     if not arrays:
         nothing = no_difference(jnp.zeros(lax.axis_size(axis_name), jnp.uint32))
         return tree, Mismatch(nothing, jnp.uint32(0))
@@ -157,7 +155,7 @@ def _synchronize(leaves: Values, agreed: Agreement, axis_name: str, compare: Com
     def repair(state: tuple[Values, Difference], reference: Array) -> tuple[Values, Difference]:
         leaves, _ = state
         chosen, found = measure(leaves, axis_name, reference)
-        return [typed_as(new, old) for new, old in zip(chosen, leaves, strict=True)], varying(found)
+        return [varying(new, like=old) for new, old in zip(chosen, leaves, strict=True)], varying(found)
 
     kept = list(leaves), varying(nothing_found(leaves, axis_name, reference))
     leaves, found = repair(kept, reference) if compare == "always" else rarely(differs, repair, kept, reference)

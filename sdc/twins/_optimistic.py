@@ -18,9 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, UInt32
 
-from sdc.program.rarely import rarely
-
-from ..program import HIDDEN, Place, Region, Report, Rule, Values, traced_once, varying
+from ..program import Place, Region, Rule, Tags, Values, rarely, traced_once, varying
 from ._agreement import anywhere, exchanged, nothing_found, other_axes, wrong
 from ._first_difference import place_of
 from .digests import fmix32, tree_digest
@@ -46,7 +44,7 @@ class Optimistic:
     def __init__(self, axis_name: str, gated: Rule, *, whole: bool) -> None:
         self.axis_name, self.gated, self.whole = axis_name, gated, whole
 
-    def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]:
+    def __call__(self, region: Region, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Any]]:
         outs, seen = region.run(_Watch(self.axis_name), iteration, inputs)
         order = _order(region, {name: one.digest.shape[:-1] for name, one in seen.items()})
 
@@ -55,7 +53,7 @@ class Optimistic:
             outs, found = region.run(self.gated, iteration, inputs)
             return outs, _with_unrepeated(found, order, rows, self.axis_name)
 
-        with jax.named_scope(HIDDEN):
+        with jax.named_scope(Tags.HIDDEN):
             digests = [one.digest.reshape(-1, 2) for one in seen.values()]
             _, (mine, differs) = _compared(digests, self.axis_name)
             nothing = {name: varying(one.nothing) for name, one in seen.items()}

@@ -18,7 +18,7 @@ from jaxtyping import Array, Shaped, UInt32
 
 from sdc.bits import as_bits
 
-from ..program import KERNEL, is_whole
+from ..program import Tags, compiled_for
 
 ROWS, COLUMNS = (1024, 512, 256, 128, 64, 32, 16), (512, 256, 128)
 """Sides that a block can have: the more elements, the less is lost between blocks."""
@@ -35,7 +35,7 @@ def fits(x: Shaped[Array, "*shape"]) -> bool:
     rows = math.prod(x.shape[:-1])
     # Leading axes are joined, which moves nothing if the rows before them fill registers.
     blocks = x.shape[-1] % COLUMNS[-1] == 0 and rows % ROWS[-1] == 0 and x.shape[-2] % (32 // x.dtype.itemsize) == 0
-    return blocks and is_whole()
+    return blocks and compiled_for().whole
 
 
 def kernel_digest(x: Shaped[Array, "*shape"], golden: int, mix: int, *, interpret: bool = False) -> UInt32[Array, "2"]:
@@ -61,7 +61,7 @@ def kernel_digest(x: Shaped[Array, "*shape"], golden: int, mix: int, *, interpre
         out_specs=pl.BlockSpec(shape.shape, lambda row, column: (0, 0, 0)),
         out_shape=shape,
         interpret=interpret,
-        name=KERNEL,
+        name=Tags.KERNEL,
     )
     with jax.enable_x64(False):  # numbers of blocks are of 32 bits on a TPU
         sums = call(flat)

@@ -61,7 +61,7 @@ def digest(
     Returns:
         Two words. Those of all shards of a tensor, added with wrap-around, are those of the whole.
     """
-    if shape is None and offset is None and compiled_for() == "tpu":
+    if shape is None and offset is None and compiled_for().platform == "tpu":
         from . import digest_kernel  # which nobody else needs
 
         if digest_kernel.fits(x):

@@ -224,13 +224,13 @@ import sys
 from pathlib import Path
 from sdc.aggregation.delays import parse_latency
 from sdc.faults import HEALTHY, NODES, node_faults, parse_fault, parse_kind
-from sdc.program import parse_selector
+from sdc.program import as_selector
 from sdc.checksums import Profile, Rounding, Settings
 from sdc.train.simulation import parse_simulation
 from sdc.train.config import check, get_config
 from sdc.train.methods import parse_aggregation
 
-parse_selector('primitive("dot_general") & direction("bwd")')
+as_selector('primitive("dot_general") & direction("bwd")')
 parse_fault('bitflip,bits=30,rate=1e-4,where=products & iteration(2),gamma=0.5,fsdp=1')
 parse_kind("rotate,by=2,row")
 parse_latency("lognormal,mean=0.1,std=0.05")
@@ -246,7 +246,7 @@ for wrong in (
     lambda: Settings("mend"),
     lambda: Profile.read(Path("no such file")),
     lambda: parse_fault("meteor"),
-    lambda: parse_selector("dot"),
+    lambda: as_selector("dot"),
     lambda: parse_aggregation("lossy,p=1.5"),
     lambda: parse_aggregation("lossy,p=0.1,burst=3,sender=1"),
     lambda: parse_latency("gamma,mean=1"),
@@ -274,7 +274,7 @@ def test_the_same_text_means_the_same_sites_everywhere() -> None:
     import jax
     import jax.numpy as jnp
 
-    from sdc.program import as_selector, primitive, required, rewrite, substitute
+    from sdc.program import as_selector, primitive, rewrite, substitute
 
     def step(x: Any) -> Any:
         return jnp.sin(jnp.cos(x) @ jnp.ones((3, 3)))
@@ -299,7 +299,7 @@ def test_the_same_text_means_the_same_sites_everywhere() -> None:
     tools: list[Any] = [
         lambda where: {site.name: site for site in sdc.sites(step, x, where=where)},
         lambda where: rewrite(step, where, Look())(x)[1],
-        lambda where: required(step, where, Look())(x)[1],
+        lambda where: rewrite(step, where, Look(), required=True)(x)[1],
         lambda where: sdc.fingerprint(step, where)(x)[1],
         lambda where: twins(where)[1],
         lambda where: sdc.strike(step, where)(sdc.no_strike(), x)[1],

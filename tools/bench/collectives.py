@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from sdc.costs import groups_of, kind_of, parse_module, sizes_of
-from sdc.program import RARELY
+from sdc.program import Tags
 
 _CALLS = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 
@@ -44,7 +44,7 @@ def collectives(hlo: str) -> list[Collective]:
             continue
         always.add(name)
         for one in module.computations[name]:
-            if one.opcode == "while" and RARELY in one.line:
+            if one.opcode == "while" and Tags.RARELY in one.line:
                 continue
             for called, several in _CALLS.findall(one.line):
                 pending.extend(part.strip(" %") for part in (called or several).split(","))

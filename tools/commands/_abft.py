@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from sdc.checksums import Profile
-from sdc.program import parse_selector
+from sdc.program import as_selector
 from sdc.settings import SettingError
 from sdc.train.studies import check_measurement
 
@@ -29,7 +29,7 @@ def run(options: AbftOptions) -> int:
 
 def _study(options: ProductsStudyOptions) -> int:
     with usage_errors():
-        parse_selector(options.where)
+        as_selector(options.where)
         profile = Profile.read(options.profile) if options.profile else None
         folder = new_folder("study", options.run)
         check_measurement(options.steps, options.dtypes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sdc.costs import check_compiler, find_target, prepare_compilers, read_options
-from sdc.program import KERNEL
+from sdc.program import Tags
 from sdc.settings import SettingError
 from sdc.train import Subject
 
@@ -86,7 +86,7 @@ def _estimated(subject: Subject) -> Mapping[str, Any]:
     return {"target": subject.target, **found.get("estimate", found)}
 
 
-def _process(subject: Subject, kernel: str = KERNEL) -> dict[str, Any]:
+def _process(subject: Subject, kernel: str = Tags.KERNEL) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sdc-estimate-") as folder:
         given, result, schedules = (Path(folder) / name for name in ("subject.json", "result.json", "schedules"))
         schedules.mkdir()

@@ -28,7 +28,7 @@ from sdc.checksums import (
     product_of,
     rounded_off,
 )
-from sdc.program import Place, Reports, Values, parse_selector, primitive
+from sdc.program import Place, Reports, Values, as_selector, primitive
 from sdc.settings import SettingError
 
 from .. import Dataset, DType, TrainConfig
@@ -93,7 +93,7 @@ class ProductsStudy:
 
     def __post_init__(self) -> None:
         check_measurement(self.steps, self.dtypes)
-        parse_selector(self.where)
+        as_selector(self.where)
 
     @property
     def marked(self) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ class ProductsStudy:
     ) -> Iterator[tuple[str, list[tuple[Variant, Mapping[str, Any]]]]]:
         """What was done, and counts of it."""
         every = tuple((variant, Settings(scheme=variant.scheme, rounding=rounding)) for variant in variants(dtype))
-        selector, judged = DOTS & parse_selector(self.where), _Judged(every)
+        selector, judged = DOTS & as_selector(self.where), _Judged(every)
 
         def transform(step: Callable[..., Any]) -> Callable[..., Any]:
             return sdc.rewrite(sdc.checksums.accumulators(step), selector, judged)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from sdc.aggregation.synchronization import paft_sync
+from sdc.program import compiled_for
 
 from .placements import AXIS, equal_replicas, place
 
@@ -19,7 +20,7 @@ WORKERS = 4
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
 def test_an_average_in_two_exchanges(placement: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for TPUs and GPUs: of what can be cut into as many parts as there are workers, and is large enough."""
-    monkeypatch.setattr("sdc.aggregation.synchronization.compiled_for", lambda: "tpu")
+    monkeypatch.setattr("sdc.aggregation.synchronization.compiled_for", lambda: compiled_for()._replace(platform="tpu"))
     monkeypatch.setattr("sdc.aggregation.synchronization.WORTH", 24 * jnp.dtype(dtype).itemsize)
     shapes = {"first": (8, 3), "second": (3, 8), "last": (3, 1, 12), "no": (5, 5), "empty": (0, 8), "small": (4,)}
     keys = zip(shapes, jax.random.split(jax.random.key(0), len(shapes)), strict=True)

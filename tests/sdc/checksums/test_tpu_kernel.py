@@ -14,7 +14,7 @@ from sdc.checksums.products import Dot
 from sdc.checksums.roundoff import PLATFORMS
 from sdc.checksums.schemes import signed_weights
 from sdc.checksums.tpu_kernel import KINDS, LEAST, MEMORY, fits, product_with_totals
-from sdc.program.platforms import compiling_for
+from sdc.program import compiling_for
 
 RNG = np.random.default_rng(14)
 FORMS = {"rows by columns": (1, 0), "rows by rows": (1, 1), "columns by columns": (0, 0), "columns by rows": (0, 1)}

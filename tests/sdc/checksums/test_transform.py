@@ -24,7 +24,7 @@ from sdc.checksums.schemes import signed_weights
 from sdc.faults.events import Moment
 from sdc.faults.fault import When
 from sdc.faults.kinds import BitFlip, Scale
-from sdc.program.axes import varying
+from sdc.program import varying
 from sdc.program.selectors import direction, primitive, products
 
 RNG = np.random.default_rng(0)

@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 
 import sdc
+from sdc.program import traced_once
 from sdc.program.interpreter import rewrite
-from sdc.program.once import traced_once
 from sdc.program.reports import Place
 from sdc.program.selectors import everything, probes
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 import sdc
 from sdc.faults.events import Moment
 from sdc.faults.kinds import BitFlip, Relative, Stuck
-from sdc.program.axes import varying
+from sdc.program import varying
 from sdc.tools.bench.collectives import collectives
 from tests.sdc.twins.test_compare import CASES
 

@@ -9,8 +9,7 @@ import pytest
 from jax import lax
 
 import sdc
-from sdc.program import primitive
-from sdc.program.platforms import compiling_for
+from sdc.program import compiling_for, primitive
 
 W = np.asarray(jax.random.normal(jax.random.key(0), (3, 4, 4)), np.float32)
 X = np.asarray(jax.random.normal(jax.random.key(1), (8, 4)), np.float32)

@@ -11,34 +11,34 @@ from typing import Any
 from jax._src import core
 from jax.extend.core import primitives
 
-from .platforms import compiled_for
+from .mesh import compiled_for
 
 
-def turned(jaxpr: Any) -> Any:
+def in_use_order(jaxpr: Any) -> Any:
     """A program whose products are as they are used; for a CPU, which copies nothing more either way, as it is."""
-    return jaxpr if compiled_for() == "cpu" else _turned(jaxpr)
+    return jaxpr if compiled_for().platform == "cpu" else _reordered(jaxpr)
 
 
-def _turned(jaxpr: Any) -> Any:
+def _reordered(jaxpr: Any) -> Any:
     uses = [var for eqn in jaxpr.eqns for var in eqn.invars if isinstance(var, core.Var)]
     uses += [var for var in jaxpr.outvars if isinstance(var, core.Var)]
     count: dict[Any, int] = {}
     for var in uses:
         count[var] = count.get(var, 0) + 1
-    turns = {
+    transposes = {
         eqn.invars[0]: eqn
         for eqn in jaxpr.eqns
         if eqn.primitive is primitives.transpose_p and count.get(eqn.invars[0]) == 1
     }
     gone, eqns = set(), []
     for eqn in jaxpr.eqns:
-        turn = turns.get(eqn.outvars[0]) if eqn.primitive is primitives.dot_general_p else None
-        if turn is not None and _swaps(eqn, turn.params["permutation"]):
+        transpose = transposes.get(eqn.outvars[0]) if eqn.primitive is primitives.dot_general_p else None
+        if transpose is not None and _swaps(eqn, transpose.params["permutation"]):
             (contracted, batch), (a, b) = eqn.params["dimension_numbers"], eqn.invars
             dimensions = tuple(reversed(contracted)), tuple(reversed(batch))
             params = {**eqn.params, "dimension_numbers": dimensions}
-            eqns.append(eqn.replace(invars=[b, a], outvars=list(turn.outvars), params=params))
-            gone.add(id(turn))
+            eqns.append(eqn.replace(invars=[b, a], outvars=list(transpose.outvars), params=params))
+            gone.add(id(transpose))
         elif id(eqn) not in gone:
             inside = {name: _inside(value) for name, value in eqn.params.items()}
             changed = any(inside[name] is not value for name, value in eqn.params.items())
@@ -59,13 +59,13 @@ def _swaps(product: Any, permutation: Any) -> bool:
 
 
 def _inside(value: Any) -> Any:
-    """A parameter of an equation, with what it holds of programs turned."""
+    """A parameter of an equation, with the programs in it reordered."""
     if isinstance(value, tuple):
         parts = tuple(_inside(part) for part in value)
         return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
     if isinstance(value, core.Jaxpr):  # on jax 0.12 with constants, or without
-        return _turned(value)
+        return _reordered(value)
     inner = getattr(value, "jaxpr", None)
-    if not isinstance(inner, core.Jaxpr) or (new := _turned(inner)) is inner:
+    if not isinstance(inner, core.Jaxpr) or (new := _reordered(inner)) is inner:
         return value
     return value.replace(jaxpr=new)

@@ -33,18 +33,6 @@ def flops(primitive: str, params: Mapping[str, Any], inputs: Sequence[Any], outp
     A multiplication and an addition count as two. Matrix products and convolutions are exact: 2 m n k. A reduction
     counts its inputs, any other arithmetic one per element of its output, however dear (`exp` as much as `add`);
     moving data counts nothing, and so do integers.
-
-    Args:
-        primitive: name of the JAX primitive.
-        params: parameters of the equation.
-        inputs, outputs: shapes and dtypes of its arrays.
-
-    Example:
-        >>> import jax
-        >>> from sdc.program.work import flops
-        >>> x, y, z = (jax.ShapeDtypeStruct(shape, "float32") for shape in [(8, 16), (16, 4), (8, 4)])
-        >>> flops("dot_general", {"dimension_numbers": (((1,), (0,)), ((), ()))}, [x, y], [z])
-        1024
     """
     floating = [x for x in outputs if hasattr(x, "shape") and jnp.issubdtype(x.dtype, jnp.inexact)]
     if not floating or primitive in FREE:
@@ -63,9 +51,6 @@ def product_flops(
 
     Products inside a kernel (`pallas_call`) or another primitive that holds a program are counted. What a primitive of
     another library computes, or a call of foreign code, is not known if it returns numbers that are not whole.
-
-    Args:
-        primitive: the JAX primitive; for the others see `flops`.
     """
     name = primitive.name
     if name in FREE:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from sdc.program.rarely import rarely
+from sdc.program import rarely
 
 
 def change(carried: Any, scale: Any) -> Any:

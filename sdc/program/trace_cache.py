@@ -16,11 +16,6 @@ def traced_once(
     """Decorates what a rule computes: sites of the same shapes and types share one trace and one function of XLA.
 
     A program of a thousand sites is rewritten in a small multiple of the time that JAX takes to trace it.
-
-    Args:
-        function: takes the outputs of an equation first; returns them, perhaps changed, and a report. It is written
-            for arrays whose sharding XLA chooses: mesh axes that are explicit outside are automatic inside.
-        static_argnums: numbers of arguments that are no arrays, as `jax.jit` has them.
     """
 
     @functools.partial(jax.jit, static_argnums=static_argnums)

@@ -1,0 +1,139 @@
+"""Identities that keep places of a step recognizable: probes, ports, marks and guards. All of them lower to nothing.
+
+A *probe* is put on a tensor by the author of a model, and its derivative probes the cotangent. A *port* is the site of
+an array that goes into the step or comes out of it. A *mark* stands for an equation that a rule replaced: a rule
+computes much beside it, all of it bound below the scope `Tags.HIDDEN`, where no transformation looks for sites, and
+what comes out of the rule is bound to a mark with the primitive, parameters and inputs of the equation. An outer
+transformation that selects the equation sees the values with which the step goes on, such as corrupted ones. A *guard*
+refuses to be differentiated: a step is rewritten after it was differentiated, and a call with a derivative of its own
+is then only its body, whose gradient is another one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, TypeVar
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .selectors import PROBE
+from .site import Direction
+
+Tree = TypeVar("Tree")
+
+
+class Tags:
+    """Names that this library leaves in programs, by which its tools recognize their own work."""
+
+    HIDDEN = "sdc.hidden"  # scope of what a rule computes
+    RARELY = "sdc.rarely"  # scope of what runs only if something is wrong, which an estimate leaves out
+    KERNEL = "sdc_kernel"  # all kernels for TPUs, alike since the compiler writes the instructions of one name only
+    PRODUCT = "sdc_product"  # kernels that compute a product; the value is the contracted axis of each factor
+
+
+def _identity(name: str) -> Primitive:
+    """A primitive of one array that passes through, and is mapped as it is."""
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda x, **_: x)
+    mlir.register_lowering(primitive, lambda ctx, x, **_: [x])
+    batching.defvectorized(primitive)
+    return primitive
+
+
+probe_p, port_p, guard_p = _identity(PROBE), _identity("port"), _identity("inlined")
+mark_p = Primitive("mark")
+mark_p.multiple_results = True
+
+
+def probe(x: Tree, name: str, *, directions: Sequence[Literal["fwd", "bwd"]] = ("fwd", "bwd")) -> Tree:
+    """Names the values of `x` as a site; returns `x`.
+
+    Args:
+        x: an array, or a pytree of arrays; each leaf becomes a site (`name/path` where `x` is a pytree).
+        name: the site's name, without `#` and without glob characters.
+        directions: `("fwd",)` looks only at the value, `("bwd",)` only at its cotangent.
+
+    Returns:
+        `x`, bit for bit.
+
+    Raises:
+        ValueError: the name is no text, is empty or holds one of `#*?[]`, or a direction is unknown.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> from sdc.program import probes
+        >>> def loss(w, x):
+        ...     return jnp.sum(sdc.probe(x @ w, "ffn") ** 2)
+        >>> [site.name for site in sdc.sites(jax.grad(loss), jnp.ones((2, 2)), jnp.ones((1, 2)), where=probes)]
+        ['fwd/ffn', 'bwd/ffn']
+    """
+    if not isinstance(name, str) or not name or set(name) & set("#*?[]"):
+        raise ValueError(f"probe name {name!r}: expected a text that is not empty and holds none of '#*?[]', as 'attn'")
+    if not directions or not set(directions) <= {"fwd", "bwd"}:
+        raise ValueError(f"directions {tuple(directions)!r} of probe {name!r}: expected 'fwd', 'bwd' or both")
+
+    def bind(path: tuple[Any, ...], leaf: Any) -> Any:
+        suffix = jax.tree_util.keystr(path, simple=True, separator="/")
+        return probe_p.bind(
+            leaf, name=f"{name}/{suffix}" if suffix else name, direction="fwd", directions=frozenset(directions)
+        )
+
+    return jax.tree_util.tree_map_with_path(bind, x)
+
+
+def _probe_jvp(primals: Any, tangents: Any, *, name: str, direction: Direction, directions: frozenset[str]) -> Any:
+    (x,), (tangent,) = primals, tangents
+    out = probe_p.bind(x, name=name, direction=direction, directions=directions)
+    if isinstance(tangent, ad.Zero):
+        return out, tangent
+    return out, probe_p.bind(tangent, name=name, direction="jvp", directions=directions)
+
+
+def _probe_transpose(cotangent: Any, x: Any, *, name: str, direction: Direction, directions: frozenset[str]) -> Any:
+    del x, direction
+    if isinstance(cotangent, ad.Zero):
+        return [cotangent]
+    return [probe_p.bind(cotangent, name=name, direction="bwd", directions=directions)]
+
+
+ad.primitive_jvps[probe_p] = _probe_jvp
+ad.primitive_transposes[probe_p] = _probe_transpose
+ad.deflinear2(port_p, lambda cotangent, x, **_: [cotangent])
+
+
+def mark(outs: Sequence[Any], inputs: Sequence[Any], primitive: Any, params: Any) -> list[Any]:
+    """The outputs of a rule, as the outputs of the equation that it stood in for."""
+    return list(mark_p.bind(*outs, *inputs, outputs=len(outs), of=primitive, params=tuple(params.items())))
+
+
+def _mark_jvp(primals: Any, tangents: Any, *, outputs: int, **params: Any) -> Any:
+    outs = mark_p.bind(*primals, outputs=outputs, **params)
+    return outs, [ad.instantiate_zeros(tangent) for tangent in tangents[:outputs]]
+
+
+def _mark_batch(args: Any, dims: Any, *, outputs: int, **params: Any) -> Any:
+    return mark_p.bind(*args, outputs=outputs, **params), dims[:outputs]
+
+
+mark_p.def_impl(lambda *args, outputs, **_: list(args[:outputs]))
+mark_p.def_abstract_eval(lambda *args, outputs, **_: list(args[:outputs]))
+mlir.register_lowering(mark_p, lambda ctx, *args, outputs, **_: args[:outputs])
+ad.primitive_jvps[mark_p] = _mark_jvp
+batching.primitive_batchers[mark_p] = _mark_batch
+
+
+def underived(arrays: Sequence[Any], why: str, instead: str = "") -> list[Any]:
+    """Arrays that are refused, for a reason, where anybody differentiates by them; `instead`: a further remedy."""
+    remedy = (
+        "transform the function that differentiates, as in sdc.abft(jax.grad(loss)), and not jax.grad(sdc.abft(loss))"
+    )
+    with jax.named_scope(Tags.HIDDEN):
+        return [guard_p.bind(x, why=f"{why}: {remedy}{instead}") for x in arrays]
+
+
+def _refuse(primals: Any, tangents: Any, *, why: str) -> NoReturn:
+    raise ValueError(why)
+
+
+ad.primitive_jvps[guard_p] = _refuse

@@ -1,0 +1,108 @@
+"""What is under a program: the mapped axes that are bound, and the devices that it is compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from sdc._lazy import Lazy, jax, lax
+
+core: Any = Lazy("jax._src.core")
+
+
+def bound_axes() -> dict[str, int]:
+    """Names and sizes of the axes that collectives can use here: `shard_map`, `pmap` and named `vmap` axes."""
+    return {str(name): size for name, size in core.get_axis_env().axis_sizes.items()}
+
+
+def axis_size(axis_name: str, role: str) -> int:
+    """Size of an axis over which two or more parties work; `role` is what one of them is called, such as `twin`."""
+    axes = bound_axes()
+    if axis_name not in axes:
+        other = f"name {' or '.join(map(repr, sorted(axes)))}, or " if axes else ""
+        raise ValueError(
+            f"{role} axis {axis_name!r} is not bound (bound: {sorted(axes) or 'none'}); "
+            f"{other}call the step under shard_map, pmap or vmap with that axis name"
+        )
+    if axes[axis_name] < 2:
+        raise ValueError(f"{role} axis {axis_name!r} has size {axes[axis_name]}; expected two {role}s or more")
+    return axes[axis_name]
+
+
+def varying(tree: Any, axes: Collection[str] | None = None, *, like: Any = None) -> Any:
+    """Casts arrays to vary over manual mesh axes, which `shard_map` with `check_vma=True` wants of reports.
+
+    Args:
+        tree: arrays.
+        axes: over these axes only; by default over all.
+        like: arrays; over the axes only over which any of these varies.
+    """
+    if like is not None:
+        axes = {axis for x in jax.tree.leaves(like) for axis in jax.typeof(x).manual_axis_type.varying}
+    manual = [axis for axis in jax.sharding.get_abstract_mesh().manual_axes if axes is None or axis in axes]
+
+    def cast(x: Any) -> Any:
+        missing = tuple(axis for axis in manual if axis not in jax.typeof(x).manual_axis_type.varying)
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def manual_in_part() -> tuple[str, ...]:
+    """The manual axes of a mesh of which XLA shards over others; none where all axes are of one kind.
+
+    There XLA moves what it shards by collectives of the whole mesh: inside of a branch they hang, unless all devices
+    take it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = tuple(mesh.manual_axes)
+    others = [axis for axis in mesh.axis_names if axis not in manual and mesh.shape[axis] > 1]
+    return manual if others else ()
+
+
+def agreed(predicate: Any) -> Any:
+    """A predicate that falls alike on a mesh that is manual in part: true everywhere where it is for any device."""
+    axes = manual_in_part()
+    return lax.pmax(varying(predicate).astype("int32"), axes) > 0 if axes else predicate
+
+
+class Platform(NamedTuple):
+    """The devices that a program is traced for, which need not be those of this process."""
+
+    platform: str  # `cpu`, `gpu` or `tpu`
+    kind: str  # what JAX calls them, such as `TPU v5 lite`
+    whole: bool  # whether each array lies on one device, as a kernel needs it that the compiler cannot share out
+
+
+_target: ContextVar[Platform | None] = ContextVar("target", default=None)
+
+
+def compiled_for() -> Platform:
+    """The hardware of the mesh where there is one, else what `compiling_for` says, else this process's own devices.
+
+    Arrays are whole inside of a `shard_map` over all axes of the mesh, and where there is but one device and no mesh.
+    That is not known wherever else the compiler may have to share work out, be it over axes of one device.
+    """
+    mesh, found = jax.sharding.get_abstract_mesh(), _target.get()
+    if found is None:
+        found = Platform(str(jax.default_backend()), str(jax.devices()[0].device_kind), jax.device_count() == 1)
+    if (device := mesh.abstract_device) is not None:
+        found = found._replace(platform=str(device.platform), kind=str(device.device_kind))
+    return found if mesh.empty else found._replace(whole=set(mesh.axis_names) == set(mesh.manual_axes))
+
+
+@contextmanager
+def compiling_for(platform: str, *, whole: bool, kind: str = "") -> Iterator[None]:
+    """Traces for devices that are not here, while the block lasts; the arguments are what `compiled_for` says then.
+
+    What was traced before may have been for others, and JAX does not know: its caches are emptied.
+    """
+    jax.clear_caches()
+    token = _target.set(Platform(platform, kind, whole))
+    try:
+        yield
+    finally:
+        _target.reset(token)
+        jax.clear_caches()
