@@ -14,7 +14,7 @@ import tyro
 from sdc.faults.language import parse_fault
 from sdc.tools.options import TwinOptions
 from sdc.tools.parse import every_command
-from sdc.train import config
+from sdc.train.programs import config
 
 from .train.runs import MINI
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sdc.train import config
+from sdc.train.programs import config
 
 from .train.runs import MINI
 

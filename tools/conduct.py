@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from sdc.settings import SettingError
-from sdc.train import Checks, DType, Job, Peers, Planned, Training, Workload
+from sdc.train import Checks, Job, Peers, Planned, Training, Workload
+from sdc.train.programs import DType
 
 from .errors import VERDICTS, CommandError, Exit, run_errors, usage_errors
 from .options import CheckedOptions, RunOptions, TextOptions, WorkloadOptions

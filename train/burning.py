@@ -12,9 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from sdc.burnin import Request, Workload, make_floats, random_words
 
-from .config import ModelConfig, OptimizerConfig, TrainConfig
-from .parallel import DATA, MODEL
-from .step import TrainState, abstract_state, device_step
+from .programs import DATA, MODEL, ModelConfig, OptimizerConfig, TrainConfig, TrainState, abstract_state, device_step
 
 STEPS = 4
 """Optimizer steps of a run; an error of one of them spreads over the parameters in those after it."""

@@ -24,12 +24,9 @@ from sdc.records import (
 from sdc.settings import SettingError
 from sdc.twins import ALGORITHM
 
+from .cluster import Incomparable, changes
 from .data import batches
-from .loop import place_batch
-from .optimizer import history_ratio
-from .placement import Placement, place
-from .processes import Incomparable, changes
-from .programs import initial_state, plain, sharded
+from .programs import Placement, history_ratio, initial_state, place, place_batch, plain, sharded
 from .specs import CampaignJob, Loaded
 
 # A campaign is resumed only as it was started; it may be made longer.

@@ -1,14 +1,15 @@
-"""Runs of several processes: joining them, and noticing when one is lost.
+"""Runs of several processes: joining them, noticing when one is lost, and whether they may be compared.
 
 JAX's own runtime carries the data. A process that waits for a lost peer inside a collective would wait for ever, so
 threads look whether the others are alive (`watch`). When one is not, they call `lost`, which has to end the process.
 """
 
 import functools
+import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +17,10 @@ import jax
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-from sdc.multihost import Unreachable, first_line
+from sdc.multihost import Unreachable, everyone, first_line
+from sdc.records import differences, to_json
 
 from .peers import Peers, route
-from .processes import Incomparable
 from .stopping import Stop
 from .watch import BEAT, DONE, FAILED, GRACE, Lost, Watch
 
@@ -165,3 +166,35 @@ def _devices() -> list[jax.Device]:
         return list(jax.devices())
     except Exception as error:
         raise Unreachable(f"cannot start the devices ({first_line(error)})") from error
+
+
+class Incomparable(RuntimeError):
+    """Processes, or runs, of which a difference would mean nothing."""
+
+
+def as_read(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest as it is read from its file, in which infinity is a text."""
+    found: dict[str, Any] = json.loads(json.dumps(to_json(manifest), default=str))
+    return found
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], words: tuple[str, str]) -> list[str]:
+    """The entries in which two manifests differ, in words."""
+    found = differences([as_read({key: manifest.get(key) for key in keys}) for manifest in (then, now)])
+    return [each.describe(words) for each in found]
+
+
+def check_comparable(manifest: Mapping[str, Any]) -> None:
+    """Twins on several processes must agree on everything that decides what they compute.
+
+    Raises:
+        Incomparable: they do not; with what differs, line by line.
+    """
+    own = {key: value for key, value in manifest.items() if key not in ("command", "created", "host")}
+    lines = differences([json.loads(text) for text in everyone(json.dumps(own))])
+    if lines:
+        raise Incomparable(
+            "the processes are not comparable, so that no difference between them would mean anything:\n  "
+            + "\n  ".join(line.describe() for line in lines)
+            + "\nmake them equal and start again"
+        )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sdc.settings import SettingError
 
-from .config import DType, get_config
+from .programs import DType, get_config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Subject:
         from sdc.costs import find_target
         from sdc.program import as_selector
 
-        from .config import check
+        from .programs import check
 
         target = find_target(self.target)
         if (self.config is None) is (self.step is None):
@@ -121,8 +121,7 @@ def _configured(subject: Subject, devices: Sequence[Any]) -> Any:
 
     from sdc.costs import with_tool
 
-    from .placement import place
-    from .programs import TwinProgram, described, described_batch, plain, sharded
+    from .programs import TwinProgram, described, described_batch, place, plain, sharded
 
     config = get_config(str(subject.config))
     work = sharded(config if subject.dtype is None else config.of_type(subject.dtype))

@@ -1,25 +1,336 @@
-"""The training loop: batches in, steps out, a line in the record for each, a checkpoint now and then, a judge asked."""
+"""The training loop, `run`: batches in, steps out, a line of the record for each, checkpoints, and policies asked."""
 
+import dataclasses
+import datetime
+import functools
+import json
+import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
+from sdc.costs import check_options, read_options
 from sdc.multihost import everyone
-from sdc.records import Record
+from sdc.records import (
+    Contents,
+    Record,
+    RecordError,
+    check_deterministic,
+    check_free,
+    describe_devices,
+    differences,
+    environment,
+    identify,
+    on_mesh,
+    read_manifest,
+    read_record,
+)
+from sdc.settings import SettingError
+from sdc.twins import ALGORITHM
 
-from .checkpoints import Checkpoints
-from .cluster import tell
-from .judging import PATIENCE, Answer, Judge, Judged, JudgeError
-from .placement import Placement
-from .programs import Program, Rows
-from .running import Keeper
-from .step import BATCH_SPEC
+from .checkpoints import Checkpoints, Unsaved
+from .cluster import Incomparable, as_read, changes, check_comparable, tell
+from .data import batches
+from .policy import PATIENCE, Answer, Golden, Judge, Judged, JudgeError
+from .programs import Program, Rows, place
+from .running import Keeper, Running, identity, saved_step
+from .specs import Job, Loaded
+
+# A run is resumed only with the settings that it was started with.
+SETTINGS = (
+    "kind", "config", "seed", "sync", "compare", "exchange", "placement", "mesh", "twins", "suspect", "data", "where",
+    "abft", "aggregate", "against", "compiler_options", "running",
+)  # fmt: skip
+
+
+def run(
+    job: Job,
+    *,
+    loaded: Loaded | None = None,
+    judge: Judge | None = None,
+    on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
+    devices: Sequence[jax.Device] | None = None,
+    command: Sequence[str] = (),
+    stop: Callable[[], bool] = lambda: False,
+) -> Contents | None:
+    """Executes a job. It neither prints nor ends the process.
+
+    In a run of several processes all of them call this with the same job, after `jax.distributed.initialize`.
+
+    Args:
+        job: what to run: `Training`, `Twins` or `Tracing`, with the folder of its record.
+        loaded: what `job.load()` returned, where it was called before.
+        judge: asked after each step how to go on.
+        on_step: told of each line of `steps.jsonl`.
+        devices: the devices to use, all of them; by default as many as are needed of one process, and all of several.
+        command: the command line that asks for the run, for the record.
+        stop: asked after each step whether to end early; all processes must answer alike (`sdc.train.stopping.Stop`). A
+            run that ends early has saved a checkpoint, and its record has not ended: it can be resumed.
+
+    Returns:
+        The record, in process 0; `sdc.analysis.conclude` says what follows from it. None in other processes.
+
+    Raises:
+        ValueError: a setting makes no sense, the data cannot be read, the record or a checkpoint is damaged, or a GPU
+            was started without what makes it repeat itself (`sdc.records.prepare`).
+        Incomparable: processes, or a run and its resumption, differ in what decides what they compute.
+
+    Example:
+        >>> import tempfile
+        >>> from sdc.train import Training, run
+        >>> record = run(Training(steps=2, folder=tempfile.mkdtemp() + "/run"))
+        >>> [row["step"] for row in record.lines]
+        [0, 1]
+    """
+    if judge is not None and not callable(judge):
+        raise SettingError("judge", judge, "expected a function that is given a Judged and returns an Answer")
+    config, dataset = loaded or job.load()
+    if job.folder is None:
+        raise SettingError("folder", None, "a run needs a folder for its record; name a new one")
+    folder = Path(job.folder).absolute()
+    if job.resume:
+        read_manifest(folder, job.kind)
+    start = _start(job, folder) if job.resume else 0
+    _check_intents(job, folder, start)
+    options = read_options(job.compiler_options)
+    check_options(options)
+    there = _devices(job, devices)
+    placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=there, options=options)
+    evidence = _evidence(placement.mesh)
+    job.check_evidence(evidence)
+    judges = [each for each in (job.judge(), judge) if each is not None]
+    program = described = job.program(config, placement, donate=True)
+    if judge is not None:  # the same program, which keeps the state that it is given
+        program = job.program(config, placement, donate=False)
+    source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
+    manifest = {
+        "kind": job.kind,
+        "command": list(command),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": dataclasses.asdict(config),
+        "checkpoint_every": job.checkpoint_every,
+        "steps": job.steps,
+        "seed": job.workload.seed,
+        "layers": config.model.layers,
+        "sync": getattr(job, "sync", None),
+        "compare": getattr(job, "compare", "gated"),
+        "exchange": getattr(job, "exchange", "probe"),
+        "placement": job.layout,
+        "twins": job.number,
+        "mesh": dict(placement.mesh.shape),
+        "processes": jax.process_count(),
+        "environment": environment(),
+        "digests": ALGORITHM,
+        "program": None,  # found below, since it takes longest
+        "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
+        **({"compiler_options": options} if options else {}),
+        **job.manifest(config),
+    }
+    if job.resume:
+        _check_settings(folder, manifest)
+    elif jax.process_index() == 0:
+        check_free(folder)
+    check_deterministic(manifest["environment"])
+    tell("at lowering the program")
+    manifest["program"] = described.fingerprint()
+    check_comparable(manifest)
+    for each in judges:
+        if isinstance(each, Golden):
+            each.check(as_read(manifest))
+    manifest |= evidence  # which may differ between processes
+    return _execute(job, folder, manifest, program, source, judges, on_step, start, stop)
+
+
+def _execute(
+    job: Job,
+    folder: Path,
+    manifest: dict[str, Any],
+    program: Program,
+    source: Any,
+    judges: Sequence[Judge],
+    on_step: Callable[[Mapping[str, Any]], None],
+    start: int,
+    stop: Callable[[], bool],
+) -> Contents | None:
+    kind = Unsaved if getattr(job, "unsaved", False) else Checkpoints
+    checkpoints = kind(folder / "checkpoints", every=job.checkpoint_every)
+    if job.resume:
+        _check_program(folder, manifest)
+    if start:
+        for each in judges:
+            if isinstance(each, Golden):
+                each.recall(folder, before=start)
+    first = jax.process_index() == 0
+    record: Record | None = None
+    keeper: Keeper | None = None
+    keeps, finished = getattr(job, "running", None) is not None, False
+    try:
+        if keeps and job.resume:
+            # Before the record loses lines: a running checkpoint of later steps goes back first.
+            keeper, state = _keeper(job, folder, manifest, program)
+            state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
+        record = _open(job, folder, manifest, start, program) if first else None
+        everyone("ready", at="before the first step")
+        if keeper is None and keeps:
+            keeper, state = _keeper(job, folder, manifest, program)
+        elif keeper is None:
+            state = _state(job, program, checkpoints, source, start)
+        with checkpoints:
+            done = run_steps(
+                program,
+                state,
+                steps=range(start, job.steps),
+                batches=source,
+                record=record,
+                checkpoints=checkpoints,
+                keeper=keeper,
+                judge=_all_of(judges) if judges else None,
+                on_step=on_step,
+                stop=stop,
+            )
+        finished = not done.stopped
+        if done.stopped:
+            return None if record is None else read_record(folder)
+        tell("at the comparison of the final states")
+        found: dict[str, Any] = {
+            "steps": done.steps, "state_digest": program.digest(done.state), **program.conclude(done.state)
+        }  # fmt: skip
+        for each in judges:
+            if isinstance(each, Golden):
+                found |= each.conclude()
+        if done.reruns or done.rollbacks:
+            found["judged"] = {"reruns": done.reruns, "rollbacks": done.rollbacks}
+        if record is None:
+            return None
+        record.finish(found)
+    finally:
+        if keeper is not None:
+            keeper.close(done=finished)
+        if record is not None:
+            record.close()
+    return read_record(folder)
+
+
+def _keeper(job: Job, folder: Path, manifest: Mapping[str, Any], program: Program) -> tuple[Keeper, Any]:
+    """The running checkpoint with the copies on each host, and the state at the start."""
+    created = (read_manifest(folder) if job.resume else manifest).get("created")
+    run = everyone(identity(folder, str(created)), at="which run it is")[0]
+    again = functools.partial(program.init, job.workload.seed)
+    settings = getattr(job, "running", None) or Running()
+    state = again()
+    return Keeper(settings, folder, state, run=run, again=again, checkpoint_every=job.checkpoint_every), state
+
+
+def _restarted(
+    job: Job, folder: Path, program: Program, checkpoints: Checkpoints, source: Any, keeper: Keeper, state: Any
+) -> tuple[Any, int]:
+    """The state from which a run with a running checkpoint goes on, and the steps done until there."""
+    lines = len(read_record(folder).lines) if jax.process_index() == 0 else 0
+    words = everyone(json.dumps([checkpoints.latest or 0, lines]), at="what the record has")
+    full, lines = json.loads(words[0])
+    back = keeper.restart(state, after=full, lines=lines)
+    if back is None:
+        return (_state(job, program, checkpoints, source, full) if full else state), full
+    _check_start(folder, back.step, job.steps)
+    source.set_state(dict(back.position))
+    return back.state, back.step
+
+
+def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, start: int) -> Any:
+    """The state from which a run goes on: that of its newest checkpoint, or the first."""
+    if not start:
+        return program.init(job.workload.seed)
+    state, position = checkpoints.restore(program.abstract())
+    source.set_state(position)
+    return state
+
+
+def _start(job: Job, folder: Path) -> int:
+    """Steps done at the newest checkpoint, of whatever kind."""
+    full = Checkpoints(folder / "checkpoints", every=1).latest or 0
+    return full if getattr(job, "running", None) is None else max(full, saved_step(folder))
+
+
+def _check_intents(job: Job, folder: Path, start: int) -> None:
+    """What the processes are about to do is compared before the first of them waits for another one on a device."""
+    intent = {
+        "kind": job.kind, "run": str(folder), "resume": job.resume, "from step": start, "steps": job.steps,
+        "checkpoint_every": job.checkpoint_every,
+    }  # fmt: skip
+    said = everyone(json.dumps(intent), at="what each is about to do")
+    if lines := differences([json.loads(text) for text in said]):
+        raise Incomparable(
+            f"the processes are about to do different things ({'; '.join(line.describe() for line in lines)}); start "
+            "all of them with the same flags, and with a folder that they share"
+        )
+    _check_start(folder, start, job.steps)
+
+
+def _check_start(folder: Path, start: int, steps: int) -> None:
+    if start > steps:
+        raise SettingError("steps", steps, f"{folder} holds {start} steps already; give {start} or more")
+
+
+def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The hardware that the run is on: its devices, and how many hosts they are of."""
+    host = identify()
+    mine = {"host": host.boot or f"{host.name} {host.machine}", "devices": describe_devices()}
+    said = [json.loads(text) for text in everyone(json.dumps(mine), at="which devices each has")]
+    devices = [device for each in said for device in each["devices"]]
+    return {"devices": on_mesh(devices, mesh), "hosts": len({each["host"] for each in said})}
+
+
+def _devices(job: Job, devices: Sequence[jax.Device] | None) -> Sequence[jax.Device]:
+    if devices is not None:
+        return devices
+    if jax.process_count() > 1:
+        return jax.devices()
+    return jax.devices()[: math.prod(job.axes.values())]
+
+
+def _all_of(judges: Sequence[Judge]) -> Judge:
+    """Asks all judges; the first that wants something else than to continue has its way."""
+
+    def judge(judged: Judged) -> Answer:
+        answers = [each(judged) for each in judges]
+        return next((answer for answer in answers if answer is not Answer.CONTINUE), Answer.CONTINUE)
+
+    return judge
+
+
+def _check_settings(folder: Path, manifest: Mapping[str, Any]) -> None:
+    then = {"exchange": "probe", **read_manifest(folder, manifest["kind"])}  # there was no other before it had a name
+    if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
+        raise RecordError(
+            f"{folder} is a run of another configuration ({'; '.join(changed)}); "
+            "resume it with its own settings, or name another folder"
+        )
+
+
+def _check_program(folder: Path, manifest: Mapping[str, Any]) -> None:
+    then = read_manifest(folder)
+    if changed := changes(then, manifest, ("program", "environment", "digests"), ("the run had", "now")):
+        raise Incomparable(
+            f"{folder} was run by another program, so that its steps could not be compared ({'; '.join(changed)}); "
+            "restore that environment, or start a new run"
+        )
+
+
+def _open(job: Job, folder: Path, manifest: Mapping[str, Any], start: int, program: Program) -> Record:
+    if job.resume:
+        record = Record.resume(folder, manifest, at=start, expected=start)
+    else:
+        record = Record.create(folder, manifest)
+    for name, content in program.files().items():
+        record.file(name, content)
+    return record
+
 
 FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): ")
 """How the runtime's own errors begin."""
@@ -162,9 +473,3 @@ def _agreed(judge: Judge | None, judged: Judged) -> Answer:
     if not isinstance(answer, Answer):
         raise JudgeError(f"the judge answered {answer!r} at step {judged.step}; expected an Answer")
     return Answer(everyone(answer.value)[0])
-
-
-def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: Placement) -> Array:
-    """A global batch on the mesh; each process takes its part of the batch that all of them hold."""
-    sharding = NamedSharding(placement.mesh, BATCH_SPEC)
-    return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])

@@ -31,17 +31,23 @@ from sdc.program import Selector, as_selector
 from sdc.records import read_manifest
 from sdc.settings import SettingError, check_types
 
-from .config import DType, TrainConfig, check, get_config
-from .methods import Aggregation, parse_aggregation
+from .programs import (
+    Aggregation,
+    DType,
+    Simulation,
+    TrainConfig,
+    check,
+    get_config,
+    parse_aggregation,
+    parse_simulation,
+    submodule_products,
+)
 from .running import Running
-from .simulation import Simulation, parse_simulation
-from .submodules import submodule_products
 
 if TYPE_CHECKING:
     from .data import Dataset
-    from .judging import Answer, Judge, Judged
-    from .placement import Placement
-    from .programs import Program, Transform
+    from .policy import Answer, Judge, Judged
+    from .programs import Placement, Program, Transform
 
 LARGEST_SEED = 2**31 - 2
 LARGEST_COUNT = 2**31 - 1
@@ -555,7 +561,7 @@ class Twins(CheckedJob):
         }
 
     def check_evidence(self, evidence: Mapping[str, Any]) -> None:
-        from .processes import Incomparable
+        from .cluster import Incomparable
 
         if evidence["hosts"] < self.require_processes:
             raise Incomparable(
@@ -610,7 +616,7 @@ class Tracing(Job):
         if self.against is None:
             return None
         read_manifest(self.against, "trace")  # what is no trace is told before JAX is imported
-        from .golden import Golden
+        from .policy import Golden
 
         return Golden(self.against)
 
@@ -732,6 +738,6 @@ class Operations(Compared):
 
 def stop_at_operation(judged: "Judged") -> "Answer":
     """Ends a run with the step in which an operation differs."""
-    from .judging import Answer
+    from .policy import Answer
 
     return Answer.STOP if "site" in judged.row["operations"] else Answer.CONTINUE

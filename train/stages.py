@@ -14,7 +14,7 @@ from sdc.burnin import FOLDERS, Stage
 from sdc.multihost import everyone
 from sdc.settings import SettingError
 
-from ._run import run
+from .loop import run
 from .specs import Compared, FullLoad, Loaded, Operations
 
 JOBS: dict[Stage, type[Compared]] = {"step": FullLoad, "probes": Compared, "operations": Operations}

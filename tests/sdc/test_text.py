@@ -26,8 +26,8 @@ from sdc.faults.kinds import Add, BitFlip, Gaussian, Kind, Relative, Rotate, Sca
 from sdc.faults.language import parse_fault, parse_kind
 from sdc.faults.patterns import One, Pattern, Row, Run, Stride, Tile, Whole
 from sdc.text import Rest, read_value, split
-from sdc.train.methods import parse_aggregation
-from sdc.train.simulation import parse_simulation
+from sdc.train.programs.methods import parse_aggregation
+from sdc.train.programs.simulation import parse_simulation
 
 POSITIVE = st.floats(1e-30, 1e30)
 PROBABILITY = st.floats(0, 1)
@@ -226,9 +226,9 @@ from sdc.aggregation.delays import parse_latency
 from sdc.faults import HEALTHY, NODES, node_faults, parse_fault, parse_kind
 from sdc.program import as_selector
 from sdc.checksums import Profile, Rounding, Settings
-from sdc.train.simulation import parse_simulation
-from sdc.train.config import check, get_config
-from sdc.train.methods import parse_aggregation
+from sdc.train.programs.simulation import parse_simulation
+from sdc.train.programs.config import check, get_config
+from sdc.train.programs.methods import parse_aggregation
 
 as_selector('primitive("dot_general") & direction("bwd")')
 parse_fault('bitflip,bits=30,rate=1e-4,where=products & iteration(2),gamma=0.5,fsdp=1')

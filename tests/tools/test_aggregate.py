@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sdc.train import Training
-from sdc.train.methods import AUTO, parse_aggregation
+from sdc.train.programs.methods import AUTO, parse_aggregation
 from tests.tools.command import lines, several, summary
 from tests.train.runs import WORKLOAD, execute
 

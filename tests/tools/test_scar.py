@@ -19,7 +19,7 @@ from sdc.checkpoints.pieces import shards_here
 from sdc.checkpoints.store import Store, last_save
 from sdc.records import read_record
 from sdc.train import Training
-from sdc.train.placement import place
+from sdc.train.programs.placement import place
 from tests.tools.command import lines, sdc, several, wait
 from tests.train.runs import MINI, WORKLOAD
 

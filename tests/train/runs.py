@@ -7,7 +7,7 @@ from typing import Any
 
 from sdc.analysis import conclude
 from sdc.train import Loaded, Workload, run
-from sdc.train.config import PRESETS, ModelConfig, OptimizerConfig, TrainConfig
+from sdc.train.programs.config import PRESETS, ModelConfig, OptimizerConfig, TrainConfig
 from sdc.train.specs import Job
 
 MINI = TrainConfig(

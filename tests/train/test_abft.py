@@ -13,9 +13,9 @@ import sdc
 from sdc.faults.kinds import BitFlip
 from sdc.program.reports import Place, Values
 from sdc.program.selectors import products
-from sdc.train.config import tiny
-from sdc.train.placement import place
+from sdc.train.programs.config import tiny
 from sdc.train.programs.device import described_batch, initial_state, plain, sharded
+from sdc.train.programs.placement import place
 
 
 class Outputs:

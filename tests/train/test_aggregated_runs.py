@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sdc.train import Training, run
-from sdc.train.replays import packed, unpacked
+from sdc.train.programs.replicas import packed, unpacked
 
 from .runs import WORKLOAD, execute, lines, loaded
 

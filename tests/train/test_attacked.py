@@ -11,7 +11,7 @@ import pytest
 
 from sdc.analysis import conclude
 from sdc.records import RecordError, read_record
-from sdc.train import Incomparable, Twins, _run, run
+from sdc.train import Incomparable, Twins, loop, run
 from sdc.train.checkpoints import Checkpoints
 from sdc.train.programs import TwinProgram
 from sdc.train.stopping import Stop
@@ -93,7 +93,7 @@ def test_a_damaged_summary_does_not_rule(healthy: tuple[Path, dict[str, Any]]) -
 def test_processes_that_are_about_to_do_different_things(
     peer: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_run, "everyone", lambda text, at="": [text, json.dumps(json.loads(text) | peer)])
+    monkeypatch.setattr(loop, "everyone", lambda text, at="": [text, json.dumps(json.loads(text) | peer)])
     with pytest.raises(Incomparable, match=message):
         run(dataclasses.replace(HEALTHY, folder=tmp_path / "run"), loaded=loaded(WORKLOAD))
     assert not (tmp_path / "run").exists()

@@ -19,10 +19,10 @@ from jax.sharding import AxisType, NamedSharding
 from sdc.settings import SettingError
 from sdc.train import sealed
 from sdc.train.checkpoints import CheckpointError, Checkpoints
-from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig
 from sdc.train.loop import run_steps
-from sdc.train.programs.protocol import Rows
-from sdc.train.step import TrainState, abstract_state, init_state, state_specs
+from sdc.train.programs.config import ModelConfig, OptimizerConfig, TrainConfig
+from sdc.train.programs.device import Rows
+from sdc.train.programs.step import TrainState, abstract_state, init_state, state_specs
 
 CONFIG = TrainConfig(
     name="test",

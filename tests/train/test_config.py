@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from sdc.settings import SettingError
 from sdc.train import Training, Workload
-from sdc.train.config import PRESETS, check, get_config, tiny
-from sdc.train.model import init_params
+from sdc.train.programs.config import PRESETS, check, get_config, tiny
+from sdc.train.programs.model import init_params
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "mini"])  # which tests added

@@ -14,11 +14,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import sdc
 from sdc.program.selectors import primitive, probes
-from sdc.train import model as model_module
-from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, get_config
-from sdc.train.model import logits, param_specs, rotate, rotations
-from sdc.train.parallel import cross_entropy, lookup
-from sdc.train.step import (
+from sdc.train.programs import model as model_module
+from sdc.train.programs.config import ModelConfig, OptimizerConfig, TrainConfig, get_config
+from sdc.train.programs.model import cross_entropy, logits, lookup, param_specs, rotate, rotations
+from sdc.train.programs.step import (
     BATCH_SPEC,
     Metrics,
     TrainState,

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
-from sdc.train.placement import RANKS, Placement, place
+from sdc.train.programs.placement import RANKS, Placement, place
 
 
 def mesh(**axes: int) -> Mesh:

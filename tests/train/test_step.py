@@ -12,16 +12,18 @@ import optax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 
-from sdc.train.config import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, tiny
-from sdc.train.optimizer import adamw, history_ratio, learning_rate
-from sdc.train.parallel import global_norm
-from sdc.train.step import (
+from sdc.train.programs.config import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, tiny
+from sdc.train.programs.model import global_norm
+from sdc.train.programs.step import (
     BATCH_SPEC,
     Metrics,
     TrainState,
     abstract_state,
+    adamw,
     device_step,
+    history_ratio,
     init_state,
+    learning_rate,
     metrics_specs,
     state_specs,
 )

@@ -9,10 +9,10 @@ import pytest
 from sdc.aggregation.drift import pair_drift
 from sdc.aggregation.measured import DropComputeMeasured, LossyMeasured, Measured, PaftMeasured, ShadowMeasured
 from sdc.settings import SettingError
-from sdc.train.config import get_config
 from sdc.train.corpus import Corpus
 from sdc.train.data import make_dataset
 from sdc.train.images import Images
+from sdc.train.programs.config import get_config
 from sdc.train.studies import (
     Calibration,
     DropComputeStudy,

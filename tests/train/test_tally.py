@@ -11,7 +11,7 @@ import sdc
 from sdc.faults.events import Moment
 from sdc.faults.kinds import BitFlip, Relative
 from sdc.program.reports import Reports
-from sdc.train.tally import tally, total
+from sdc.train.programs.tallies import tally, total
 
 MICROSTEPS, LAYERS, SIZE, RANKS = 2, 3, 50, 2
 X = np.random.default_rng(0).normal(size=(RANKS, MICROSTEPS, LAYERS, SIZE)).astype(np.float32)

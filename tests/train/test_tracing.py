@@ -10,7 +10,7 @@ from sdc.analysis import conclude
 from sdc.records import RecordError, read_manifest
 from sdc.records.files import write_sealed
 from sdc.train import Tracing, run
-from sdc.train.golden import Golden
+from sdc.train.policy import Golden
 from sdc.twins.traces import NotComparable, diff, read_trace
 
 from .runs import WORKLOAD, execute, lines, loaded

@@ -30,7 +30,8 @@ from sdc.aggregation import (
     select_threshold,
     shadow,
 )
-from sdc.train import DATA, TrainConfig, cross_entropy, get_config, init_params, logits, place
+from sdc.train import TrainConfig, get_config
+from sdc.train.programs import DATA, cross_entropy, init_params, logits, place
 
 from . import dropcompute
 from .options import BenchOptions

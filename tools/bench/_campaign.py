@@ -12,8 +12,8 @@ import numpy as np
 import sdc
 from sdc.campaigns import Campaign
 from sdc.program import named
-from sdc.train import CampaignJob, Loaded, Placement, Workload, make_campaign, place
-from sdc.train.programs import initial_state, plain, sharded
+from sdc.train import CampaignJob, Loaded, Workload, make_campaign
+from sdc.train.programs import Placement, initial_state, place, plain, sharded
 
 from .options import BenchOptions
 

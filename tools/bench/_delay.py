@@ -14,8 +14,8 @@ from typing import Any, get_args
 
 import jax
 
-from sdc.train import get_config, place
-from sdc.train.programs import TwinProgram, sharded
+from sdc.train import get_config
+from sdc.train.programs import TwinProgram, place, sharded
 from sdc.twins import Exchange
 
 from .. import CommandError, Exit

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from sdc.train import get_config, place
-from sdc.train.programs import TwinProgram, sharded
+from sdc.train import get_config
+from sdc.train.programs import TwinProgram, place, sharded
 
 from .collectives import collectives
 from .options import BenchOptions

@@ -4,8 +4,8 @@ import math
 
 import jax
 
-from sdc.train import TWIN, FullLoad, TrainConfig, Workload, place
-from sdc.train.programs import TwinProgram, described
+from sdc.train import FullLoad, TrainConfig, Workload
+from sdc.train.programs import TWIN, TwinProgram, described, place
 
 from .collectives import collectives
 
@@ -23,7 +23,7 @@ def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
 
     Example:
         >>> from sdc.tools.bench._pool import pool_bytes
-        >>> from sdc.train.config import get_config
+        >>> from sdc.train.programs.config import get_config
         >>> pool_bytes(get_config("tiny"), twins=2)
         32
     """

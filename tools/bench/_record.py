@@ -10,7 +10,8 @@ import jax
 
 from sdc.analysis import final_states
 from sdc.records import Record, encode
-from sdc.train import Twins, Workload, place, run
+from sdc.train import Twins, Workload, run
+from sdc.train.programs import place
 
 from .options import BenchOptions
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sdc.train import Placement, TrainConfig, place
-from sdc.train.programs import described_batch, initial_state, plain, sharded
+from sdc.train import TrainConfig
+from sdc.train.programs import Placement, described_batch, initial_state, place, plain, sharded
 
 
 def made_up_tokens(config: TrainConfig, placement: Placement) -> jax.Array:

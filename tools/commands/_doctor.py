@@ -4,8 +4,9 @@ import msgspec
 
 from sdc.records import MOST_DEVICES
 from sdc.settings import SettingError
-from sdc.train import check, get_config
+from sdc.train import get_config
 from sdc.train.doctor import MOST_SECONDS, Examined, check_alike, examine, read_examined
+from sdc.train.programs import check
 
 from .. import DoctorOptions, usage_errors
 

@@ -16,8 +16,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from sdc.burnin import normal, random_words
 
-from .. import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, place
-from ..programs import plain, sharded
+from .. import TrainConfig, get_config
+from ..programs import ModelConfig, OptimizerConfig, check, place, plain, sharded
 from .layout import TRAINING
 from .operation import AXIS, Built, Operation, collective, single
 

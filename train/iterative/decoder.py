@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from .. import MODEL, ByteTokenizer, ModelConfig, cross_entropy, init_params, logits, make_dataset, read_corpus
+from .. import ByteTokenizer, make_dataset, read_corpus
+from ..programs import MODEL, ModelConfig, cross_entropy, init_params, logits
 from .adam import by_adam
 from .protocol import Iterative, State
 

@@ -1,4 +1,12 @@
-"""Programs: what a run executes at each step, and what it writes down of it. One protocol for all of them."""
+"""Programs: what a run executes at each step, and what it writes down of it. One protocol for all of them.
+
+- `config`: the configuration of a training, and presets.
+- `model`: the decoder and its collectives. `step`: its optimizer step on one device, sharded by ZeRO-1.
+- `replicas`: the step in which each data rank has its own parameters, for the methods of `sdc.aggregation`.
+- `placement`: where twins and ranks live.
+- `device`: the protocol, and what all programs do alike. `single`, `twins`: the programs.
+- `tallies`: from reports to lines of the record. `simulation`: one simulated fault as text.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,25 +14,55 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # What every program can do.
-    from .protocol import Program as Program, Rows as Rows
+    from .device import Program as Program, Rows as Rows
 
     # What one device computes: parameters sharded over all ranks, or each data rank with its own.
     from .device import DeviceStep as DeviceStep, Transform as Transform, sharded as sharded
-    from ._replicated import make_replicas as make_replicas, replicated as replicated
+    from .replicas import make_replicas as make_replicas, replicated as replicated
 
-    # One copy; twins; a trace; workers that each watch a real clock.
-    from .single import SingleProgram as SingleProgram
+    # One copy; a trace; twins; workers that each watch a real clock.
+    from .single import SingleProgram as SingleProgram, TraceProgram as TraceProgram
     from .twins import TwinProgram as TwinProgram
-    from .traced import TraceProgram as TraceProgram
-    from .clocked import ClockedProgram as ClockedProgram
+    from .replicas import ClockedProgram as ClockedProgram
 
 if TYPE_CHECKING:  # for the other packages of this project
+    from .config import (
+        DType as DType,
+        ModelConfig as ModelConfig,
+        OptimizerConfig as OptimizerConfig,
+        TrainConfig as TrainConfig,
+        check as check,
+        get_config as get_config,
+    )
     from .device import (
         described as described,
         described_batch as described_batch,
         initial_state as initial_state,
+        place_batch as place_batch,
         plain as plain,
     )
-    from .operations import OperationsProgram as OperationsProgram
+    from .methods import Aggregation as Aggregation, parse_aggregation as parse_aggregation
+    from .model import (
+        DATA as DATA,
+        MODEL as MODEL,
+        cross_entropy as cross_entropy,
+        init_params as init_params,
+        logits as logits,
+    )
+    from .placement import Placement as Placement, TWIN as TWIN, place as place
+    from .simulation import (
+        Simulation as Simulation,
+        parse_simulation as parse_simulation,
+        submodule_products as submodule_products,
+    )
+    from .step import (
+        BATCH_SPEC as BATCH_SPEC,
+        TrainState as TrainState,
+        abstract_state as abstract_state,
+        device_step as device_step,
+        history_ratio as history_ratio,
+        init_state as init_state,
+    )
+    from .twins import OperationsProgram as OperationsProgram
 
 __getattr__, __dir__, __all__ = facade(__name__)

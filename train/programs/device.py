@@ -1,22 +1,76 @@
-"""What one device computes in a step, and the tools around it; and what all programs do alike."""
+"""What every program of a run can do, what one device computes in a step, and the tools around it."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 import sdc
 from sdc.checksums import accumulators
 from sdc.program import Reports
 from sdc.twins import tree_digest
 
-from .. import BATCH_SPEC, Placement, TrainConfig, device_step, fetch, init_state, metrics_specs, state_specs
+from .config import TrainConfig
+from .placement import Placement, fetch
+from .step import BATCH_SPEC, device_step, init_state, metrics_specs, state_specs
+
+
+class Rows(NamedTuple):
+    """What the record has of a step.
+
+    Attributes:
+        row: the line in `steps.jsonl`, but for the number of the step.
+        details: lines in the file beside it.
+    """
+
+    row: Mapping[str, Any]
+    details: Sequence[Mapping[str, Any]] = ()
+
+
+class Program(Protocol):
+    """What a run executes. Steps are numbered from 0; every process calls every method.
+
+    A program is made for a placement and compiled at its first step. `step` and `observe` take the state over and
+    return the next one; whether the old one can still be used afterwards is up to the program's `donate`.
+    """
+
+    @property
+    def placement(self) -> Placement:
+        """Where it runs."""
+
+    def init(self, seed: int) -> Any:
+        """The state before the first step."""
+
+    def abstract(self) -> Any:
+        """Shapes, types and shardings of the state, to restore one into."""
+
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        """Runs a step. Returns the next state, and what the step says of itself: arrays on the devices."""
+
+    def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
+        """Compares, and perhaps repairs, the state after a step. Returns the state and what was seen."""
+
+    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+        """What the record has of a step, from what `step` and `observe` said."""
+
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 of the StableHLO of what runs; nothing is compiled or run."""
+
+    def digest(self, state: Any) -> list[str]:
+        """64-bit digests of the state in hexadecimal, one for each twin: equal for equal bits, on any mesh."""
+
+    def files(self) -> Mapping[str, Any]:
+        """Further files of the record by name, written before the first step."""
+
+    def conclude(self, state: Any) -> Mapping[str, Any]:
+        """What the last state adds to the summary."""
+
 
 NONE = Reports((), ())
 """The reports of a tool that is not at work."""
@@ -116,6 +170,12 @@ def described_batch(config: TrainConfig, placement: Placement) -> jax.ShapeDtype
     """Shape, type and sharding of a batch."""
     shape = (config.microsteps, config.batch_size, config.sequence_length + 1)
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(placement.mesh, BATCH_SPEC))
+
+
+def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: Placement) -> Array:
+    """A global batch on the mesh; each process takes its part of the batch that all of them hold."""
+    sharding = NamedSharding(placement.mesh, BATCH_SPEC)
+    return jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,19 +1,22 @@
-"""One copy: the plain reference run, or one that checks its own products or aggregates in another way."""
+"""Programs of one copy: the plain reference run, one that checks its own products, and a trace."""
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
 
 import sdc
+from sdc.program import Selector
 from sdc.records import program_fingerprint
+from sdc.twins import SITES, encode, sites_table
 
-from .. import RANKS, fetch, tally_flags
-from ..tally import tally
-from .device import NONE, Placed, Transform, instrument, scalar_row
-from .protocol import Rows
+from .device import NONE, Placed, Rows, Transform, instrument, plain, scalar_row
+from .placement import RANKS, fetch
+from .simulation import Simulation
+from .tallies import tally, tally_flags
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,3 +65,66 @@ class SingleProgram(Placed):
     def fingerprint(self) -> dict[str, str]:
         lowered = self.compiled.lower(self.abstract(), (self.batch, jax.eval_shape(jax.random.key, 0)))
         return {"step": program_fingerprint(lowered)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TraceProgram(Placed):
+    """Trains one copy and takes the digests of selected values at every step.
+
+    Attributes:
+        work: the step.
+        placement: where the program runs, without twins.
+        where: the values whose digests each step returns.
+        simulation: the simulated fault, or None for a program that can have none.
+        donate: whether a step takes the memory of the state that it is given.
+    """
+
+    where: Selector
+    simulation: Simulation | None = None
+    donate: bool = True
+
+    @functools.cached_property
+    def _plain(self) -> Any:
+        return plain(self.work, self.placement)
+
+    @functools.cached_property
+    def sites(self) -> list[sdc.Site]:
+        """The sites of the trace, in program order."""
+        return sdc.sites(self._plain, self.abstract(), self.batch, where=self.where)
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        """`(state, (tokens, strike)) -> (state, metrics, digests)`, jitted."""
+
+        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
+            tokens, strike = shared
+
+            def struck(state: Any, tokens: Any) -> Any:
+                return sdc.strike(self._plain, self.where)(strike, state, tokens)[0]
+
+            step = self._plain if self.simulation is None else struck
+            (state, metrics), digests = sdc.fingerprint(step, self.where)(state, tokens)
+            return state, metrics, digests
+
+        return self.placement.jit(fn, donate=self.donate)
+
+    def _strike(self, number: int) -> Any:
+        return None if self.simulation is None else self.simulation.strike(self.sites, number)
+
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        state, metrics, digests = self.compiled(state, (batch, self._strike(number)))
+        return state, (metrics._replace(gradient=None), digests)
+
+    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+        metrics, digests = fetch(out)
+        return Rows(scalar_row(metrics, rate=float(metrics.learning_rate)), [encode(number, digests)])
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"step": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, self._strike(0))))}
+
+    def files(self) -> Mapping[str, Any]:
+        digests = jax.eval_shape(self.compiled, self.abstract(), (self.batch, self._strike(0)))[2]
+        return {SITES: sites_table(digests)}
+
+    def conclude(self, state: Any) -> Mapping[str, Any]:
+        return {"verdict": None, "reason": "a trace by itself compares nothing; compare it with sdc diff"}

@@ -14,7 +14,7 @@ from jax import lax
 
 from sdc.aggregation import Burst, Drifted, NoisyTraining, PaftMeasured, gradient_noise, paft, paft_sync
 
-from .. import DATA
+from ..programs import DATA
 from .protocol import Study
 from .training import Method, Trainer
 from .workloads import Task

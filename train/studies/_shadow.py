@@ -14,7 +14,7 @@ import sdc
 from sdc.aggregation import ShadowMeasured, Watched, WatchedTraining, init_shadow, judge, shadow
 from sdc.faults import BitFlip, Fault, When
 
-from .. import DATA
+from ..programs import DATA
 from .protocol import Study
 from .training import Method, Trained, Trainer
 from .workloads import Task

@@ -11,7 +11,8 @@ import numpy as np
 import sdc
 from sdc.checksums import Measured, Profile, begin_with_second, fit, hardware, measure, time_both
 
-from .. import Dataset, DType, TrainConfig
+from .. import Dataset, TrainConfig
+from ..programs import DType
 from .reference import reference_steps
 from .settings import check_measurement
 

@@ -34,7 +34,7 @@ from sdc.aggregation import (
     skip_empty,
 )
 
-from .. import DATA
+from ..programs import DATA
 from .protocol import Study
 from .training import Method, Trained, Trainer
 from .workloads import Task

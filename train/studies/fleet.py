@@ -6,7 +6,8 @@ import jax
 
 from sdc.faults import expected_frequency
 
-from .. import FullLoad, TrainConfig, Workload, batches, place, place_batch
+from .. import FullLoad, TrainConfig, Workload, batches
+from ..programs import place, place_batch
 
 PARTS = ("state", "gradient")
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from sdc.aggregation import Channel, GilbertElliott, Independent, LossyMeasured, LossyTraining, lossy_zero2
 
-from .. import DATA
+from ..programs import DATA
 from .protocol import Study
 from .training import Method, Trained, Trainer
 from .workloads import Task

@@ -26,7 +26,8 @@ from sdc.faults import (
     published_layers,
 )
 
-from .. import DATA, MODEL, TrainConfig, TrainState, Workload, device_step, get_config, init_state
+from .. import TrainConfig, Workload, get_config
+from ..programs import DATA, MODEL, TrainState, device_step, init_state
 
 SEVERE = 10.0
 """Mean relative change of the elements hit, where the response to severity is measured."""

@@ -31,7 +31,8 @@ from sdc.checksums import (
 from sdc.program import Place, Reports, Values, as_selector, primitive
 from sdc.settings import SettingError
 
-from .. import Dataset, DType, TrainConfig
+from .. import Dataset, TrainConfig
+from ..programs import DType
 from .reference import reference_steps
 from .settings import check_measurement
 

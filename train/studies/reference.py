@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from .. import Dataset, DType, TrainConfig, batches, check, place, place_batch
-from ..programs import initial_state, plain, sharded
+from .. import Dataset, TrainConfig, batches
+from ..programs import DType, check, initial_state, place, place_batch, plain, sharded
 
 Step = Callable[..., Any]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .. import DATA
+from ..programs import DATA
 from .workloads import Task
 
 LAST = 3

@@ -17,22 +17,18 @@ import optax
 from jaxtyping import Array, Float32
 
 from .. import (
-    MODEL,
     ByteTokenizer,
     Images,
-    ModelConfig,
     batches,
     convnet_logits,
-    cross_entropy,
     image_batches,
     image_loss,
     init_convnet,
-    init_params,
-    logits,
     make_dataset,
     read_corpus,
     read_images,
 )
+from ..programs import MODEL, ModelConfig, cross_entropy, init_params, logits
 
 LARGEST = 16
 """Height in pixels above which images are halved: a study trains dozens of networks."""

@@ -6,7 +6,7 @@ import pytest
 
 from sdc.costs.options import check_options, read_options
 from sdc.settings import SettingError
-from sdc.train.placement import place
+from sdc.train.programs.placement import place
 
 SPLIT = "xla_cpu_parallel_codegen_split_count"
 

@@ -1,14 +1,58 @@
-"""A judge that compares a traced run with a recorded trace, so that the healthy node need not run at the same time."""
+"""Policies: asked after each step of a run, they decide how it goes on. `Golden` compares with a recorded trace.
+
+A step is run again, or the run rolled back, only where a policy asks for it. The state is then kept until the policy
+has decided, which costs the memory of a second state; without a policy it is given away to the step.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import enum
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from sdc.twins import FirstDifference, check_comparable, first_difference, read_trace
+from sdc import twins
 
-from .judging import Answer, Judged
+PATIENCE = 10
+"""Answers in a row that keep a run from going on, after which it gives up."""
+
+
+class Answer(enum.Enum):
+    """How a run goes on."""
+
+    CONTINUE = "continue"
+    """Record the step, and do the next one."""
+    RERUN = "rerun"
+    """Run the same step again, from the same state and on the same batch. Its line of this time goes to
+    `discarded.jsonl`."""
+    ROLL_BACK = "roll back"
+    """Go back to the newest checkpoint; the lines of the steps since then go to `discarded.jsonl`."""
+    STOP = "stop"
+    """Record the step, save a checkpoint, and end the run."""
+
+
+class Judged(NamedTuple):
+    """What a judge is shown.
+
+    Attributes:
+        step: number of the step.
+        attempt: how often it has been run again before.
+        row: its line in `steps.jsonl`.
+        details: its lines in the file beside that.
+    """
+
+    step: int
+    attempt: int
+    row: Mapping[str, Any]
+    details: Sequence[Mapping[str, Any]]
+
+
+Judge: TypeAlias = Callable[[Judged], Answer]
+"""In a run of several processes all are asked, and all do what the first one's says."""
+
+
+class JudgeError(RuntimeError):
+    """A judge that does not let a run go on."""
 
 
 class Golden:
@@ -22,9 +66,9 @@ class Golden:
     """
 
     def __init__(self, folder: str | PathLike[str]) -> None:
-        self.trace = read_trace(Path(folder))
+        self.trace = twins.read_trace(Path(folder))
         self.compared = 0
-        self.found: tuple[int, FirstDifference] | None = None
+        self.found: tuple[int, "twins.FirstDifference"] | None = None
 
     def check(self, manifest: Mapping[str, Any]) -> None:
         """Refuses to compare with a run whose difference would mean nothing.
@@ -32,7 +76,7 @@ class Golden:
         Raises:
             NotComparable: with what differs.
         """
-        check_comparable(self.trace.manifest, manifest)
+        twins.check_comparable(self.trace.manifest, manifest)
 
     def recall(self, folder: Path, *, before: int) -> None:
         """Judges the steps that a resumed run has on record already.
@@ -41,7 +85,7 @@ class Golden:
             folder: folder of the run.
             before: number of the step at which the run goes on.
         """
-        for step, line in read_trace(folder).lines.items():
+        for step, line in twins.read_trace(folder).lines.items():
             if step < before:
                 self(Judged(step, 0, {}, [line]))
 
@@ -56,7 +100,7 @@ class Golden:
         if line["digests"] == golden["digests"]:
             return Answer.CONTINUE
         here = dataclasses.replace(self.trace, lines={judged.step: line})
-        first = first_difference(self.trace[judged.step], here[judged.step])
+        first = twins.first_difference(self.trace[judged.step], here[judged.step])
         assert first is not None, "digests that differ as text"
         self.found = judged.step, first
         return Answer.STOP

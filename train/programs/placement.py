@@ -12,11 +12,12 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from sdc.costs import Value
 
-from .parallel import DATA, MODEL
+from .model import DATA, MODEL
 
 TWIN = "twin"
 Kind: TypeAlias = Literal["mesh", "vmap"]
@@ -157,3 +158,10 @@ def place(
     grid = np.asarray(devices).reshape(tuple(axes.values()))
     mesh = Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
     return Placement(mesh, twins, dict(options or {}))
+
+
+def fetch(tree: Any) -> Any:
+    """Global arrays as NumPy arrays, in every process."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)

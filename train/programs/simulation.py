@@ -1,4 +1,4 @@
-"""The text form of one simulated fault in a trace; see `sdc.text` for the grammar."""
+"""Simulated faults of the reference model: one fault of a trace as text, and where the study's submodules are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import sdc
 from sdc.faults import KINDS, PATTERNS, Fault, pattern_of
-from sdc.program import matching
+from sdc.program import Direction, Selector, direction, matching, products, scope
 from sdc.text import read_term
 
 EXAMPLE = "bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1"
@@ -80,3 +80,19 @@ def parse_simulation(text: str) -> Simulation:
     device = {axis: int(index) for axis, index in term.other.items()}
     fault = Fault(term.value, at=device, pattern=pattern_of(text, term))
     return Simulation(text, fault, **{key: term.common[key] for key in _OWN if key in term.common})
+
+
+def submodule_products(name: str) -> Selector:
+    """The matrix products of a submodule, in the layers: what is recomputed belongs to the backward pass.
+
+    Args:
+        name: name of the study's submodule, one of `sdc.faults.SUBMODULES`.
+
+    Example:
+        >>> from sdc.train.submodules import submodule_products
+        >>> submodule_products("bwd/ffn")
+        products & direction("bwd", "remat") & scope("*/ffn/*", "*/ffn")
+    """
+    way, _, submodule = name.partition("/")
+    passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
+    return products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")

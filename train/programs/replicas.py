@@ -1,0 +1,657 @@
+"""Data parallelism in which every data rank holds all parameters: the step for everything in `sdc.aggregation`.
+
+Where gradients are aggregated wrongly, lost or left out, ranks no longer agree, and each needs parameters of its own;
+`step` (ZeRO-1) has but one copy of them. Like `step.device_step` this runs per device with the axes `data` and `model`
+bound, and knows nothing of meshes.
+"""
+
+import base64
+import dataclasses
+import functools
+import math
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jaxtyping import Array, Float, Float32, Int, Int32, UInt8
+
+from sdc.aggregation import (
+    LossyLog,
+    PaftState,
+    PaftSyncState,
+    Recorded,
+    Stopped,
+    Stopwatch,
+    Sum,
+    Work,
+    accumulate,
+    combine,
+    completed_before,
+    drop_rate,
+    from_workers,
+    gradient_noise,
+    gradient_sum,
+    init_shadow,
+    judge,
+    lossy_zero2,
+    masked,
+    paft,
+    paft_sync,
+    recorded,
+    select_threshold,
+    shadow,
+    skip_empty,
+    to_workers,
+)
+from sdc.program import probe
+from sdc.records import program_fingerprint, read_manifest, read_record
+from sdc.settings import SettingError
+
+from .config import TrainConfig
+from .device import DeviceStep, Placed, Rows, described, scalar_row
+from .methods import AUTO, Aggregation, DropCompute, Lossy, Paft, PaftSync, Shadow, parse_aggregation
+from .model import DATA, MODEL, Params, cross_entropy, global_norm, init_params, logits, param_specs
+from .placement import RANKS, Placement, fetch
+from .step import adamw, learning_rate
+
+GRADIENT = "gradient"
+"""Probe of the aggregated gradients, for faults: `fwd/gradient/...`."""
+
+
+class ReplicaState(NamedTuple):
+    """What a data rank carries on.
+
+    Attributes:
+        step: steps done.
+        params: master parameters of this rank, in full width, float32.
+        optimizer: state of the optimizer and of what is around it.
+        noise: state of the simulated noise.
+        roles: roles and counts of a shadow replica.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    optimizer: Any
+    noise: Any
+    roles: Any
+
+
+class ReplicaMetrics(NamedTuple):
+    """What a step tells about itself.
+
+    Attributes:
+        loss: mean over the sequences that were computed, in nats a token, float32.
+        gradient_norm: Euclidean norm of the aggregated gradient before clipping, mean over the data ranks.
+        learning_rate: learning rate of this step.
+        gradient: None: ranks may hold different ones.
+        reports: reports of the methods, on this device; see `report`.
+    """
+
+    loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    learning_rate: Float[Array, ""]
+    gradient: None
+    reports: Any
+
+
+class Given(NamedTuple):
+    """What a worker accumulated outside of the step, on a real clock."""
+
+    total: Sum
+    completed: Int32[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replicas:
+    """The step of a configuration with a way of aggregation.
+
+    Attributes:
+        config: the configuration.
+        aggregation: the methods.
+        seed: seed of simulated noise, latencies and losses.
+        threshold: threshold of DropCompute, where it is simulated.
+        completed: micro-batches by step and data rank, where a run of DropCompute is replayed.
+        losses: channels of gradients and parameters, where a run with lost packets is replayed.
+    """
+
+    config: TrainConfig
+    aggregation: Aggregation
+    seed: int = 0
+    threshold: float = float("inf")
+    completed: np.ndarray | None = None
+    losses: tuple[Recorded, Recorded] | None = None
+
+    @functools.cached_property
+    def specs(self) -> Params:
+        """Partition of each parameter within a replica: over `model` only."""
+        return jax.tree.map(lambda spec: P(*(None if axis == DATA else axis for axis in spec)), self._spread)
+
+    @functools.cached_property
+    def _spread(self) -> Params:
+        return param_specs(self.config.model)
+
+    @functools.cached_property
+    def optimizer(self) -> optax.GradientTransformationExtraArgs:
+        """AdamW with clipping and schedule, in what the aggregation puts around it."""
+        config, method = self.config.optimizer, self.aggregation.method
+        # The optimizer of ZeRO-2 sees flat shards, of which each data rank has one.
+        norm = functools.partial(global_norm, specs=self._spread, axes=(DATA,) if isinstance(method, Lossy) else ())
+
+        def clip(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+            del params
+            scale = config.clip / jnp.maximum(norm(gradient), config.clip)
+            return jax.tree.map(lambda leaf: leaf * scale, gradient), state
+
+        plain = optax.chain(
+            optax.GradientTransformation(lambda params: optax.EmptyState(), clip),
+            adamw(config, self._spread),
+            optax.scale_by_schedule(lambda step: -learning_rate(config, step)),
+        )
+        inner = optax.with_extra_args_support(plain)
+        if self.aggregation.dropcompute is not None:
+            inner = skip_empty(plain)
+        if isinstance(method, PaftSync):
+            return paft_sync(inner, DATA, method.period, method.sync_state, replica_axes=(MODEL,))
+        if isinstance(method, Paft):
+            periods = method.initial_period, method.min_period, method.max_period
+            return paft(inner, DATA, *periods, method.sync_state, replica_axes=(MODEL,))
+        if isinstance(method, Lossy):
+            gradient, parameter = self.losses or method.channels()
+            return lossy_zero2(
+                inner, DATA, gradient, parameter, packet=method.packet, seed=self.seed, reliable=method.reliable,
+                parity=method.parity, tighten=0.0 if self.losses else method.tighten,
+            )  # fmt: skip
+        return inner
+
+    @functools.cached_property
+    def noise(self) -> optax.GradientTransformation | None:
+        settings = self.aggregation.noise
+        if settings is None:
+            return None
+        noise = functools.partial(
+            gradient_noise, DATA, settings.sigma, workers=settings.workers, burst_period=settings.burst_period,
+            burst_sigma=settings.burst_sigma,
+        )  # fmt: skip
+        # What the model ranks of a worker hold in common stays in common.
+        sharded = jax.tree.map(lambda spec: MODEL in spec, self._spread)
+        common = jax.tree.map(lambda spec: MODEL not in spec, self._spread)
+        return optax.chain(
+            optax.masked(noise(seed=self.seed, shard_axes=(MODEL,)), sharded),
+            optax.masked(noise(seed=self.seed), common),
+        )
+
+    @property
+    def micro_batches(self) -> int:
+        """Into which a worker cuts its share of a batch."""
+        return self.aggregation.micro_batches(self.config)
+
+    def check(self, data: int, model: int) -> None:
+        """Checks that the methods fit a number of data ranks and of model ranks.
+
+        Raises:
+            SettingError: they do not.
+        """
+        self.aggregation.check(self.config, data, model)
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """Gradient accumulation over one micro-batch of sequences; its collectives are over `model` only."""
+        dtype = self.config.model.dtype
+
+        def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
+            """This rank's summand of the mean loss: every model rank sees the loss of the same tokens."""
+            narrow = jax.tree.map(lambda param: param.astype(dtype), params)
+            nll_BS = cross_entropy(logits(self.config.model, narrow, tokens_BS[:, :-1]), tokens_BS[:, 1:])
+            return jnp.mean(nll_BS) / lax.axis_size(MODEL)
+
+        return accumulate(share)
+
+    def cut(self, tokens: Int[Array, "microsteps batch length"]) -> Int[Array, "micro_batches batch length"]:
+        """A worker's share of a batch as micro-batches."""
+        return tokens.reshape(self.micro_batches, -1, tokens.shape[-1])
+
+    def init(self, params: Params) -> ReplicaState:
+        """The state of a device, from its part of the initial parameters."""
+        with jax.numpy_dtype_promotion("standard"):
+            optimizer = self.optimizer.init(params)
+        shadowed = isinstance(self.aggregation.method, Shadow)
+        return ReplicaState(
+            jnp.zeros((), jnp.int32),
+            params,
+            optimizer,
+            () if self.noise is None else self.noise.init(params),
+            init_shadow(lax.axis_size(DATA)) if shadowed else (),
+        )
+
+    def step(
+        self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"], given: Given | None = None
+    ) -> tuple[ReplicaState, ReplicaMetrics]:
+        """One optimizer step on one device.
+
+        Args:
+            state: state of this device.
+            tokens: this data rank's share of the batch.
+            given: what the worker has accumulated already, on a real clock.
+        """
+        method = self.aggregation.method
+        report: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
+        roles = state.roles
+        if isinstance(method, Shadow):
+            alone = shadow(
+                lambda params, batch: self._mean(self._accumulate(params, batch)), DATA, spares=method.spares
+            )
+            (loss, gradient), roles, report["shadow"] = alone(roles, state.params, tokens)
+        elif self.aggregation.dropcompute is not None:
+            total, completed = given or self._until_threshold(state, tokens)
+            total = self._over_model(total)
+            found = combine(
+                total, DATA, completed, self.micro_batches,
+                correction=self.aggregation.dropcompute.correction, drop_rate=self._drop_rate,
+            )  # fmt: skip
+            loss, gradient, extra["empty"] = found.loss, found.gradient, found.empty
+            if isinstance(method, Lossy):
+                extra["weight"] = completed.astype(jnp.float32)
+                some = jnp.maximum(completed, 1).astype(jnp.float32)
+                gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
+            report["completed"] = completed
+        else:
+            loss, gradient = self._mean(self._accumulate(state.params, tokens))
+            loss = lax.pmean(loss, DATA)
+            if not isinstance(method, Lossy):
+                gradient = lax.pmean(gradient, DATA)
+        noise = state.noise
+        if self.noise is not None:
+            gradient, noise = self.noise.update(gradient, noise)
+        gradient = probe(gradient, GRADIENT, directions=("fwd",))
+
+        rate = learning_rate(self.config.optimizer, state.step)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+            updates, optimizer = self.optimizer.update(gradient, state.optimizer, state.params, **extra)
+            params = optax.apply_updates(state.params, updates)
+        if isinstance(method, Lossy):
+            norm = global_norm(optimizer.previous, self._spread)
+        else:
+            norm = lax.pmean(global_norm(gradient, self._spread, axes=()), DATA)
+        report |= _report(optimizer)
+        return (
+            ReplicaState(state.step + 1, params, optimizer, noise, roles),
+            ReplicaMetrics(loss, norm, rate, None, report),
+        )
+
+    @property
+    def _drop_rate(self) -> float:
+        """Mean share of dropped micro-batches, as far as it is known beforehand."""
+        settings = self.aggregation.dropcompute
+        if settings is None or settings.latency is None:
+            return 0.0
+        with jax.ensure_compile_time_eval():
+            latencies = settings.latency.sample(jax.random.key(self.seed), (4096, self.micro_batches))
+            return drop_rate(np.asarray(latencies), self.threshold)
+
+    def _accumulate(self, params: Params, tokens: Int[Array, "microsteps batch length"]) -> Sum:
+        """The sum over all micro-batches."""
+
+        def one(total: Sum, batch: Array) -> tuple[Sum, None]:
+            return self.work(total, batch, params), None
+
+        return self._over_model(lax.scan(one, gradient_sum(params), self.cut(tokens))[0])
+
+    def _until_threshold(self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"]) -> Given:
+        """The sum over the micro-batches that a simulated or recorded worker completes."""
+        settings = self.aggregation.dropcompute
+        assert settings is not None
+        if self.completed is not None:
+            completed = jnp.asarray(self.completed, jnp.int32)[state.step, lax.axis_index(DATA)]
+        else:
+            assert settings.latency is not None
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), state.step), lax.axis_index(DATA))
+            latencies = settings.latency.sample(key, (self.micro_batches,))
+            completed = completed_before(latencies, jnp.float32(self.threshold))
+        return Given(
+            masked(self.work, gradient_sum(state.params), self.cut(tokens), completed, state.params), completed
+        )
+
+    def _over_model(self, total: Sum) -> Sum:
+        """Adds up what the model ranks found of the loss, and of the parameters that they hold in common."""
+        gradient = jax.tree.map(
+            lambda leaf, spec: leaf if MODEL in spec else lax.psum(leaf, MODEL), total.gradient, self._spread
+        )
+        return Sum(lax.psum(total.loss, MODEL), gradient)
+
+    def _mean(self, total: Sum) -> tuple[Float32[Array, ""], Params]:
+        count = jnp.float32(self.micro_batches)
+        return total.loss / count, jax.tree.map(lambda leaf: leaf / count, total.gradient)
+
+
+def _report(optimizer: Any) -> dict[str, Any]:
+    """What the state of the optimizer tells of the method around it."""
+    if isinstance(optimizer, PaftSyncState | PaftState):
+        last = optimizer.divergence
+        found = {"divergence": last.measured, "expected_divergence": last.expected, "synchronized": last.gap > 0}
+        if isinstance(optimizer, PaftState):
+            found |= {
+                "period": optimizer.period, "next": optimizer.next, "synchronizations": optimizer.synchronizations,
+            }  # fmt: skip
+        return found
+    if hasattr(optimizer, "report"):
+        return {"lossy": optimizer.report._asdict(), "log": optimizer.log._asdict()}
+    return {}
+
+
+SAMPLED = 100
+"""Iterations whose sampled latencies choose a simulated threshold."""
+
+
+def make_replicas(
+    config: TrainConfig, aggregation: Aggregation, placement: Placement, *, seed: int, steps: int
+) -> Replicas:
+    """The step of a configuration with a way of aggregation, ready for a mesh.
+
+    Args:
+        config: what is trained.
+        aggregation: the methods.
+        placement: where the step runs.
+        seed: seed of what they simulate.
+        steps: steps of the run, for which a log that is replayed must be long enough.
+
+    Raises:
+        SettingError: the methods do not fit the mesh, or a log that is to be replayed does not fit the run.
+    """
+    data, model = (placement.mesh.shape[axis] for axis in (DATA, MODEL))
+    try:
+        bare = Replicas(config, aggregation)
+        bare.check(data, model)
+        threshold, completed, losses = _simulated(bare, data, seed, steps)
+        replicas = Replicas(config, aggregation, seed, threshold, completed, losses)
+        _ = replicas.optimizer, replicas.noise
+    except SettingError:
+        raise
+    except ValueError as error:
+        raise SettingError("aggregate", aggregation.text, str(error)) from error
+    if aggregation.clocked and jax.process_count() != data:
+        raise aggregation.no_clock(data)
+    return replicas
+
+
+def _simulated(bare: Replicas, data: int, seed: int, steps: int) -> tuple[float, Any, Any]:
+    """The threshold, and what is replayed: micro-batches that were completed, and channels of lost packets."""
+    config, settings, method = bare.config, bare.aggregation.dropcompute, bare.aggregation.method
+    threshold, completed, losses = math.inf, None, None
+    if settings is not None and settings.replay is not None:
+        completed = completed_log(settings.replay, data, steps, bare.micro_batches)
+    elif settings is not None:
+        threshold = settings.threshold
+        if threshold == AUTO and settings.latency is not None:
+            sampled = settings.latency.sample(jax.random.key(seed), (SAMPLED, data, bare.micro_batches))
+            threshold = select_threshold(np.asarray(sampled), settings.serial).threshold
+        elif not threshold > 0 and threshold != AUTO:
+            raise ValueError(f"threshold={threshold}: expected seconds above 0")
+    if isinstance(method, Lossy) and method.replay is not None:
+        losses = losses_log(method.replay, config, method.packet, data, steps)
+    return threshold, completed, losses
+
+
+def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
+    """The step as programs take it: parameters with an axis of data ranks in front, all else with an axis for each axis
+    of the mesh.
+
+    Args:
+        replicas: see `make_replicas`.
+        placement: where the step runs.
+    """
+    data, model = (placement.mesh.shape[axis] for axis in (DATA, MODEL))
+    params = jax.eval_shape(lambda: init_params(replicas.config.model, jax.random.key(0)))
+
+    def structure(params: Any) -> Any:
+        one = jax.vmap(lambda _: replicas.init(params), axis_name=MODEL, axis_size=model)
+        return jax.vmap(one, axis_name=DATA, axis_size=data)(jnp.zeros((data, model)))
+
+    specs = jax.tree.map(lambda _: P(DATA, MODEL), jax.eval_shape(structure, params))
+    specs = specs._replace(step=P(), params=jax.tree.map(lambda spec: P(DATA, *spec), replicas.specs))
+    whole: Any = P()
+
+    def init(key: Any) -> Any:
+        start = jax.shard_map(
+            lambda params: _stacked(replicas.init(params)),
+            mesh=placement.mesh, in_specs=(replicas.specs,), out_specs=specs, check_vma=False,
+        )  # fmt: skip
+        return start(init_params(replicas.config.model, key))
+
+    def describe(metrics: ReplicaMetrics) -> Mapping[str, Any]:
+        return {"aggregation": aggregation_row(jax.tree.map(lambda x: x[:, 0], metrics.reports))}
+
+    def conclude(state: ReplicaState) -> Mapping[str, Any]:
+        """What a shadow replica says of the ranks."""
+        if not isinstance(replicas.aggregation.method, Shadow):
+            return {}
+        found = judge(jax.tree.map(lambda leaf: leaf[0, 0], fetch(state.roles)))
+        return {"verdict": found.verdict, "reason": found.reason, "shadow": found._asdict()}
+
+    def fn(state: ReplicaState, tokens: Any, given: Given | None = None) -> tuple[ReplicaState, ReplicaMetrics]:
+        state, metrics = replicas.step(_unstacked(state), tokens, given)
+        return _stacked(state), metrics
+
+    metrics_specs = ReplicaMetrics(whole, whole, whole, None, RANKS)
+    return DeviceStep(replicas.config, fn, specs, metrics_specs, init, describe, conclude)
+
+
+def _stacked(state: ReplicaState) -> ReplicaState:
+    """A device's state with the leading axes of its place on the mesh."""
+    params = jax.tree.map(lambda leaf: leaf[None], state.params)
+    rest = jax.tree.map(lambda leaf: leaf[None, None], (state.optimizer, state.noise, state.roles))
+    return ReplicaState(state.step, params, *rest)
+
+
+def _unstacked(state: ReplicaState) -> ReplicaState:
+    params = jax.tree.map(lambda leaf: leaf[0], state.params)
+    rest = jax.tree.map(lambda leaf: leaf[0, 0], (state.optimizer, state.noise, state.roles))
+    return ReplicaState(state.step, params, *rest)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClockedProgram(Placed):
+    """Trains one copy on several processes, each of which stops at the threshold by its own clock.
+
+    Attributes:
+        work: the step, made of `replicas`.
+        placement: one device for each process.
+        replicas: the step's parts.
+        donate: whether a step takes the memory of the state that it is given.
+    """
+
+    replicas: Replicas
+    donate: bool = True
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        """`(state, (tokens, given)) -> (state, metrics)`, jitted: the step after what real workers accumulated."""
+        given = jax.tree.map(lambda _: P(DATA), Given(jax.eval_shape(gradient_sum, self._params), jnp.int32(0)))
+        fn: Any = self.work.fn
+
+        def join(state: Any, shared: tuple[Any, Given]) -> Any:
+            tokens, mine = shared
+            return fn(state, tokens, jax.tree.map(lambda leaf: leaf[0], mine))
+
+        return self.jitted(join, given, donate=self.donate)
+
+    @property
+    def _params(self) -> Any:
+        return jax.eval_shape(lambda: init_params(self.work.config.model, jax.random.key(0)))
+
+    @functools.cached_property
+    def _clock(self) -> "_Clock":
+        settings = self.replicas.aggregation.dropcompute
+        assert settings is not None
+        return _Clock(self.replicas, self.placement, settings)
+
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        del number
+        started = time.perf_counter()
+        given, stopped = self._clock.run(state, batch)
+        state, metrics = self.compiled(state, (batch, given))
+        metrics = fetch(metrics)
+        return state, (metrics, self._clock.tell(stopped, time.perf_counter() - started - stopped.seconds))
+
+    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+        metrics, told = out
+        row = {**scalar_row(metrics, rate=float(metrics.learning_rate)), **self.work.describe(metrics)}
+        return Rows({**row, "aggregation": {**row["aggregation"], **told}})
+
+    def fingerprint(self) -> dict[str, str]:
+        data, mesh = self.placement.mesh.shape[DATA], self.placement.mesh
+        one = jax.eval_shape(lambda params: Given(gradient_sum(params), jnp.int32(0)), self._params)
+        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((data, *x.shape), x.dtype), one)
+        given = described(stacked, jax.tree.map(lambda _: NamedSharding(mesh, P(DATA)), stacked))
+        return {"join": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, given)))}
+
+
+class _Clock:
+    """The clock of one process, and the choice of its threshold."""
+
+    def __init__(self, replicas: Replicas, placement: Placement, settings: DropCompute) -> None:
+        self.replicas, self.placement, self.settings = replicas, placement, settings
+        self.measuring = settings.threshold == AUTO
+        # The model's collectives need their axis, also where it has one rank.
+        here = Mesh(np.asarray(jax.local_devices()[:1]), (MODEL,))
+        work = jax.shard_map(replicas.work, mesh=here, in_specs=P(), out_specs=P(), check_vma=False)
+        self.watch = Stopwatch(work, math.inf if self.measuring else settings.threshold)
+        self.compiled = self.joined = False
+        self.latencies: list[Any] = []
+        self.serial: list[float] = []
+
+    def run(self, state: Any, tokens: Any) -> tuple[Given, Stopped]:
+        """What this process completes, for all of them, and for itself."""
+        params = from_workers(state.params)
+        batches = list(self.replicas.cut(tokens.addressable_data(0)))
+        if not self.compiled:  # the time that this takes is not the micro-batch's
+            self.watch.run(gradient_sum(params), batches, params, completed=1)
+            self.compiled = True
+        stopped = self.watch.run(gradient_sum(params), batches, params)
+        given = Given(stopped.carry, jnp.int32(stopped.completed))
+        return to_workers(given, DATA, self.placement.mesh), stopped
+
+    def tell(self, stopped: Stopped, rest: float) -> dict[str, Any]:
+        """The clock's part of the line of a step; after enough steps it chooses the threshold, alike everywhere."""
+        told: dict[str, Any] = {"threshold": self.watch.threshold}
+        if self.measuring:
+            mine = np.asarray([*stopped.latencies, rest])
+            everyone = multihost_utils.process_allgather(mine)
+            told |= {"latencies": everyone[:, :-1], "serial": float(everyone[:, -1].min())}
+            if self.joined:  # the first all-reduce compiles
+                self.latencies.append(everyone[:, :-1])
+                self.serial.append(told["serial"])
+            self.joined = True
+            if len(self.latencies) >= self.settings.measure:
+                choice = select_threshold(np.stack(self.latencies), np.asarray(self.serial))
+                self.watch = self.watch.at(choice.threshold)
+                self.measuring = False
+                told["chosen"] = choice._asdict()
+        return told
+
+
+def aggregation_row(reports: Mapping[str, Any]) -> dict[str, Any]:
+    """Reports of all data ranks as the line of a step has them; what all ranks say alike, once."""
+    row: dict[str, Any] = {}
+    for name, value in reports.items():
+        if name == "lossy":
+            row |= {key: float(leaf[0]) for key, leaf in value.items()}
+        elif name == "log":
+            row["lost"] = {key: packed(leaf) for key, leaf in value.items()}
+        elif name == "shadow":
+            one = jax.tree.map(lambda leaf: leaf[0], value)
+            row |= {
+                "watched": int(one.watched), "spares": one.spares, "differed": bool(one.differed),
+                "repeats": bool(one.repeats), "blamed": np.flatnonzero(one.blamed),
+                "mismatched": one.difference.mismatched, "checked": one.difference.checked,
+            }  # fmt: skip
+        elif name == "synchronized":
+            if not value.all():  # a divergence of which nothing was measured is not one of zero
+                row |= {"divergence": None, "expected_divergence": None}
+        elif name in ("period", "next", "synchronizations"):
+            row[name] = int(value[0])
+        else:
+            row[name] = value
+    return row
+
+
+def packed(arrived: UInt8[np.ndarray, "..."]) -> str:
+    """A log of arrivals as text: shape, and bytes, compressed."""
+    shape = "x".join(map(str, arrived.shape))
+    return f"{shape}:{base64.b64encode(zlib.compress(np.ascontiguousarray(arrived).tobytes(), 9)).decode()}"
+
+
+def unpacked(text: str) -> UInt8[np.ndarray, "..."]:
+    """The inverse of `packed`."""
+    shape, _, data = text.partition(":")
+    return np.frombuffer(zlib.decompress(base64.b64decode(data)), np.uint8).reshape([int(n) for n in shape.split("x")])
+
+
+def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int32[np.ndarray, "steps data"]:
+    """Micro-batches that each data rank of a recorded run completed.
+
+    Raises:
+        ValueError: the run has no such log, it is damaged, or it does not fit so many ranks, steps or micro-batches.
+    """
+    manifest = read_manifest(folder)
+    settings = parse_aggregation(str(manifest.get("aggregate", ""))).dropcompute if "aggregate" in manifest else None
+    if settings is None:
+        raise ValueError(f"replay={folder}: this run was no run of dropcompute; name one that was")
+    recorded_cut = settings.micro_batches or manifest["config"]["microsteps"]
+    if recorded_cut != micro_batches:
+        raise ValueError(
+            f"replay={folder}: a log of {recorded_cut} micro-batches does not fit {micro_batches}; "
+            f"give micro_batches={recorded_cut}"
+        )
+    counts = np.asarray([row["completed"] for row in _lines(folder, "completed", steps)], np.int32)
+    if counts.ndim != 2 or counts.shape[1] != data:
+        raise ValueError(f"replay={folder}: a log of {counts.shape[-1]} data ranks does not fit {data}")
+    if counts.min() < 0 or counts.max() > micro_batches:
+        raise ValueError(
+            f"replay={folder}: its log has ranks that completed {counts.min()} to {counts.max()} of {micro_batches} "
+            "micro-batches; it is damaged"
+        )
+    return counts
+
+
+def losses_log(
+    folder: str, config: TrainConfig, packet: int | None, data: int, steps: int
+) -> tuple[Recorded, Recorded]:
+    """The channels of gradients and parameters that lose what a recorded run lost.
+
+    Raises:
+        ValueError: the run has no such log, or it does not fit.
+    """
+    logs = [
+        LossyLog(*(jnp.asarray(unpacked(row["lost"][name])) for name in LossyLog._fields))
+        for row in _lines(folder, "lost", steps)
+    ]
+    params = jax.eval_shape(lambda: init_params(config.model, jax.random.key(0)))
+    try:
+        channels = recorded(logs, params, packet=packet)
+    except ValueError as error:
+        raise ValueError(f"replay={folder}: {error}") from error
+    ranks = channels[0].arrived.shape[1]
+    if ranks != data:
+        raise ValueError(f"replay={folder}: a log of {ranks} data ranks does not fit {data}")
+    return channels
+
+
+def _lines(folder: str, what: str, steps: int) -> list[Mapping[str, Any]]:
+    """What the lines of a recorded run say of its aggregation."""
+    rows = [row.get("aggregation", {}) for row in read_record(folder).lines]
+    if len(rows) < steps:
+        raise ValueError(
+            f"replay={folder}: a log of {len(rows)} steps, fewer than the {steps} of this run; do {len(rows)}"
+        )
+    if not rows or any(what not in row for row in rows):
+        raise ValueError(f"replay={folder}: this run has no log of {what!r} to replay; name a run with that method")
+    return rows
