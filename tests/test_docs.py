@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tyro
 
-from sdc.faults.language import parse_fault
+from sdc.faults.fault import parse_fault
 from sdc.tools.options import TwinOptions
 from sdc.tools.parse import every_command
 from sdc.train.programs import config

@@ -19,11 +19,10 @@ from sdc.faults import (
     NODES,
     Fault,
     Load,
-    describe,
+    as_fault,
     expected_frequency,
     node_faults,
     parse_fault,
-    parse_kind,
     parse_suspect,
     published,
 )
@@ -243,7 +242,7 @@ class Simulated:
 
     def describe(self, *, layers: int, steps: int) -> dict[str, Any]:
         """What the manifest says of the suspect."""
-        told = describe(self.make(layers=layers))
+        told = [fault.describe() for fault in self.make(layers=layers)]
         name = self.suspect or ("custom" if told else None)
         suspect = parse_suspect(self.suspect) if self.suspect is not None else None
         if suspect is not None and (departs := suspect.departs()):
@@ -644,7 +643,7 @@ class CampaignJob(Planned):
         steps: steps of the clean run; faults strike all but the last `follow` of them.
         follow: steps that are followed after the struck one.
         where: selector of what is struck, or its text.
-        faults: kinds of faults, see `sdc.faults.parse_kind`.
+        faults: kinds of faults, see `sdc.faults.as_fault`.
         abft: check the products of the struck step by checksums, as one more detector.
         batch: injections at the same time; None for 1 on a CPU and 8 on accelerators.
 
@@ -682,7 +681,7 @@ class CampaignJob(Planned):
         if not self.faults:
             raise SettingError("faults", None, "expected at least one kind, such as bitflip and nan")
         for text in self.faults:
-            parse_kind(text)
+            as_fault(text)
         as_selector(self.where)
 
 

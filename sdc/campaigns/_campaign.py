@@ -33,7 +33,7 @@ def campaign(
         loss: `(state, metrics) -> loss`, of what the step returns.
         injections: number of faults to inject.
         where: selects the sites; by default everything that computes floating-point numbers.
-        faults: which, each a `Fault`, just its kind, or its text (see `parse_kind`). Where and when they hit is the
+        faults: which, each a `Fault`, just its kind, or its text (see `as_fault`). Where and when they hit is the
             campaign's affair.
         follow: steps that are followed after the struck one.
         seed: another seed, other injections.

@@ -24,7 +24,6 @@ from sdc.settings import SettingError, check_several
 
 from ..checksums import abft as checked, accumulators
 from ..faults import (
-    FIELDS,
     NUMBERS,
     BitFlip,
     Events,
@@ -34,8 +33,8 @@ from ..faults import (
     StuckBit,
     What,
     as_fault,
-    check_moves,
     field_bits,
+    field_of,
     no_strike,
     strikable,
     strike,
@@ -207,7 +206,7 @@ class Campaign:
             "step": step,
             "fault": text,
             "bits": bits,
-            "field": None if bits is None else _field(dtype, bits[0]),
+            "field": None if bits is None else field_of(dtype, bits[0]),
         }
         return Injection(step, struck, row)
 
@@ -366,18 +365,8 @@ def _single(fault: Fault | What | str) -> tuple[str, Fault]:
             found,
             "a campaign chooses site, iteration, device and step itself; give kind and pattern, and sites with where=",
         )
-    check_moves(found.what, found.pattern)
+    found.check_moves()
     return (fault if isinstance(fault, str) else str(found)), found
-
-
-def _field(dtype: Any, bit: int) -> str | None:
-    for field in FIELDS:
-        try:
-            if bit in field_bits(dtype, field):
-                return field
-        except ValueError:
-            continue
-    return None
 
 
 def _floats(tree: Any) -> list[Any]:

@@ -24,7 +24,6 @@ from sdc.settings import SettingError
 from ..program import (
     Place,
     Reports,
-    Selector,
     Site,
     Values,
     Where,
@@ -38,17 +37,13 @@ from ..program import (
     traced_once,
     varying,
 )
-from .changes import Change, apply, neutral
-from .events import Events, Hits, corruptible, strikable, words
-from .fault import Fault
-from .kinds import What
-from .language import as_fault
+from .events import NUMBERS, Events, Hits, corruptible, strikable, words
+from .fault import Fault, as_fault
+from .kinds import Change, What, apply, neutral
 from .patterns import One
 
 LOOPS = 4
 """Loops that can enclose a struck site."""
-
-NUMBERS = Selector("real numbers", lambda site: any(map(strikable, site.outputs)))
 
 
 @aside
@@ -106,7 +101,7 @@ def strike_on(
 
     Args:
         site: a site of the step that is struck, as `sdc.sites` lists it.
-        fault: what becomes of the elements: a fault, or just its kind, or its text (see `parse_kind`). Its pattern says
+        fault: what becomes of the elements: a fault, or just its kind, or its text (see `as_fault`). Its pattern says
             which elements are hit with the one that is given; its `layer` and `at` place it, unless `iteration` and
             `device` do. A strike hits once, when it is given to the step: `rate` and `when` have no say.
         elements: flat index into the output, row-major; several of them only where there is no pattern.

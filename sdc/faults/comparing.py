@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from .fault import Fault, When
+from .kinds import SMALLEST, Relative, Tailed
 from .nodes import Load, behaviour, node_faults
-from .relative import SMALLEST, Relative, Tailed
 from .severities import largest_mean
 from .study_tables import (
     ELEMENTS,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt, UInt32
 
 from sdc.bits import as_bits
 
-from ..program import aside
+from ..program import Selector, aside
 
 
 @aside
@@ -66,6 +66,10 @@ def corruptible(x: Any) -> bool:
 def strikable(x: Any) -> bool:
     """Whether an array has an element that faults can hit."""
     return corruptible(x) and math.prod(x.shape) > 0
+
+
+NUMBERS = Selector("real numbers", lambda site: any(map(strikable, site.outputs)))
+"""Sites that faults can hit."""
 
 
 def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:

@@ -1,24 +1,24 @@
-"""A fault of simulated hardware: what happens to an element, where, and when."""
+"""A fault of simulated hardware, and its text (for the grammar see `sdc.text`): what happens, where, and when."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sdc._lazy import jax, jnp
 from sdc.settings import SettingError
-from sdc.text import write_term, write_value
+from sdc.text import NOTHING, Term, form, read_term, write_term, write_value
 
 from ..program import Selector, Where, as_selector, probes
-from .kind import Kind
-from .kinds import KINDS, Rotate, What
-from .patterns import One, Pattern, Row, Whole
+from .kinds import KINDS, Kind, Rotate, What
+from .patterns import PATTERNS, WORDS, One, Pattern, Row, Run, Whole
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float32, Int, PRNGKeyArray
@@ -113,7 +113,7 @@ class Fault:
 
     `inject` brings it into a step again and again, as often as its rate says; `strike_on` and `campaign` let it hit
     once, where they are told to, and need no rate. Its `str` is its text, which `parse_fault` reads (without a rate,
-    `parse_kind`).
+    `as_fault`).
 
     Attributes:
         what: what happens to an element that is hit.
@@ -156,7 +156,7 @@ class Fault:
         if self.layer is not None and self.layer < 0:
             raise ValueError(f"layer={self.layer}: expected a number from 0")
         if self.rate is not None:  # a fault that hits once may be given elements that are no pattern
-            check_moves(self.what, self.pattern)
+            self.check_moves()
         if isinstance(self.site, str):
             _ = self.selector  # a selector that cannot be read is refused here
 
@@ -188,45 +188,39 @@ class Fault:
         settings |= {name: write_value(x) for name, x in changes.items() if x != getattr(When, name)}
         return write_term(self.what, KINDS, settings)
 
+    def describe(self) -> str:
+        """One readable line, for a log or a report."""
+        parts = [_described(self.what)]
+        if self.pattern != One():
+            parts.append(_described(self.pattern))
+        parts += [f"rate {_range(self.rate)}"] if self.rate is not None else []
+        parts.append(f"site {self.selector}")
+        if self.layer is not None:
+            parts.append(f"layer {self.layer}")
+        parts += [f"{axis} {index}" for axis, index in self.at.items()]
+        for field in dataclasses.fields(When):
+            if (value := getattr(self.when, field.name)) != field.default:
+                parts.append(f"{field.name} {value:g}")
+        return ", ".join(parts)
+
+    def check_moves(self) -> None:
+        """Refuses a rotation that would do nothing."""
+        if not isinstance(self.what, Rotate) or isinstance(self.pattern, Row | Whole):
+            return
+        size = self.pattern.size(())
+        if self.what.by % size == 0:
+            raise ValueError(
+                f"a rotation by {self.what.by} leaves {size} element{'s' * (size > 1)} in place; hit others together, "
+                f"as in Run({abs(self.what.by) + 1}) or run={abs(self.what.by) + 1}"
+            )
+
     def largest_rate(self) -> float:
         """The largest probability of a hit that can occur."""
         factor = self.when.largest() * self.what.largest_share()
         return float(min(1.0, np.max(0.0 if self.rate is None else self.rate) * factor))
 
 
-def check_moves(what: What, pattern: Pattern) -> None:
-    """Refuses a rotation that would do nothing."""
-    if not isinstance(what, Rotate) or isinstance(pattern, Row | Whole):
-        return
-    size = pattern.size(())
-    if what.by % size == 0:
-        raise ValueError(
-            f"a rotation by {what.by} leaves {size} element{'s' * (size > 1)} in place; hit others together, "
-            f"as in Run({abs(what.by) + 1}) or run={abs(what.by) + 1}"
-        )
-
-
-def describe(faults: Sequence[Fault]) -> list[str]:
-    """One readable line per fault, for the run record."""
-    return [_describe(fault) for fault in faults]
-
-
-def _describe(fault: Fault) -> str:
-    parts = [_words(fault.what)]
-    if fault.pattern != One():
-        parts.append(_words(fault.pattern))
-    parts += [f"rate {_range(fault.rate)}"] if fault.rate is not None else []
-    parts.append(f"site {fault.selector}")
-    if fault.layer is not None:
-        parts.append(f"layer {fault.layer}")
-    parts += [f"{axis} {index}" for axis, index in fault.at.items()]
-    for field in dataclasses.fields(When):
-        if (value := getattr(fault.when, field.name)) != field.default:
-            parts.append(f"{field.name} {value:g}")
-    return ", ".join(parts)
-
-
-def _words(part: What | Pattern) -> str:
+def _described(part: What | Pattern) -> str:
     """Name and attributes; of those with a default only what differs from it, but for the bits."""
     words = [type(part).__name__.lower()]
     for field in dataclasses.fields(part):
@@ -246,3 +240,96 @@ def _range(value: float | tuple[float, ...]) -> str:
         return "any"
     low, high = values.min(), values.max()
     return f"{high:.3g}" if low == high or np.isnan(high) else f"{low:.3g} to {high:.3g}"
+
+
+_OWN = {
+    "rate": float | tuple[float, ...], "site": str, "where": lambda text: as_selector(text).text, "layer": int,
+    "step": int, **form(When).types,
+}  # fmt: skip
+EXAMPLE = "bitflip,bits=30,rate=1e-4,site=fwd/attn"
+
+
+def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
+    """A fault from a line of text: `KIND,rate=R[,key=value]...`.
+
+    Kinds and patterns are those of `as_fault`. Further keys: `rate`; `site`, a pattern of names of probes, or
+    `where`, a selector; `layer`; the time: `onset`, `end`, `spike`, `burst`, `decay`, `gamma`, or `step` for one step
+    only. Any other key with a whole number names the device along a mesh axis, as in `model=1` or `fsdp=3`.
+
+    Args:
+        text: the line.
+        at: the device where the line does not name one.
+
+    Raises:
+        ValueError: the line cannot be understood.
+
+    Example:
+        >>> from sdc.faults import parse_fault
+        >>> parse_fault("bitflip,bits=30,rate=1e-4,site=fwd/attn,onset=3").when.onset
+        3
+        >>> parse_fault("nan,rate=1e-4,fsdp=1,expert=3").at
+        {'fsdp': 1, 'expert': 3}
+    """
+    hit, term = read_hit("fault", text, EXAMPLE, _OWN)
+    given = term.common
+    if "rate" not in given:
+        raise ValueError(f"fault {text!r}: 'rate' is missing, as in '{term.head},rate=1e-4'")
+    for one, other in (("site", "where"), ("step", "onset"), ("step", "end")):
+        if one in given and other in given:
+            raise ValueError(f"fault {text!r}: {one!r} and {other!r} exclude each other; give one of them")
+    when = {key: given[key] for key in form(When).types if key in given}
+    if "step" in given:
+        when |= {"onset": given["step"], "end": given["step"] + 1}
+    site = given.get("where", given.get("site", "*"))
+    with _named("fault", text):
+        when = When(**when)
+        return dataclasses.replace(
+            hit, rate=given["rate"], site=site, layer=given.get("layer"), at={**(at or {}), **hit.at}, when=when
+        )
+
+
+def as_fault(fault: Fault | What | str) -> Fault:
+    """A fault without a rate, which hits once: from its kind, from a text `KIND[,key=value]...[,PATTERN]`, or itself.
+
+    Kinds: `bitflip[,bits=30+31][,field=exponent][,count=2]`, `stuck0` and `stuck1` (with `bits` or `field`), `sign`,
+    `scale,factor=F`, `add,value=V`, `relative,severity=S`, `tailed,severity=S[,tail=T][,few=F]`, `gaussian,sigma=S`,
+    `stuck,value=V`, `zero`, `nan`, `inf`, `mixed[,zero=S][,special=S][,flips=S+S]`, `swap`, `rotate[,by=N]`. Patterns:
+    `run=N`, `stride=COUNTxSTEP` (aligned to the step, or to a third number), `tile=ROWSxCOLUMNS`, `row`, `whole`; one
+    element without.
+
+    Raises:
+        ValueError: it is none of these, or the text cannot be understood.
+
+    Example:
+        >>> from sdc.faults import as_fault
+        >>> fault = as_fault("bitflip,field=exponent,run=8")
+        >>> fault.what, fault.pattern
+        (BitFlip(bits=(), field='exponent', count=1), Run(length=8))
+    """
+    if isinstance(fault, str):
+        return read_hit("fault", fault, "bitflip,field=exponent,run=8")[0]
+    return fault if isinstance(fault, Fault) else Fault(fault)
+
+
+def read_hit(noun: str, text: str, example: str, own: Mapping[str, Any] = NOTHING) -> tuple[Fault, Term]:
+    """What happens to which elements, and the term that says so; with settings of one's own, on which device too."""
+    term = read_term(noun, text, KINDS, example=example, common={**PATTERNS, **own}, open_ended=bool(own))
+    given = [WORDS.get(key, term.common[key]) for key in PATTERNS if key in term.common]
+    with _named(noun, text):
+        if len(given) > 1:
+            raise ValueError("several patterns; give one")
+        # Values that move need another place to go to.
+        pattern: Pattern = given[0] if given else Run(2) if term.head in ("swap", "rotate") else One()
+        hit = Fault(term.value, at={axis: int(index) for axis, index in term.other.items()}, pattern=pattern)
+        hit.check_moves()
+    return hit, term
+
+
+@contextlib.contextmanager
+def _named(noun: str, text: str) -> Iterator[None]:
+    """What is wrong with a text begins with it."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        raise ValueError(said if said.startswith(f"{noun} ") else f"{noun} {text!r}: {said}") from error

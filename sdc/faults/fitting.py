@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .kinds import SMALLEST
 from .nodes import FREAK, Estimate, behaviour, least_node_severity, silent
-from .relative import SMALLEST
 from .severities import smallest_draws
 from .study_tables import (
     ELEMENTS,

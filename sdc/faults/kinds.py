@@ -10,23 +10,179 @@ it.
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
 from sdc._lazy import jax, jnp, lax
 from sdc.bits import as_bits, from_bits, select
-from sdc.text import Form, form
-
-from .changes import FIELDS, Change, Field, apply, field_bits, held_bits, neutral, two_words
-from .kind import Kind
-from .relative import Relative, Tailed
+from sdc.text import Form, form, write_term
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Int, PRNGKeyArray, Shaped, UInt32
+    from jax.typing import ArrayLike
+    from jaxtyping import Array, Float32, Int, Int32, PRNGKeyArray, Shaped, UInt32
+
+Field: TypeAlias = Literal["sign", "exponent", "mantissa"]
+FIELDS: tuple[Field, ...] = get_args(Field)
+
+
+class Change(NamedTuple):
+    """What becomes of elements; the fields broadcast against them.
+
+    Elements first take each other's places: of a group of n elements hit together, element k takes the value of element
+    (k + turn) mod n. Then y = x * factor + addend in float32, rounded to the type of x. Then the bits of y become
+    ((bits & keep) | set) ^ flip. Bits are given as two 32-bit words, the lower one first.
+    """
+
+    factor: Float32[ArrayLike, "*n"]
+    addend: Float32[ArrayLike, "*n"]
+    keep: UInt32[ArrayLike, "*n 2"]
+    set: UInt32[ArrayLike, "*n 2"]
+    flip: UInt32[ArrayLike, "*n 2"]
+    turn: Int32[ArrayLike, ""]
+
+
+def neutral() -> Change:
+    """The change that leaves every bit as it is."""
+    none, full = np.zeros(2, np.uint32), np.full(2, 2**32 - 1, np.uint32)
+    return Change(np.float32(1), np.float32(0), full, none, none, np.int32(0))
+
+
+def apply(
+    x: Shaped[Array, "*groups n"], change: Change, *, count: Int[Array, "*#groups"] | int | None = None
+) -> Shaped[Array, "*groups n"]:
+    """Carries a change out on groups of elements along the last axis, of which `count` are there, if it is given."""
+    room = x.shape[-1]
+    if room > 1:
+        count = jnp.maximum(jnp.asarray(room if count is None else count, jnp.int32), 1)
+        order = (jnp.arange(room, dtype=jnp.int32) + jnp.asarray(change.turn)) % count[..., None]
+        x = from_bits(jnp.take_along_axis(as_bits(x), jnp.broadcast_to(order, x.shape), axis=-1), x)
+    wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+    factor, addend = (jnp.asarray(part, wide.dtype) for part in (change.factor, change.addend))
+    computed = rounded(wide * factor + addend, x)
+    bits = as_bits(select((factor != 1) | (addend != 0), computed, x))
+    keep, fixed, flip = (_mask(words, bits.dtype) for words in (change.keep, change.set, change.flip))
+    return from_bits(((bits & keep) | fixed) ^ flip, x)
+
+
+def rounded(wide: Shaped[Array, "*n"], like: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
+    """Numbers in the type of others; integers are rounded to the nearest."""
+    return (jnp.round(wide) if jnp.issubdtype(like.dtype, jnp.integer) else wide).astype(like.dtype)
+
+
+def _mask(given: UInt32[ArrayLike, "*n 2"], dtype: Any) -> Shaped[Array, "*n"]:
+    words = jnp.asarray(given)
+    low = words[..., 0].astype(dtype)
+    if np.dtype(dtype).itemsize <= 4:
+        return low
+    return low | (words[..., 1].astype(dtype) << np.dtype(dtype).type(32))
+
+
+def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
+    """Bit positions of a field of a number, 0 being the least significant; all bits where no field is named."""
+    width = jax.dtypes.itemsize_bits(jnp.dtype(dtype))
+    if field is None:
+        return tuple(range(width))
+    if jnp.issubdtype(dtype, jnp.floating):
+        mantissa = jnp.finfo(dtype).nmant
+        exponent = jnp.finfo(dtype).nexp
+        sign = (mantissa + exponent,) if mantissa + exponent < width else ()
+        fields = {"sign": sign, "exponent": range(mantissa, mantissa + exponent), "mantissa": range(mantissa)}
+    elif jnp.issubdtype(dtype, jnp.signedinteger):
+        fields = {"sign": (width - 1,), "mantissa": range(width - 1)}
+    else:
+        fields = {"mantissa": range(width)}
+    if not fields.get(field):
+        others = " or ".join(name for name, positions in fields.items() if positions)
+        raise ValueError(f"{jnp.dtype(dtype).name} has no {field}; choose {others}, or name bits")
+    return tuple(fields[field])
+
+
+def field_of(dtype: Any, bit: int) -> Field | None:
+    """The field in which a bit of a number lies."""
+    for field in FIELDS:
+        with contextlib.suppress(ValueError):  # not every type has every field
+            if bit in field_bits(dtype, field):
+                return field
+    return None
+
+
+def two_words(bits: int) -> tuple[int, int]:
+    """Bits as two 32-bit words, the lower one first."""
+    return bits & 0xFFFFFFFF, bits >> 32
+
+
+def held_bits(value: float, dtype: Any) -> int:
+    """The bits of a value in a type that can hold it, perhaps rounded."""
+    name = jnp.dtype(dtype).name
+    with np.errstate(all="ignore"):
+        if jnp.issubdtype(dtype, jnp.floating):
+            held = np.float64(value).astype(dtype)
+            known, wanted = float(held), float(value)
+            fits = math.isnan(known) == math.isnan(wanted) and math.isinf(known) == math.isinf(wanted)
+        else:
+            info = jnp.iinfo(dtype)
+            fits = math.isfinite(value) and value == int(value) and info.min <= value <= info.max
+            held = np.asarray(int(value) if fits else 0, dtype)
+    if not fits:
+        raise ValueError(f"{name} holds no {value:g}; choose another number (nan is stuck,value=nan)")
+    return int(held.view(f"u{held.dtype.itemsize}"))
+
+
+def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32[Array, ""]:
+    """The value for a layer: the one number, or the layer's own, or zero beyond the last."""
+    values = jnp.atleast_1d(jnp.asarray(value, jnp.float32))
+    if values.size == 1:
+        return values[0]
+    return values.at[layer].get(mode="fill", fill_value=0.0)
+
+
+class Kind(abc.ABC):
+    """What every kind of fault can do: make changes, and carry them out. Its `str` is its text, see `as_fault`."""
+
+    draws: ClassVar[bool] = False  # whether something is drawn for each step and layer
+
+    def __str__(self) -> str:
+        return write_term(self, KINDS)
+
+    @abc.abstractmethod
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        """Draws the changes of elements of a type."""
+
+    def draw(self, key: PRNGKeyArray) -> Float32[ArrayLike, ""]:
+        """What is drawn for a step and a layer, and is the same for all that the fault hits there."""
+        return np.float32(1)
+
+    def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> Kind:
+        """The kind of a step and layer for which u was drawn."""
+        return self
+
+    def share(self, u: Float32[ArrayLike, ""]) -> Float32[ArrayLike, ""]:
+        """What the rate is multiplied by where u was drawn; 1 on average."""
+        return np.float32(1)
+
+    def largest_share(self) -> float:
+        """The largest that `share` can be."""
+        return 1.0
+
+    def __call__(
+        self,
+        key: PRNGKeyArray,
+        x: Shaped[Array, "*groups n"],
+        layer: Int[Array, ""],
+        count: Int[Array, "*#groups"] | None = None,
+    ) -> Shaped[Array, "*groups n"]:
+        """The elements after the fault; `count` as of `apply`."""
+        return apply(x, self.change(key, x.shape, x.dtype, layer), count=count)
+
+
+SMALLEST = 2.0**-24
+"""Draws are not below this, so that no severity is infinite."""
 
 
 def _choices(dtype: Any, bits: tuple[int, ...], field: Field | None) -> tuple[int, ...]:
@@ -153,6 +309,109 @@ class Add(Kind):
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
         return neutral()._replace(addend=jnp.float32(self.value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Relative(Kind):
+    """The element x becomes x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
+
+    A change that rounding would undo becomes a change of the last bit, so that a hit element is always another number.
+    Zeros, NaNs and infinities stay as they are. (The bare `change` does neither.) Severity, the mean relative size of
+    an error, is what Ma et al. (arXiv:2502.12340) measured on unhealthy nodes.
+
+    Attributes:
+        severity: the largest relative change; one number, or one per layer.
+
+    Raises:
+        ValueError: a severity that is negative, infinite or no number.
+    """
+
+    severity: float | tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.severity, float | int | tuple) and not all(
+            0 <= x < np.inf for x in np.atleast_1d(self.severity)
+        ):
+            raise ValueError(f"severity={self.severity}: expected a relative change from 0 on, or one for each layer")
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        size, sign = jax.random.split(key)
+        u = 1.0 - jax.random.uniform(size, shape)
+        severity = by_layer(self.severity, layer)
+        change = jnp.where(jax.random.bernoulli(sign, shape=shape), 1.0, -1.0) * u * severity
+        return neutral()._replace(factor=(1.0 + change).astype(jnp.float32))
+
+    def __call__(
+        self,
+        key: PRNGKeyArray,
+        x: Shaped[Array, "*groups n"],
+        layer: Int[Array, ""],
+        count: Int[Array, "*#groups"] | None = None,
+    ) -> Shaped[Array, "*groups n"]:
+        changed = super().__call__(key, x, layer, count)
+        neighbour = from_bits(as_bits(x) ^ jnp.ones((), as_bits(x).dtype), x)
+        changed = select(as_bits(changed) == as_bits(x), neighbour, changed)
+        finite = jnp.isfinite(x) if jnp.issubdtype(x.dtype, jnp.floating) else True
+        return select((x == 0) | ~jnp.asarray(finite), x, changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tailed(Relative):
+    """`Relative` with a severity that is drawn anew in each step and layer, from a distribution with a heavy tail.
+
+    With u uniform in (0, 1), drawn for the step and the layer and the same for all elements, microsteps and devices:
+
+    - the mean relative change is V = severity u^-tail: a Pareto tail of index 1/tail, and `severity` is the least.
+      Single elements are off by anything uniform in (0, 2 V], at least the last bit;
+    - the rate is multiplied by (1 + few) u^few, whose mean is 1: the more severe a step, the fewer elements it hits.
+
+    It is the law of the simulated nodes (`sdc.faults.node_faults`), which says how `tail` and `few` were fitted. Where
+    the fault hits once (`strike_on`), u is drawn for it alone.
+
+    Attributes:
+        severity: the least mean relative change of a step; one number, or one per layer.
+        tail: inverse of the tail's index; 0 for a steady severity.
+        few: how much rarer elements are in severe steps; 0 for a steady rate.
+
+    Raises:
+        ValueError: a severity, tail or few that is negative, infinite or no number.
+
+    Example:
+        >>> from sdc.faults import Tailed
+        >>> kind = Tailed(severity=0.5, tail=1.0, few=2.0)
+        >>> float(kind.level(0.1)), round(float(kind.share(0.1)), 3)
+        (5.0, 0.03)
+    """
+
+    draws: ClassVar[bool] = True
+    tail: float = 0.0
+    few: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("tail", self.tail), ("few", self.few)):
+            if not 0 <= value < np.inf:
+                raise ValueError(f"{name}={value}: expected a number from 0 on")
+
+    def level(self, u: Float32[ArrayLike, ""] | float, layer: Any = 0) -> Float32[Array, ""]:
+        """The mean relative change of a step and layer with the draw u."""
+        return by_layer(self.severity, layer) * u**-self.tail
+
+    def share(self, u: Float32[ArrayLike, ""] | float) -> Any:
+        return (1 + self.few) * u**self.few
+
+    def largest_share(self) -> float:
+        return 1 + self.few
+
+    def draw(self, key: PRNGKeyArray) -> Float32[Array, ""]:
+        return jax.random.uniform(key, minval=SMALLEST)
+
+    def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> Relative:
+        return Relative(2 * self.level(u, layer))  # type: ignore[arg-type] # a number that is drawn
+
+    def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
+        own, elements = jax.random.split(key)
+        return self.on(self.draw(own), layer).change(elements, shape, dtype, layer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ from sdc.text import form, read_term
 
 from ..program import Where
 from .fault import Fault, When
-from .relative import Relative, Tailed
+from .kinds import Relative, Tailed
 from .severities import least_severity
 from .silicon import SILICON, silicon_faults, silicon_frequency
 from .study_tables import (
@@ -86,17 +86,11 @@ _UNIFORM_WHEN = {
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """A simulated suspect as its name has it: `node11`, `node11:uniform`, `node4,times=1e6`.
+    """A simulated suspect as its name has it: `node11`, `node11:uniform`, `node4,times=1e6`."""
 
-    Attributes:
-        name: `healthy`, a node, or a profile of silicon.
-        model: `tailed`, or `uniform`.
-        times: what the rates are multiplied by; 1 for the published ones.
-    """
-
-    name: str
-    model: str = "tailed"
-    times: float = 1.0
+    name: str  # `healthy`, a node, or a profile of silicon
+    model: str = "tailed"  # `tailed`, or `uniform`
+    times: float = 1.0  # what the rates are multiplied by; 1 for the published ones
 
     def departs(self) -> str:
         """What a rate that was not published is, in words; empty for published ones."""
@@ -120,16 +114,7 @@ class _Settings:
 
 
 def parse_suspect(text: str) -> Suspect:
-    """A suspect from its name.
-
-    Raises:
-        ValueError: there is no such node, model or setting.
-
-    Example:
-        >>> from sdc.faults.nodes import parse_suspect
-        >>> parse_suspect("node11:uniform"), parse_suspect("node4,times=1e6").times
-        (Suspect(name='node11', model='uniform', times=1.0), 1000000.0)
-    """
+    """A suspect from its name."""
     head = text.partition(",")[0].strip()
     name, colon, model = head.partition(":")
     if name == "silicon":
@@ -267,11 +252,7 @@ def silent() -> dict[str, Layers]:
 
 
 def behaviour(name: str, sync: Load = "compute") -> When:
-    """How a node's faults go in time; see the top of this file.
-
-    Raises:
-        ValueError: there is no such node.
-    """
+    """How a node's faults go in time; see the top of this file."""
     number = node_number(name)
     burst, decay = _BURST.get(number, (0.0, 1.0))
     known = fitted().get(f"bursts/{NODES[number - 1]}")
@@ -295,13 +276,7 @@ class Estimate:
 
 @functools.cache
 def fitted() -> Mapping[str, Estimate]:
-    """Parameters of the nodes by name; `sdc study nodes` fits them anew.
-
-    Example:
-        >>> from sdc.faults.nodes import fitted
-        >>> fitted()["tail"].low < fitted()["tail"].value < fitted()["tail"].high
-        True
-    """
+    """Parameters of the nodes by name; `sdc study nodes` fits them anew."""
     text = (resources.files(__package__) / "data" / "sdc_fitted.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     return {row["parameter"]: Estimate(float(row["value"]), float(row["low"]), float(row["high"])) for row in rows}
@@ -311,11 +286,6 @@ def rate_interval(name: str) -> tuple[float, float]:
     """By what a node's rates may be multiplied within what its published counts leave open, at 95 %.
 
     The exact interval of a Poisson mean over its number of bursts, or of elements where these are fewer.
-
-    Example:
-        >>> from sdc.faults.nodes import rate_interval
-        >>> [round(limit, 2) for limit in rate_interval("node15")]
-        [0.32, 2.33]
     """
     from scipy.special import gammainccinv, gammaincinv
 

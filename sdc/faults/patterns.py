@@ -34,15 +34,7 @@ class One:
         return 1
 
     def positions(self, start: Int[Array, "hits"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
-        """Flat indices of the elements hit together.
-
-        Args:
-            start: flat index at which each hit starts; the size of the tensor for none. NumPy gives NumPy.
-            shape: shape of the tensor.
-
-        Returns:
-            Indices, row-major; the size of the tensor stands for an element outside of it, which is not hit.
-        """
+        """Flat indices of the elements hit together; the tensor's size stands for no start and for what is outside."""
         return start[:, None]
 
 

@@ -49,20 +49,15 @@ FMA_FLIPS = (0.6, 0.4)
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A published share of the corruptions, with what is known of its precision.
+    """A published share of the corruptions, with what is known of its precision."""
 
-    Attributes:
-        share: as published; for a bound, the bound.
-        low, high: the interval in which the profile has it. Exact 95 % limits for 25,000 independent faults, of which
-            the study's 600 million corruptions come: the corruptions of one fault resemble each other, so that their
-            number would promise too much.
-        quoted: whether it is known from quotations of the study, not from its abstract.
-    """
-
-    share: float
+    share: float  # as published; for a bound, the bound
+    # The interval in which the profile has it. Exact 95 % limits for 25,000 independent faults, of which the study's
+    # 600 million corruptions come: the corruptions of one fault resemble each other, so that their number would promise
+    # too much.
     low: float
     high: float
-    quoted: bool = False
+    quoted: bool = False  # whether it is known from quotations of the study, not from its abstract
 
 
 SHARES: Mapping[str, Share] = {
@@ -87,27 +82,7 @@ SILICON = tuple(_PROFILES)
 def silicon_faults(
     name: str, *, layers: int, at: Mapping[str, int] | None = None, where: Callable[[str], Where] = str
 ) -> list[Fault]:
-    """The faults of a device with faulty silicon; arguments are those of `node_faults`.
-
-    Args:
-        name: one of `SILICON`.
-        layers: number of layers of the model that it will run. Every layer has the same rate, as the device computes
-            them all.
-        at: the device, such as `{"twin": 1}`; by default every device.
-        where: which sites stand for a submodule (see `SUBMODULES`); by default probes of its name.
-
-    Returns:
-        For each of the submodules a fault of each period, or the only one; their rates sum to `RATE`.
-
-    Raises:
-        ValueError: there is no such profile, or there are no layers.
-
-    Example:
-        >>> from sdc.faults import silicon_faults
-        >>> [fault, *_] = silicon_faults("silicon:tensor-core", layers=4, at={"twin": 1})
-        >>> str(fault)
-        'bitflip,bits=6,tile=3x3,rate=1e-06,site=fwd/attn,twin=1'
-    """
+    """The faults of a device with faulty silicon; arguments are those of `node_faults`."""
     what, patterns = _profile(name)
     if layers < 1:
         raise ValueError(f"layers={layers}: expected at least one")
@@ -124,14 +99,6 @@ def silicon_frequency(name: str) -> dict[str, float]:
 
     Tensors are taken to be large: at their edges patterns are cut. A row has as many elements as the last axis, which
     the profile does not know, so that nothing is returned for `silicon:cache-line`.
-
-    Raises:
-        ValueError: there is no such profile.
-
-    Example:
-        >>> from sdc.faults import silicon_frequency
-        >>> round(silicon_frequency("silicon:gpu")["fwd/attn"], 9)
-        7.5e-06
     """
     _, patterns = _profile(name)
     if Row() in patterns:

@@ -35,28 +35,18 @@ PARAMETER_STEPS = 2500
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """The study's figures for one submodule of one node.
+    """The study's figures for one submodule of one node."""
 
-    Attributes:
-        frequency: mean mismatch frequency over microsteps and layers (table 1).
-        severity: largest mismatch severity of any microstep and layer (table 2).
-    """
-
-    frequency: float
-    severity: float
+    frequency: float  # mean mismatch frequency over microsteps and layers (table 1)
+    severity: float  # largest mismatch severity of any microstep and layer (table 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """The study's figures for one submodule of one node by decoder layer (tables 6 to 9).
+    """The study's figures for one submodule of one node by decoder layer (tables 6 to 9)."""
 
-    Attributes:
-        frequency: mean mismatch frequency of each layer.
-        severity: largest mismatch severity of each layer.
-    """
-
-    frequency: Float64[np.ndarray, "layers"]
-    severity: Float64[np.ndarray, "layers"]
+    frequency: Float64[np.ndarray, "layers"]  # mean mismatch frequency of each layer
+    severity: Float64[np.ndarray, "layers"]  # largest mismatch severity of each layer
 
     @property
     def counts(self) -> Float64[np.ndarray, "layers"]:
@@ -132,11 +122,7 @@ def published_disagreement(name: str) -> dict[str, float]:
 
 
 def node_number(name: str) -> int:
-    """Number of a node; its name may be followed by a model and settings.
-
-    Raises:
-        ValueError: there is no such node.
-    """
+    """Number of a node; its name may be followed by a model and settings."""
     base = name.partition(",")[0].partition(":")[0]
     if base not in NODES:
         raise ValueError(f"unknown node {base!r}; expected one of {NODES[0]} ... {NODES[-1]}")

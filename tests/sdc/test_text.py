@@ -21,9 +21,8 @@ from sdc.aggregation.delays import (
     Normal,
     parse_latency,
 )  # fmt: skip
-from sdc.faults.fault import Fault, When
+from sdc.faults.fault import Fault, When, as_fault, parse_fault
 from sdc.faults.kinds import Add, BitFlip, Gaussian, Kind, Relative, Rotate, Scale, Sign, Stuck, StuckBit
-from sdc.faults.language import parse_fault, parse_kind
 from sdc.faults.patterns import One, Pattern, Row, Run, Stride, Tile, Whole
 from sdc.text import Rest, read_value, split
 from sdc.train.programs.methods import parse_aggregation
@@ -95,10 +94,10 @@ def test_faults_are_read_as_they_are_written(fault: Fault) -> None:
 @given(kinds(), PATTERNS)
 def test_kinds_are_read_as_they_are_written(kind: Any, pattern: Pattern) -> None:
     fault = Fault(kind, pattern=pattern)
-    read = parse_kind(str(fault))
+    read = as_fault(str(fault))
     assert read == fault
     assert repr(read) == repr(fault)  # -0.0 equals 0.0
-    assert parse_kind(str(kind)).what == kind
+    assert as_fault(str(kind)).what == kind
 
 
 @given(LATENCIES)
@@ -127,7 +126,7 @@ def test_latencies_are_read_as_they_are_written(latency: Latency) -> None:
 )
 def test_a_kind_has_one_text(kind: Kind, text: str) -> None:
     assert str(kind) == text
-    assert repr(parse_kind(text).what) == repr(kind)
+    assert repr(as_fault(text).what) == repr(kind)
 
 
 def test_any_other_key_with_a_number_names_a_mesh_axis() -> None:
@@ -176,7 +175,7 @@ DEEP = {
     ("read", "text"),
     [
         (parse_fault, "nan,rate=1,where={}"),
-        (parse_kind, "bitflip,field={}"),
+        (as_fault, "bitflip,field={}"),
         (parse_aggregation, "dropcompute,threshold=1,latency={}"),
         (parse_aggregation, "{}"),
         (parse_simulation, "nan,step=1,site={}"),
@@ -223,7 +222,7 @@ TEXTS = """
 import sys
 from pathlib import Path
 from sdc.aggregation.delays import parse_latency
-from sdc.faults import HEALTHY, NODES, node_faults, parse_fault, parse_kind
+from sdc.faults import NODES, as_fault, node_faults, parse_fault
 from sdc.program import as_selector
 from sdc.checksums import Profile, Rounding, Settings
 from sdc.train.programs.simulation import parse_simulation
@@ -232,12 +231,12 @@ from sdc.train.programs.methods import parse_aggregation
 
 as_selector('primitive("dot_general") & direction("bwd")')
 parse_fault('bitflip,bits=30,rate=1e-4,where=products & iteration(2),gamma=0.5,fsdp=1')
-parse_kind("rotate,by=2,row")
+as_fault("rotate,by=2,row")
 parse_latency("lognormal,mean=0.1,std=0.05")
 parse_aggregation("noise,sigma=0.01+paft,max_period=50")
 parse_aggregation("dropcompute,latency=constant,seconds=1+lossy,p=0.1,burst=3")
 parse_simulation("bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2")
-for name in (HEALTHY, *NODES):
+for name in ("healthy", *NODES):
     node_faults(name, layers=4, at={"twin": 1})
 check(get_config("tiny"), 1, 2)
 Settings("correct", "blocks", Rounding(kappa=16.0))
@@ -316,4 +315,4 @@ def test_the_same_text_means_the_same_sites_everywhere() -> None:
 
 
 def test_one_is_the_pattern_of_no_words() -> None:
-    assert parse_kind("nan").pattern == One()
+    assert as_fault("nan").pattern == One()

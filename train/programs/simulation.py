@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sdc
-from sdc.faults import KINDS, PATTERNS, Fault, pattern_of
+from sdc.faults import Fault, read_hit
 from sdc.program import Direction, Selector, direction, matching, products, scope
-from sdc.text import read_term
 
 EXAMPLE = "bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1"
 _OWN: Mapping[str, Any] = {"step": int, "site": str, "iteration": tuple[int, ...], "element": int}
@@ -61,7 +60,7 @@ class Simulation:
 def parse_simulation(text: str) -> Simulation:
     """Reads one simulated fault of a trace: `KIND,...,step=N,site=PATTERN`, or `none`.
 
-    Kinds and patterns are those of `parse_kind`. Further keys: `step`; `site`; `iteration`, one number for each
+    Kinds and patterns are those of `as_fault`. Further keys: `step`; `site`; `iteration`, one number for each
     enclosing loop; `element`, the first that is hit; any other key with a whole number names the device along an axis.
 
     Raises:
@@ -74,11 +73,9 @@ def parse_simulation(text: str) -> Simulation:
     """
     if text == "none":
         return Simulation(text)
-    term = read_term("simulation", text, KINDS, example=EXAMPLE, common={**PATTERNS, **_OWN}, open_ended=True)
+    fault, term = read_hit("simulation", text, EXAMPLE, _OWN)
     if missing := [key for key in ("step", "site") if key not in term.common]:
         raise ValueError(f"simulation {text!r}: {missing[0]!r} is missing, as in {EXAMPLE!r}; or give none")
-    device = {axis: int(index) for axis, index in term.other.items()}
-    fault = Fault(term.value, at=device, pattern=pattern_of(text, term))
     return Simulation(text, fault, **{key: term.common[key] for key in _OWN if key in term.common})
 
 

@@ -14,7 +14,7 @@ import sdc
 from sdc.faults import comparing, nodes
 from sdc.faults.comparing import Compared, compare_figure, compare_tables
 from sdc.faults.fault import Fault, When
-from sdc.faults.relative import Relative, Tailed
+from sdc.faults.kinds import Relative, Tailed
 from sdc.faults.study_tables import SUBMODULES, published, published_layers
 
 RUNS = 30

@@ -12,9 +12,8 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
 from sdc.faults.events import Moment
-from sdc.faults.fault import When, describe
+from sdc.faults.fault import When, parse_fault
 from sdc.faults.kinds import BitFlip, Gaussian, Relative, Scale, Stuck
-from sdc.faults.language import parse_fault
 
 SIZE = 4096
 X = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)
@@ -286,7 +285,7 @@ def test_describe() -> None:
         parse_fault("bitflip,rate=1e-4,site=fwd/attn,layer=2,onset=3", at={"twin": 1}),
         sdc.Fault(Relative((1.0, 2.5)), (0.1, 0.2), "bwd/*", when=When(burst=4.0, decay=5.0)),
     ]
-    assert describe(faults) == [
+    assert [fault.describe() for fault in faults] == [
         "bitflip bits any, rate 0.0001, site fwd/attn, layer 2, twin 1, onset 3",
         "relative severity 1 to 2.5, rate 0.1 to 0.2, site bwd/*, burst 4, decay 5",
     ]

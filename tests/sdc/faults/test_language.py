@@ -12,10 +12,22 @@ import pytest
 from hypothesis import given, strategies as st
 
 import sdc
-from sdc.faults.changes import apply, field_bits, neutral
-from sdc.faults.fault import When
-from sdc.faults.kinds import Add, BitFlip, Gaussian, Relative, Rotate, Scale, Sign, Stuck, StuckBit, Tailed
-from sdc.faults.language import parse_fault, parse_kind
+from sdc.faults.fault import When, as_fault, parse_fault
+from sdc.faults.kinds import (
+    Add,
+    BitFlip,
+    Gaussian,
+    Relative,
+    Rotate,
+    Scale,
+    Sign,
+    Stuck,
+    StuckBit,
+    Tailed,
+    apply,
+    field_bits,
+    neutral,
+)
 from sdc.faults.patterns import One, Row, Run, Stride, Tile, Whole
 from sdc.program.selectors import argument, collectives, direction, iteration, primitive, result
 
@@ -302,7 +314,7 @@ def test_kinds_and_patterns_from_text() -> None:
         "sign": (Sign(), One()),
     }.items():
         what, pattern = expected
-        assert parse_kind(text) == sdc.Fault(what, pattern=pattern)
+        assert as_fault(text) == sdc.Fault(what, pattern=pattern)
     fault = parse_fault('sign,rate=1e-3,where=primitive("dot_general", "exp") & direction("bwd"),gamma=0.5,end=9')
     assert str(fault.site) == 'primitive("dot_general", "exp") & direction("bwd")'
     assert fault.when == When(end=9, gamma=0.5)
@@ -311,21 +323,21 @@ def test_kinds_and_patterns_from_text() -> None:
     )
     assert str(fault.site) == 'source("a b", "*(attention)", "c,d(") & (probes | primitive("x", "y"))'
     assert (fault.rate, fault.layer) == (1.0, 2)
-    described = sdc.faults.describe([fault, sdc.Fault(BitFlip(field="sign"), 0.1, pattern=Run(3))])
+    described = [one.describe() for one in (fault, sdc.Fault(BitFlip(field="sign"), 0.1, pattern=Run(3)))]
     assert described[1] == "bitflip field sign, run length 3, rate 0.1, site *"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: parse_kind("bitflip,field=exponent,bits=3"), "both choose bits"),
-        (lambda: parse_kind("bitflip,field=head"), "field=head: expected sign or exponent or mantissa"),
-        (lambda: parse_kind("bitflip,rate=1"), "unknown key 'rate'"),
-        (lambda: parse_kind("bitflip,run=0"), "run=0: expected at least 1"),
-        (lambda: parse_kind("bitflip,tile=4"), "tile=4x32"),
-        (lambda: parse_kind("bitflip,row,run=2"), "several patterns"),
-        (lambda: parse_kind("zero,row=3"), "'row' takes no value"),
-        (lambda: parse_kind("rotate,by=2"), "leaves 2 elements in place"),
+        (lambda: as_fault("bitflip,field=exponent,bits=3"), "both choose bits"),
+        (lambda: as_fault("bitflip,field=head"), "field=head: expected sign or exponent or mantissa"),
+        (lambda: as_fault("bitflip,rate=1"), "unknown key 'rate'"),
+        (lambda: as_fault("bitflip,run=0"), "run=0: expected at least 1"),
+        (lambda: as_fault("bitflip,tile=4"), "tile=4x32"),
+        (lambda: as_fault("bitflip,row,run=2"), "several patterns"),
+        (lambda: as_fault("zero,row=3"), "'row' takes no value"),
+        (lambda: as_fault("rotate,by=2"), "leaves 2 elements in place"),
         (lambda: sdc.Fault(Rotate(), 0.1), "leaves 1 element in place"),
         (lambda: Rotate(0), "by=0"),
         (lambda: sdc.Fault(BitFlip(), 0.1, layer=-1), "layer=-1: expected a number from 0"),

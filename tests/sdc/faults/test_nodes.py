@@ -9,7 +9,7 @@ import pytest
 
 from sdc.faults import nodes
 from sdc.faults.fault import Fault, When
-from sdc.faults.relative import Relative, Tailed
+from sdc.faults.kinds import Relative, Tailed
 from sdc.faults.silicon import SILICON, silicon_faults
 from sdc.faults.study_tables import (
     ELEMENTS,

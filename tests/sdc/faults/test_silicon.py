@@ -19,9 +19,8 @@ from hypothesis import given, strategies as st
 import sdc
 from sdc.analysis.statistics import proportion_interval
 from sdc.faults import silicon
-from sdc.faults.changes import apply, field_bits
-from sdc.faults.kinds import BitFlip, Mixed
-from sdc.faults.language import parse_fault, parse_kind
+from sdc.faults.fault import as_fault, parse_fault
+from sdc.faults.kinds import BitFlip, Mixed, apply, field_bits
 from sdc.faults.nodes import SUBMODULES
 from sdc.program.selectors import primitive
 
@@ -222,16 +221,16 @@ def test_the_expected_frequency_is_that_of_the_simulation(name: str) -> None:
 @given(st.floats(0, 0.5), st.floats(0, 0.5), st.lists(st.integers(1, 99), min_size=1, max_size=5))
 def test_the_kind_is_read_as_it_is_written(zero: float, special: float, weights: list[int]) -> None:
     kind = Mixed(zero, special, tuple(weight / sum(weights) for weight in weights))
-    assert parse_kind(str(kind)).what == kind
-    assert repr(parse_kind(str(kind)).what) == repr(kind)
+    assert as_fault(str(kind)).what == kind
+    assert repr(as_fault(str(kind)).what) == repr(kind)
 
 
 def test_one_text() -> None:
     text = "mixed,zero=0.5068,special=0.0101,flips=0.39+0.28+0.19+0.14"
     [fault, *_] = silicon.silicon_faults("silicon:gpu", layers=1)
     assert str(fault.what) == text
-    assert parse_kind("mixed") == sdc.Fault(Mixed())
-    [told] = sdc.faults.describe([fault])
+    assert as_fault("mixed") == sdc.Fault(Mixed())
+    [told] = [fault.describe()]
     assert told.startswith("mixed zero 0.507 special 0.0101 flips 0.39+0.28+0.19+0.14, stride count 16 step 2 align")
 
 
@@ -294,14 +293,14 @@ def test_a_strike_can_be_mixed() -> None:
         (lambda: silicon.silicon_faults("silicon:gpus", layers=2), "did you mean 'silicon:gpu'"),
         (lambda: silicon.silicon_frequency("node1"), "unknown profile 'node1'; expected one of silicon:gpu"),
         (lambda: silicon.silicon_faults("silicon:gpu", layers=0), "layers=0: expected at least one"),
-        (lambda: parse_kind("mixed,zero=1.2"), "zero=1.2: expected a share of the elements, between 0 and 1"),
-        (lambda: parse_kind("mixed,special=-1"), "special=-1: expected a share"),
-        (lambda: parse_kind("mixed,zero=nan"), "zero=nan: expected a share"),
-        (lambda: parse_kind("mixed,zero=0.6,special=0.6"), r"zero \+ special=1.2: expected a share"),
-        (lambda: parse_kind("mixed,flips=0.4+0.5"), "sum to 1, not to 0.9"),
-        (lambda: parse_kind("mixed,flips=1.5+-0.5"), "expected shares of one bit, two bits"),
-        (lambda: parse_kind("mixed,flips=a"), r"expected numbers joined by \+"),
-        (lambda: parse_kind("mixed,bits=3"), "unknown key 'bits'"),
+        (lambda: as_fault("mixed,zero=1.2"), "zero=1.2: expected a share of the elements, between 0 and 1"),
+        (lambda: as_fault("mixed,special=-1"), "special=-1: expected a share"),
+        (lambda: as_fault("mixed,zero=nan"), "zero=nan: expected a share"),
+        (lambda: as_fault("mixed,zero=0.6,special=0.6"), r"zero \+ special=1.2: expected a share"),
+        (lambda: as_fault("mixed,flips=0.4+0.5"), "sum to 1, not to 0.9"),
+        (lambda: as_fault("mixed,flips=1.5+-0.5"), "expected shares of one bit, two bits"),
+        (lambda: as_fault("mixed,flips=a"), r"expected numbers joined by \+"),
+        (lambda: as_fault("mixed,bits=3"), "unknown key 'bits'"),
         (lambda: Mixed(flips=()), "expected shares of one bit"),
         (lambda: Mixed(flips=0.5), "expected shares of one bit"),  # type: ignore[arg-type]  # what is refused
         (lambda: Mixed(special=0.1)(KEY, jnp.ones(2, jnp.int32), LAYER), "int32 holds no nan and no inf; leave it out"),

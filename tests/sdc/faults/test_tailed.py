@@ -16,10 +16,8 @@ import pytest
 from jax import lax
 
 import sdc
-from sdc.faults.fault import When
-from sdc.faults.kinds import Add
-from sdc.faults.language import parse_fault, parse_kind
-from sdc.faults.relative import SMALLEST, Relative, Tailed
+from sdc.faults.fault import When, as_fault, parse_fault
+from sdc.faults.kinds import SMALLEST, Add, Relative, Tailed
 
 KEY = jax.random.key(0)
 DTYPES = ["float32", "bfloat16"]
@@ -258,7 +256,7 @@ def test_levels_and_shares() -> None:
 )  # fmt: skip
 def test_the_text_is_read_as_it_is_written(fault: sdc.Fault) -> None:
     assert parse_fault(str(fault)) == fault
-    assert parse_kind(str(fault.what)).what == fault.what
+    assert as_fault(str(fault.what)).what == fault.what
 
 
 def test_one_text() -> None:
@@ -266,7 +264,7 @@ def test_one_text() -> None:
     fault = parse_fault(text)
     assert str(fault) == text
     assert fault.what == Tailed(0.5, 1.17, 1.7)
-    assert sdc.faults.describe([fault]) == ["tailed severity 0.5 tail 1.17 few 1.7, rate 0.001, site fwd/attn"]
+    assert [fault.describe()] == ["tailed severity 0.5 tail 1.17 few 1.7, rate 0.001, site fwd/attn"]
 
 
 @pytest.mark.parametrize("name", ["tail", "few"])
@@ -275,7 +273,7 @@ def test_what_cannot_be(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}=.*: expected a number from 0 on"):
         Tailed(0.5, **{name: value})
     with pytest.raises(ValueError, match=f"fault 'tailed,.*: {name}=.*: expected a number from 0 on"):
-        parse_kind(f"tailed,severity=0.5,{name}={value}")
+        as_fault(f"tailed,severity=0.5,{name}={value}")
 
 
 @pytest.mark.parametrize("kind", [Tailed, Relative])
