@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # Running it.
     from .loop import run as run
     from .campaigning import run_campaign as run_campaign
-    from .policy import Answer as Answer, Judge as Judge, Judged as Judged, JudgeError as JudgeError
+    from .policy import Decision as Decision, StepPolicy as StepPolicy, Attempt as Attempt, PolicyError as PolicyError
     from .cluster import Incomparable as Incomparable
     from .checkpoints import CheckpointError as CheckpointError, Checkpoints as Checkpoints
 

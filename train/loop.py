@@ -37,8 +37,8 @@ from sdc.twins import ALGORITHM
 from .checkpoints import Checkpoints, Unsaved
 from .cluster import Incomparable, as_read, changes, check_comparable, tell
 from .data import batches
-from .policy import PATIENCE, Answer, Golden, Judge, Judged, JudgeError
-from .programs import Program, Rows, place
+from .policy import PATIENCE, Attempt, Decision, Golden, PolicyError, StepPolicy
+from .programs import Program, Rows, place, place_batch
 from .running import Keeper, Running, identity, saved_step
 from .specs import Job, Loaded
 
@@ -53,7 +53,7 @@ def run(
     job: Job,
     *,
     loaded: Loaded | None = None,
-    judge: Judge | None = None,
+    policy: StepPolicy | None = None,
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     devices: Sequence[jax.Device] | None = None,
     command: Sequence[str] = (),
@@ -66,7 +66,7 @@ def run(
     Args:
         job: what to run: `Training`, `Twins` or `Tracing`, with the folder of its record.
         loaded: what `job.load()` returned, where it was called before.
-        judge: asked after each step how to go on.
+        policy: asked after each step how to go on.
         on_step: told of each line of `steps.jsonl`.
         devices: the devices to use, all of them; by default as many as are needed of one process, and all of several.
         command: the command line that asks for the run, for the record.
@@ -88,8 +88,8 @@ def run(
         >>> [row["step"] for row in record.lines]
         [0, 1]
     """
-    if judge is not None and not callable(judge):
-        raise SettingError("judge", judge, "expected a function that is given a Judged and returns an Answer")
+    if policy is not None and not callable(policy):
+        raise SettingError("policy", policy, "expected a function that is given an Attempt and returns a Decision")
     config, dataset = loaded or job.load()
     if job.folder is None:
         raise SettingError("folder", None, "a run needs a folder for its record; name a new one")
@@ -104,9 +104,9 @@ def run(
     placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=there, options=options)
     evidence = _evidence(placement.mesh)
     job.check_evidence(evidence)
-    judges = [each for each in (job.judge(), judge) if each is not None]
+    policies = [each for each in (job.policy(), policy) if each is not None]
     program = described = job.program(config, placement, donate=True)
-    if judge is not None:  # the same program, which keeps the state that it is given
+    if policy is not None:  # the same program, which keeps the state that it is given
         program = job.program(config, placement, donate=False)
     source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
     manifest = {
@@ -140,11 +140,10 @@ def run(
     tell("at lowering the program")
     manifest["program"] = described.fingerprint()
     check_comparable(manifest)
-    for each in judges:
-        if isinstance(each, Golden):
-            each.check(as_read(manifest))
+    for golden in _goldens(policies):
+        golden.check(as_read(manifest))
     manifest |= evidence  # which may differ between processes
-    return _execute(job, folder, manifest, program, source, judges, on_step, start, stop)
+    return _execute(job, folder, manifest, program, source, policies, on_step, start, stop)
 
 
 def _execute(
@@ -153,7 +152,7 @@ def _execute(
     manifest: dict[str, Any],
     program: Program,
     source: Any,
-    judges: Sequence[Judge],
+    policies: Sequence[StepPolicy],
     on_step: Callable[[Mapping[str, Any]], None],
     start: int,
     stop: Callable[[], bool],
@@ -163,9 +162,8 @@ def _execute(
     if job.resume:
         _check_program(folder, manifest)
     if start:
-        for each in judges:
-            if isinstance(each, Golden):
-                each.recall(folder, before=start)
+        for golden in _goldens(policies):
+            golden.recall(folder, before=start)
     first = jax.process_index() == 0
     record: Record | None = None
     keeper: Keeper | None = None
@@ -190,7 +188,7 @@ def _execute(
                 record=record,
                 checkpoints=checkpoints,
                 keeper=keeper,
-                judge=_all_of(judges) if judges else None,
+                policies=policies,
                 on_step=on_step,
                 stop=stop,
             )
@@ -201,9 +199,8 @@ def _execute(
         found: dict[str, Any] = {
             "steps": done.steps, "state_digest": program.digest(done.state), **program.conclude(done.state)
         }  # fmt: skip
-        for each in judges:
-            if isinstance(each, Golden):
-                found |= each.conclude()
+        for golden in _goldens(policies):
+            found |= golden.conclude()
         if done.reruns or done.rollbacks:
             found["judged"] = {"reruns": done.reruns, "rollbacks": done.rollbacks}
         if record is None:
@@ -294,14 +291,8 @@ def _devices(job: Job, devices: Sequence[jax.Device] | None) -> Sequence[jax.Dev
     return jax.devices()[: math.prod(job.axes.values())]
 
 
-def _all_of(judges: Sequence[Judge]) -> Judge:
-    """Asks all judges; the first that wants something else than to continue has its way."""
-
-    def judge(judged: Judged) -> Answer:
-        answers = [each(judged) for each in judges]
-        return next((answer for answer in answers if answer is not Answer.CONTINUE), Answer.CONTINUE)
-
-    return judge
+def _goldens(policies: Sequence[StepPolicy]) -> list[Golden]:
+    return [each for each in policies if isinstance(each, Golden)]
 
 
 def _check_settings(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -356,7 +347,7 @@ class Done(NamedTuple):
     Attributes:
         state: the last one.
         steps: number of steps on record, those of an earlier part of the run among them.
-        reruns: steps that a judge had run again, counted.
+        reruns: steps that a policy had run again, counted.
         rollbacks: steps after which the run went back, and the steps it went back to.
         stopped: whether it was asked to end before it was done.
     """
@@ -377,14 +368,14 @@ def run_steps(
     record: Record | None,
     checkpoints: Checkpoints,
     keeper: Keeper | None = None,
-    judge: Judge | None = None,
+    policies: Sequence[StepPolicy] = (),
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
     """Runs the steps of a run.
 
     Args:
-        program: what is run; it must not donate the state if the judge may have a step run again.
+        program: what is run; it must not donate the state if a policy may have a step run again.
         state: state before the first of the steps.
         steps: numbers of the steps.
         batches: iterator of batches, at the position of the first step.
@@ -392,13 +383,13 @@ def run_steps(
         checkpoints: saved when due, and after the last step.
         keeper: its running checkpoint and copies are saved when they are due, in the place of others before the last
             step.
-        judge: asked after each step.
+        policies: asked after each step.
         on_step: told of each row that is recorded, for the progress display.
         stop: asked after each step that is recorded whether to end early; answers alike in all processes.
 
     Raises:
         CheckpointError: a checkpoint cannot be written; told when the next one is due.
-        JudgeError: the judge does not let the run go on.
+        PolicyError: the policies do not let the run go on.
         StepFailed: a step did.
     """
     number, reruns, impatient, stopped = steps.start, 0, 0, False
@@ -406,19 +397,19 @@ def run_steps(
     while number < steps.stop:
         tell(f"in step {number}")
         tokens = place_batch(next(batches), program.placement)
-        attempt, answer = 0, Answer.RERUN
-        while answer is Answer.RERUN:
+        attempt, decision = 0, Decision.RERUN
+        while decision is Decision.RERUN:
             new, rows = _advance(program, state, tokens, number, attempt)
-            answer = _agreed(judge, Judged(number, attempt, *rows))
-            if record is not None and answer in (Answer.RERUN, Answer.ROLL_BACK):
+            decision = _decide(policies, Attempt(number, attempt, *rows))
+            if record is not None and decision in (Decision.RERUN, Decision.ROLL_BACK):
                 record.discard([rows.row], rows.details)
-            attempt, impatient = attempt + 1, 0 if answer in (Answer.CONTINUE, Answer.STOP) else impatient + 1
+            attempt, impatient = attempt + 1, 0 if decision in (Decision.CONTINUE, Decision.STOP) else impatient + 1
             if impatient > PATIENCE:
-                raise JudgeError(f"the judge kept the run from going on at step {number} for {PATIENCE} times")
+                raise PolicyError(f"the policy kept the run from going on at step {number} for {PATIENCE} times")
         reruns += attempt - 1
-        if answer is Answer.ROLL_BACK:
+        if decision is Decision.ROLL_BACK:
             if checkpoints.latest is None:
-                raise JudgeError(f"the judge rolled the run back at step {number}, but there is no checkpoint yet")
+                raise PolicyError(f"the policy rolled the run back at step {number}, but there is no checkpoint yet")
             state, position = checkpoints.restore(program.abstract())
             batches.set_state(position)
             rollbacks.append((number, checkpoints.latest))
@@ -434,7 +425,7 @@ def run_steps(
             record.line(*rows)
         tell(f"at the end of step {number}")
         stopped = stop()
-        last = stopped or answer is Answer.STOP or number + 1 == steps.stop
+        last = stopped or decision is Decision.STOP or number + 1 == steps.stop
         due = (checkpoints if keeper is None else keeper).due(number + 1)
         if record is not None and (last or due):
             record.sync()  # a run that goes on from the checkpoint needs the lines before it
@@ -465,11 +456,13 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
     return new, Rows({"step": number, **row, **again, "seconds": time.perf_counter() - started}, details)
 
 
-def _agreed(judge: Judge | None, judged: Judged) -> Answer:
-    """What the first process's judge says, in all processes."""
-    if judge is None:
-        return Answer.CONTINUE
-    answer = judge(judged)
-    if not isinstance(answer, Answer):
-        raise JudgeError(f"the judge answered {answer!r} at step {judged.step}; expected an Answer")
-    return Answer(everyone(answer.value)[0])
+def _decide(policies: Sequence[StepPolicy], attempt: Attempt) -> Decision:
+    """The first decision other than to continue: that of the first process, in all processes."""
+    if not policies:
+        return Decision.CONTINUE
+    decisions = [policy(attempt) for policy in policies]
+    for decision in decisions:
+        if not isinstance(decision, Decision):
+            raise PolicyError(f"the policy decided {decision!r} at step {attempt.step}; expected a Decision")
+    others = [decision for decision in decisions if decision is not Decision.CONTINUE]
+    return Decision(everyone((others or decisions)[0].value)[0])

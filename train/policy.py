@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 from sdc import twins
 
 PATIENCE = 10
-"""Answers in a row that keep a run from going on, after which it gives up."""
+"""Decisions in a row that keep a run from going on, after which it gives up."""
 
 
-class Answer(enum.Enum):
+class Decision(enum.Enum):
     """How a run goes on."""
 
     CONTINUE = "continue"
@@ -31,28 +31,28 @@ class Answer(enum.Enum):
     """Record the step, save a checkpoint, and end the run."""
 
 
-class Judged(NamedTuple):
-    """What a judge is shown.
+class Attempt(NamedTuple):
+    """A step that was run, as a policy sees it.
 
     Attributes:
         step: number of the step.
-        attempt: how often it has been run again before.
+        number: how often it has been run again before.
         row: its line in `steps.jsonl`.
         details: its lines in the file beside that.
     """
 
     step: int
-    attempt: int
+    number: int
     row: Mapping[str, Any]
     details: Sequence[Mapping[str, Any]]
 
 
-Judge: TypeAlias = Callable[[Judged], Answer]
+StepPolicy: TypeAlias = Callable[[Attempt], Decision]
 """In a run of several processes all are asked, and all do what the first one's says."""
 
 
-class JudgeError(RuntimeError):
-    """A judge that does not let a run go on."""
+class PolicyError(RuntimeError):
+    """A policy that does not let a run go on."""
 
 
 class Golden:
@@ -68,7 +68,7 @@ class Golden:
     def __init__(self, folder: str | PathLike[str]) -> None:
         self.trace = twins.read_trace(Path(folder))
         self.compared = 0
-        self.found: tuple[int, "twins.FirstDifference"] | None = None
+        self.found: tuple[int, twins.FirstDifference] | None = None
 
     def check(self, manifest: Mapping[str, Any]) -> None:
         """Refuses to compare with a run whose difference would mean nothing.
@@ -79,7 +79,7 @@ class Golden:
         twins.check_comparable(self.trace.manifest, manifest)
 
     def recall(self, folder: Path, *, before: int) -> None:
-        """Judges the steps that a resumed run has on record already.
+        """Compares the steps that a resumed run has on record already.
 
         Args:
             folder: folder of the run.
@@ -87,23 +87,23 @@ class Golden:
         """
         for step, line in twins.read_trace(folder).lines.items():
             if step < before:
-                self(Judged(step, 0, {}, [line]))
+                self(Attempt(step, 0, {}, [line]))
 
-    def __call__(self, judged: Judged) -> Answer:
+    def __call__(self, attempt: Attempt) -> Decision:
         if self.found is not None:
-            return Answer.STOP
-        golden = self.trace.lines.get(judged.step)
+            return Decision.STOP
+        golden = self.trace.lines.get(attempt.step)
         if golden is None:
-            return Answer.CONTINUE
+            return Decision.CONTINUE
         self.compared += 1
-        (line,) = judged.details
+        (line,) = attempt.details
         if line["digests"] == golden["digests"]:
-            return Answer.CONTINUE
-        here = dataclasses.replace(self.trace, lines={judged.step: line})
-        first = twins.first_difference(self.trace[judged.step], here[judged.step])
+            return Decision.CONTINUE
+        here = dataclasses.replace(self.trace, lines={attempt.step: line})
+        first = twins.first_difference(self.trace[attempt.step], here[attempt.step])
         assert first is not None, "digests that differ as text"
-        self.found = judged.step, first
-        return Answer.STOP
+        self.found = attempt.step, first
+        return Decision.STOP
 
     def conclude(self) -> dict[str, Any]:
         """Verdict, reason, and the first difference if there is one."""

@@ -30,6 +30,7 @@ from sdc.program import Selector, as_selector
 from sdc.records import read_manifest
 from sdc.settings import SettingError, check_types
 
+from .policy import Attempt, Decision, Golden, StepPolicy
 from .programs import (
     Aggregation,
     DType,
@@ -45,7 +46,6 @@ from .running import Running
 
 if TYPE_CHECKING:
     from .data import Dataset
-    from .policy import Answer, Judge, Judged
     from .programs import Placement, Program, Transform
 
 LARGEST_SEED = 2**31 - 2
@@ -384,7 +384,7 @@ class Job(Planned, abc.ABC):
         """What the manifest says of this kind of job; JAX's devices have started."""
         return {}
 
-    def judge(self) -> "Judge | None":
+    def policy(self) -> StepPolicy | None:
         """What is asked after each step, whatever else is asked."""
         return None
 
@@ -608,15 +608,13 @@ class Tracing(Job):
         simulation = self.simulation
         if simulation is not None and simulation.fault and not 0 <= simulation.step < self.steps:
             raise SettingError("simulate", self.simulate, f"the run has the steps 0 to {self.steps - 1}")
-        self.judge()
+        self.policy()
         super().check()
 
-    def judge(self) -> "Judge | None":
+    def policy(self) -> StepPolicy | None:
         if self.against is None:
             return None
         read_manifest(self.against, "trace")  # what is no trace is told before JAX is imported
-        from .policy import Golden
-
         return Golden(self.against)
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
@@ -731,12 +729,10 @@ class Operations(Compared):
             sharded(config), placement, self.sync, faults=faults, checks=checks, seed=self.workload.seed, donate=donate
         )
 
-    def judge(self) -> "Judge | None":
+    def policy(self) -> StepPolicy | None:
         return stop_at_operation
 
 
-def stop_at_operation(judged: "Judged") -> "Answer":
+def stop_at_operation(attempt: Attempt) -> Decision:
     """Ends a run with the step in which an operation differs."""
-    from .policy import Answer
-
-    return Answer.STOP if "site" in judged.row["operations"] else Answer.CONTINUE
+    return Decision.STOP if "site" in attempt.row["operations"] else Decision.CONTINUE

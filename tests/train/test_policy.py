@@ -1,4 +1,4 @@
-"""Judges: a step is run again from the same state and batch, a run goes back, stops, and is the same run after all."""
+"""Policies: a step runs again from the same state and batch, a run goes back, stops, and is the same run after all."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from sdc.analysis import conclude
 from sdc.records.files import write_sealed
 from sdc.records.integrity import start
 from sdc.records.lines import seal_lines
-from sdc.train import Answer, Judged, JudgeError, Training, Twins, run
+from sdc.train import Attempt, Decision, PolicyError, Training, Twins, run
 
 from .runs import WORKLOAD, execute, lines, loaded
 
@@ -29,15 +29,15 @@ def without_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_step_that_is_run_again_gives_the_same_bits(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    seen: list[Judged] = []
+    seen: list[Attempt] = []
 
-    def judge(judged: Judged) -> Answer:
-        seen.append(judged)
-        return Answer.RERUN if judged.step == 2 and judged.attempt < 2 else Answer.CONTINUE
+    def policy(attempt: Attempt) -> Decision:
+        seen.append(attempt)
+        return Decision.RERUN if attempt.step == 2 and attempt.number < 2 else Decision.CONTINUE
 
-    found = execute(dataclasses.replace(JOB, folder=tmp_path / "run"), judge=judge)
-    assert [(judged.step, judged.attempt) for judged in seen] == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2), (3, 0)]
-    first, *others = (judged for judged in seen if judged.step == 2)
+    found = execute(dataclasses.replace(JOB, folder=tmp_path / "run"), policy=policy)
+    assert [(attempt.step, attempt.number) for attempt in seen] == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2), (3, 0)]
+    first, *others = (attempt for attempt in seen if attempt.step == 2)
     for other in others:
         assert other.row["loss"].tolist() == first.row["loss"].tolist()
         assert other.row["sites"] == first.row["sites"]
@@ -51,11 +51,11 @@ def test_a_step_that_is_run_again_gives_the_same_bits(plain: tuple[Path, dict[st
 def test_a_run_that_goes_back_gives_the_same_bits(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def judge(judged: Judged) -> Answer:
-        asked.append(judged.step)
-        return Answer.ROLL_BACK if asked.count(3) == 1 and judged.step == 3 else Answer.CONTINUE
+    def policy(attempt: Attempt) -> Decision:
+        asked.append(attempt.step)
+        return Decision.ROLL_BACK if asked.count(3) == 1 and attempt.step == 3 else Decision.CONTINUE
 
-    found = execute(dataclasses.replace(JOB, folder=tmp_path / "run"), judge=judge)
+    found = execute(dataclasses.replace(JOB, folder=tmp_path / "run"), policy=policy)
     assert asked == [0, 1, 2, 3, 2, 3]
     assert lines(tmp_path / "run") == lines(plain[0])
     assert lines(tmp_path / "run", "mismatches.jsonl") == lines(plain[0], "mismatches.jsonl")
@@ -65,7 +65,7 @@ def test_a_run_that_goes_back_gives_the_same_bits(plain: tuple[Path, dict[str, A
 
 def test_a_run_that_is_stopped_can_be_resumed(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     job = dataclasses.replace(JOB, folder=tmp_path / "run")
-    execute(job, judge=lambda judged: Answer.STOP if judged.step == 0 else Answer.CONTINUE)
+    execute(job, policy=lambda attempt: Decision.STOP if attempt.step == 0 else Decision.CONTINUE)
     assert len(lines(tmp_path / "run")) == 1
     resumed = execute(dataclasses.replace(job, resume=True))  # by the program that gives its state away
     assert resumed["state_digest"] == plain[1]["state_digest"]
@@ -74,10 +74,10 @@ def test_a_run_that_is_stopped_can_be_resumed(plain: tuple[Path, dict[str, Any]]
 
 def test_twins_are_run_again_too(tmp_path: Path) -> None:
     job = Twins(workload=WORKLOAD, steps=2, suspect="node11", folder=tmp_path / "once")
-    once = execute(job, judge=lambda judged: Answer.CONTINUE)  # the same program, which keeps the state it is given
+    once = execute(job, policy=lambda attempt: Decision.CONTINUE)  # the same program, which keeps the state it is given
     again = execute(
         dataclasses.replace(job, folder=tmp_path / "again"),
-        judge=lambda judged: Answer.CONTINUE if judged.attempt else Answer.RERUN,
+        policy=lambda attempt: Decision.CONTINUE if attempt.number else Decision.RERUN,
     )
     assert again["state_digest"] == once["state_digest"]
     assert without_attempts(lines(tmp_path / "again")) == lines(tmp_path / "once")
@@ -87,9 +87,9 @@ def test_twins_are_run_again_too(tmp_path: Path) -> None:
     assert beside == lines(tmp_path / "once", "mismatches.jsonl")
 
 
-def test_what_is_no_judge_is_told_before_anything_is_read() -> None:
-    with pytest.raises(ValueError, match="judge=3: expected a function"):
-        run(JOB, judge=3)  # type: ignore[arg-type]
+def test_what_is_no_policy_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(ValueError, match="policy=3: expected a function"):
+        run(JOB, policy=3)  # type: ignore[arg-type]
 
 
 def write_discarded(folder: Path, row: dict[str, Any]) -> None:
@@ -97,10 +97,10 @@ def write_discarded(folder: Path, row: dict[str, Any]) -> None:
     seal_lines(folder / "discarded.jsonl", "step", start("discarded.jsonl"))
 
 
-def test_what_a_judge_discards_is_not_forgotten(tmp_path: Path) -> None:
+def test_what_a_policy_discards_is_not_forgotten(tmp_path: Path) -> None:
     """A fault that struck a discarded attempt only: the steps on record are clean, and the verdict is not."""
     job = Twins(workload=WORKLOAD, steps=2, suspect="healthy", checkpoint_every=1, folder=tmp_path / "run")
-    found = execute(job, judge=lambda judged: Answer.CONTINUE)
+    found = execute(job, policy=lambda attempt: Decision.CONTINUE)
     assert found["verdict"] == "clean"
     rows = lines(job.folder)
     rows[1]["sites"]["fwd/ffn"]["mismatched"] = 3
@@ -116,8 +116,10 @@ def test_what_a_judge_discards_is_not_forgotten(tmp_path: Path) -> None:
 
 
 def test_lines_of_a_run_that_goes_back_are_kept(plain: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    answers = iter([Answer.CONTINUE, Answer.CONTINUE, Answer.CONTINUE, Answer.ROLL_BACK])
-    execute(dataclasses.replace(JOB, folder=tmp_path / "run"), judge=lambda judged: next(answers, Answer.CONTINUE))
+    decisions = iter([Decision.CONTINUE, Decision.CONTINUE, Decision.CONTINUE, Decision.ROLL_BACK])
+    execute(
+        dataclasses.replace(JOB, folder=tmp_path / "run"), policy=lambda attempt: next(decisions, Decision.CONTINUE)
+    )
     discarded = lines(tmp_path / "run", "discarded.jsonl")
     assert sorted(row["step"] for row in discarded) == [2, 3]
     discarded.sort(key=lambda row: row["step"])
@@ -127,13 +129,13 @@ def test_lines_of_a_run_that_goes_back_are_kept(plain: tuple[Path, dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("decision", "message"),
     [
-        (Answer.RERUN, "for 10 times"),
-        (Answer.ROLL_BACK, "there is no checkpoint yet"),
-        (None, "answered None at step 0; expected an Answer"),
+        (Decision.RERUN, "for 10 times"),
+        (Decision.ROLL_BACK, "there is no checkpoint yet"),
+        (None, "decided None at step 0; expected a Decision"),
     ],
 )
-def test_a_judge_that_lets_nothing_pass_ends_the_run(answer: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(JudgeError, match=message):
-        run(dataclasses.replace(JOB, folder=tmp_path / "run"), loaded=loaded(WORKLOAD), judge=lambda judged: answer)
+def test_a_policy_that_lets_nothing_pass_ends_the_run(decision: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match=message):
+        run(dataclasses.replace(JOB, folder=tmp_path / "run"), loaded=loaded(WORKLOAD), policy=lambda attempt: decision)
