@@ -58,8 +58,29 @@ if TYPE_CHECKING:  # for the other packages of this project
     )
     from .lifecycle import check_free as check_free
     from .lock import Lock as Lock
-    from .manifests import Device as Device, Environment as Environment
+    from .manifests import (
+        CampaignManifest as CampaignManifest,
+        Device as Device,
+        Environment as Environment,
+        RunManifest as RunManifest,
+        StudyManifest as StudyManifest,
+        TraceManifest as TraceManifest,
+    )
+    from .parts import PartRow as PartRow
     from .parsing import parse_json as parse_json
+    from .rows import (
+        DiscardedRow as DiscardedRow,
+        InjectionRow as InjectionRow,
+        MismatchRow as MismatchRow,
+        OutlookRow as OutlookRow,
+        ProductCounts as ProductCounts,
+        ProductRow as ProductRow,
+        RecoveryRow as RecoveryRow,
+        SiteCounts as SiteCounts,
+        StepRow as StepRow,
+        TwinCounts as TwinCounts,
+    )
+    from .summaries import CampaignSummary as CampaignSummary, RunSummary as RunSummary
     from .storage import (
         AnyPath as AnyPath,
         endless as endless,

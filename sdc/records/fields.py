@@ -1,6 +1,6 @@
 """What the fields of a record have in common: their description, and numbers that JSON has no word for."""
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -11,9 +11,8 @@ READABLE = (1, 2, 3)
 SEALED = 3
 """Since this version files and lines carry checksums."""
 
-NonFinite: TypeAlias = Literal["NaN", "Infinity", "-Infinity"]
-Number: TypeAlias = int | float | NonFinite | None
-"""A measured number or count. JSON knows no NaN and no infinity, so they are strings; `null` was not measured."""
+Number: TypeAlias = int | float | None
+"""A measured number or count; `null` was not measured. NaN and infinity are strings in files, and numbers when read."""
 Numbers: TypeAlias = Number | list[Number]
 """One number for each twin, or a single one."""
 

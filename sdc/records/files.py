@@ -65,7 +65,7 @@ def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) 
         content = read_bytes(path)
         if not content.strip():
             raise ValueError("it is empty")
-        value = parse_json(content.decode("utf-8"))
+        value = from_json(parse_json(content.decode("utf-8")))
     except IsADirectoryError as error:
         raise RecordError(
             f"{os.fspath(path)} is a folder, expected a file; name the file itself, or put it in its place"
@@ -82,8 +82,7 @@ def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) 
         problem = "its checksum is wrong" if FIELD in value else "it has no checksum"
         raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
     value.pop(FIELD, None)
-    read: dict[str, Any] = from_json(value)
-    return read
+    return value
 
 
 def read_lines(
@@ -200,10 +199,10 @@ def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any
             msgspec.json.decode(line, type=type)
     except ValueError as error:
         try:
-            row = parse_json(line)
+            row = from_json(parse_json(line))
         except ValueError as worse:
             return {}, str(worse)
-        problem = (misfit(row, type) if type is not None and isinstance(row, dict) else None) or str(error)
+        problem = str(error) if type is None or not isinstance(row, dict) else misfit(row, type)
     if not isinstance(row, dict) or not isinstance(row.get(key), int):
         return {}, f"no {key} number"
     return (from_json(row) if any(word in line for word in _WORDS) else row), problem
@@ -216,7 +215,7 @@ def misfit(value: Any, type: type) -> str | None:
         >>> from sdc.records.files import misfit
         >>> from sdc.records.rows import StepRow
         >>> misfit({"step": 3, "sites": {"fwd/attn": {"checked": "many"}}}, StepRow)
-        "field sites[...].checked: expected a number, got 'many'"
+        "field sites[...].checked: expected int | float | null, got str"
         >>> misfit({"step": 3, "remark": "a field of one's own"}, StepRow)
     """
     try:
@@ -224,8 +223,8 @@ def misfit(value: Any, type: type) -> str | None:
     except msgspec.ValidationError as error:
         message, _, field = str(error).partition(" - at `$")
         place = field.rstrip("`").removeprefix(".")
-        expected = "clean, corrupt, inconclusive or null" if place == "verdict" else "a number"
-        message = re.sub(r"^Invalid enum value (.*)$", rf"expected {expected}, got \1", message).replace("`", "")
+        expected = r"expected clean, corrupt, inconclusive or null, got \1"
+        message = re.sub(r"^Invalid enum value (.*)$", expected, message).replace("`", "")
         message = message[:1].lower() + message[1:]
         return f"field {place}: {message}" if place else message
     return None

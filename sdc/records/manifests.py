@@ -121,6 +121,29 @@ class Manifest(Stamp, kw_only=True):
     suspect: Annotated[Suspect | None, about("the hardware under suspicion; below")] = None
 
 
+class ProductSettings(Fields, kw_only=True):
+    """`abft` of a manifest: how products are checked."""
+
+    mode: Annotated[str | None, about("`detect` or `correct`")] = None
+    scheme: Annotated[str | None, about("scheme of the checksums")] = None
+    where: Annotated[str | None, about("selector of the products")] = None
+    profile: Annotated[str | None, about("file of the profile; `null` where it is assumed")] = None
+    kappa: Annotated[Number, about("rounding of sums")] = None
+    inputs: Annotated[Number, about("rounding of factors")] = None
+    second_tier: Annotated[list[str] | None, about("sites that begin with the second tier")] = None
+    departs: Annotated[list[str] | None, about("what differs from the device that the profile was measured on")] = None
+    least_coverage: Annotated[Number, about("share of the work that must be checked for a verdict of clean")] = None
+
+
+class RunningSettings(Fields, kw_only=True):
+    """`running` of a manifest: how a running checkpoint is saved."""
+
+    fraction: Annotated[Number, about("share of the state that each save writes")] = None
+    losses: Annotated[list[str], about("simulated losses, one readable line each")] = msgspec.field(
+        default_factory=list
+    )
+
+
 class RunManifest(Manifest, kw_only=True):
     """`manifest.json` of a twin, a training run or a trace."""
 
@@ -149,12 +172,16 @@ class RunManifest(Manifest, kw_only=True):
         msgspec.field(default_factory=list)
     )
     abft: Annotated[
-        dict[str, Any] | None,
+        ProductSettings | None,
         about(
             "`null`, or how products are checked: `mode`, `scheme`, `where`, `profile`, `kappa`, `inputs`, "
             "`second_tier`, `departs` (what differs from the device that the profile was measured on), "
             "`least_coverage`"
         ),
+    ] = None
+    running: Annotated[
+        RunningSettings | None,
+        about("how a running checkpoint is saved: `fraction`, `losses`; absent where there is none"),
     ] = None
     aggregate: Annotated[
         str | None, about("text of the method by which gradients are aggregated; absent for the plain mean")

@@ -5,8 +5,10 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
+import msgspec
 from etils import epath
 
 from .fields import READABLE, SEALED
@@ -14,7 +16,11 @@ from .files import read_json, read_lines
 from .identity import package_version
 from .integrity import start
 from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
+from .manifests import CampaignManifest, RunManifest, StudyManifest, TraceManifest
+from .parts import PartRow
+from .rows import DiscardedRow, InjectionRow, MismatchRow, StepRow
 from .storage import AnyPath, RecordError, names, reason
+from .summaries import CampaignSummary, RunSummary
 
 OTHERS = {
     "result.json": "; it is of a burn-in, which sdc verdict {path} and sdc fleet summarize {path} read",
@@ -45,6 +51,57 @@ class Contents:
     details: list[dict[str, Any]]
     summary: dict[str, Any] | None
     discarded: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @cached_property
+    def run(self) -> RunManifest:
+        """`manifest.json` of twins, of a training run or of a trace."""
+        return msgspec.convert(self.manifest, RunManifest if self.kind.name != "trace" else TraceManifest)
+
+    @cached_property
+    def campaign(self) -> CampaignManifest:
+        """`manifest.json` of a campaign."""
+        return msgspec.convert(self.manifest, CampaignManifest)
+
+    @cached_property
+    def study(self) -> StudyManifest:
+        """`manifest.json` of a study or an estimate."""
+        return msgspec.convert(self.manifest, StudyManifest)
+
+    @cached_property
+    def steps(self) -> list[StepRow]:
+        """Lines of `steps.jsonl`."""
+        return msgspec.convert(self.lines, list[StepRow])
+
+    @cached_property
+    def mismatches(self) -> list[MismatchRow]:
+        """Lines of `mismatches.jsonl`; none where the details are others."""
+        file = self.kind.details
+        return msgspec.convert(self.details, list[MismatchRow]) if file and file.row is MismatchRow else []
+
+    @cached_property
+    def discarded_steps(self) -> list[DiscardedRow]:
+        """Lines of `discarded.jsonl`."""
+        return msgspec.convert(self.discarded, list[DiscardedRow])
+
+    @cached_property
+    def injections(self) -> list[InjectionRow]:
+        """Lines of `injections.jsonl`."""
+        return msgspec.convert(self.lines, list[InjectionRow])
+
+    @cached_property
+    def parts(self) -> list[PartRow]:
+        """Lines of `parts.jsonl`."""
+        return msgspec.convert(self.lines, list[PartRow])
+
+    @cached_property
+    def run_summary(self) -> RunSummary | None:
+        """`summary.json` of twins, of a training run or of a trace."""
+        return None if self.summary is None else msgspec.convert(self.summary, RunSummary)
+
+    @cached_property
+    def campaign_summary(self) -> CampaignSummary | None:
+        """`summary.json` of a campaign."""
+        return None if self.summary is None else msgspec.convert(self.summary, CampaignSummary)
 
     @property
     def ended(self) -> bool:

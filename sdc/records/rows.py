@@ -71,6 +71,143 @@ class TwinCounts(Counts, kw_only=True):
     ] = msgspec.field(default_factory=list)
 
 
+class OperationCounts(Fields, kw_only=True):
+    """`operations` of a step: twins that digest each operation. Where any differ, the place of the first."""
+
+    checked: Annotated[Number, about("digests compared")] = None
+    mismatched: Annotated[Number, about("digests that differ; absent where none does")] = None
+    agreeing: Annotated[Number, about("digests before the first that differs")] = None
+    site: Annotated[str | None, about("name of the first operation that differs")] = None
+    operation: Annotated[str | None, about("its primitive")] = None
+    source: Annotated[str | None, about("line of the program")] = None
+    direction: Annotated[str | None, about("its direction, such as `fwd`")] = None
+    scope: Annotated[str | None, about("its name stack")] = None
+    layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
+    iteration: Annotated[list[int] | None, about("iteration of each loop around it, outermost first")] = None
+    ranks: Annotated[list[dict[str, int]], about("where it differs: index on each axis of the mesh")] = msgspec.field(
+        default_factory=list
+    )
+
+
+class ProductCounts(Fields, kw_only=True):
+    """Rows of matrix products that were checked."""
+
+    checked: Annotated[Number, about("rows checked")] = None
+    examined: Annotated[Number, about("passed on by the first tier")] = None
+    flagged: Annotated[Number, about("flagged")] = None
+    confirmed: Annotated[Number, about("flagged, and right when computed again")] = None
+    corrected: Annotated[Number, about("corrected")] = None
+    nonfinite: Annotated[Number, about("not finite")] = None
+    margin: Annotated[Number, about("largest margin of the last tier")] = None
+    first_margin: Annotated[Number, about("largest margin of the first tier")] = None
+
+
+class SkippedProduct(Fields, kw_only=True):
+    """A product that could not be checked."""
+
+    site: Annotated[str | None, about("its name")] = None
+    source: Annotated[str | None, about("line of the program")] = None
+    reason: Annotated[str | None, about("why")] = None
+    share: Annotated[Number, about("of the step's operations")] = None
+
+
+class FlagRow(Fields, kw_only=True):
+    """A product, rank, microstep and layer with a flag."""
+
+    site: Annotated[str | None, about("name of the product")] = None
+    twin: Annotated[Number, about("number of the twin")] = None
+    data: Annotated[Number, about("data-parallel rank")] = None
+    model: Annotated[Number, about("tensor-parallel rank")] = None
+    microstep: Annotated[Number, about("number of the microstep")] = None
+    layer: Annotated[Number, about("number of the layer")] = None
+    flagged: Annotated[Number, about("rows flagged")] = None
+    confirmed: Annotated[Number, about("of them right when computed again")] = None
+    corrected: Annotated[Number, about("of them corrected")] = None
+    margin: Annotated[Number, about("largest margin")] = None
+    wrong: Annotated[Number, about("elements that were located")] = None
+    elements: Annotated[list[int] | None, about("flat indices of the first of them")] = None
+    errors: Annotated[list[Number] | None, about("their errors")] = None
+
+
+class ProductRow(ProductCounts, kw_only=True):
+    """`abft` of a step."""
+
+    coverage: Annotated[Number, about("share of the products' work that was checked")] = None
+    skipped: Annotated[list[SkippedProduct], about("products that could not be checked")] = msgspec.field(
+        default_factory=list
+    )
+    sites: Annotated[dict[str, ProductCounts], about("the same counts for each product")] = msgspec.field(
+        default_factory=dict
+    )
+    rows: Annotated[list[FlagRow], about("products, ranks, microsteps and layers with a flag")] = msgspec.field(
+        default_factory=list
+    )
+
+
+class LossCost(Fields, kw_only=True):
+    """What a loss costs."""
+
+    fraction: Annotated[Number, about("share of the state that is lost")] = None
+    steps: Annotated[Number, about("steps that it costs if it is given back alone")] = None
+    bound: Annotated[Number, about("bound of theorem 3.2; `null`: not known")] = None
+    perturbation: Annotated[Number, about("expected L2 norm of the change of the parameters")] = None
+
+
+class SaveTimings(Fields, kw_only=True):
+    """Medians of the last saves."""
+
+    held: Annotated[Number, about("seconds for which a save held up the training")] = None
+    whole: Annotated[Number, about("seconds in addition for a whole state")] = None
+    bandwidth: Annotated[Number, about("of writing, bytes a second")] = None
+
+
+class OutlookRow(Fields, kw_only=True):
+    """`outlook` of a step: what a loss would cost."""
+
+    step: Annotated[Number, about("steps done")] = None
+    every: Annotated[Number, about("steps since the save before")] = None
+    c: Annotated[Number, about("factor by which movements shrink in a step; `null`: not known")] = None
+    interval: Annotated[list[Number] | None, about("its 95 % interval")] = None
+    distance: Annotated[Number, about("distance to the optimum that follows")] = None
+    losses: Annotated[list[LossCost], about("for each fraction of the state what its loss would cost")] = msgspec.field(
+        default_factory=list
+    )
+    rollback: Annotated[Number, about("steps that a rollback of everything loses on average")] = None
+    bytes: Annotated[Number, about("of the blocks")] = None
+    speeds: Annotated[list[Number], about("squared movement in a step of 32 parts, the fastest first")] = msgspec.field(
+        default_factory=list
+    )
+    timings: Annotated[SaveTimings | None, about("medians of the last saves; `null` before three saves")] = None
+
+
+class Source(Fields, kw_only=True):
+    """What came from one source."""
+
+    shards: Annotated[Number, about("how many shards")] = None
+    bytes: Annotated[Number, about("their bytes")] = None
+
+
+class RecoveryRow(Fields, kw_only=True):
+    """`recovered` or `restarted` of a step: what was lost and given back."""
+
+    simulated: Annotated[bool | None, about("whether it was lost on purpose")] = None
+    policy: Annotated[str | None, about("`partial` or `full`")] = None
+    lost: Annotated[Number, about("blocks lost")] = None
+    blocks: Annotated[Number, about("of how many")] = None
+    bytes: Annotated[Number, about("bytes lost")] = None
+    read: Annotated[Number, about("bytes read")] = None
+    behind: Annotated[Number, about("steps that the oldest block is behind")] = None
+    initial: Annotated[Number, about("blocks that were never saved")] = None
+    older: Annotated[Number, about("blocks with a damaged newest version")] = None
+    perturbation: Annotated[Number, about("L2 norm of the change of the parameters")] = None
+    predicted: Annotated[LossCost | None, about("what it was to cost: `steps` and `bound`")] = None
+    step: Annotated[Number, about("the step that a restarted run goes on from")] = None
+    steps_lost: Annotated[Number, about("steps that are done again")] = None
+    processes: Annotated[
+        list[dict[str, Source]] | None, about("for each process what came from its `own` copy, `peers`, `running`")
+    ] = None
+
+
 class StepRow(Fields, kw_only=True):
     """A line of `steps.jsonl`."""
 
@@ -107,7 +244,7 @@ class StepRow(Fields, kw_only=True):
     ] = None
     parameter_norm: Annotated[Numbers, about("L2 norm of the parameters")] = None
     operations: Annotated[
-        dict[str, Any] | None,
+        OperationCounts | None,
         about(
             "twins that digest each operation: digests `checked`; where any differ, how many are `mismatched`, and of "
             "the first what a trace says of it, with the `ranks` that differ there"
@@ -117,10 +254,10 @@ class StepRow(Fields, kw_only=True):
         dict[str, Any] | None, about("what a method of aggregation did; see [below](#aggregation-and-products)")
     ] = None
     abft: Annotated[
-        dict[str, Any] | None, about("counts of the checked products; see [below](#aggregation-and-products)")
+        ProductRow | None, about("counts of the checked products; see [below](#aggregation-and-products)")
     ] = None
     recovered: Annotated[
-        dict[str, Any] | None,
+        RecoveryRow | None,
         about(
             "what was lost after this step (`simulated`) and given back: `policy`, blocks `lost` of `blocks`, `bytes` "
             "lost and `read`, steps that the oldest is `behind`, how many blocks were never saved (`initial`) or had a "
@@ -130,14 +267,14 @@ class StepRow(Fields, kw_only=True):
         ),
     ] = None
     outlook: Annotated[
-        dict[str, Any] | None,
+        OutlookRow | None,
         about(
             "in lines of steps that end with a save of a running checkpoint, what a loss would cost just before it; "
             "see [below](#what-a-loss-would-cost)"
         ),
     ] = None
     restarted: Annotated[
-        dict[str, Any] | None,
+        RecoveryRow | None,
         about(
             "in the first line after all processes were started again and went on from a running checkpoint: the "
             "same of a real loss (no `perturbation`: what was lost is not known), the `step` that the run goes on "

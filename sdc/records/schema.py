@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from .fields import SCHEMA, Fields
+from .files import NON_FINITE
 from .identity import Host, Stamp
 from .kinds import KINDS, MANIFEST, SUMMARY
 from .lock import LOCK, Holder
@@ -51,6 +52,7 @@ def json_schema() -> dict[str, Any]:
     }
     types = list(dict.fromkeys(type for names in files.values() for type in names.values()))
     references, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    definitions = _as_written(definitions)
     named = dict(zip(types, references, strict=True))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -58,6 +60,17 @@ def json_schema() -> dict[str, Any]:
         "files": {kind: {name: named[type] for name, type in names.items()} for kind, names in files.items()},
         "$defs": definitions,
     }
+
+
+def _as_written(schema: Any) -> Any:
+    """A schema in which each number may also be one that JSON has no word for."""
+    if isinstance(schema, list):
+        return [_as_written(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "number" and len(schema) == 1:
+        return {"anyOf": [schema, {"enum": sorted(NON_FINITE)}]}
+    return {key: _as_written(each) for key, each in schema.items()}
 
 
 def field_table(type: type[Fields]) -> str:

@@ -93,5 +93,5 @@ def test_a_gpu_that_was_started_without_the_flags_is_refused() -> None:
     check_deterministic({"platform": "gpu", "xla_flags": " ".join(["--xla_dump_to=x", *GPU_FLAGS])})
     for flag in GPU_FLAGS:
         flags = " ".join(other for other in GPU_FLAGS if other != flag)
-        with pytest.raises(ValueError, match=rf"XLA_FLAGS lacks {flag}, .* call sdc\.record\.prepare"):
+        with pytest.raises(ValueError, match=rf"XLA_FLAGS lacks {flag}, .* call sdc\.records\.prepare"):
             check_deterministic({"platform": "gpu", "xla_flags": flags})
