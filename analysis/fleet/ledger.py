@@ -295,24 +295,17 @@ def _accuse(ledger: Ledger, results: Sequence[HostResult], votes: Votes) -> None
 
 @contextlib.contextmanager
 def _locked(path: Path, patience: float) -> Iterator[None]:
-    """The right to write a file: the lock of a folder beside it, which is there for as long."""
-    folder = path.with_name(f"{path.name}.lock")
+    """The right to write a file: a lock beside it, which is there for as long."""
     until = time.monotonic() + patience
     while True:
         try:
-            folder.mkdir(exist_ok=True)
-            lock = Lock(folder)
+            lock = Lock(path.parent, f"{path.name}.lock")
             break
         except RecordBusy as error:
             if time.monotonic() >= until:
                 raise RecordBusy(f"{path} is being written by another process ({error})") from error
-        except FileNotFoundError:  # whoever had it before has just removed its folder
-            if not path.parent.is_dir() or time.monotonic() >= until:
-                raise
         time.sleep(0.05)
     try:
         yield
     finally:
         lock.release()
-        with contextlib.suppress(OSError):  # the next one has it already
-            folder.rmdir()

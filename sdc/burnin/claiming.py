@@ -3,8 +3,6 @@
 A device is claimed by a lock that the kernel gives up when its process ends, however it ends.
 """
 
-import fcntl
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sdc.settings import SettingError
+
+from ..records import Lock, RecordBusy
 
 
 def claim_names(described: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -56,35 +56,22 @@ def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[s
         ...     problems
         []
     """
-    opened: list[int] = []
+    held: list[Lock] = []
     problems: list[str] = []
     try:
         for name in sorted(set(names)):
-            path = (folder or lock_folder()) / f"jax-sdc-{name}.lock"
+            place, file = folder or lock_folder(), f"jax-sdc-{name}.lock"
             try:
-                opened.append(_open(path))
-            except OSError as error:
-                problems.append(f"{name} is not locked against a second burn-in ({error.strerror}: {path})")
-                continue
-            try:
-                fcntl.flock(opened[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = os.pread(opened[-1], 100, 0).decode("ascii", "replace").strip()
+                held.append(Lock(place, file, lasting=True))
+            except RecordBusy as error:
                 raise SettingError(
                     "devices", None,
-                    f"{name} is being tested by {holder or 'another process'} ({path}); wait until that has ended",
+                    f"{name} is being tested by {error.holder or 'another process'} ({place / file}); "
+                    "wait until that has ended",
                 ) from error  # fmt: skip
-            os.ftruncate(opened[-1], 0)
-            os.pwrite(opened[-1], f"process {os.getpid()}\n".encode(), 0)
+            except OSError as error:
+                problems.append(f"{name} is not locked against a second burn-in ({error.strerror}: {place / file})")
         yield problems
     finally:
-        for number in opened:
-            os.close(number)
-
-
-def _open(path: Path) -> int:
-    """In a folder of all users, systems refuse to create what another one has: what is there is opened first."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        for lock in held:
+            lock.release()

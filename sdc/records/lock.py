@@ -1,124 +1,200 @@
-"""The lock of a run folder: one writer at a time.
+"""The lock of a file or a folder: one writer at a time, and the kernel lets go of what a process held when it ends.
 
-`lock.json` names the host and the process that write. It is created only if there is none. A lock that a dead process
-of this very host left behind is taken over; that of another host is not, since nobody here can tell whether it lives.
+The lock is a file that names its holder. On a file system `flock` decides who has it. Where there is none, in an
+object store, the file itself does: it is created only if there is none, and what a dead process of this very host left
+is taken over, but not what is of another host, since nobody here can tell whether that process lives.
 """
 
 import datetime
+import errno
+import fcntl
 import os
 import time
 import uuid
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from .fields import Fields, about
-from .identity import Host, identify, stamp
-from .storage import AnyPath, RecordError, create_bytes, read_bytes, remove
+from .fields import about
+from .format import Header
+from .identity import identify
+from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK = "lock.json"
-TRIES = 20
-"""A lock is written a moment after it is created; a reader looks as often as this, every 0.05 seconds."""
+SETTLE = 0.5
+"""Seconds after which a lock that was taken over without the kernel is looked at again: who wrote last has it."""
+_WITHOUT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems without `flock` answer."""
 
 
-class RecordBusy(RecordError):
-    """A run folder that another process writes."""
-
-
-class Holder(Fields, kw_only=True):
+class Holder(Header, kw_only=True, tag="jax-sdc lock"):
     """Contents of `lock.json`."""
 
-    host: Annotated[Host, about("who writes the folder")]
     since: Annotated[str | None, about("when the lock was taken, UTC")] = None
     started: Annotated[str | None, about("when that process started, in clock ticks since the system booted")] = None
     namespace: Annotated[str | None, about("the PID namespace of that process")] = None
     token: Annotated[str, about("a random text, different for each lock")]
+
+    def __str__(self) -> str:
+        return f"process {self.host.pid} on host {self.host.name}"
+
+    @property
+    def here(self) -> bool:
+        """Whether the process is of this host."""
+        mine = identify()
+        return (self.host.name, self.host.machine) == (mine.name, mine.machine)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process is known to be dead. What cannot be known counts as alive."""
+        mine = identify()
+        if not self.here or self.host.boot is None:
+            return False
+        if self.host.boot != mine.boot:
+            return mine.boot is not None and mine.machine is not None  # the host has been started anew since
+        return self.namespace == _namespace() and self.host.pid is not None and _started(self.host.pid) != self.started
+
+
+class RecordBusy(RecordError):
+    """What another process writes. `holder` is that process, where it is known."""
+
+    def __init__(self, message: str, holder: Holder | None = None) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 def release_all() -> None:
-    """Releases every lock of this process, which is about to end without tidying up: another host could not tell."""
+    """Releases every lock of this process, which is about to end without tidying up."""
     for lock in list(_held):
         lock.release()
 
 
 class Lock:
-    """The right to write a run folder, until it is released, garbage collected, or the process ends."""
+    """The right to write a folder, until it is released, garbage collected, or the process ends."""
 
-    def __init__(self, folder: AnyPath) -> None:
-        """Takes the lock of a folder.
+    def __init__(self, folder: AnyPath, name: str = LOCK, *, lasting: bool = False) -> None:
+        """Takes a lock.
 
         Args:
             folder: must exist.
+            name: of the lock's file in it.
+            lasting: the file stays when the lock is released, and all users may take it: for a folder of all users.
 
         Raises:
             RecordBusy: a process that may be alive holds it; the message names host and process.
+            RecordError: something else stands in the place of the file.
             OSError: the lock cannot be written.
         """
-        path = os.path.join(os.fspath(folder), LOCK)
-        mine = _mine()
-        for _ in range(TRIES):
-            if create_bytes(path, msgspec.json.encode({**stamp(), **msgspec.to_builtins(mine)}) + b"\n"):
-                self._release = weakref.finalize(self, _release, path, mine.token, os.getpid())
-                _held.add(self)
-                return
-            holder = _holder(path)
-            if holder is None:
-                time.sleep(0.05)
-            elif _gone(holder):
-                _take_away(path, holder)
-            else:
-                raise RecordBusy(_busy(folder, path, holder))
-        raise RecordBusy(f"{path} tells no writer, or one that is gone; remove {path}* if nobody writes that folder")
+        self._folder, self._path = os.fspath(folder), os.path.join(os.fspath(folder), name)
+        mine = Holder(
+            since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            started=_started(os.getpid()),
+            namespace=_namespace(),
+            token=uuid.uuid4().hex,
+        )
+        handle = self._lock(mine, lasting) if appends(self._path) else None
+        if handle is None:
+            self._write(mine)
+        self._release = weakref.finalize(self, _release, self._path, handle, mine.token, os.getpid(), lasting)
+        _held.add(self)
 
     def release(self) -> None:
         """Gives the folder free."""
         self._release()
 
+    def _lock(self, mine: Holder, lasting: bool) -> int | None:
+        """The open file, locked by the kernel; None where the file system has no such locks."""
+        with suppress(FileNotFoundError):
+            if found := endless(self._path):
+                raise RecordError(f"{self._path} is {found}, not a file; put the file itself in its place")
+        while True:
+            handle = _open(self._path, 0o666 if lasting else 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_at(handle, self._path):  # who held it has just removed it
+                    os.close(handle)
+                    continue
+                found = _parsed(os.pread(handle, 2**16, 0))
+                if found is not None and not lasting and not found.here:
+                    raise self._busy(found)  # the locks of a network's file system may be those of each host alone
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, _text(mine), 0)
+                return handle
+            except BlockingIOError:
+                holder = _parsed(os.pread(handle, 2**16, 0))
+                os.close(handle)
+                raise self._busy(holder) from None
+            except OSError as error:
+                os.close(handle)
+                if error.errno not in _WITHOUT:
+                    raise
+                return None
+            except BaseException:
+                os.close(handle)
+                raise
 
-def _mine() -> Holder:
-    return Holder(
-        host=identify(),
-        since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        started=_started(os.getpid()),
-        namespace=_namespace(),
-        token=uuid.uuid4().hex,
-    )
+    def _write(self, mine: Holder) -> None:
+        """Takes the lock without the kernel."""
+        if create_bytes(self._path, _text(mine)):
+            return
+        holder = _holder(self._path)
+        if holder is not None and not holder.gone:
+            raise self._busy(holder)
+        write_bytes(self._path, _text(mine))
+        time.sleep(SETTLE)  # another process may have found the same dead one
+        if (last := _holder(self._path)) is None or last.token != mine.token:
+            raise self._busy(last)
+
+    def _busy(self, holder: Holder | None) -> RecordBusy:
+        who = "another process" if holder is None else f"{holder}, since {holder.since}"
+        foreign = holder is not None and not (holder.here and holder.host.boot and holder.namespace == _namespace())
+        remedy = f"; if that process is gone, remove {self._path}" if foreign else ""
+        return RecordBusy(
+            f"run folder {self._folder} is being written by {who}{remedy}; wait until it ends, or use another folder",
+            holder,
+        )
 
 
-def _busy(folder: AnyPath, path: str, holder: Holder) -> str:
-    who = f"process {holder.host.pid} on host {holder.host.name}"
-    here = identify()
-    elsewhere = (holder.host.name, holder.host.machine, holder.namespace) != (here.name, here.machine, _namespace())
-    remedy = f"; if that process is gone, remove {path}" if elsewhere or holder.host.boot is None else ""
-    return (
-        f"run folder {os.fspath(folder)} is being written by {who}, since {holder.since}{remedy}; "
-        "wait until it ends, or use another folder"
-    )
+def _text(holder: Holder) -> bytes:
+    return msgspec.json.encode(holder) + b"\n"
 
 
-def _holder(path: str) -> Holder | None:
-    """Who holds a lock; None if it has just gone, or is not written yet."""
+def _parsed(content: bytes) -> Holder | None:
     try:
-        return msgspec.json.decode(read_bytes(path), type=Holder)
-    except (OSError, msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(content, type=Holder)
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 
-def _gone(holder: Holder) -> bool:
-    """Whether the process that took a lock is known to be dead. What cannot be known counts as alive."""
-    here = identify()
-    if holder.host.name != here.name or holder.host.machine != here.machine or holder.host.boot is None:
+def _holder(path: str) -> Holder | None:
+    """Who holds a lock; None if it has just gone, or nobody can read it."""
+    try:
+        return _parsed(read_bytes(path))
+    except OSError:
+        return None
+
+
+def _open(path: str, mode: int) -> int:
+    """In a folder of all users, systems refuse to create what another one has: what is there is opened first."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        return os.open(path, flags | os.O_CREAT, mode)
+
+
+def _is_at(handle: int, path: str) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except OSError:
         return False
-    if holder.host.boot != here.boot:
-        return here.boot is not None and here.machine is not None  # the host has been started anew since
-    if holder.namespace != _namespace() or holder.host.pid is None:
-        return False
-    return _started(holder.host.pid) != holder.started
 
 
 def _started(pid: int) -> str | None:
@@ -138,28 +214,25 @@ def _namespace() -> str | None:
         return None
 
 
-def _take_away(path: str, dead: Holder) -> None:
-    """Removes the lock of a dead process, but not the one that somebody else has put in its place since.
-
-    The right to do so is a file too, named after that very lock and created only if there is none.
-    """
-    claim = f"{path}.{dead.token}"
-    if not create_bytes(claim, b""):
-        time.sleep(0.05)  # somebody else is at it
-        return
-    try:
-        found = _holder(path)
-        if found is not None and found.token == dead.token:
-            remove(path)
-    finally:
-        remove(claim)
-
-
-def _release(path: str, token: str, pid: int) -> None:
+def _release(path: str, handle: int | None, token: str, pid: int, lasting: bool) -> None:
     """A forked child holds no lock, and a lock that somebody removed and took is theirs."""
     try:
-        holder = _holder(path) if os.getpid() == pid else None
-        if holder is not None and holder.token == token:
-            remove(path)
+        if os.getpid() == pid and not lasting:
+            if handle is not None and _is_at(handle, path):
+                os.unlink(path)
+            elif handle is None and (holder := _holder(path)) is not None and holder.token == token:
+                remove(path)
     except (OSError, RecordError):
-        pass  # the storage has gone, or something else is in its place; the next writer finds a dead process
+        pass  # the storage has gone, or something else is in its place
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _forked() -> None:
+    """A forked child keeps no lock of its parent alive."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_forked)

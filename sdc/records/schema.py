@@ -95,6 +95,8 @@ def _descriptions(type: Any) -> dict[str, str]:
     info = msgspec.inspect.type_info(type)
     assert isinstance(info, msgspec.inspect.StructType)
     found = {}
+    if info.tag is not None:
+        found["format"] = f"`{info.tag}`"
     for field in sorted(info.fields, key=lambda field: not field.required):
         assert isinstance(field.type, msgspec.inspect.Metadata), f"{type.__name__}.{field.name} has no description"
         found[field.encode_name] = str((field.type.extra_json_schema or {})["description"])

@@ -160,9 +160,7 @@ def test_several_writers_lose_nothing(tmp_path: Path) -> None:
 def test_a_writer_that_goes_on_is_waited_for_and_then_told(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     results = reduced(make_report("a"))
-    folder = tmp_path / "ledger.json.lock"
-    folder.mkdir()
-    lock = Lock(folder)
+    lock = Lock(tmp_path, "ledger.json.lock")
     with pytest.raises(RecordBusy, match="is being written by another process"):
         update_ledger(path, results, vote(results), patience=0.1)
     assert not path.exists()

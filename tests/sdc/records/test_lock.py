@@ -1,10 +1,12 @@
 """One writer at a time, and a dead one is no writer."""
 
+import errno
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import msgspec
 import pytest
 
 from sdc.records import Record, RecordBusy, RecordError, identify
-from sdc.records.lock import LOCK, Lock, _holder, _mine, _take_away
+from sdc.records.lock import LOCK, Holder, Lock, _holder, _started
 
 HOLD = """
 import sys, time
@@ -69,15 +71,20 @@ def left(tmp_path: Path, *, host: dict[str, Any] | None = None, **changes: Any) 
     """The lock of a dead process of this host, with changes."""
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    mine = msgspec.to_builtins(_mine())
+    mine = msgspec.to_builtins(Holder(token="a", started="1", namespace=os.readlink("/proc/self/ns/pid")))
     value = {**mine, **changes, "host": {**mine["host"], "pid": dead.pid, **(host or {})}}
     (tmp_path / LOCK).write_text(json.dumps(value))
     return tmp_path / LOCK
 
 
-@pytest.mark.parametrize("host", [{}, {"pid": os.getpid()}], ids=["dead", "another process has its number"])
-def test_locks_of_the_dead_are_taken_over(tmp_path: Path, host: dict[str, Any]) -> None:
-    path = left(tmp_path, host=host, started="1")
+@pytest.mark.parametrize(
+    ("host", "changes"),
+    [({}, {}), ({"pid": os.getpid()}, {}), ({"boot": None}, {}), ({}, {"namespace": "of another container"})],
+    ids=["dead", "another process has its number", "a system without boots", "another container"],
+)
+def test_locks_of_the_dead_are_taken_over(tmp_path: Path, host: dict[str, Any], changes: dict[str, Any]) -> None:
+    """The kernel knows, also of processes of other containers."""
+    path = left(tmp_path, host=host, **changes)
     lock = Lock(tmp_path)
     holder = _holder(str(path))
     assert holder is not None
@@ -86,63 +93,83 @@ def test_locks_of_the_dead_are_taken_over(tmp_path: Path, host: dict[str, Any]) 
     assert not path.exists()
 
 
-@pytest.mark.parametrize("machine", ["the same", None])
-def test_nothing_outlives_the_start_of_its_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str | None
+def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that has no locks."""
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    monkeypatch.setattr("sdc.records.lock.SETTLE", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("machine", "host", "changes", "free"),
+    [
+        ("the same", {}, {}, True),
+        ("the same", {"pid": os.getpid()}, {"started": _started(os.getpid())}, False),
+        ("the same", {"pid": os.getpid(), "boot": "the last start"}, {}, True),
+        (None, {"pid": os.getpid(), "boot": "the last start"}, {}, False),  # it may be another host of that name
+        ("the same", {"boot": None}, {}, False),
+        ("the same", {}, {"namespace": "of another container"}, False),
+    ],
+)
+def test_without_the_kernel_rules_tell_who_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str | None, host: Any, changes: Any, free: bool
 ) -> None:
-    """A process with the same number may live now. Without an identity it may be another host of that name, though."""
+    without_kernel(monkeypatch)
     monkeypatch.setattr("sdc.records.identity._machine", lambda: machine)
-    left(tmp_path, host={"pid": os.getpid(), "boot": "the last start"})
-    if machine:
+    path = left(tmp_path, host=host, **changes)
+    if free:
         Lock(tmp_path).release()
+        assert not path.exists()
     else:
         with pytest.raises(RecordBusy):
             Lock(tmp_path)
 
 
-def test_only_the_lock_of_the_dead_is_taken_away(tmp_path: Path) -> None:
-    """What happens between two processes that find the same dead lock at the same time, step by step."""
-    path = left(tmp_path, started="1")
-    dead = _holder(str(path))
-    assert dead is not None
-    claim = tmp_path / f"{LOCK}.{dead.token}"
-    claim.touch()  # somebody else is at it
-    _take_away(str(path), dead)
-    assert path.exists()
-    claim.unlink()
-    path.unlink()
-    faster = Lock(tmp_path)  # somebody else was at it
-    _take_away(str(path), dead)
-    assert [found.name for found in tmp_path.iterdir()] == [LOCK]
-    faster.release()
+def test_of_two_that_find_a_dead_lock_without_the_kernel_the_last_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_kernel(monkeypatch)
+    path = left(tmp_path)
+    other = json.dumps(msgspec.to_builtins(Holder(token="b")))
+    monkeypatch.setattr("time.sleep", lambda _: path.write_text(other))
+    with pytest.raises(RecordBusy):
+        Lock(tmp_path)
+    assert path.read_text() == other
 
 
-@pytest.mark.parametrize(
-    ("host", "changes"),
-    [
-        ({"name": "elsewhere"}, {}),
-        ({"machine": "another of the same name"}, {}),
-        ({}, {"namespace": "of another container"}),
-        ({"boot": None}, {}),
-    ],
-)
-def test_locks_of_other_hosts_are_left_alone(tmp_path: Path, host: dict[str, Any], changes: dict[str, Any]) -> None:
-    lock = left(tmp_path, host=host, **changes)
+@pytest.mark.parametrize("host", [{"name": "elsewhere"}, {"machine": "another of the same name"}])
+def test_locks_of_other_hosts_are_left_alone(tmp_path: Path, host: dict[str, Any]) -> None:
+    lock = left(tmp_path, host=host)
     before = lock.read_bytes()
     with pytest.raises(RecordBusy, match=f"if that process is gone, remove {lock}; wait until it ends"):
         Lock(tmp_path)
     assert lock.read_bytes() == before
 
 
+def test_a_child_keeps_no_lock_of_its_parent(tmp_path: Path) -> None:
+    lock = Lock(tmp_path, lasting=True)
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    child = context.Process(target=lambda: (ready.set(), time.sleep(60)))
+    child.start()
+    assert ready.wait(60)
+    lock.release()
+    Lock(tmp_path).release()
+    child.kill()
+    child.join()
+
+
 NESTED = '{"host": {"name": "a"}, "token": "b", "more": ' + 100_000 * "[" + 100_000 * "]" + "}"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", NESTED], ids=["empty", "cut off", "no object", "nested"])
-def test_a_lock_that_nobody_can_read_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr("sdc.records.lock.TRIES", 2)
+def test_a_lock_that_nobody_holds_is_taken_whatever_it_says(tmp_path: Path, text: str) -> None:
     (tmp_path / LOCK).write_text(text)
-    with pytest.raises(RecordBusy, match=r"lock\.json tells no writer, .*; remove"):
-        Lock(tmp_path)
+    Lock(tmp_path).release()
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_a_lock_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -180,7 +207,7 @@ def _try(folder: str, start: Any, done: Any, winners: Any) -> None:
 def test_of_many_that_take_over_a_dead_lock_one_wins(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sdc.records.lock"])
-    left(tmp_path, started="1")
+    left(tmp_path)
     start, done, winners = context.Barrier(8), context.Barrier(8), context.SimpleQueue()
     processes = [context.Process(target=_try, args=(str(tmp_path), start, done, winners)) for _ in range(8)]
     for process in processes:

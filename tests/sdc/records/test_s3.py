@@ -12,7 +12,7 @@ from moto.server import ThreadedMotoServer
 
 from sdc.records import FolderTaken, Record, RecordBusy, RecordError, identify, read_record, storage
 from sdc.records.integrity import link, seal, start
-from sdc.records.lock import LOCK, Lock, _mine
+from sdc.records.lock import LOCK, Holder, Lock, _namespace
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,7 @@ def test_one_writer_at_a_time(store: Any) -> None:
         assert not storage.create_bytes(f"{folder}/{LOCK}", b"mine")
     with pytest.raises(FolderTaken):
         Record.create(folder, {}, kind="train")
-    mine = _mine()
-    mine.started = "1"  # this number is another process by now
+    mine = Holder(token="a", namespace=_namespace(), started="1")  # this number is another process by now
     storage.write_bytes(f"{folder}/{LOCK}", msgspec.json.encode(mine))
     Lock(folder).release()
     assert LOCK not in storage.names(folder)
