@@ -1,11 +1,30 @@
-"""Settings that cannot be: an error that names the setting, so that a command can name its flag."""
+"""Settings of specs: how a command line reads them, and an error that names one that cannot be."""
 
 import dataclasses
 import typing
 from collections.abc import Sequence
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+
+class Flag(NamedTuple):
+    """How a command line reads a field of a spec, where the field's name and type do not say it; goes into `Annotated`.
+
+    Example:
+        >>> import dataclasses
+        >>> from typing import Annotated
+        >>> from sdc.settings import Flag
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Plan:
+        ...     faults: Annotated[tuple[str, ...], Flag("fault", repeated=True)] = ()
+    """
+
+    name: str | None = None  # of the flag, where it is not that of the field
+    type: Any = None  # what its words are read as, where the field takes objects too
+    repeated: bool = False  # whether it is given once for each value
+    argument: bool = False  # whether it is a word that must be given, without a flag before it
+    without: str = ""  # of an optional spec: what is wrong with its flags where it is not asked for
 
 
 class SettingError(ValueError):

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 
 from sdc.faults.fault import parse_fault
-from sdc.tools.options import TwinOptions
-from sdc.tools.parse import every_command
+from sdc.tools.parse import parse
 from sdc.train.programs import config
 
 from .train.runs import MINI
@@ -67,10 +65,9 @@ def test_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("page", "arguments"), commands())
 def test_commands_parse(page: str, arguments: list[str]) -> None:
-    options = tyro.cli(every_command(), args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
-    if isinstance(options, TwinOptions):
-        for spec in options.fault:
-            parse_fault(spec)
+    command = parse(arguments)
+    for fault in command.job.faults if arguments[0] == "twin" else ():
+        parse_fault(fault)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)

@@ -42,7 +42,9 @@ def run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(_version())
         return 0
-    from .errors import CommandError, Exit
+    from sdc.verdict import Exit
+
+    from .errors import CommandError
 
     try:
         from .parse import command_of, parse

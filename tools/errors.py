@@ -1,34 +1,17 @@
 """How a command ends other than well: one clear line and an exit code."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import IntEnum
 from pathlib import Path
 
 from sdc.settings import SettingError
+from sdc.verdict import Exit
 
-FLAGS = {
-    "folder": "run", "faults": "fault", "mode": "abft-mode", "scheme": "abft-scheme", "profile": "abft-profile",
-}  # fmt: skip
-"""Flags whose name is not that of the setting."""
-
-
-class Exit(IntEnum):
-    """Exit codes of every command."""
-
-    CLEAN = 0
-    CORRUPT = 1
-    USAGE = 2
-    INCONCLUSIVE = 3
-
-
+FLAGS: dict[str, str] = {"folder": "run"}
+"""Flags of the command that this process runs whose name is not that of the setting."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
 """What a full or broken disk answers."""
-VERDICTS = {"clean": Exit.CLEAN, "corrupt": Exit.CORRUPT, "inconclusive": Exit.INCONCLUSIVE, None: Exit.CLEAN}
-"""Exit code of a run's verdict; a training run has none, and ends with 0."""
-
-
 LONGEST, SHOWN = 4_000, 3_000
 """Characters of a line of a message, and how many are shown at its beginning where it is longer: what a message quotes
 can be of any length, and its remedy stands at the end."""
@@ -49,11 +32,17 @@ def _shortened(line: str) -> str:
     return f"{line[:SHOWN]} ... ({left_out:,} characters) ... {line[SHOWN + left_out :]}"
 
 
+def name_flags(names: Mapping[str, str]) -> None:
+    """Says which settings have a flag of another name; an argument that has no flag is in capitals (RUN)."""
+    FLAGS.clear()
+    FLAGS.update({"folder": "run", **names})
+
+
 def flag(error: SettingError) -> str:
-    """What is wrong with a setting, under the name of its flag. An argument that has no flag is in capitals (RUN)."""
-    name = error.setting
+    """What is wrong with a setting, under the name of its flag."""
+    name = FLAGS.get(error.setting, error.setting)
     if not name.isupper():
-        name = "--" + FLAGS.get(name, name).replace("_", "-")
+        name = "--" + name.replace("_", "-")
     return f"{name} {error.given}: {error.problem}" if error.given is not None else f"{name}: {error.problem}"
 
 
@@ -72,11 +61,8 @@ def usage_errors() -> Iterator[None]:
 def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     """What ends a run: input that is wrong, a full or broken disk (2), or what leaves nothing to say (3).
 
-    What was written stays readable.
-
-    Args:
-        folder: where the command writes, for the message; None for a new folder below `runs/`.
-        resumable: whether the command has the flag `--resume`.
+    What was written stays readable. The message names the folder that the command writes to, and says how to go on with
+    it where the command has the flag `--resume`.
     """
     import jax
 

@@ -1,78 +1,279 @@
-"""From words to flags: which commands there are, and the module of each."""
+"""From words to specs: which commands there are, and how tyro reads the fields of a command as its flags.
 
+A command is a dataclass. Its fields are flags, and so are those of the specs that it holds: see `sdc.settings.Flag`.
+"""
+
+import ast
+import collections.abc
 import contextlib
 import dataclasses
 import difflib
 import functools
 import importlib
+import inspect
 import io
+import itertools
 import operator
 import re
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from sdc.settings import Flag
+
+from . import errors
 from .errors import CommandError
-from .helping import lay_out
 
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
 DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
+EXAMPLE = "Example: "
 
 
 class Entry(NamedTuple):
-    """A command: the module and the name of its options, and the module of the function `run`."""
+    """A command: the module and the name of its dataclass, and the function that runs it, of that module or another."""
 
     module: str
-    options: str
+    spec: str
     run: str
+    runner: str | None = None
 
 
 COMMANDS: Mapping[str, Entry] = {
-    "twin": Entry(".options", "TwinOptions", ".commands._twin"),
-    "train": Entry(".options", "TrainOptions", ".commands._train"),
-    "trace": Entry(".options", "TraceOptions", ".commands._trace"),
-    "diff": Entry(".options", "DiffOptions", ".commands._diff"),
-    "campaign": Entry(".options", "CampaignOptions", ".commands._campaign"),
-    "abft": Entry(".study_options", "AbftOptions", ".commands._abft"),
-    "study": Entry(".study_options", "StudyOptions", ".commands._study"),
-    "estimate": Entry(".estimate_options", "EstimateOptions", ".commands._estimate"),
-    "doctor": Entry(".doctor_options", "DoctorOptions", ".commands._doctor"),
-    "checkpoint": Entry(".options", "CheckpointOptions", ".commands._checkpoint"),
-    "burnin": Entry(".burnin_options", "BurninOptions", ".commands._burnin"),
-    "golden": Entry(".golden_options", "GoldenOptions", ".commands._golden"),
-    "verdict": Entry(".burnin_options", "VerdictOptions", ".commands._verdict"),
-    "pair": Entry(".pair_options", "PairOptions", ".commands._pair"),
-    "pool": Entry(".pair_options", "PoolOptions", ".commands._pool"),
-    "fleet": Entry(".fleet_options", "FleetOptions", ".commands._fleet"),
-    "report": Entry(".options", "ReportOptions", ".commands._report"),
-    "bench": Entry(".bench.options", "BenchOptions", ".bench.command"),
+    "twin": Entry(".commands.runs", "TwinCommand", "execute"),
+    "train": Entry(".commands.runs", "TrainCommand", "execute"),
+    "trace": Entry(".commands.runs", "TraceCommand", "execute"),
+    "diff": Entry(".commands.reports", "DiffCommand", "diff"),
+    "campaign": Entry(".commands.runs", "CampaignCommand", "campaign"),
+    "abft": Entry(".commands.studies", "AbftCommand", "abft"),
+    "study": Entry(".commands.studies", "StudyCommand", "study"),
+    "estimate": Entry(".commands.estimates", "EstimateCommand", "estimate"),
+    "doctor": Entry(".commands.doctor", "DoctorCommand", "run"),
+    "checkpoint": Entry(".commands.reports", "CheckpointCommand", "checkpoint"),
+    "burnin": Entry(".commands.burnin", "BurninCommand", "run"),
+    "golden": Entry(".commands.golden", "GoldenCommand", "run"),
+    "verdict": Entry(".commands.verdict", "VerdictCommand", "run"),
+    "pair": Entry(".commands.pairs", "PairCommand", "pair"),
+    "pool": Entry(".commands.pairs", "PoolCommand", "pool"),
+    "fleet": Entry(".commands.fleet", "FleetCommand", "run"),
+    "report": Entry(".commands.reports", "ReportCommand", "report"),
+    "bench": Entry(".bench.options", "BenchOptions", "run", ".bench.command"),
 }
-"""All commands; a module of options is imported when its command is given, or all where help is asked for."""
+"""All commands; a module is imported when its command is given, or all where help is asked for."""
 
 
-def options_of(command: str) -> type:
-    """The options of a command."""
-    kind: type = getattr(importlib.import_module(COMMANDS[command].module, __package__), COMMANDS[command].options)
+def spec_of(command: str) -> type:
+    """The dataclass of a command."""
+    kind: type = getattr(importlib.import_module(COMMANDS[command].module, __package__), COMMANDS[command].spec)
     lay_out(kind)
     return kind
 
 
-def every_command() -> Any:
-    """What tyro makes the whole command line from."""
-    kinds = (Annotated[options_of(name), tyro.conf.subcommand(name)] for name in COMMANDS)
-    return functools.reduce(operator.or_, kinds)
+def _outline(command: str) -> type:
+    """The description of a command, for the help of all; to import their modules takes longer than to read that."""
+    entry = COMMANDS[command]
+    source = Path(__file__).parent.joinpath(*entry.module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
+    node = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == entry.spec)
+    return dataclasses.make_dataclass(entry.spec, (), namespace={"__doc__": laid_out(ast.get_docstring(node) or "")})
 
 
 def command_of(command: str) -> Callable[[Any], int]:
     """The function that runs a command."""
-    function: Callable[[Any], int] = importlib.import_module(COMMANDS[command].run, __package__).run
+    entry = COMMANDS[command]
+    function: Callable[[Any], int] = getattr(
+        importlib.import_module(entry.runner or entry.module, __package__), entry.run
+    )
     return function
 
 
+class Only(tuple[str, ...]):
+    """In the `Annotated` type of a command's field: the fields of that spec which are flags of this command."""
+
+    def __new__(cls, *names: str) -> "Only":
+        return super().__new__(cls, names)
+
+
+class Offered(NamedTuple):
+    """A flag, and the field that it is: the class that declares it, and its way from the command."""
+
+    owner: type
+    path: tuple[str, ...]
+    flag: StructFieldSpec
+
+
+Maker = Callable[[Mapping[str, Any]], Any]
+"""Makes a value of the values of all flags."""
+
+
+def offered(kind: type, only: Sequence[str] = ()) -> tuple[list[Offered], Maker]:
+    """The flags of a dataclass, those of the specs in it among them, and what makes the dataclass of their values."""
+    every: list[Offered] = []
+    makers: dict[str, Maker] = {}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        if only and field.name not in only:
+            continue
+        hint, *marks = _unwrapped(hints[field.name])
+        flag = next((mark for mark in marks if isinstance(mark, Flag)), Flag())
+        below: list[Offered] = []
+        make: Maker | None = None
+        if (spec := _spec_in(hint, flag)) is not None:
+            below, make = offered(spec, next((mark for mark in marks if isinstance(mark, Only)), ()))
+        if spec is not hint:
+            text = functools.partial(_text, kind, field.name)
+            own = StructFieldSpec(
+                flag.name or field.name, _read_as(hint, field, flag, marks), _default(field, flag), text
+            )
+            owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
+            every.append(Offered(owner, (field.name,), own))
+            make = operator.itemgetter(own.name) if make is None else _optional(own, flag.without, below, make)
+        every += (each._replace(path=(field.name, *each.path)) for each in below)
+        assert make is not None
+        makers[field.name] = make
+    return every, lambda values: kind(**{name: make(values) for name, make in makers.items()})
+
+
+def _spec_in(hint: Any, flag: Flag) -> type | None:
+    """The spec that a field holds, or may hold."""
+    kinds = (hint, *(typing.get_args(hint) if flag.without else ()))
+    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+
+
+def _unwrapped(hint: Any) -> list[Any]:
+    return [*typing.get_args(hint)] if typing.get_origin(hint) is Annotated else [hint]
+
+
+def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequence[Any]) -> Any:
+    """The type that tyro knows."""
+    kind = flag.type or hint
+    if flag.type is not None and field.default is None and not flag.without and not flag.argument:
+        kind = kind | None
+    if typing.get_origin(kind) is collections.abc.Sequence:
+        kind = tuple[typing.get_args(kind)[0], ...]
+    own = [mark for mark in marks if not isinstance(mark, Flag | Only)]
+    own += [tyro.conf.UseAppendAction] * flag.repeated + [tyro.conf.Positional] * flag.argument
+    for mark in own:
+        kind = Annotated[kind, mark]
+    return kind
+
+
+def _default(field: "dataclasses.Field[Any]", flag: Flag) -> Any:
+    if flag.without:
+        return False if flag.type is bool else typing.get_args(flag.type)[0]
+    if flag.argument or (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING):
+        return tyro.MISSING
+    return field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+
+
+def _optional(switch: StructFieldSpec, without: str, below: Sequence[Offered], make: Maker) -> Maker:
+    """Makes a spec where its flag asks for it; a flag that would be without effect is refused."""
+
+    def maybe(values: Mapping[str, Any]) -> Any:
+        if values[switch.name] != switch.default:
+            return make(values)
+        for _, _, flag in below:
+            if (value := values[flag.name]) != flag.default:
+                shown = value[0] if isinstance(value, tuple) else value
+                raise CommandError(f"--{flag.name.replace('_', '-')} {shown}: {without}")
+        return None
+
+    return maybe
+
+
+REGISTRY = ConstructorRegistry()
+
+
+@REGISTRY.struct_rule
+def _rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+    if not dataclasses.is_dataclass(info.type) or not info.type.__module__.startswith("sdc."):
+        return None
+    every, make = offered(info.type)
+
+    def instantiate(**values: Any) -> Any:
+        return make(values)
+
+    instantiate.__doc__ = info.type.__doc__  # the description in its help
+    return StructConstructorSpec(instantiate, tuple(each.flag for each in every))
+
+
+def flags(kind: Any) -> Iterator[Offered]:
+    """The flags of a command, and those of the commands below it."""
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        for inner in typing.get_args(kind):
+            yield from flags(inner)
+        return
+    for each in offered(kind)[0]:
+        yield each
+        yield from flags(each.flag.type)
+
+
+def given(command: Any) -> dict[str, Any]:
+    """The flags of a command that are not as by default, by name, and their values."""
+    every = ((each.flag, functools.reduce(getattr, each.path, command)) for each in offered(type(command))[0])
+    return {flag.name: value for flag, value in every if value != flag.default}
+
+
+@functools.cache
+def _texts(module: str) -> dict[str, dict[str, str]]:
+    """What stands below the fields of the classes of a module."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        for field, text in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                about = found.setdefault(typing.cast(ast.ClassDef, node).name, {})
+                about[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return found
+
+
+def _text(kind: type, name: str) -> str | None:
+    """What stands below a field, in the class or a base of it."""
+    found = (_texts(base.__module__).get(base.__name__, {}).get(name) for base in kind.__mro__ if base is not object)
+    return next(filter(None, found), None)
+
+
+@functools.cache
+def lay_out(kind: Any) -> None:
+    """Lays out the docstrings of a command, and of those below it, for `--help`.
+
+    tyro joins the lines of a paragraph, those of several examples too, and breaks it before each line that does not
+    begin with a letter: whole paragraphs leave it nothing to join, and examples below the first one are indented.
+    """
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        kind.__doc__ = laid_out(kind.__doc__ or "")
+        for hint in typing.get_type_hints(kind).values():
+            for below in typing.get_args(hint):
+                lay_out(below)
+
+
+def laid_out(text: str) -> str:
+    """A docstring with one line for each paragraph and example.
+
+    Example:
+        >>> from sdc.tools.parse import laid_out
+        >>> print(laid_out("Says it.\\n\\nExample: sdc a\\nExample: sdc b\\n\\nExit codes: 0,\\n1 or 2."))
+        Says it.
+        <BLANKLINE>
+        Example: sdc a
+                 sdc b
+        <BLANKLINE>
+        Exit codes: 0, 1 or 2.
+    """
+    return "\n\n".join("\n".join(_lines(part)) for part in inspect.cleandoc(text).split("\n\n"))
+
+
+def _lines(paragraph: str) -> Iterator[str]:
+    """Lines of a paragraph: its examples, the first of them marked and the others below it, or all of it as one."""
+    first, *more = paragraph.split(f"\n{EXAMPLE}")
+    yield " ".join(first.split("\n"))
+    yield from (" " * len(EXAMPLE) + " ".join(each.split("\n")) for each in more)
+
+
 def parse(arguments: Sequence[str]) -> Any:
-    """Options from the command line; tyro's framed message on wrong ones becomes one line.
+    """The spec of a command line; tyro's framed message on a wrong one becomes one line.
 
     Raises:
         CommandError: the words cannot be understood.
@@ -84,33 +285,51 @@ def parse(arguments: Sequence[str]) -> Any:
         # A byte that is no UTF-8 comes as half of a surrogate pair, which no record can hold.
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise CommandError(f"{word!r}: expected text in UTF-8 without zero bytes; give the file another name")
-    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
-        near = difflib.get_close_matches(arguments[0], COMMANDS, 1)
+    command = arguments[0] if arguments else ""
+    if command and command not in COMMANDS and not command.startswith("-"):
+        near = difflib.get_close_matches(command, COMMANDS, 1)
         meant = f"; did you mean {near[0]}?" if near else "."
-        raise CommandError(f"{arguments[0]}: expected one of {', '.join(COMMANDS)}{meant} See sdc --help")
-    below = list(_subcommands(arguments[0])) if len(arguments) > 1 else []
+        raise CommandError(f"{command}: expected one of {', '.join(COMMANDS)}{meant} See sdc --help")
+    below = list(_subcommands(command)) if len(arguments) > 1 else []
     if below and arguments[1] not in below and not arguments[1].startswith("-"):
-        raise CommandError(f"{arguments[1]}: expected one of {', '.join(below)}. See sdc {arguments[0]} --help")
+        raise CommandError(f"{arguments[1]}: expected one of {', '.join(below)}. See sdc {command} --help")
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
-            if arguments and arguments[0] in COMMANDS:
-                return tyro.cli(
-                    options_of(arguments[0]), args=list(arguments[1:]), prog=f"sdc {arguments[0]}", config=CONFIG
-                )
-            return tyro.cli(every_command(), args=list(arguments), prog="sdc", description=DESCRIPTION, config=CONFIG)
+            if command not in COMMANDS:
+                kind = spec_of if command.startswith("--tyro") else _outline  # completions need all flags
+                kinds = (Annotated[kind(name), tyro.conf.subcommand(name)] for name in COMMANDS)
+                return _read(functools.reduce(operator.or_, kinds), arguments, "sdc", DESCRIPTION)
+            found = _read(spec_of(command), arguments[1:], f"sdc {command}")
+            errors.name_flags(_names(type(getattr(found, "command", found))))
+            return found
     except SystemExit as ended:
         if ended.code:
             words = " ".join(line.strip("│╭╮╰╯─ ") for line in message.getvalue().splitlines() if line[:1] != "╭")
-            raise CommandError(_brief(" ".join(words.split()), *arguments[:1])) from None
+            raise CommandError(_brief(" ".join(words.split()), command)) from None
         raise
     except (AssertionError, OSError) as error:  # of a shell that tyro does not know, or a file that cannot be written
-        if not arguments[0].startswith("--tyro"):
+        if not command.startswith("--tyro"):
             raise
         raise CommandError(f"{' '.join(arguments[:2])}: {error}") from error
 
 
-def _brief(message: str, command: str = "") -> str:
+def _read(kind: Any, arguments: Sequence[str], prog: str, description: str | None = None) -> Any:
+    return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=CONFIG, registry=REGISTRY)
+
+
+def _names(kind: Any) -> dict[str, str]:
+    """The names of flags by those of their settings, where they differ; that of an argument is in capitals."""
+    named = {each.path[-1]: each.flag for each in flags(kind)}
+    positional = {name for name, flag in named.items() if tyro.conf.Positional in _unwrapped(flag.type)}
+    return {
+        name: flag.name.upper() if name in positional else flag.name
+        for name, flag in named.items()
+        if name in positional or flag.name != name
+    }
+
+
+def _brief(message: str, command: str) -> str:
     """Says which flags are unknown and which may have been meant, without their help, which tyro adds."""
     unknown, hint = (*re.split(r"[ -]+(?:Perhaps you meant|Arguments similar to)", message, maxsplit=1), "")[:2]
     if not hint:
@@ -119,28 +338,22 @@ def _brief(message: str, command: str = "") -> str:
     if applied := re.findall(r"(\S+) \(applied to sdc [^)]*\)", unknown):  # where another command has that flag
         unknown = f"Unrecognized options: {', '.join(applied)}"
     mistyped = re.findall(r"--[a-z][a-z-]*", unknown)
-    own = set(_flags(options_of(command))) if command in COMMANDS else set()
-    others = {flag for each in COMMANDS for flag in _flags(options_of(each))}
+    own = set(_words(command)) if command in COMMANDS else set()
     near = []
-    for flag in mistyped:
-        near += difflib.get_close_matches(flag, own, 1) or difflib.get_close_matches(flag, others, 1)
+    for word in mistyped:
+        if not (found := difflib.get_close_matches(word, own, 1)):
+            found = difflib.get_close_matches(word, {word for each in COMMANDS for word in _words(each)}, 1)
+        near += found
     meant = f"; did you mean {', '.join(near)}?" if near else "."
     return f"{unknown}{meant} See sdc {command} --help"
 
 
+def _words(command: str) -> Iterator[str]:
+    return (f"--{each.flag.name.replace('_', '-')}" for each in flags(spec_of(command)))
+
+
 def _subcommands(command: str) -> Iterator[str]:
     """Names of the commands below a command."""
-    hints = typing.get_type_hints(options_of(command), include_extras=True) if command in COMMANDS else {}
+    hints = typing.get_type_hints(spec_of(command), include_extras=True) if command in COMMANDS else {}
     for inner in typing.get_args(typing.get_args(hints.get("command", ()))[0] if "command" in hints else ()):
         yield from (mark.name for mark in getattr(inner, "__metadata__", ()) if hasattr(mark, "name"))
-
-
-def _flags(kind: Any) -> Iterator[str]:
-    """Flags of a command, and of the commands below it."""
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        for inner in typing.get_args(kind):
-            yield from _flags(inner)
-        return
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        yield f"--{name.replace('_', '-')}"
-        yield from _flags(hint)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import Exit
+from sdc.verdict import Exit
 
 
 def keep_standard_output() -> None:

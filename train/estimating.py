@@ -5,32 +5,45 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from sdc.settings import SettingError
 
 from .programs import DType, get_config
 
+Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A program to estimate.
+class Compiled:
+    """What is compiled, whatever for: the reference workload's step or one of one's own, and its twins."""
 
-    Attributes:
-        target: see `sdc.costs.find_target`.
-        tool: `plain`, or the tool that the step is transformed by; see `sdc.costs.with_tool`.
-        config: configuration of the reference workload; None where `step` is given.
-        step: `MODULE:FUNCTION`, a function that returns `(step, *arguments)`. If it has a parameter `devices`, it is
-            given those of the target, to make a mesh of; twins get as many for each as the mesh has.
-        dtype: type of activations and compute parameters; None for the configuration's.
-        where: selector of sites, of the tools that take one; None for their own.
-        sync: what twins of a configuration synchronize, see `Twins`.
-        compare: when they compare tensors.
-        exchange: when they exchange digests.
-        twins: number of twins.
-        data: data-parallel ranks of a configuration.
-        model: tensor-parallel ranks of a configuration.
-        options: options of the compiler by name.
+    config: str | None = None
+    """Configuration of the reference workload: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
+    step: str | None = None
+    """Your own step: MODULE:FUNCTION, a function that returns (step, *arguments); arguments may be shapes. If it has a
+    parameter `devices`, it is given those of the target, to make a mesh of; twins get as many for each."""
+    dtype: DType | None = None
+    """Type of activations and compute parameters; by default the configuration's."""
+    where: str | None = None
+    """Selector of sites; by default probes, for abft every product, for inject those of the backward pass."""
+    sync: Literal["compute", "params", "none"] = "compute"
+    """What twins of a configuration synchronize inside a step."""
+    compare: Literal["gated", "always"] = "gated"
+    """Move tensors only where digests differ, or always."""
+    exchange: Literal["probe", "step", "call"] = "probe"
+    """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
+    twins: int = 2
+    """Number of twins."""
+    data: int = 1
+    """Number of data-parallel ranks; of each twin where there are twins."""
+    model: int = 1
+    """Number of tensor-parallel ranks; of each twin where there are twins."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject(Compiled):
+    """A program to estimate.
 
     Example:
         >>> from sdc.train.estimating import Subject
@@ -38,18 +51,11 @@ class Subject:
     """
 
     target: str
-    tool: Literal["plain", "lockstep", "fingerprint", "abft", "inject"] = "plain"
-    config: str | None = None
-    step: str | None = None
-    dtype: DType | None = None
-    where: str | None = None
-    sync: Literal["compute", "params", "none"] = "compute"
-    compare: Literal["gated", "always"] = "gated"
-    exchange: Literal["probe", "step", "call"] = "probe"
-    twins: int = 2
-    data: int = 1
-    model: int = 1
+    """The chips, see `sdc.costs.find_target`."""
+    tool: Tool = "plain"
+    """What the step is transformed by, see `sdc.costs.with_tool`."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of the compiler by name."""
 
     @property
     def needed(self) -> int:

@@ -99,23 +99,16 @@ def _leads_back(address: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peers:
-    """The processes of a run.
-
-    Attributes:
-        coordinator: `HOST:PORT` of process 0; None for what JAX detects of the cluster.
-        processes: number of processes.
-        process: number of this one.
-        timeout: seconds to wait for the others at the start.
-
-    Example:
-        >>> from sdc.train.peers import Peers
-        >>> Peers(coordinator="10.0.0.1:4321", processes=2, process=0).check()
-    """
+    """The processes of a run."""
 
     coordinator: str | None = None
+    """HOST:PORT of process 0, for a run of several processes; by default what JAX detects of the cluster."""
     processes: int | None = None
+    """Number of processes, as a rule one for each host."""
     process: int | None = None
+    """Number of this process, from 0."""
     timeout: float = 300.0
+    """Seconds to wait for the other processes at the start."""
 
     def check(self) -> None:
         """Checks what is said of the processes.

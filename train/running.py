@@ -12,11 +12,11 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from sdc.settings import SettingError
+from sdc.settings import Flag, SettingError
 from sdc.text import Form, form, read_term
 
 from .predictions import Predictions
@@ -59,19 +59,17 @@ EXAMPLE = "shards,step=30,fraction=0.5,recover=partial"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Running:
-    """Saves blocks that moved most, often, in the place of full checkpoints.
+    """Saves blocks that moved most, often, in the place of full checkpoints."""
 
-    Attributes:
-        fraction: of the parameters' bytes that each save writes; a save is due after so many times
-            `checkpoint_every` steps.
-        losses: simulated losses, each as text: see `LostShards`.
-        local_copies: folder on each host for copies of what its devices hold, one after every `checkpoint_every`
-            steps; the system's for temporary files by default.
-    """
-
-    fraction: float = 0.125
-    losses: Sequence[str] = ()
-    local_copies: str | os.PathLike[str] | None = None
+    fraction: Annotated[float, Flag("checkpoint_fraction")] = 0.125
+    """Fraction of the bytes that a save of --checkpoint scar writes; a save follows after so many times
+    --checkpoint-every steps."""
+    local_copies: Annotated[str | os.PathLike[str] | None, Flag(type=Path)] = None
+    """Folder on this host for copies of what its devices hold, one every --checkpoint-every steps, that a run which
+    lost a process goes on from; by default the system's for temporary files. Needs --checkpoint scar."""
+    losses: Annotated[Sequence[str], Flag("lose_shards", repeated=True)] = ()
+    """Simulated loss, as in shards,step=30,fraction=0.5,recover=partial (or full); may be repeated. Needs --checkpoint
+    scar."""
 
     @property
     def lost(self) -> list[LostShards]:

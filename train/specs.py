@@ -11,7 +11,8 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from sdc.checksums import Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
@@ -28,7 +29,7 @@ from sdc.faults import (
 )
 from sdc.program import Selector, as_selector
 from sdc.records import read_manifest
-from sdc.settings import SettingError, check_types
+from sdc.settings import Flag, SettingError, check_types
 
 from .policy import Attempt, Decision, Golden, StepPolicy
 from .programs import (
@@ -67,14 +68,7 @@ class Loaded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A reference training job.
-
-    Attributes:
-        config: a configuration, or the name of a preset.
-        dtype: type of activations and compute parameters; None for the configuration's own.
-        seed: seed of the parameters, the order of the data and simulated faults.
-        corpus: `python` for the standard library's source, or files and folders of text or JSON lines.
-        tokenizer: `bytes`, or the path of a Hugging Face `tokenizer.json`.
+    """What is trained: a configuration, its data, and the seed of both.
 
     Example:
         >>> from sdc.train.specs import Workload
@@ -83,18 +77,19 @@ class Workload:
         (4, 128)
     """
 
-    config: TrainConfig | str = "tiny"
+    config: Annotated[TrainConfig | str, Flag(type=str)] = "tiny"
+    """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
     dtype: DType | None = None
+    """Type of activations and compute parameters; by default the configuration's."""
     seed: int = 0
+    """Seed of the parameters, the order of the data and everything simulated."""
     corpus: Sequence[str] = ("python",)
+    """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
     tokenizer: str = "bytes"
+    """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
 
     def resolve(self) -> TrainConfig:
-        """The configuration, before the tokenizer has a say.
-
-        Raises:
-            SettingError: there is no such preset, the seed is none, or a setting is of another type.
-        """
+        """The configuration, before the tokenizer has a say."""
         check_types(self)
         if not self.corpus:
             raise SettingError("corpus", None, "expected python, or a file or folder or more")
@@ -106,11 +101,7 @@ class Workload:
         return config
 
     def load(self) -> Loaded:
-        """Reads the corpus and cuts it into chunks.
-
-        Raises:
-            ValueError: the configuration, the corpus or the tokenizer is unknown or cannot be read.
-        """
+        """Reads the corpus and cuts it into chunks."""
         from .corpus import read_corpus
         from .data import make_dataset
         from .tokenizer import load_tokenizer, padded_vocab
@@ -126,29 +117,24 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checks:
-    """How the matrix products of a run are checked by checksums; see `sdc.abft`.
+    """How the matrix products of a run are checked by checksums; see `sdc.abft`."""
 
-    Attributes:
-        mode: `detect`, `locate` or `correct`.
-        scheme: when a row counts as wrong.
-        where: selector of the products, or its text.
-        profile: file that `sdc abft calibrate` wrote on this kind of device; None for what is assumed of the platform.
-        least_coverage: share of the products' work that must be checked for a verdict of clean; see
-            `sdc.checksums.coverage`.
-    """
-
-    mode: Mode = "detect"
-    scheme: SchemeName = "two-tier"
-    where: Selector | str = "products"
-    profile: str | PathLike[str] | None = None
+    mode: Annotated[Mode, Flag("abft_mode")] = "detect"
+    """Flag wrong rows (detect), name wrong elements too (locate), or replace wrong rows as well (correct)."""
+    scheme: Annotated[SchemeName, Flag("abft_scheme", Literal["two-tier", "blocks", "deterministic", "paper"])] = (
+        "two-tier"
+    )
+    """How large a disagreement makes a row count as wrong; docs/abft.md compares the schemes."""
+    where: Annotated[Selector | str, Flag("abft_where", str)] = "products"
+    """Selector of the products to check."""
+    profile: Annotated[str | PathLike[str] | None, Flag("abft_profile", Path)] = None
+    """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
     least_coverage: float = 0.9
+    """Share of the products' operations that must be checked for a verdict of clean; what cannot be entered, and does
+    nobody knows how much, counts as all of them."""
 
     def check(self) -> None:
-        """Checks the settings.
-
-        Raises:
-            ValueError: one of them makes no sense.
-        """
+        """Checks the settings."""
         Settings(self.mode, self.scheme)
         check_types(self)
         as_selector(self.where)
@@ -196,32 +182,20 @@ class Checks:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """Simulated faults of a run: those of a node of the study, or any others.
+    """Simulated faults of a run: those of a node of the study, or any others."""
 
-    Attributes:
-        suspect: a node, a profile of silicon or `healthy`, see `sdc.faults.nodes.parse_suspect`; None for none.
-        faults: faults, or lines of text as `sdc.faults.parse_fault` reads them.
-        twin: the twin that has them, where there are twins and the fault does not say another.
-        products: whether they strike matrix products rather than the outputs of submodules.
-        sync: what of a node is synchronized, see `sdc.faults.node_faults`.
-    """
-
-    suspect: str | None = None
+    suspect: str | None = None  # see `sdc.faults.parse_suspect`
     faults: Sequence[Fault | str] = ()
-    twin: int | None = None
-    products: bool = False
-    sync: Load = "none"
+    twin: int | None = None  # that has them, where there are twins and the fault does not say another
+    products: bool = False  # whether they strike matrix products rather than the outputs of submodules
+    sync: Load = "none"  # what of a node is synchronized, see `sdc.faults.node_faults`
 
     @property
     def _at(self) -> dict[str, int]:
         return {} if self.twin is None else {"twin": self.twin}
 
     def check(self) -> None:
-        """Checks the settings.
-
-        Raises:
-            ValueError: one of them makes no sense.
-        """
+        """Checks the settings."""
         check_types(self)
         if self.suspect is not None and self.faults:
             raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
@@ -272,27 +246,24 @@ LARGEST_MESH = 1 << 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What runs and campaigns have.
-
-    Attributes:
-        workload: what is trained.
-        steps: optimizer steps.
-        data: data-parallel ranks, of each twin where there are twins.
-        model: tensor-parallel ranks, of each twin where there are twins.
-        folder: folder of the record, a new one unless it is resumed.
-        resume: continue what is in the folder, from its newest checkpoint, or after its last injection.
-    """
+    """What runs and campaigns have."""
 
     kind: ClassVar[str]
     counts: ClassVar[tuple[str, ...]] = ("steps", "data", "model")
     """Settings that are numbers of at least 1."""
 
     workload: Workload = dataclasses.field(default_factory=Workload)
+    """What is trained."""
     steps: int = 20
+    """Number of optimizer steps."""
     data: int = 1
+    """Number of data-parallel ranks; of each twin where there are twins."""
     model: int = 1
-    folder: str | PathLike[str] | None = None
+    """Number of tensor-parallel ranks; of each twin where there are twins."""
+    folder: Annotated[str | PathLike[str] | None, Flag("run", Path)] = None
+    """Run folder, a new one unless it is resumed; by default one below runs/."""
     resume: bool = False
+    """Continue the run in the folder that --run names, from its newest checkpoint or its last injection."""
 
     @property
     def axes(self) -> dict[str, int]:
@@ -305,11 +276,7 @@ class Planned:
         return 1
 
     def check(self) -> None:
-        """Checks everything that needs no device, no peer and no data.
-
-        Raises:
-            ValueError: a setting makes no sense.
-        """
+        """Checks everything that needs no device, no peer and no data."""
         check_types(self)
         for name in self.counts:
             value = getattr(self, name)
@@ -318,7 +285,9 @@ class Planned:
             if value > LARGEST_COUNT:
                 raise SettingError(name, value, f"expected at most {LARGEST_COUNT:,}")
         if self.resume and self.folder is None:
-            raise SettingError("resume", None, "continues what is in a folder, but none is named; name it")
+            raise SettingError(
+                "resume", None, "continues what is in a folder, but none is named: set folder, or give --run DIR"
+            )
         self._check_size(self.workload.resolve())
 
     def _check_size(self, config: TrainConfig) -> None:
@@ -336,11 +305,7 @@ class Planned:
         check(config, self.data, self.model, copies=self.copies)
 
     def load(self) -> Loaded:
-        """Checks the job and reads its data.
-
-        Raises:
-            ValueError: see `check`; or the data cannot be read, or are too few.
-        """
+        """Checks the job and reads its data."""
         self.check()
         config, dataset = self.workload.load()
         self._check_size(config)
@@ -350,17 +315,14 @@ class Planned:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Planned, abc.ABC):
-    """What all runs have.
-
-    Attributes:
-        checkpoint_every: steps from one checkpoint to the next; the last step is always saved.
-        compiler_options: options of the compiler, each `NAME=VALUE`.
-    """
+    """What all runs have."""
 
     counts: ClassVar[tuple[str, ...]] = (*Planned.counts, "checkpoint_every")
 
     checkpoint_every: int = 10
-    compiler_options: Sequence[str] = ()
+    """Steps from one checkpoint to the next; the last step is always saved."""
+    compiler_options: Annotated[Sequence[str], Flag("compiler_option", repeated=True)] = ()
+    """NAME=VALUE for the compiler, such as xla_tpu_enable_sdc_checker=true; may be repeated."""
 
     def check(self) -> None:
         super().check()
@@ -394,17 +356,18 @@ class Job(Planned, abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedJob(Job):
-    """A run that may simulate faults, and may check its matrix products.
-
-    Attributes:
-        suspect: see `Simulated`.
-        faults: see `Simulated`.
-        checks: how products are checked; None not to check them.
-    """
+    """A run that may simulate faults, and may check its matrix products."""
 
     suspect: str | None = None
-    faults: Sequence[Fault | str] = ()
-    checks: Checks | None = None
+    """Simulated suspect: node1 ... node15 of the published study, silicon:gpu and others, or healthy. node11:uniform is
+    a simpler model of a node, and node4,times=1e6 multiplies its rates (docs/faults.md)."""
+    faults: Annotated[Sequence[Fault | str], Flag("fault", tuple[str, ...], repeated=True)] = ()
+    """Simulated fault, as in bitflip,rate=1e-5,site=fwd/attn or scale,rate=1e-6,where=products; may be repeated.
+    Grammar: docs/faults.md."""
+    checks: Annotated[
+        Checks | None, Flag("abft", bool, without="says how to check products, which are not checked; add --abft")
+    ] = None
+    """Check matrix products by checksums, forward and backward; a simulated suspect is then corrupted in them."""
 
     @property
     def simulated(self) -> Simulated:
@@ -435,10 +398,6 @@ class CheckedJob(Job):
 class Training(CheckedJob):
     """Trains one copy: the plain reference run, or one that checks its own products, or aggregates in another way.
 
-    Attributes:
-        aggregate: way of aggregation, see `parse_aggregation`; None for ZeRO-1.
-        running: saves the blocks that moved most in the place of full checkpoints; None for these.
-
     Example:
         >>> from sdc.train.specs import Training
         >>> Training(steps=3, faults=["nan,rate=1e-4,site=fwd/attn"]).check()
@@ -447,7 +406,13 @@ class Training(CheckedJob):
     kind: ClassVar[str] = "train"
 
     aggregate: str | None = None
-    running: Running | None = None
+    """How gradients are aggregated, methods joined by +: noise,sigma=S; paft_sync,period=N; paft,max_period=N;
+    dropcompute,threshold=SECONDS|auto,latency=KIND,...; lossy,p=P,packet=N; shadow. Settings: docs/aggregation.md."""
+    running: Annotated[
+        Running | None,
+        Flag("checkpoint", Literal["full", "scar"], without="is of a running checkpoint; add --checkpoint scar"),
+    ] = None
+    """Full checkpoints, or a running one (scar), of which the blocks that moved most are saved, more often."""
 
     @property
     def aggregation(self) -> Aggregation | None:
@@ -493,15 +458,6 @@ class Training(CheckedJob):
 class Twins(CheckedJob):
     """Trains twins side by side and compares them bit for bit. Simulated faults are those of the last twin.
 
-    Attributes:
-        twins: how many. Of two the first is the reference; of three or more the majority is.
-        sync: compare and repair after every submodule (`compute`), after every step (`params`), or only compare
-            (`none`).
-        compare: move tensors only where digests differ (`gated`), or compare all of them every time (`always`).
-        placement: one device per twin and rank (`mesh`), or all twins of a rank on one device (`vmap`).
-        require_processes: distinct hosts that there must be; a run on fewer does not start.
-        least_elements: elements that must be checked for a verdict of clean.
-
     Example:
         >>> from sdc.train.specs import Twins
         >>> Twins(suspect="node11", steps=3).check()
@@ -510,12 +466,19 @@ class Twins(CheckedJob):
     kind: ClassVar[str] = "twin"
 
     twins: int = 2
+    """Number of twins. Of two the first is the reference; of three or more the majority is."""
     sync: Literal["compute", "params", "none"] = "compute"
+    """Compare and repair after every submodule (compute), after every optimizer step (params), or only compare."""
     compare: Literal["gated", "always"] = "gated"
+    """Move tensors only where digests differ (gated), or compare all of them every time (always)."""
     exchange: Literal["probe", "step", "call"] = "probe"
+    """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
     placement: Literal["mesh", "vmap"] = "mesh"
+    """One device per twin and rank (mesh), or all twins of a rank on one device (vmap)."""
     require_processes: int = 1
+    """Distinct hosts that there must be, one process on each at least; a run on fewer ends with 3 before it starts."""
     least_elements: int = 0
+    """Elements that must be checked for a verdict of clean; where they are fewer, it is inconclusive."""
 
     @property
     def number(self) -> int | None:
@@ -581,11 +544,6 @@ class Twins(CheckedJob):
 class Tracing(Job):
     """Records a digest of every selected value at every step.
 
-    Attributes:
-        where: selector of the values, or its text.
-        against: folder of a recorded trace; the run is compared with it at every step, and stops where they part.
-        simulate: one simulated fault, see `parse_simulation`; `none` for a golden trace of the same program.
-
     Example:
         >>> from sdc.train.specs import Tracing
         >>> Tracing(steps=3, where="probes").check()
@@ -593,9 +551,15 @@ class Tracing(Job):
 
     kind: ClassVar[str] = "trace"
 
-    where: Selector | str = "everything"
-    against: str | PathLike[str] | None = None
+    folder: Annotated[str | PathLike[str] | None, Flag("run", Path, argument=True)] = None
+    """Run folder, a new one unless it is resumed."""
+    where: Annotated[Selector | str, Flag(type=str)] = "everything"
+    """Selector of the values: everything, probes, primitive("dot_general") & direction("bwd"), boundary(1), ..."""
+    against: Annotated[str | PathLike[str] | None, Flag(type=Path)] = None
+    """Recorded trace; compare with it at every step, and stop at the first difference."""
     simulate: str | None = None
+    """Simulated fault, as in bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1; none for a golden
+    trace of the same program."""
 
     @property
     def simulation(self) -> Simulation | None:
@@ -636,15 +600,6 @@ class Tracing(Job):
 class CampaignJob(Planned):
     """A campaign of single simulated faults in the reference training.
 
-    Attributes:
-        injections: how many faults.
-        steps: steps of the clean run; faults strike all but the last `follow` of them.
-        follow: steps that are followed after the struck one.
-        where: selector of what is struck, or its text.
-        faults: kinds of faults, see `sdc.faults.as_fault`.
-        abft: check the products of the struck step by checksums, as one more detector.
-        batch: injections at the same time; None for 1 on a CPU and 8 on accelerators.
-
     Example:
         >>> from sdc.train.specs import CampaignJob
         >>> CampaignJob(injections=40, faults=["bitflip", "nan"]).check()
@@ -653,12 +608,20 @@ class CampaignJob(Planned):
     kind: ClassVar[str] = "campaign"
 
     injections: int = 1000
+    """Number of injections."""
     steps: int = 16
+    """Number of steps of the clean run; faults strike all but the last --follow of them."""
     follow: int = 5
-    where: Selector | str = "arithmetic"
+    """Number of steps to follow after the struck one, unless the outcome is certain before."""
+    where: Annotated[Selector | str, Flag(type=str)] = "arithmetic"
+    """Selector of what is struck: arithmetic, primitive("dot_general"), argument("0/params/*"), collectives, ..."""
     faults: Sequence[str] = ("bitflip",)
+    """Kinds of faults: bitflip, bitflip,field=exponent, bitflip,count=2, stuck1, sign, zero, nan, scale,factor=2,
+    swap, ..., with a pattern such as run=8, tile=4x4 or row."""
     abft: bool = False
+    """Also detect faults by checksums of the matrix products of the struck step; faults in products hit their sums."""
     batch: int | None = None
+    """How many injections run at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""
 
     @property
     def copies(self) -> int:

@@ -12,8 +12,8 @@ from sdc.analysis.report import summary_of_record
 from sdc.records.files import RecordError
 from sdc.records.reading import Contents, read_manifest
 from sdc.tools import cli
-from sdc.tools.errors import Exit
 from sdc.twins.traces import diff, read_trace
+from sdc.verdict import Exit
 
 from .records import manifest, step_row, steps, write_run
 from .test_headline import REAL, hits

@@ -9,7 +9,7 @@ from sdc.analysis import conclude, write_beside
 from sdc.analysis.recoveries import compared, losses, sentence, table
 from sdc.records import read_record
 from sdc.tools import cli
-from sdc.tools.errors import Exit
+from sdc.verdict import Exit
 
 from .records import manifest, write_run
 

@@ -1,17 +1,16 @@
 """Command lines: any flag of any command with values that fit, that do not, and that nobody means."""
 
 import contextlib
-import dataclasses
 import io
 import os
 import random
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 from unittest import mock
 
-from sdc.tools import cli, parse, study_options
+from sdc.tools import cli, parse
 
 from .tally import Tally
 
@@ -49,22 +48,18 @@ def run(count: int, seed: int) -> Tally:
 
 def _commands() -> list[tuple[Any, str]]:
     found = []
-    for each in get_args(parse.Command):
-        kind, about = get_args(each)[:2]
-        if kind in (study_options.AbftOptions,):
-            continue
-        found.append((kind, about.name))
-    for each in get_args(study_options.AbftCommand):
-        kind, about = get_args(each)[:2]
-        found.append((kind, f"abft {about.name}"))
+    for name in parse.COMMANDS:
+        below = get_type_hints(kind := parse.spec_of(name), include_extras=True).get("command")
+        choices = [get_args(each)[:2] for each in get_args(get_args(below)[0])] if below else [(kind, None)]
+        found += [(kind, f"{name} {about.name}" if about else name) for kind, about in choices]
     return found
 
 
 def _words(draw: random.Random, commands: dict[str, Any]) -> list[str]:
     name = draw.choice([*commands, "dance"])
     words = name.split()
-    fields = dataclasses.fields(commands[name]) if name in commands and dataclasses.is_dataclass(commands[name]) else ()
-    flags = [f"--{field.name.replace('_', '-')}" for field in fields] or ["--steps"]
+    offered = parse.flags(commands[name]) if name in commands else ()
+    flags = [f"--{each.flag.name.replace('_', '-')}" for each in offered] or ["--steps"]
     for _ in range(draw.randrange(6)):
         flag = draw.choice([*flags, "--stpes", "--no-json"])
         words += draw.choice(

@@ -18,7 +18,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the command examines; its operations are few."""
     found = dict(PLAIN)
     partial = functools.partial(examining.examine, environ=found, suite=FLAGGED)
-    monkeypatch.setattr("sdc.tools.commands._doctor.examine", partial)
+    monkeypatch.setattr("sdc.tools.commands.doctor.examine", partial)
     return found
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_is_none(
     def never(**_: Any) -> None:
         raise AssertionError("started")
 
-    monkeypatch.setattr("sdc.tools.commands._doctor.examine", never)
+    monkeypatch.setattr("sdc.tools.commands.doctor.examine", never)
     file = tmp_path / "other.json"
     if text is not None:
         file.write_text(text)

@@ -10,7 +10,8 @@ import pytest
 from sdc.records.files import read_json, write_sealed
 from sdc.records.lifecycle import Record
 from sdc.tools import cli, parse
-from sdc.tools.errors import FLAGS, CommandError, Exit, run_errors, usage_errors
+from sdc.tools.errors import FLAGS, CommandError, run_errors, usage_errors
+from sdc.verdict import Exit
 from tests.analysis.records import manifest, steps, write_run
 from tests.tools.command import sdc
 
@@ -208,11 +209,13 @@ def test_a_run_folder_that_cannot_be_made(
 
 
 def test_flags_of_another_name_than_the_setting_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    parse.parse(["train"])
     with pytest.raises(SystemExit):
         cli.run(["train", "--help"])
     options = capsys.readouterr().out
+    assert {"folder", "faults", "mode", "scheme", "profile"} <= set(FLAGS)
     for setting, flag in FLAGS.items():
-        assert f"--{flag} " in options, setting
+        assert f"--{flag.replace('_', '-')} " in options, setting
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sdc.tools import cli
-from sdc.tools.commands import _estimate
+from sdc.tools.commands import estimates
 
 EXCHANGE = {
     "kind": "all-reduce", "axes": "twin", "crosses": "slices", "blocking": True, "count": 4, "sent": 64.0,
@@ -43,9 +43,9 @@ class Compilers:
 
 def use(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> Compilers:
     compilers = Compilers(**answers)
-    monkeypatch.setattr(_estimate, "subprocess", types.SimpleNamespace(run=compilers, DEVNULL=None, PIPE=None))
-    monkeypatch.setattr(_estimate, "prepare_compilers", lambda: None)
-    monkeypatch.setattr(_estimate, "check_compiler", lambda target: None)
+    monkeypatch.setattr(estimates, "subprocess", types.SimpleNamespace(run=compilers, DEVNULL=None, PIPE=None))
+    monkeypatch.setattr("sdc.costs.prepare_compilers", lambda: None)
+    monkeypatch.setattr("sdc.costs.check_compiler", lambda target: None)
     return compilers
 
 

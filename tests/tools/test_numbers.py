@@ -1,7 +1,5 @@
 """Every flag that takes a number takes sensible ones, and refuses all others in one line before JAX starts."""
 
-import dataclasses
-import inspect
 import types
 import typing
 from pathlib import Path
@@ -9,57 +7,48 @@ from typing import Any
 
 import pytest
 
-from sdc.tools import (
-    burnin_options,
-    cli,
-    doctor_options,
-    estimate_options,
-    fleet_options,
-    golden_options,
-    options,
-    pair_options,
-    parse,
-    study_options,
-)
-from sdc.tools.bench import options as bench_options
-from sdc.tools.errors import Exit
+from sdc.tools import cli, parse
+from sdc.tools.bench.options import BenchOptions
+from sdc.tools.commands import burnin, doctor, estimates, fleet, golden, pairs, runs, studies
+from sdc.verdict import Exit
 
 ABSURD = ("nan", "-inf", "inf", "1e300", "1e400", "-1", str(2**31), str(2**63), str(10**30), 5_000 * "9", "0x10", "")
 SENSIBLE = ("0", "٣")
 """Python reads the digits of any script."""
-SENSIBLE_FOR = {"least_elements": (str(2**31),), "LoadOptions.seed": (str(2**31),)}
+SENSIBLE_FOR = {"least_elements": (str(2**31),), "Load.seed": (str(2**31),)}
 GOLDEN = Path(__file__).parents[1] / "sdc" / "burnin" / "schema_1.golden"
 AGGREGATION = (
-    study_options.PaftOptions,
-    study_options.DropComputeOptions,
-    study_options.LossyOptions,
-    study_options.ShadowOptions,
+    studies.PaftCommand,
+    studies.DropComputeCommand,
+    studies.LossyCommand,
+    studies.ShadowCommand,
 )
 COMMANDS = {
-    options.TwinOptions: "twin --corpus {text}",
-    options.TrainOptions: "train --corpus {text}",
-    options.TraceOptions: "trace {folder}/run --corpus {text}",
-    options.CampaignOptions: "campaign --corpus {text} --run {folder}/run",
+    runs.TwinCommand: "twin --corpus {text}",
+    runs.TrainCommand: "train --corpus {text}",
+    runs.TraceCommand: "trace {folder}/run --corpus {text}",
+    runs.CampaignCommand: "campaign --corpus {text} --run {folder}/run",
     **{kind: f"study {kind.study}" for kind in AGGREGATION},
-    study_options.ScarStudyOptions: "study scar --workload regression --images digits --run {folder}/run",
-    study_options.NodesStudyOptions: "study nodes --run {folder}/run",
-    study_options.ProductsStudyOptions: "abft study --corpus {text}",
-    study_options.CalibrateOptions: "abft calibrate --corpus {text} --out {folder}/out",
-    bench_options.BenchOptions: "bench transform",
-    burnin_options.BurninOptions: "burnin --devices 4 --run {folder}/run",
-    golden_options.GoldenRecordOptions: "golden record {folder}/new.golden",
-    golden_options.GoldenVerifyOptions: f"golden verify {GOLDEN}",
-    doctor_options.DoctorOptions: "doctor",
-    pair_options.PairOptions: "pair --corpus {text} --run {folder}/run",
-    pair_options.PoolOptions: "pool --corpus {text} --run {folder}/run --twins 3",
-    fleet_options.ScheduleOptions: "fleet schedule a b --rounds 1",
-    fleet_options.SimulateOptions: "fleet simulate --hosts 9",
-    estimate_options.EstimateOptions: "estimate --target 64xv5p:16x16x16 --config tiny --run {folder}/run",
+    studies.ScarStudyCommand: "study scar --workload regression --images digits --run {folder}/run",
+    studies.NodesStudyCommand: "study nodes --run {folder}/run",
+    studies.ProductsStudyCommand: "abft study --corpus {text}",
+    studies.CalibrateCommand: "abft calibrate --corpus {text} --out {folder}/out",
+    BenchOptions: "bench transform",
+    burnin.BurninCommand: "burnin --devices 4 --run {folder}/run",
+    golden.RecordCommand: "golden record {folder}/new.golden",
+    golden.VerifyCommand: f"golden verify {GOLDEN}",
+    doctor.DoctorCommand: "doctor",
+    pairs.PairCommand: "pair --corpus {text} --run {folder}/run",
+    pairs.PoolCommand: "pool --corpus {text} --run {folder}/run --twins 3",
+    fleet.ScheduleCommand: "fleet schedule a b --rounds 1",
+    fleet.SimulateCommand: "fleet simulate --hosts 9",
+    estimates.EstimateCommand: "estimate --target 64xv5p:16x16x16 --config tiny --run {folder}/run",
 }
 BESIDE = {
     "least_coverage": "--abft",
     "processes": "--coordinator 127.0.0.1:1 --process 0",
     "process": "--coordinator 127.0.0.1:1 --processes 2",
+    "checkpoint_fraction": "--checkpoint scar",
 }
 """Flags without which another would be refused whatever its value."""
 
@@ -76,28 +65,20 @@ def takes_a_number(hint: Any) -> bool:
 
 def flags() -> dict[str, tuple[str, str, str]]:
     """Each flag once, with the first command that has it: `Class.field` of the class that says what it means."""
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, tuple[str, str, str]] = {}
     for kind, command in COMMANDS.items():
-        hints = typing.get_type_hints(kind)
-        for field in dataclasses.fields(kind):
-            owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
-            if takes_a_number(hints[field.name]):
-                place = f"{owner.__name__}.{field.name}"
-                found.setdefault(place, (command, place, field.name))
+        for owner, path, flag in parse.flags(kind):
+            if takes_a_number(flag.type):
+                place = f"{owner.__name__}.{path[-1]}"
+                found.setdefault(place, (command, place, flag.name))
     return found
 
 
 def test_no_command_with_numbers_is_left_out() -> None:
-    commands = (
-        study_options.AbftCommand,
-        study_options.StudyCommand,
-        golden_options.GoldenCommand,
-        fleet_options.FleetCommand,
-    )
+    commands = (studies.AbftChoice, studies.StudyChoice, golden.Subcommand, fleet.Subcommand)
     below = [each for command in commands for each in typing.get_args(command)]
-    subcommands = [typing.get_args(each)[0] for each in below]
-    every = [*map(parse.options_of, parse.COMMANDS), *subcommands]
-    numbers = {kind for kind in every if any(map(takes_a_number, typing.get_type_hints(kind).values()))}
+    every = [*map(parse.spec_of, parse.COMMANDS), *(typing.get_args(each)[0] for each in below)]
+    numbers = {kind for kind in every if any(takes_a_number(each.flag.type) for each in parse.offered(kind)[0])}
     assert numbers == set(COMMANDS)
 
 
@@ -117,9 +98,9 @@ def test_a_number_is_sensible_or_refused(
         "sdc.analysis.fleet.launching.srun_lines",
         "sdc.analysis.fleet.naming.make_schedule",
         "sdc.records.determinism.prepare",
-        "sdc.tools.commands._doctor.examine",
+        "sdc.tools.commands.doctor.examine",
         "sdc.tools.bench.command.prepare",
-        "sdc.tools.commands._estimate._process",
+        "sdc.tools.commands.estimates._process",
         "sdc.train.cluster.joined",
         "sdc.train.studies.workloads.chosen_tasks",
     ):

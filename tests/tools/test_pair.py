@@ -9,7 +9,7 @@ import pytest
 
 from sdc.burnin.pair_report import read_pair
 from sdc.tools import cli
-from sdc.tools.errors import Exit
+from sdc.verdict import Exit
 from tests.tools.command import several, start, wait
 
 PAIR = ("pair", "--config", "mini", "--steps", 2)

@@ -9,8 +9,8 @@ import pytest
 from sdc.records import read_manifest
 from sdc.records.files import write_sealed
 from sdc.tools import cli
-from sdc.tools.errors import Exit
 from sdc.twins.traces import read_trace
+from sdc.verdict import Exit
 
 from .command import sdc, summary
 

@@ -17,8 +17,9 @@ import jax
 from sdc.train import get_config
 from sdc.train.programs import TwinProgram, place, sharded
 from sdc.twins import Exchange
+from sdc.verdict import Exit
 
-from .. import CommandError, Exit
+from .. import CommandError
 from .network import ADDRESSES, two_hosts
 from .options import BenchOptions
 from .timing import made_up_tokens, ratio

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import CommandError, Exit
+from sdc.verdict import Exit
+
+from .. import CommandError
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 """Of the hosts."""

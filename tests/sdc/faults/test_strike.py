@@ -17,8 +17,7 @@ from sdc.faults.kinds import BitFlip, Rotate, Scale, Stuck
 from sdc.faults.patterns import Run
 from sdc.program.selectors import arithmetic, direction, everything, iteration, operations, primitive, scope
 from sdc.records.files import encode
-from sdc.tools.commands._diff import run as diff
-from sdc.tools.options import DiffOptions
+from sdc.tools.commands.reports import DiffCommand, diff
 from sdc.twins.traces import TraceWriter
 
 MESH = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
@@ -93,7 +92,7 @@ def test_a_hundred_flips_in_the_backward_pass_are_located(tmp_path: Path, capsys
         site, place, strike = random_strike(rng, backward)
         _, changed, digests = struck_and_traced(strike, PARAMS, X)
         assert {name: int(count) for name, count in changed.items() if count} == {site.name: 1}
-        assert diff(DiffOptions(golden, trace(str(number), digests), json=True)) == 1
+        assert diff(DiffCommand(golden, trace(str(number), digests), json=True)) == 1
         found = json.loads(capsys.readouterr().out)
         assert found["first"] == json.loads(
             encode(

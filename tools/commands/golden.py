@@ -1,12 +1,14 @@
 """`sdc golden`: records what healthy devices compute, and verifies, merges and lists such registers."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
+import tyro
 
 from sdc.burnin import (
     A_FOLDER,
@@ -22,18 +24,10 @@ from sdc.burnin import (
 )
 from sdc.records import RecordError
 from sdc.settings import SettingError
+from sdc.verdict import Exit, Verdict
 
-from .. import (
-    CommandError,
-    Exit,
-    GoldenListOptions,
-    GoldenMergeOptions,
-    GoldenOptions,
-    GoldenRecordOptions,
-    GoldenVerifyOptions,
-    run_errors,
-    usage_errors,
-)
+from .. import CommandError, run_errors, usage_errors
+from .burnin import Load, settings_of
 
 if TYPE_CHECKING:
     import jax
@@ -43,22 +37,109 @@ if TYPE_CHECKING:
 ROUNDS = 10**9
 
 
-def run(options: GoldenOptions) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordCommand(Load):
+    """Records what the devices of this host compute, where runs or devices agree.
+
+    Example: sdc golden record h100.golden --level prejob --devices gpu:8
+
+    Nothing is recorded if anything differs, a workload does not run to its end, or a driver reports an error. Exit
+    codes: 0 recorded, 1 a difference was found, 2 bad usage, 3 inconclusive.
+    """
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """The register to write; a file that exists is not overwritten."""
+    json: bool = False
+    """Print what was recorded as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyCommand:
+    """Looks whether a register is whole, and whether the devices of this host compute what it says.
+
+    Example: sdc golden verify fleet.golden
+
+    Runs the workloads that are in it, of the levels that they were recorded with. Exit codes: 0 confirmed, 1 something
+    differs, 2 bad usage, 3 inconclusive: it is damaged, or of other devices or versions.
+    """
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """The register."""
+    rounds: int = 2
+    """How often: so many times through all workloads."""
+    devices: str | None = None
+    """Devices, as for sdc burnin; for a register of CPUs by default as many as it was recorded with."""
+    no_run: bool = False
+    """Only look whether it is whole, and start no device."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MergeCommand:
+    """Makes one register of several. What they disagree on is told, and believed of none of them.
+
+    Example: sdc golden merge fleet.golden rack1.golden rack2.golden
+
+    Starts no device. Exit codes: 0 all agree, 1 some disagree (the rest is written), 2 bad usage, 3 inconclusive: one
+    of them is damaged.
+    """
+
+    out: Annotated[Path, tyro.conf.Positional]
+    """The register to write; a file that exists is not overwritten."""
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Registers to merge."""
+    json: bool = False
+    """Print what became of them as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListCommand:
+    """Shows what is in registers: devices, versions, workloads, digests, and who saw them.
+
+    Example: sdc golden list fleet.golden
+
+    Starts no device. Exit codes: 0 shown, 2 bad usage, 3 inconclusive: one of them is damaged.
+    """
+
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Registers."""
+    json: bool = False
+    """Print them as JSON, and nothing else, on standard output."""
+
+
+Subcommand: TypeAlias = (
+    Annotated[RecordCommand, tyro.conf.subcommand("record")]
+    | Annotated[VerifyCommand, tyro.conf.subcommand("verify")]
+    | Annotated[MergeCommand, tyro.conf.subcommand("merge")]
+    | Annotated[ListCommand, tyro.conf.subcommand("list")]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class GoldenCommand:
+    """Golden registers: what healthy devices compute, bit for bit, to compare others with.
+
+    Example: sdc golden record h100.golden, then sdc burnin --golden h100.golden on other hosts
+    """
+
+    command: Annotated[Subcommand, tyro.conf.arg(name="")]
+
+
+def run(options: GoldenCommand) -> int:
     """Runs the subcommand and returns the exit code."""
     match options.command:
-        case GoldenRecordOptions():
+        case RecordCommand():
             return _record(options.command)
-        case GoldenVerifyOptions():
+        case VerifyCommand():
             return _verify(options.command)
-        case GoldenMergeOptions():
+        case MergeCommand():
             return _merge(options.command)
-        case GoldenListOptions():
+        case ListCommand():
             return _list(options.command)
 
 
-def _record(options: GoldenRecordOptions) -> int:
-    from ._burnin import settings_of
-
+def _record(options: RecordCommand) -> int:
     with usage_errors():
         asked, settings = settings_of(options)
         _check_new("FILE", options.file)
@@ -84,7 +165,7 @@ def _record(options: GoldenRecordOptions) -> int:
     return _end(found, about, f"{count} digests recorded", options.json)
 
 
-def _verify(options: GoldenVerifyOptions) -> int:
+def _verify(options: VerifyCommand) -> int:
     with usage_errors():
         if not 1 <= options.rounds <= ROUNDS:
             raise SettingError("rounds", options.rounds, f"expected a number from 1 to {ROUNDS:,}")
@@ -118,24 +199,24 @@ def _alone(devices: "Sequence[jax.Device]") -> AbstractContextManager[list[str]]
     return claimed(claim_names(describe_devices(devices)))
 
 
-def _whole(options: GoldenVerifyOptions, register: Register) -> int:
+def _whole(options: VerifyCommand, register: Register) -> int:
     from .. import show_golden
 
     said = f"{options.file} is whole: {len(register.entries)} digests, {len(register.disputed)} disputed, none run here"
     show_golden({"file": str(options.file), "sentence": said}, as_json=options.json)
-    return int(Exit.CLEAN)
+    return Exit.CLEAN
 
 
 def _end(found: "Confirmed", about: dict[str, Any], sentence: str, as_json: bool) -> int:
     from .. import show_golden
 
-    verdict = "corrupt" if found.differs else "inconclusive" if found.problem else "clean"
+    verdict = Verdict.CORRUPT if found.differs else Verdict.INCONCLUSIVE if found.problem else Verdict.CLEAN
     summary = {"verdict": verdict, **about, "sentence": sentence, "sentences": found.sentences}
     show_golden(summary, as_json=as_json)
-    return int({"corrupt": Exit.CORRUPT, "inconclusive": Exit.INCONCLUSIVE, "clean": Exit.CLEAN}[verdict])
+    return verdict.code
 
 
-def _merge(options: GoldenMergeOptions) -> int:
+def _merge(options: MergeCommand) -> int:
     with usage_errors():
         _check_new("OUT", options.out)
         if not options.files:
@@ -153,13 +234,13 @@ def _merge(options: GoldenMergeOptions) -> int:
     said = f"{len(merged.entries)} digests in {options.out}"
     if disputes:
         said += f"; {len(disputes)} that hosts disagree on are used of none of them"
-    verdict = {"verdict": "corrupt"} if disputes else {}  # without a dispute, perhaps nothing could be compared
+    verdict = {"verdict": Verdict.CORRUPT} if disputes else {}  # without a dispute, perhaps nothing could be compared
     summary = {"file": str(options.out), "digests": len(merged.entries), "sentence": said, "sentences": disputes}
     show_golden({**verdict, **summary}, as_json=options.json)
     return int(Exit.CORRUPT if disputes else Exit.CLEAN)
 
 
-def _list(options: GoldenListOptions) -> int:
+def _list(options: ListCommand) -> int:
     with usage_errors():
         if not options.files:
             raise SettingError("FILES", None, "expected registers to list")
@@ -174,7 +255,7 @@ def _list(options: GoldenListOptions) -> int:
     summary["disputed"] = msgspec.to_builtins(merged.disputed)
     summary["sentences"] = [f"disputed: {describe_dispute(merged, each)}" for each in merged.disputed]
     show_golden(summary, as_json=options.json)
-    return int(Exit.CLEAN)
+    return Exit.CLEAN
 
 
 def _read(files: Sequence[Path]) -> list[Register]:

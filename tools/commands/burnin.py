@@ -1,13 +1,16 @@
 """`sdc burnin`: loads the devices of this host, and says what came of it."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from sdc.burnin import (
     A_FOLDER,
@@ -26,7 +29,7 @@ from sdc.burnin.metrics import metrics
 from sdc.records import RecordError, write_text
 from sdc.settings import SettingError
 
-from .. import BurninOptions, LoadOptions, give_up, new_folder, onward, run_errors, usage_errors
+from .. import give_up, new_folder, onward, run_errors, usage_errors
 
 if TYPE_CHECKING:
     import jax
@@ -40,9 +43,66 @@ STARTING = 300.0
 LONGEST = 60.0 * 24 * 366
 ROUNDS = 10**9
 SEEDS = 2**32
+Families = Literal[
+    "matrix", "attention", "functions", "reductions", "ordering", "memory", "transfers", "collectives", "training"
+]
 
 
-def run(options: BurninOptions) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Load:
+    """What to load which devices with."""
+
+    level: Literal["quick", "prejob", "acceptance", "soak"] = "quick"
+    """Sizes and length: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)."""
+    minutes: float | None = None
+    """How long; by default as the level says."""
+    rounds: int | None = None
+    """How often instead: so many times through all workloads."""
+    devices: str | None = None
+    """Devices that there must be: gpu, tpu, cpu, gpu:8 for so many of them, or 4 to simulate as many on the CPU; by
+    default the best there are, and a host that has a CPU alone is inconclusive."""
+    only: Annotated[tuple[Families, ...], tyro.conf.UseAppendAction] = ()
+    """Only this family of workloads; may be repeated. By default all."""
+    dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
+    """Types of floating-point numbers."""
+    seed: int = 0
+    """From which data are made: golden digests are of one seed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BurninCommand(Load):
+    """Burns a host in: loads its devices with programs whose bits are known, and says PASS, FAIL or INCONCLUSIVE.
+
+    Example: sdc burnin --level prejob --golden fleet.golden --prometheus /var/lib/node_exporter/sdc.prom
+    Example: sdc burnin --devices 4 --only matrix --suspect node11
+
+    One command a host, without a coordinator. The verdict rests on up to three independent kinds of evidence, which it
+    names: the device repeats itself, all devices of the host agree, recorded digests agree. Exit codes: 0 PASS, 1 FAIL,
+    2 bad usage, 3 INCONCLUSIVE (docs/burnin.md).
+    """
+
+    golden: Path | None = None
+    """File of golden digests, from sdc golden record."""
+    accept: Annotated[tuple[Literal["repeat"], ...], tyro.conf.UseAppendAction] = ()
+    """Accept that a device alone can only repeat itself (repeat), which is blind to faults that repeat themselves."""
+    suspect: str | None = None
+    """Simulated suspect, for rehearsals: node1 ... node15 of the published study, silicon:gpu and others."""
+    fault: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Simulated fault, as in bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated. By default on the
+    last device."""
+    run: Path | None = None
+    """Folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
+    resume: bool = False
+    """Go on with the burn-in in the folder that --run names, until its time is over: short tests add up."""
+    junit: Path | None = None
+    """Also write the result as JUnit XML."""
+    prometheus: Path | None = None
+    """Also write the result as metrics, for the textfile collector of the Prometheus node exporter (NAME.prom)."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+def run(options: BurninCommand) -> int:
     """Runs the burn-in and returns the exit code."""
     with usage_errors():
         asked, settings = settings_of(options)
@@ -82,7 +142,7 @@ def run(options: BurninOptions) -> int:
     return report.verdict.code
 
 
-def _burn(options: BurninOptions, asked: Asked, session: "Session") -> Report:
+def _burn(options: BurninCommand, asked: Asked, session: "Session") -> Report:
     """Starts the devices and tests them, or says why there are none to test."""
     from sdc.burnin import workloads
 
@@ -122,7 +182,7 @@ def _devices(asked: Asked) -> "tuple[Sequence[jax.Device], str | None]":
     return devices[: asked.simulated if devices[0].platform == "cpu" else asked.number], None
 
 
-def _end(session: "Session", options: BurninOptions, why: str) -> None:
+def _end(session: "Session", options: BurninCommand, why: str) -> None:
     """A signal: the run that is at work is finished, if that does not take long."""
     session.stop(why)
     timer = threading.Timer(PATIENCE, _leave, [session, options, why])
@@ -130,7 +190,7 @@ def _end(session: "Session", options: BurninOptions, why: str) -> None:
     timer.start()
 
 
-def _leave(session: "Session", options: BurninOptions, why: str) -> None:
+def _leave(session: "Session", options: BurninCommand, why: str) -> None:
     """The main thread waits for a device or for the compiler, perhaps for ever."""
     report = session.known(why)
     _say(options, report, session.folder)
@@ -138,7 +198,7 @@ def _leave(session: "Session", options: BurninOptions, why: str) -> None:
     give_up(f"ended by {why}, and no run came to its end within {PATIENCE:g} s")
 
 
-def _publish(options: BurninOptions, report: Report) -> None:
+def _publish(options: BurninCommand, report: Report) -> None:
     """Writes what others read, each time that there is something new to say."""
     if options.junit is not None:
         write_text(options.junit, junit(report))
@@ -146,7 +206,7 @@ def _publish(options: BurninOptions, report: Report) -> None:
         write_text(options.prometheus, metrics(report))
 
 
-def _say_unwritten(options: BurninOptions, unwritten: "NotOnRecord", folder: Path) -> None:
+def _say_unwritten(options: BurninCommand, unwritten: "NotOnRecord", folder: Path) -> None:
     """What was found is told, and where it can still be written."""
     _say(options, unwritten.report, None)
     with contextlib.suppress(OSError):  # of the same disk
@@ -154,13 +214,13 @@ def _say_unwritten(options: BurninOptions, unwritten: "NotOnRecord", folder: Pat
     print(f"sdc: cannot write to {folder} ({unwritten}): what was found is not on record there", file=sys.stderr)
 
 
-def _say(options: BurninOptions, report: Report, folder: Path | None) -> None:
+def _say(options: BurninCommand, report: Report, folder: Path | None) -> None:
     from .. import show_report
 
     show_report(report, folder, as_json=options.json)
 
 
-def settings_of(options: LoadOptions) -> tuple[Asked, Settings]:
+def settings_of(options: Load) -> tuple[Asked, Settings]:
     """What the flags of a load ask for.
 
     Raises:
@@ -186,7 +246,7 @@ def settings_of(options: LoadOptions) -> tuple[Asked, Settings]:
     )  # fmt: skip
 
 
-def _check_outputs(options: BurninOptions) -> None:
+def _check_outputs(options: BurninCommand) -> None:
     """Whether the outputs can be written is told now, and not after an hour of load."""
     if options.golden is not None and not options.golden.exists():
         raise SettingError("golden", options.golden, "there is no such file; sdc golden record writes one")
@@ -206,7 +266,7 @@ def _check_outputs(options: BurninOptions) -> None:
             raise SettingError(name, path, f"cannot be written: {there} {problem}; name another place")
 
 
-def _folder(options: BurninOptions) -> Path:
+def _folder(options: BurninCommand) -> Path:
     if not options.resume:
         return new_folder("burnin", options.run)
     if options.run is None:

@@ -1,22 +1,47 @@
 """`sdc verdict`: the last result, at once and without a device."""
 
+import dataclasses
 import json
 import re
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
+import tyro
 
 from sdc.burnin import Standing, standing_of
 from sdc.records import to_json
 from sdc.settings import SettingError
+from sdc.verdict import Exit
 
-from .. import CommandError, Exit, VerdictOptions, flag
+from .. import CommandError, flag
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIVE: ("UNKNOWN", 3)}
 """Its word and its exit code for each of ours: 1 is a warning there."""
 
 
-def run(options: VerdictOptions) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerdictCommand:
+    """Says the verdict of the last burn-in, pair or pool again, at once: what a health check calls.
+
+    Example: sdc verdict --max-age 24h runs/burnin
+    Example: sdc verdict --format nagios --max-age 7d /var/lib/sdc
+
+    Starts no device. Exit codes: 0 PASS, 1 FAIL, 2 bad usage, 3 INCONCLUSIVE: no result, an old one, or a damaged one.
+    """
+
+    result: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    """Result file, run folder, or a folder of run folders, of which the newest counts."""
+    max_age: str | None = None
+    """A result that is older says nothing: 90s, 30m, 24h or 7d."""
+    format: Literal["text", "nagios"] = "text"
+    """Print a line for people, or one for Nagios with its exit codes (0 OK, 2 critical, 3 unknown)."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+def run(options: VerdictCommand) -> int:
     """Prints the verdict and returns the exit code."""
     try:
         age = None if options.max_age is None else seconds_of(options.max_age)
@@ -52,7 +77,7 @@ def seconds_of(text: str) -> float:
         SettingError: it is none.
 
     Example:
-        >>> from sdc.tools.commands._verdict import seconds_of
+        >>> from sdc.tools.commands.verdict import seconds_of
         >>> seconds_of("24h")
         86400.0
     """

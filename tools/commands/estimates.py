@@ -1,0 +1,179 @@
+"""`sdc estimate`: compiles programs for chips that are not here, each in a process of its own."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sdc.settings import SettingError
+from sdc.train import Compiled, Subject, Tool
+from sdc.verdict import Exit
+
+from .. import CommandError, flag, new_folder, run_errors, usage_errors
+
+LAST = 12
+"""Lines of a compiler's output that are shown if it crashes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EstimateCommand:
+    """Says what a step, and the tools around it, cost on chips that are not here, by the compiler's estimate.
+
+    Example: sdc estimate --target v5p:2x2x4 --config llama3_8b_16l --model 8
+
+    Compiles the plain step, and the step with each tool, for named targets, with the real compilers and without the
+    hardware (pip install 'jax-sdc[targets]'). Tells cycles and the operations that take most of them (TPU), kernels and
+    bytes that they move (GPU), collectives, memory and compile time. Nothing is measured. Exit codes: 0 done, 2 bad
+    usage, or a step that does not fit the memory, 3 the compiler crashed.
+    """
+
+    target: tuple[str, ...]
+    """Chips: v4:2x2x1, v5e:4x4, v5p:2x2x4, v6e:4x4, 7x:2x2x1; 2xv5p:2x2x4 for two slices; h100x1, h100x8, 2xh100x8."""
+    tool: tuple[Tool, ...] = ("plain", "lockstep")
+    """Tools to estimate; the first is what the others are compared with."""
+    program: Compiled = dataclasses.field(default_factory=Compiled)
+    compiler_option: tuple[str, ...] = ()
+    """NAME=VALUE for the compiler, such as xla_tpu_enable_sdc_checker=true."""
+    run: Path | None = None
+    """Folder of the record, a new one; by default one below runs/."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+def estimate(options: EstimateCommand) -> int:
+    """Estimates each tool on each target; one that fails is reported, and those before it stay."""
+    from sdc.costs import check_compiler, find_target, prepare_compilers
+
+    with usage_errors():
+        subjects = _subjects(options)
+        for subject in subjects:
+            subject.check()
+        for subject in subjects:  # before a process is started for each program
+            check_compiler(find_target(subject.target))
+        folder = new_folder("estimate", options.run)
+    prepare_compilers()  # for what this process asks of JAX at the end
+    from .. import CountProgress
+
+    rows: list[dict[str, Any]] = []
+    failed: list[CommandError] = []
+    with CountProgress("estimate", len(subjects)) as progress:
+        for subject in subjects:
+            try:
+                rows.append({"tool": subject.tool, **_estimated(subject)})
+            except CommandError as error:
+                if not rows:  # what is wrong with the first is likely wrong with all
+                    raise
+                failed.append(error)
+            progress.advance(f"{subject.target} {subject.tool}")
+    from sdc.analysis.studies import write_estimate
+
+    from .. import show
+
+    about = {"command": ["sdc", *sys.argv[1:]], "subject": options.program.config or options.program.step}
+    chosen = {"target": options.target, "tool": options.tool, "compiler_option": options.compiler_option}
+    settings = dataclasses.asdict(options.program) | chosen
+    with run_errors(folder, resumable=False):
+        summary = write_estimate(folder, rows, about | {"settings": settings})
+    show("estimate", summary, as_json=options.json)
+    for one in failed:
+        sys.stderr.write(f"sdc: error: {one}\n")
+    codes = [one.code for one in failed] + [Exit.USAGE for row in rows if "does_not_fit" in row]
+    return int(max(codes, default=Exit.CLEAN))
+
+
+def _subjects(options: EstimateCommand) -> list[Subject]:
+    from sdc.costs import read_options
+
+    for name in ("target", "tool"):
+        if not getattr(options, name):
+            raise SettingError(name, None, "expected at least one")
+    chosen = read_options(options.compiler_option)
+    return [
+        Subject(**vars(options.program), target=target, tool=tool, options=chosen)
+        for target in dict.fromkeys(options.target)
+        for tool in dict.fromkeys(options.tool)
+    ]
+
+
+def _estimated(subject: Subject) -> Mapping[str, Any]:
+    """What a process found of a program; one with kernels of others is compiled again, for their instructions."""
+    found = _process(subject)
+    if "uncharged" in found:
+        found = _process(subject, "")
+    for wrong in ("usage", "uncharged"):
+        if wrong in found:
+            raise CommandError(found[wrong])
+    return {"target": subject.target, **found.get("estimate", found)}
+
+
+def _process(subject: Subject, kernel: str | None = None) -> dict[str, Any]:
+    from sdc.program import Tags
+
+    kernel = Tags.KERNEL if kernel is None else kernel
+    with tempfile.TemporaryDirectory(prefix="sdc-estimate-") as folder:
+        given, result, schedules = (Path(folder) / name for name in ("subject.json", "result.json", "schedules"))
+        schedules.mkdir()
+        given.write_text(json.dumps(dataclasses.asdict(subject)), encoding="utf-8")
+        words = [sys.executable, "-m", "sdc.tools.commands.estimates", *map(str, (given, result, schedules)), kernel]
+        ended = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        if ended.returncode == 0 and result.exists():
+            found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+            return found
+        how = signal.Signals(-ended.returncode).name if ended.returncode < 0 else f"exit code {ended.returncode}"
+        said = "\n  ".join(ended.stderr.decode(errors="replace").splitlines()[-LAST:])
+        raise CommandError(
+            f"the compiler of {subject.target} ended with {how} on the {subject.tool} step, and estimated nothing; its "
+            f"last words:\n  {said}",
+            Exit.INCONCLUSIVE,
+        )
+
+
+def main() -> None:
+    """Estimates one program in a process of its own: a compiler that crashes takes nothing else with it.
+
+    python -m sdc.tools.commands.estimates SUBJECT RESULT SCHEDULES KERNEL
+
+    KERNEL is the name of the kernel whose instructions are written, or empty for all. The process reads a `Subject` as
+    JSON and writes what it found as JSON, an error of the user's among that.
+    """
+    subject, result, schedules = map(Path, sys.argv[1:4])
+    found = _found(json.loads(subject.read_text(encoding="utf-8")), schedules, sys.argv[4] or None)
+    result.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict[str, Any]:
+    from sdc.costs import prepare_compilers
+
+    prepare_compilers(schedules, kernel)
+    import jax
+
+    from sdc.costs import DoesNotFit, Uncharged
+    from sdc.settings import SettingError
+    from sdc.train import Subject, estimate_subject
+
+    try:
+        return {"estimate": dataclasses.asdict(estimate_subject(Subject(**subject)))}
+    except DoesNotFit as error:
+        return {"does_not_fit": str(error)}
+    except Uncharged as error:
+        return {"uncharged": str(error)}
+    except SettingError as error:
+        return {"usage": flag(error)}
+    except jax.errors.JaxRuntimeError:  # of the compiler
+        raise
+    except Exception as error:
+        if subject["step"] is None and not isinstance(error, ValueError | TypeError):
+            raise  # nobody's code but ours has run
+        first, where = str(error).partition("\n")[0], traceback.extract_tb(error.__traceback__)[-1]
+        told = f"{type(error).__name__}: {first} ({where.filename}:{where.lineno})"
+        return {"usage": f"{subject['step'] or subject['config']}: {told}"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""`sdc pair` and `sdc pool`: hosts compared with each other, and what several such comparisons say together."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from sdc.burnin import FOLDERS, PAIR, POOL, Pair, Stage, TwinRow, read_pair, write_pair
+from sdc.records import Device, to_json
+from sdc.settings import SettingError
+from sdc.train import FullLoad
+from sdc.verdict import Exit
+
+from .. import CommandError, JobCommand, Joint, Only, check_job, given, onward, together, usage_errors
+
+Kind = Literal["pair", "pool"]
+FILES: Mapping[Kind, str] = {"pair": PAIR, "pool": POOL}
+STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
+FLAGS = ("config", "model", "data", "dtype", "steps", "seed", "corpus", "tokenizer")
+"""Flags that decide what is computed, for commands that compare more hosts in the same way."""
+Load = Annotated[FullLoad, Only("workload", "steps", "data", "model", "folder", "suspect", "faults")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComparisonCommand(JobCommand):
+    """What the hosts compute, where they find one another, and what to simulate."""
+
+    job: Load
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairCommand(ComparisonCommand):
+    """Compares two hosts: at full load, and if they differ ever closer, down to the operation.
+
+    Example: sdc pair --steps 200 --run /shared/pair-17 --coordinator 10.0.0.1:4321 --processes 2 --process 0
+    Example: sdc pair --resolve pair-17/pair.json pair-18/pair.json pair-19/pair.json
+
+    Writes pair.json into the run folder. Exit codes: 0 PASS (no bit differed), 1 FAIL (the hosts differ), 2 bad usage,
+    3 INCONCLUSIVE. Two hosts that differ do not say which is wrong: a third one does (sdc pool), or several pairs
+    (--resolve).
+    """
+
+    resolve: tuple[Path, ...] = ()
+    """Results of several pairs, files or folders: says which hosts they name. Goes with --json alone."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolCommand(ComparisonCommand):
+    """Compares three or more hosts: the majority names those that differ.
+
+    Example: sdc pool --steps 200 --run /shared/rack-3 --coordinator 10.0.0.1:4321 --processes 8 --process 0
+    Example: sdc pool --twins 4 --suspect node11
+
+    Writes pool.json into the run folder. Exit codes: 0 PASS (no bit differed), 1 FAIL (hosts differ), 2 bad usage, 3
+    INCONCLUSIVE. If a host is lost, the others end with what is known so far.
+    """
+
+    twins: int | None = None
+    """Number of hosts that are compared; by default --processes."""
+
+
+def pair(command: PairCommand) -> int:
+    """Compares two hosts, or resolves several pairs, and returns the exit code."""
+    if not command.resolve:
+        return compare(command, "pair", 2)
+    with usage_errors():
+        for name, value in given(command).items():
+            if name not in ("resolve", "json"):
+                raise SettingError(name, value, "is without effect beside --resolve")
+    return resolve(command.resolve, as_json=command.json)
+
+
+def pool(command: PoolCommand) -> int:
+    """Compares three or more hosts, as many as there are processes where no number is given; returns the exit code."""
+    with usage_errors():
+        count = command.peers.processes if command.twins is None else command.twins
+        if count is None:
+            raise SettingError("twins", None, "says how many hosts are compared; give it, or --processes")
+        if count < 3:
+            name = "processes" if command.twins is None else "twins"
+            raise SettingError(name, count, "expected three hosts or more: two have no majority (sdc pair)")
+    return compare(command, "pool", count)
+
+
+def compare(command: ComparisonCommand, kind: Kind, twins: int) -> int:
+    """Compares hosts and returns the exit code."""
+    job, peers = dataclasses.replace(command.job, twins=twins), command.peers
+    with usage_errors():
+        if peers.processes is not None and peers.processes > 1 and peers.processes % twins:
+            raise SettingError(
+                "processes", peers.processes, f"{twins} hosts with equally many processes each need a multiple of it"
+            )
+    loaded = check_job(job, peers, command.devices, kind=kind)
+    # Devices and peers from here on.
+    from sdc.analysis import stage_differs
+    from sdc.multihost import everyone
+    from sdc.train import escalate
+
+    result: _Result | None = None
+    try:
+        with together(job, peers, command.devices, kind=kind) as joint:
+            import jax
+
+            _check_free(joint)
+            result = _Result(command, job, kind, joint)
+            onward.last_words = result.last_words
+            escalate(
+                dataclasses.replace(job, folder=joint.folder), differs=stage_differs, loaded=loaded,
+                devices=jax.devices(), command=["sdc", *sys.argv[1:]], stop=joint.stop.reached,
+                watched=lambda stage: _watched(stage, job, joint),
+            )  # fmt: skip
+            joint.stop.over()
+            asked = joint.stop.asked
+            pair = result.write(None if asked is None else f"interrupted by {asked}") if joint.first else None
+            code = int(everyone(str(pair.verdict.code if pair else ""))[0])
+    except CommandError as error:
+        if result is None or error.code is not Exit.INCONCLUSIVE:
+            raise
+        pair = result.write(str(error)) if result.first else result.judge(str(error))
+        _say(f"sdc: inconclusive: {error}")
+        code = pair.verdict.code
+        pair = pair if result.first else None
+    finally:
+        onward.last_words = None
+    if pair is not None and result is not None:
+        _show(pair, result.file, as_json=command.json)
+    return code
+
+
+class _Result:
+    """What is known so far, which any of the processes can write at any time, from any thread."""
+
+    def __init__(self, command: ComparisonCommand, job: FullLoad, kind: Kind, joint: Joint) -> None:
+        from sdc.analysis import Opening, judge_pair
+
+        self._judge, self._started, self._lock = judge_pair, time.monotonic(), threading.Lock()
+        self.first, self.file = joint.first, joint.folder / FILES[kind]
+        hosts, processes = _hosts(job.twins)
+        # `healthy` simulates nothing.
+        faults = job.faults or ([job.suspect] if job.suspect not in (None, "healthy") else [])
+        self._opening = Opening(
+            kind=kind, id=uuid.uuid4().hex, created=_now(), hosts=hosts, processes=processes, steps=job.steps,
+            settings={**_settings(job), "flags": _flags(command)}, faults=[str(fault) for fault in faults],
+            command=["sdc", *sys.argv[1:]],
+        )  # fmt: skip
+
+    def judge(self, lost: str | None) -> Pair:
+        """What follows from the records so far."""
+        seconds = time.monotonic() - self._started
+        return self._judge(self.file.parent, self._opening, ended=_now(), seconds=seconds, lost=lost)
+
+    def write(self, lost: str | None) -> Pair:
+        """The same, written."""
+        pair = self.judge(lost)
+        with self._lock:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_pair(self.file, pair)
+        return pair
+
+    def last_words(self, why: str) -> tuple[int, str]:
+        """Writes what is known, since the process ends at once."""
+        pair = self.write(why)
+        return pair.verdict.code, f"{why}. {pair.verdict.sentences[0]}. The result is in {self.file}"
+
+
+def _hosts(twins: int) -> tuple[list[TwinRow], int]:
+    """The twins as hosts with their devices; every process hears of all, as any may have to write the result."""
+    from sdc.multihost import everyone
+    from sdc.records import describe_devices
+
+    said = [json.loads(text) for text in everyone(json.dumps(describe_devices()), at="which devices each has")]
+    devices = [device for each in said for device in each]
+    each = len(devices) // twins
+    parts = [devices[twin * each : (twin + 1) * each] for twin in range(twins)]
+    names = [" and ".join(dict.fromkeys(str(device.get("host")) for device in part)) for part in parts]
+    rows = []
+    for twin, (name, part) in enumerate(zip(names, parts, strict=True)):
+        processes = sorted({int(device["process"]) for device in part})
+        if names.count(name) > 1:  # one machine plays several hosts
+            alone = len(said) >= twins
+            name = f"{name} (process {processes[0]})" if alone else f"{name} (twin {twin})"
+        rows.append(TwinRow(twin=twin, host=name, processes=processes, devices=msgspec.convert(part, list[Device])))
+    return rows, len(said)
+
+
+def _check_free(joint: Joint) -> None:
+    """Looks, in all processes, whether the folder is a new one."""
+    from sdc.multihost import together as agreed
+
+    def look() -> None:
+        if joint.first and joint.folder.is_dir() and any(joint.folder.iterdir()):
+            raise SettingError("run", joint.folder, "exists already; name another folder")
+
+    agreed(look)
+
+
+@contextlib.contextmanager
+def _watched(stage: Stage, job: FullLoad, joint: Joint) -> Iterator[Any]:
+    if joint.first:
+        _say(f"stage {list(FOLDERS).index(stage) + 1} of {len(FOLDERS)} at most: {stage}")
+    from .. import Progress
+
+    with Progress(job.steps, show=joint.first) as progress:
+        yield progress.update
+
+
+def _settings(job: FullLoad) -> dict[str, Any]:
+    """What is computed, as the result says it."""
+    found = {name: getattr(job.workload if hasattr(job.workload, name) else job, name) for name in (*FLAGS, "suspect")}
+    return {**found, "corpus": list(job.workload.corpus), "fault": list(job.faults)}
+
+
+def _flags(command: ComparisonCommand) -> list[str]:
+    """The flags that are not as by default."""
+    chosen = {name: value for name, value in given(command).items() if name in FLAGS}
+    return [
+        str(word)
+        for name, value in chosen.items()
+        for word in (f"--{name}", *(value if isinstance(value, tuple) else [value]))
+    ]
+
+
+def _show(pair: Pair, file: Path, *, as_json: bool) -> None:
+    if as_json:
+        from .. import write
+
+        write(json.dumps(to_json(msgspec.to_builtins(pair)), allow_nan=False, indent=1))
+        return
+    _show_sentences(
+        pair.verdict, [*pair.verdict.sentences, *(f"next: {step}" for step in pair.next), f"result: {file}"]
+    )
+
+
+def _show_sentences(verdict: Any, sentences: Sequence[str]) -> None:
+    from .. import Output
+
+    console = Output()
+    mark = "  (simulated faults)" if verdict.simulated else ""
+    console.print(f"{verdict.word}{mark}", style=STYLES[verdict.word], markup=False)
+    for text in sentences:
+        console.print(text, soft_wrap=True, markup=False)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def resolve(files: Sequence[Path], *, as_json: bool) -> int:
+    """Shows which hosts some pairs name, and returns the exit code."""
+    from sdc.analysis import resolve_pairs
+
+    with usage_errors():
+        found = resolve_pairs([read_pair(file) for file in files])
+    if as_json:
+        from .. import write
+
+        write(json.dumps({**dataclasses.asdict(found), "code": found.code}, indent=1))
+    else:
+        _show_sentences(found, found.sentences)
+    return found.code

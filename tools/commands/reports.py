@@ -1,0 +1,166 @@
+"""What is on record: `sdc report` of runs, `sdc diff` of two traces, `sdc checkpoint` of checkpoints."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from sdc.records import MANIFEST, read_manifest
+from sdc.verdict import Exit, Verdict, exit_code
+
+from .. import CommandError, run_errors, usage_errors
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportCommand:
+    """Writes report.html and report.md of a run, finished or not, and prints its summary.
+
+    Example: sdc report runs/demo
+    Example: sdc report runs
+    Example: sdc report runs/demo runs/other
+    Example: sdc report runs/plain runs/partial runs/full
+
+    Given a folder of runs, it writes the report of each and an index.html with a row for each, the gravest first. Given
+    two to six runs, it writes one page with all side by side, beside-FIRST.html in the folder of the last, with the
+    losses over each other, and what lost shards cost. Exit codes are those of the run, of several the gravest: 0 clean,
+    1 corruption found, 2 bad usage, 3 inconclusive.
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folder, a folder of run folders, or several run folders."""
+    output: Path | None = None
+    """Folder for the page of several runs; by default that of the last run."""
+    json: bool = False
+    """Print the summary as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffCommand:
+    """Compares two traces: names the first step and operation that differ, and says how much agrees before.
+
+    Example: sdc diff runs/golden runs/suspect
+
+    Exit codes: 0 equal, 1 they differ, 2 bad usage or a damaged trace, 3 not comparable.
+    """
+
+    run_a: Annotated[Path, tyro.conf.Positional]
+    """Run folder of a trace."""
+    run_b: Annotated[Path, tyro.conf.Positional]
+    """Run folder of another trace of the same program."""
+    output: Path | None = None
+    """Folder for a report of the comparison, diff.html and diff.md; by default none is written."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointCommand:
+    """Look at certified checkpoints of any program that saves with Orbax.
+
+    Example: sdc checkpoint verify runs/my-training/checkpoints
+
+    Exit codes: 0 everything was restored as it was saved, 1 something was not, 2 bad usage, 3 something could not be
+    compared (no certificate, or files that cannot be read).
+    """
+
+    action: tyro.conf.Positional[Literal["show", "verify", "certify"]]
+    """List checkpoints and what is known of them (show), restore and compare them (verify), or give those that have no
+    certificate one of what they restore to now (certify)."""
+    folder: tyro.conf.Positional[str]
+    """Folder that an Orbax checkpointer wrote: it holds one folder a step."""
+    step: Annotated[tuple[int, ...], tyro.conf.UseAppendAction] = ()
+    """Only this step; may be repeated. By default all."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+def report(options: ReportCommand) -> int:
+    """Writes the report and returns the exit code of the gravest verdict."""
+    with usage_errors():
+        kind, result = _written(options)
+    from .. import show
+
+    show(kind, result, as_json=options.json)
+    return exit_code(result.get("verdict"))
+
+
+def _written(options: ReportCommand) -> tuple[str, dict[str, Any]]:
+    """What to show, and its kind. `sdc.analysis` imports JAX: what is no run is told before."""
+    first, *more = options.runs or (None,)
+    if first is None:
+        raise CommandError("no folder: expected a run, a folder of runs, or several runs")
+    if not more and options.output is not None:
+        raise CommandError("--output: one run has its report in its own folder; give several, or leave the flag out")
+    if more:
+        for folder in options.runs:
+            read_manifest(folder)
+        from sdc.analysis import write_beside
+
+        return "several", write_beside(first, more[0], options.output, more=more[1:])
+    if os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}")):
+        from sdc.analysis import write_overview
+
+        return "several", write_overview(first)
+    kind = str(read_manifest(first)["kind"])
+    from sdc.analysis import report_anew
+
+    return kind, report_anew(first)
+
+
+def diff(options: DiffCommand) -> int:
+    """Compares two traces and returns the exit code."""
+    with usage_errors():
+        for folder in (options.run_a, options.run_b):  # what is no trace is told before JAX is imported
+            read_manifest(folder, "trace")
+    from sdc import twins
+    from sdc.analysis import describe_difference, write_difference
+
+    from .. import show
+
+    with usage_errors():
+        a, b = twins.read_trace(options.run_a), twins.read_trace(options.run_b)
+    with run_errors(options.run_a, resumable=False):
+        found = twins.diff(a, b)
+        result = describe_difference(a, b, found)
+        if options.output is not None:
+            result["report"] = str(write_difference(options.output, a, b, found))
+    show("diff", result, as_json=options.json)
+    return exit_code(result["verdict"])
+
+
+def checkpoint(options: CheckpointCommand) -> int:
+    """Looks at the checkpoints and returns the exit code."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed but digests
+    from sdc.checkpoints import audit, certify_folder, checkpoints_in
+
+    from .. import CountProgress, show
+
+    with usage_errors():
+        there = checkpoints_in(options.folder)
+        if unknown := sorted({*options.step} - {*there}):
+            raise ValueError(f"--step {unknown[0]}: {options.folder} has the steps {', '.join(map(str, there))}")
+    rows: list[dict[str, Any]] = []
+    steps = options.step or there
+    with CountProgress("checkpoint", len(steps)) as progress:
+        for step in steps:
+            found = audit(options.folder, step, restore=options.action == "verify")
+            if options.action == "certify" and found.status is None and "there is no certificate" in found.problem:
+                with usage_errors():
+                    certify_folder(options.folder, step)
+                found = audit(options.folder, step, restore=False)
+            rows.append(dataclasses.asdict(found))
+            progress.advance(f"step {step}")
+    verdict = _judged(rows)
+    compared = options.action == "verify"
+    show("checkpoint", {"verdict": verdict if compared else None, "checkpoints": rows}, as_json=options.json)
+    return verdict.code if compared or verdict is Verdict.INCONCLUSIVE else Exit.CLEAN
+
+
+def _judged(rows: list[dict[str, Any]]) -> Verdict:
+    """What differs was compared; what has a problem and does not differ was not. Remains of others do not count."""
+    rows = [row for row in rows if not row["remains"]] or rows
+    if any(row["wrong"] for row in rows):
+        return Verdict.CORRUPT
+    return Verdict.INCONCLUSIVE if any(row["problem"] or row["uncovered"] for row in rows) else Verdict.CLEAN

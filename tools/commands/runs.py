@@ -1,0 +1,104 @@
+"""`sdc twin`, `sdc train`, `sdc trace`: a run; `sdc campaign`: thousands of them that are struck once."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from sdc.train import CampaignJob, Tracing, Training, Twins
+from sdc.verdict import Exit
+
+from .. import (
+    JobCommand,
+    check_devices,
+    check_folder,
+    execute as execute,
+    new_folder,
+    onward,
+    prepare_devices,
+    run_errors,
+    usage_errors,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwinCommand(JobCommand):
+    """Trains twins side by side and compares them bit for bit.
+
+    Example: sdc twin --model 2 --suspect node11 --steps 20
+
+    By default simulated faults strike the last twin. Without --suspect and --fault nothing is simulated: this is the
+    test of real hosts, with one twin on each (`--coordinator`, `--processes`, `--process`, or a cluster that JAX
+    detects). Exit codes: 0 clean, 1 corruption found, 2 bad usage, 3 inconclusive.
+    """
+
+    job: Twins
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainCommand(JobCommand):
+    """Trains one copy: plainly, or so that it checks its own matrix products, or combines gradients by another method.
+
+    Example: sdc train --steps 20 --abft --run runs/checked
+    Example: sdc train --data 4 --steps 50 --aggregate noise,sigma=0.01+paft,max_period=20
+
+    Exit codes: 0 trained, and clean where something is checked (--abft, --aggregate shadow), 1 corruption found, 2 bad
+    usage, 3 inconclusive (a flagged row came out the same when computed again, which another device has to judge).
+    """
+
+    job: Training
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TraceCommand(JobCommand):
+    """Records a digest of every selected value at every step of a run, in the folder RUN.
+
+    Example: sdc trace runs/golden --steps 20 --where 'primitive("dot_general")'
+
+    Trace the same run on two machines, or on two days, and compare with `sdc diff`; or give the healthy machine's trace
+    with --against and compare at once. Exit codes: 0 traced (with --against: equal), 1 the traces differ, 2 bad
+    usage, 3 inconclusive.
+    """
+
+    job: Tracing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CampaignCommand:
+    """Injects thousands of single simulated faults into training, and reports what becomes of it after each.
+
+    Example: sdc campaign --injections 1000 --faults bitflip nan --run runs/campaign
+
+    Every injection starts from the clean state just before its step; all of them share one compiled program. Exit
+    codes: 0 done, 2 bad usage, 3 inconclusive (the clean run does not repeat itself).
+    """
+
+    job: CampaignJob
+    devices: int | None = None
+    """Simulate this many CPU devices; by default as many as needed if there is only a CPU."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+def campaign(command: CampaignCommand) -> int:
+    """Runs a campaign and returns the exit code."""
+    with usage_errors():
+        command.job.check()
+        folder = Path(command.job.folder).absolute() if command.job.folder else new_folder("campaign")
+        job = dataclasses.replace(command.job, folder=folder)
+        devices = check_devices(command.devices, job, 1)
+        check_folder(folder, job.resume, "campaign")
+        loaded = job.load()
+    from sdc.analysis import conclude
+    from sdc.train import rows_done, run_campaign
+
+    from .. import InjectionProgress, show
+
+    with usage_errors():
+        done = rows_done(job, folder)
+        prepare_devices(job, command.devices, devices)
+    onward.folder = folder
+    with run_errors(folder), InjectionProgress(job.injections, first=done) as progress:
+        run_campaign(job, loaded=loaded, on_row=progress.update, command=["sdc", *sys.argv[1:]])
+        summary = conclude(folder)
+    show("campaign", summary, as_json=command.json)
+    return Exit.CLEAN

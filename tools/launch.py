@@ -1,0 +1,219 @@
+"""A run from its spec to its exit code: checks, processes, devices, folder.
+
+Whatever can be wrong with flags and files is refused before JAX is imported, a peer is awaited or a device started.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from sdc.settings import SettingError
+from sdc.train import Job, Loaded, Peers, Planned, Training
+from sdc.verdict import Exit, exit_code
+
+from .errors import CommandError, run_errors, usage_errors
+from .runtime import end_aborts_well, give_up, keep_standard_output, onward
+
+if TYPE_CHECKING:
+    from sdc.train import Stop
+
+Found = TypeVar("Found")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobCommand:
+    """A job, and where to run it."""
+
+    job: Job
+    peers: Peers = dataclasses.field(default_factory=Peers)
+    devices: int | None = None
+    """Simulate this many CPU devices, over all processes; by default as many as needed if there is only a CPU."""
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+def execute(command: JobCommand) -> int:
+    """Runs a job and returns the exit code."""
+    loaded = check_job(command.job, command.peers, command.devices)
+    # Devices and peers from here on.
+    from sdc.analysis import conclude
+    from sdc.multihost import everyone
+    from sdc.train import run
+
+    from .output import show
+    from .progress import Progress
+
+    job = command.job
+    with together(job, command.peers, command.devices) as joint:
+        import jax
+
+        folder = joint.folder
+        with Progress(job.steps, show=joint.first) as progress:
+            record = run(
+                dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
+                on_step=progress.update, command=["sdc", *sys.argv[1:]], stop=joint.stop.reached,
+            )  # fmt: skip
+        joint.stop.over()
+        summary = conclude(folder) if record is not None else {}
+        ended = record is None or record.ended
+        verdict, ended = json.loads(everyone(json.dumps([summary.get("verdict"), ended]))[0])
+    if summary:
+        show(job.kind, summary, as_json=command.json)
+    if not ended:
+        raise CommandError(f"interrupted by {joint.stop.asked}. {onward.how()}", Exit.INCONCLUSIVE)
+    return exit_code(verdict)
+
+
+def check_job(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Loaded:
+    """Checks all that flags and files say of a job, and reads its data; a record of a kind has no flag `--resume`.
+
+    Raises:
+        CommandError: something is wrong.
+    """
+    with usage_errors():
+        peers.check()
+        job.check()
+        check_devices(devices, job, peers.processes or 1)
+        aggregation = job.aggregation if isinstance(job, Training) else None
+        # What a cluster says of the processes is looked at later.
+        if aggregation is not None and aggregation.clocked and peers.processes not in (None, job.data):
+            raise aggregation.no_clock(job.data)
+        # Of several processes all must hear of a folder that is taken: they join before they look.
+        if job.folder is not None and peers.coordinator is None:
+            check_folder(job.folder, job.resume, kind or job.kind, resumable=kind is None)
+        return job.load()
+
+
+class Joint(NamedTuple):
+    """Processes that have joined."""
+
+    folder: Path  # of the run, of which all have heard
+    first: bool  # whether this is the process that writes
+    stop: "Stop"  # whether to end early
+
+
+@contextlib.contextmanager
+def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Iterator[Joint]:
+    """Joins the processes and starts the devices for the time of the block. What ends it early ends the command well.
+
+    A record of a kind has no flag `--resume`, see `check_job`.
+    """
+    from sdc.multihost import everyone
+    from sdc.train import PATIENCE, Stop, joined
+
+    from . import signals
+    from .progress import Waiting
+
+    waiting = Waiting(peers)
+
+    def start(processes: int) -> None:
+        waiting.over()
+        if processes > 1:
+            keep_standard_output()
+        with usage_errors():
+            prepare_devices(job, devices, check_devices(devices, job, processes))
+
+    def too_late() -> None:
+        give_up(f"interrupted by {stop.asked}, and no step came to its end within {PATIENCE:g} s")
+
+    warnings.showwarning = _warn
+    end_aborts_well()
+    onward.resumable = kind is None
+    onward.folder = Path(job.folder or "runs")  # until the processes have agreed on one
+    stop = Stop(too_late)
+    with run_errors(job.folder, resumable=kind is None), waiting, joined(peers, start, give_up, stop):
+        import jax
+
+        named = everyone(str(Path(job.folder).absolute()) if job.folder else "")
+        onward.folder = folder = _shared_folder(named, kind or job.kind)
+        signals.gently(stop.ask)
+        yield Joint(folder, jax.process_index() == 0, stop)
+
+
+def _shared_folder(named: Sequence[str], kind: str) -> Path:
+    """The run folder, which the first process makes; another one that a peer was given is a mistake."""
+    from sdc.multihost import everyone
+    from sdc.train import Incomparable
+
+    folder = Path(everyone(named[0] or str(new_folder(kind)))[0])
+    for process, other in enumerate(named):
+        if other and Path(other) != folder:
+            raise Incomparable(
+                f"process {process} was given --run {other}, but process 0 writes to {folder}; give all the same folder"
+            )
+    return folder
+
+
+def prepare_devices(job: Planned, given: int | None, count: int) -> None:
+    """Prepares a number of devices for this process, where the flags ask for a number over all processes."""
+    from sdc.records import prepare
+
+    prepare(
+        cpu_devices=count,
+        # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
+        cpu_threads=max(os.cpu_count() or 1, 4 * job.data * job.model, given or 0),
+        only_cpu=given is not None,
+    )
+
+
+def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Found:
+    """Runs an experiment of so many parts on one device, and shows how far it is."""
+    from sdc.records import prepare
+    from sdc.train.studies import finish
+
+    from .progress import CountProgress
+
+    with usage_errors():
+        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+    with CountProgress(name, count) as progress:
+        return finish(parts, progress.advance)
+
+
+def new_folder(kind: str, named: Path | None = None) -> Path:
+    """The folder that the flags name, or one below `runs/`; there is nothing in it."""
+    folder = named or Path("runs") / f"{kind}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    check_folder(folder, False, kind, resumable=False)
+    return folder.absolute()
+
+
+def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resumable: bool = True) -> None:
+    """Looks at the run folder that the flags name: whether it can be made or, with `resume`, be continued."""
+    if resume:
+        from sdc.records import read_manifest
+
+        read_manifest(folder, kind)
+        return
+    folder = Path(folder)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        problem = "is no folder" if there == folder.absolute() else f"{there} is no folder"
+        raise SettingError("folder", folder, f"{problem}; name a new one")
+    if there == folder.absolute() and any(folder.iterdir()):
+        mend = ", or continue what is in it with --resume" if resumable else ""
+        raise SettingError("folder", folder, f"exists already; name another folder{mend}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SettingError("folder", folder, f"cannot be made: {there} is not writable; name another folder")
+
+
+def check_devices(given: int | None, job: Planned, processes: int) -> int:
+    """Simulated devices of one process, of those that the flags ask for over all processes."""
+    count = math.prod(job.axes.values())
+    if given not in (None, count):
+        product = " × ".join(f"{number} {axis}" for axis, number in job.axes.items())
+        raise SettingError("devices", given, f"{product} needs {count} devices; change one of them")
+    if count % processes:
+        raise SettingError("processes", processes, f"{count} devices are not divisible by that; change one of them")
+    return count // processes
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"sdc: warning: {message}", file=sys.stderr)
