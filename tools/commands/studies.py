@@ -11,6 +11,7 @@ import tyro
 
 from sdc.checksums import Profile
 from sdc.faults import NODES
+from sdc.program import as_selector
 from sdc.settings import SettingError
 from sdc.train import Workload
 from sdc.train.studies import LEAST, check_measurement, check_training
