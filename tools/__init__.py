@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         StageProgress as StageProgress,
     )
     from .runtime import (
+        gently as gently,
         give_up as give_up,
         keep_standard_output as keep_standard_output,
         leave_at_once as leave_at_once,

@@ -23,12 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     code = INCONCLUSIVE
     try:
-        from . import signals
-        from .runtime import leave_at_once
+        from .runtime import deaf, leave_at_once, listen
 
-        signals.listen()
+        listen()
         code = run(sys.argv[1:] if arguments is None else arguments)
-        signals.deaf()
+        deaf()
         leave_at_once(code)
     except KeyboardInterrupt as interrupt:
         _interrupted(interrupt)

@@ -21,7 +21,7 @@ from sdc.train import Job, Loaded, Peers, Planned, Training
 from sdc.verdict import Exit, exit_code
 
 from .errors import CommandError, run_errors, usage_errors
-from .runtime import end_aborts_well, give_up, keep_standard_output, onward
+from .runtime import end_aborts_well, gently, give_up, keep_standard_output, onward
 
 if TYPE_CHECKING:
     from sdc.train import Stop
@@ -110,7 +110,6 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
     from sdc.multihost import everyone
     from sdc.train import PATIENCE, Stop, joined
 
-    from . import signals
     from .progress import Waiting
 
     waiting = Waiting(peers)
@@ -135,7 +134,7 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
 
         named = everyone(str(Path(job.folder).absolute()) if job.folder else "")
         onward.folder = folder = _shared_folder(named, kind or job.kind)
-        signals.gently(stop.ask)
+        gently(stop.ask)
         yield Joint(folder, jax.process_index() == 0, stop)
 
 

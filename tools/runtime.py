@@ -1,4 +1,5 @@
-"""The process around a command: its standard output, its end, and its end when a peer or the runtime is lost."""
+"""The process around a command: its standard output and its end, also when a peer or the runtime is lost, or when
+SIGINT (Ctrl-C) or SIGTERM (a scheduler) comes, whatever the command does at that moment."""
 
 import contextlib
 import ctypes
@@ -8,8 +9,10 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from sdc.verdict import Exit
 
@@ -51,18 +54,12 @@ RECORDS = ("manifest.json", "result.json")
 
 @dataclasses.dataclass
 class Onward:
-    """Where the record of a command is, and how to go on with it.
+    """Where the record of a command is, and how to go on with it."""
 
-    Attributes:
-        folder: the run folder; None for a command that makes none.
-        resumable: whether the command has the flag `--resume`.
-        last_words: told why the process ends at once, it writes what is known so far, and returns the exit code and
-            what to say.
-    """
-
-    folder: Path | None = None
-    resumable: bool = True
+    folder: Path | None = None  # of the run; None for a command that makes none
+    resumable: bool = True  # whether the command has the flag `--resume`
     last_words: Callable[[str], tuple[int, str]] | None = None
+    """Given why the process ends at once, writes what is known so far, and returns the exit code and what to say."""
 
     def command(self) -> str:
         """The command line that goes on."""
@@ -118,3 +115,62 @@ def end_aborts_well() -> None:
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _ABORTED)
     with contextlib.suppress(OSError, AttributeError):  # another C++ library
         ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(_TERMINATED)
+
+
+# Python runs a signal's handler in its main thread, between two of its own operations: not while that thread compiles
+# or waits in a collective, and in a callback an exception from it gets lost. So a thread hears of the signal at once.
+
+AGAIN = 1.0
+"""Seconds after which another signal is somebody's impatience; until then it may be the same one, sent to a group."""
+
+_gentle: Callable[[str], None] | None = None
+
+
+def listen() -> None:
+    """Begins to listen. A signal ends the process at once, unless a command is to be told gently; see `gently`.
+
+    Nothing is lost by that: files are written whole, and lines as soon as they are known. An exception in the main
+    thread would get lost in a callback or an import, and end the process in the middle of a compilation with a crash.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # signals belong to somebody else's program
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _handle)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_wait, args=(reading,), daemon=True, name="signals").start()
+
+
+def gently(tell: Callable[[str], None]) -> None:
+    """From now on the first signal does not end the process: a function is told its name. The second one does."""
+    global _gentle
+    _gentle = tell
+
+
+def deaf() -> None:
+    """The command has ended, and says so with its exit code: what comes now comes too late."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _handle(number: int, _: FrameType | None) -> None:
+    """Does nothing; the thread has heard of the signal."""
+
+
+def _wait(reading: int) -> None:
+    first: float | None = None
+    while True:
+        for number in os.read(reading, 1):
+            if number not in (signal.SIGINT, signal.SIGTERM):
+                continue
+            now, name = time.monotonic(), signal.Signals(number).name
+            if first is not None:
+                if now - first > AGAIN:
+                    give_up(f"interrupted again, by {name}")
+                continue
+            first = now
+            if _gentle is None:
+                give_up(f"interrupted by {name}")
+            else:
+                _gentle(name)

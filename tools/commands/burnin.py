@@ -29,7 +29,7 @@ from sdc.burnin.metrics import metrics
 from sdc.records import RecordError, write_text
 from sdc.settings import SettingError
 
-from .. import give_up, new_folder, onward, run_errors, usage_errors
+from .. import gently, give_up, new_folder, onward, run_errors, usage_errors
 
 if TYPE_CHECKING:
     import jax
@@ -114,7 +114,7 @@ def run(options: BurninCommand) -> int:
     from sdc.burnin import NotOnRecord, Session, families, register
     from sdc.train import burning
 
-    from .. import BurninProgress, signals
+    from .. import BurninProgress
 
     if burning.FAMILY not in families():
         register(burning.FAMILY, burning.build)
@@ -124,7 +124,7 @@ def run(options: BurninCommand) -> int:
             settings, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], outlooks=outlooks,
             steps=burning.STEPS, on_event=progress.update, on_report=functools.partial(_publish, options),
         )  # fmt: skip
-        signals.gently(functools.partial(_end, session, options))
+        gently(functools.partial(_end, session, options))
         unwritten = None
         with run_errors(folder):
             try:
