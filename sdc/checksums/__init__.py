@@ -1,4 +1,10 @@
-"""Algorithm-based fault tolerance: checksummed matrix products that work in narrow types, forward and backward."""
+"""Algorithm-based fault tolerance: checksummed matrix products that work in narrow types, forward and backward.
+
+- `transform`: the products of a whole step; `layers`: those of single layers.
+- `_check`: one product: judged by a scheme of `schemes`, and computed again where it looks wrong.
+- `products`: products as linear maps; `fused_products`: kernels that sum up rows while they multiply.
+- `roundoff`: settings, and how types and devices round; `profile`: what was measured of a device.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +13,7 @@ from sdc._lazy import facade
 if TYPE_CHECKING:
     # A whole step.
     from .transform import abft as abft, accumulators as accumulators
-    from .equations import coverage as coverage
+    from .transform import coverage as coverage
 
     # Single layers.
     from .layers import checksum as checksum, collect as collect, dot_general as dot_general, einsum as einsum
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
         check as check,
         merge_flags as merge_flags,
     )
-    from .settings import Settings as Settings
+    from .roundoff import Settings as Settings
 
     # What is known of a device.
     from .profile import Profile as Profile
@@ -33,8 +39,8 @@ if TYPE_CHECKING:  # for the other packages of this project
         fit as fit,
         measure as measure,
     )
-    from .equations import product_of as product_of
-    from .kernel import multiply as multiply, time_both as time_both
+    from .transform import product_of as product_of
+    from .fused_products import multiply as multiply, time_both as time_both
     from .power import (
         DISTRIBUTIONS as DISTRIBUTIONS,
         Found as Found,
@@ -47,6 +53,6 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .profile import hardware as hardware
     from .roundoff import PLATFORMS as PLATFORMS
     from .schemes import Expected as Expected, make_scheme as make_scheme
-    from .settings import Mode as Mode, SchemeName as SchemeName
+    from .roundoff import Mode as Mode, SchemeName as SchemeName
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -14,11 +14,9 @@ from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 from sdc.bits import as_bits, select
 
 from ..program import Values, agreed, rarely, traced_once, varying
-from .indexed import Indexed
-from .products import Dot, Product
-from .roundoff import Units, work_type
+from .products import Dot, Indexed, Product
+from .roundoff import Settings, Units, work_type
 from .schemes import Expected, Factors, Scheme, make_scheme
-from .settings import Settings
 
 LISTED = 8
 """Wrong elements that are returned one by one."""

@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .kernel import multiply
+from .fused_products import multiply
 from .power import DISTRIBUTIONS
 from .products import Dot
-from .roundoff import EXACT, SIGMAS, SPREAD, Rounding, Units
+from .roundoff import EXACT, SIGMAS, SPREAD, Rounding, Settings, Units
 from .schemes import Factors, Probabilistic, residual
-from .settings import Settings
 
 DEPTHS = (64, 256, 1024, 4096, 16384)
 """Numbers of terms of the sums that are measured."""

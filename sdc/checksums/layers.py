@@ -14,13 +14,11 @@ from jaxtyping import Array, Float, Shaped
 
 from ..program import Place, Reports, Values, primitive, rewrite
 from ._check import Flags, check, merge_flags
-from .kernel import multiply
-from .layout import arranged
-from .products import Dimensions, Dot
+from .fused_products import multiply
+from .products import Dimensions, Dot, arranged
 from .profile import Profile
-from .roundoff import unit, work_type
+from .roundoff import Mode, Output, SchemeName, Settings, check_choice, unit, work_type
 from .schemes import checksum as fold, make_scheme
-from .settings import Mode, Output, SchemeName, Settings, check_choice
 from .transform import abft, carried
 
 # Identity on a product, with the flags of its check beside it: they live as long as the product is used.

@@ -12,9 +12,8 @@ from sdc.bits import as_bits, from_bits, select
 
 from ._check import Operands, expect, row_margins
 from .products import Dot
-from .roundoff import Rounding
+from .roundoff import Rounding, Settings
 from .schemes import Expected
-from .settings import Settings
 
 MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
 """Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3."""

@@ -10,8 +10,7 @@ from sdc.records import RecordError
 
 from ..program import compiled_for
 from ..records import endless, read_json, reason, write_json
-from .roundoff import PLATFORMS, Rounding
-from .settings import Settings
+from .roundoff import PLATFORMS, Rounding, Settings
 
 SCHEMA = 1
 TITLE = "sdc abft profile"
@@ -42,11 +41,7 @@ class Profile:
 
     @classmethod
     def given(cls, profile: "Profile | None") -> "Profile":
-        """A profile that a caller gave, or what is assumed without one.
-
-        Raises:
-            TypeError: it is no profile.
-        """
+        """A profile that a caller gave, or what is assumed without one."""
         if profile is None:
             return cls.assumed()
         if not isinstance(profile, Profile):
@@ -55,11 +50,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path | str) -> "Profile":
-        """Reads a profile, and warns if it is of another device or of other libraries than those at hand.
-
-        Raises:
-            ValueError: see `read`.
-        """
+        """Reads a profile, and warns if it is of another device or of other libraries than those at hand."""
         profile = cls.read(path)
         if lines := profile.departs():
             warnings.warn(
@@ -70,11 +61,7 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path | str) -> "Profile":
-        """Reads a profile without a look at the devices at hand.
-
-        Raises:
-            ValueError: there is no such file, it is damaged, or no profile that this version reads.
-        """
+        """Reads a profile without a look at the devices at hand."""
         remedy = "make one with sdc abft calibrate"
         try:
             if found := endless(path):

@@ -1,13 +1,23 @@
-"""Unit round-offs of floating-point types, and how far a device departs from them."""
+"""Settings of a check, and what they rest on: unit round-offs of types, and how far a device departs from them.
+
+JAX is imported when it is first used, so that settings can be refused before.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from sdc._lazy import jax, jnp
+from sdc.settings import SettingError
+
+Mode: TypeAlias = Literal["detect", "locate", "correct"]
+SchemeName: TypeAlias = Literal["two-tier", "blocks", "residual", "deterministic", "paper"]
+Output: TypeAlias = Literal["float32 accumulator", "as is"]
+AS_A_WHOLE: tuple[SchemeName, ...] = ("paper",)
+"""Schemes that judge a product as a whole, and cannot tell one row from another."""
 
 SIGMAS = 3.4
 """Bound of a sum of rounding errors, in units of their largest value times the root of the sum of squares."""
@@ -18,16 +28,7 @@ on real training: 0.9 at the most, at which the bound is 2.5 times as large."""
 
 @functools.lru_cache
 def unit(dtype: Any) -> float:
-    """The unit round-off of a type: the largest relative error of rounding to nearest, half its `eps`.
-
-    Raises:
-        ValueError: the type holds no real numbers of 8 bits or more, so that no round-off is known.
-
-    Example:
-        >>> from sdc.checksums.roundoff import unit
-        >>> unit("float32") == 2.0**-24, unit("bfloat16") == 2.0**-8
-        (True, True)
-    """
+    """The unit round-off of a type: the largest relative error of rounding to nearest, half its `eps`."""
     return float(2.0 ** -(_info(dtype).nmant + 1))
 
 
@@ -108,16 +109,7 @@ class Units:
 
     @classmethod
     def of(cls, a: Any, b: Any, c: Any, rounding: Rounding, *, exact: bool = False) -> Units:
-        """The units of a product of arrays of these types.
-
-        Args:
-            a, b, c: types of both factors and of the product.
-            rounding: how the device rounds.
-            exact: whether the inputs are multiplied as they are, whatever the device does by default.
-
-        Raises:
-            ValueError: see `unit`.
-        """
+        """The units of a product of arrays of these types."""
         work = work_type(a, b, c)
         wide = max(a, b, key=lambda dtype: jnp.finfo(dtype).nmant)
         inputs = 0.0 if exact or unit(wide) >= rounding.inputs else rounding.inputs
@@ -133,3 +125,42 @@ class Units:
     def relative(self, depth: int, width: int) -> float:
         """Lambda, the error of a row's check relative to the row: `u (2.25 sqrt(k + n) + k / kappa)` + the inputs'."""
         return self.sum * (SPREAD * math.sqrt(depth + width) + depth / self.kappa) + SIGMAS * self.inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How products are checked.
+
+    Attributes:
+        mode: `detect` flags rows, `locate` names wrong elements too, `correct` replaces wrong rows as well.
+        scheme: see `schemes`.
+        rounding: how the device rounds.
+        tier: tier that rows are judged by at first.
+        fused: whether the fused kernel computes the products that it fits.
+
+    Raises:
+        SettingError: a mode or scheme is unknown, or the mode needs what the scheme does not know.
+    """
+
+    mode: Mode = "detect"
+    scheme: SchemeName = "two-tier"
+    rounding: Rounding = EXACT
+    tier: int = 1
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, get_args(Mode))
+        check_choice("scheme", self.scheme, get_args(SchemeName))
+        if self.mode != "detect" and self.scheme in AS_A_WHOLE:
+            raise SettingError(
+                "mode",
+                self.mode,
+                f"needs to know which rows are wrong, but scheme={self.scheme} judges a product as a whole; choose "
+                "mode=detect, or another scheme",
+            )
+
+
+def check_choice(setting: str, given: str, choices: tuple[str, ...]) -> None:
+    """Raises a SettingError if a setting is none of its choices."""
+    if given not in choices:
+        raise SettingError(setting, given, f"expected one of {', '.join(map(repr, choices))}")

@@ -37,8 +37,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .products import Powers, Product
-from .roundoff import SIGMAS, Units
-from .settings import SchemeName, check_choice
+from .roundoff import SIGMAS, SchemeName, Units, check_choice
 
 LOSSY = 16.0
 """Kappa that rows which repeat themselves are judged by, where the device's is larger."""
@@ -285,11 +284,7 @@ class Paper(Scheme):
 
 
 def make_scheme(name: str, a: Any, b: Any) -> Scheme:
-    """The scheme of that name for factors of these types.
-
-    Raises:
-        SettingError: there is none.
-    """
+    """The scheme of that name for factors of these types."""
     check_choice("scheme", name, get_args(SchemeName))
     if name in ("two-tier", "residual"):
         return Probabilistic()

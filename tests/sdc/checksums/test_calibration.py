@@ -10,7 +10,7 @@ from jax import lax
 
 import sdc
 from sdc.checksums.calibration import DEPTHS, Measured, begin_with_second, fit, measure
-from sdc.checksums.kernel import multiply
+from sdc.checksums.fused_products import multiply
 from sdc.checksums.power import DISTRIBUTIONS, flagged, one_per_row
 from sdc.checksums.products import Dot
 from sdc.checksums.roundoff import Rounding, Units

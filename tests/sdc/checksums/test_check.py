@@ -10,9 +10,8 @@ import pytest
 
 from sdc.checksums._check import Flags, Operands, check, merge_flags, rounded_off
 from sdc.checksums.products import Dot
-from sdc.checksums.roundoff import Rounding, unit
+from sdc.checksums.roundoff import Mode, Rounding, SchemeName, Settings, unit
 from sdc.checksums.schemes import BLOCK, make_scheme, signed_weights
-from sdc.checksums.settings import Mode, SchemeName, Settings
 
 SCHEMES: tuple[SchemeName, ...] = get_args(SchemeName)
 TYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")

@@ -11,8 +11,8 @@ from jax import lax
 import sdc
 from sdc.checksums._check import Operands, check
 from sdc.checksums.products import Conv
+from sdc.checksums.roundoff import Mode, SchemeName, Settings
 from sdc.checksums.schemes import signed_weights
-from sdc.checksums.settings import Mode, SchemeName, Settings
 from tests.sdc.checksums.test_check import SCHEMES
 
 

@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 
 import sdc
 from sdc.checksums import coverage
-from sdc.checksums.settings import Mode
+from sdc.checksums.roundoff import Mode
 from sdc.program import primitive, products
 from sdc.program.interpreter import rewrite
 

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
 from sdc.checksums._check import check
-from sdc.checksums.kernel import fits, multiply, product_with_totals
+from sdc.checksums.fused_products import multiply, triton_fits, triton_product
 from sdc.checksums.products import Dot
 from sdc.checksums.profile import Profile, hardware
 from sdc.checksums.roundoff import Rounding
@@ -354,7 +354,7 @@ def test_the_fused_kernel_is_the_product_and_its_sums(dtype: str) -> None:
     """Interpreted: against NumPy in float64, and under `abft` with and without a fault."""
     a = jnp.asarray(RNG.normal(size=(2, 128, 192)), dtype)
     b = jnp.asarray(RNG.normal(size=(192, 256)), dtype)
-    c, (weighted, squares) = product_with_totals(a, b, interpret=True)
+    c, (weighted, squares) = triton_product(a, b, interpret=True)
     exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     np.testing.assert_allclose(c, exact, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(weighted, exact @ np.asarray(signed_weights(256), np.float64), rtol=1e-4, atol=1e-3)
@@ -381,10 +381,10 @@ def test_the_fused_kernel_is_the_product_and_its_sums(dtype: str) -> None:
 def test_the_kernel_takes_only_what_it_fits() -> None:
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
     narrow = jnp.zeros((128, 128), jnp.bfloat16)
-    assert fits(product, narrow, narrow)
-    assert not fits(product, narrow.astype(jnp.float32), narrow.astype(jnp.float32))
-    assert not fits(product, narrow[:100], narrow)
-    assert not fits(product, narrow[:, :100], narrow[:100])
-    assert not fits(product.returning(jnp.bfloat16), narrow, narrow)
-    assert not fits(Dot((((0,), (0,)), ((), ())), (2, 2), dtype=product.dtype), narrow, narrow)
-    assert not fits(Dot((((2,), (1,)), ((0,), (0,))), (3, 3), dtype=product.dtype), narrow[None], narrow[None])
+    assert triton_fits(product, narrow, narrow)
+    assert not triton_fits(product, narrow.astype(jnp.float32), narrow.astype(jnp.float32))
+    assert not triton_fits(product, narrow[:100], narrow)
+    assert not triton_fits(product, narrow[:, :100], narrow[:100])
+    assert not triton_fits(product.returning(jnp.bfloat16), narrow, narrow)
+    assert not triton_fits(Dot((((0,), (0,)), ((), ())), (2, 2), dtype=product.dtype), narrow, narrow)
+    assert not triton_fits(Dot((((2,), (1,)), ((0,), (0,))), (3, 3), dtype=product.dtype), narrow[None], narrow[None])

@@ -10,10 +10,16 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
 from sdc.checksums import Profile
+from sdc.checksums.fused_products import (
+    TPU_KINDS as KINDS,
+    TPU_LEAST as LEAST,
+    TPU_MEMORY as MEMORY,
+    tpu_fits,
+    tpu_product,
+)
 from sdc.checksums.products import Dot
 from sdc.checksums.roundoff import PLATFORMS
 from sdc.checksums.schemes import signed_weights
-from sdc.checksums.tpu_kernel import KINDS, LEAST, MEMORY, fits, product_with_totals
 from sdc.program import compiling_for
 
 RNG = np.random.default_rng(14)
@@ -44,7 +50,7 @@ def test_the_product_and_its_sums(form: str) -> None:
     wide = [np.asarray(x, np.float64) for x in (a, b)]
     exact = (wide[0] if over[0] else wide[0].T) @ (wide[1].T if over[1] else wide[1])
     with jax.enable_x64(form == "rows by rows"):
-        agrees(product_with_totals(dot(*over), a, b, interpret=True), exact)
+        agrees(tpu_product(dot(*over), a, b, interpret=True), exact)
 
 
 def test_leading_axes_and_a_mesh() -> None:
@@ -54,7 +60,7 @@ def test_leading_axes_and_a_mesh() -> None:
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
 
     def run(a: Any, b: Any) -> Any:
-        return product_with_totals(dot(2, 0, (3, 2)), a, b, interpret=True)
+        return tpu_product(dot(2, 0, (3, 2)), a, b, interpret=True)
 
     agrees(run(a, b), exact)
     mapped = jax.shard_map(run, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=False)
@@ -68,7 +74,12 @@ def test_leading_axes_and_a_mesh() -> None:
         ((LEAST, 1024), (256, LEAST), (0, 1), True),
         ((4, 256, LEAST), (LEAST, 256), (2, 0), True),
         ((4, 256, LEAST), (4, 256, LEAST), (2, 2), True),
-        ((128, 8, LEAST), (LEAST, 256), (2, 0), False),  # rows that do not fill registers are moved to be joined
+        (
+            (128, 8, LEAST),
+            (LEAST, 256),
+            (2, 0),
+            False,
+        ),  # rows that do not fill registers are moved to be joined
         ((LEAST, 32, 32), (LEAST, 256), (0, 0), False),
         ((512, LEAST), (LEAST, 512), (1, 0), False),  # rows for one of two cores
         ((1024, LEAST), (LEAST, 128), (1, 0), False),  # small tiles are slow
@@ -85,13 +96,13 @@ def test_what_it_takes(a: tuple[int, ...], b: tuple[int, ...], over: tuple[int, 
     given = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (a, b)]
     wide = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (a, b)]
     with compiling_for("tpu", whole=True, kind=KINDS[0]):
-        assert fits(product, *given) is taken
-        assert not fits(product, *wide)
-        assert not fits(product.returning(jnp.bfloat16), *given)
-        assert not fits(product.mapped(), *given)
+        assert tpu_fits(product, *given) is taken
+        assert not tpu_fits(product, *wide)
+        assert not tpu_fits(product.returning(jnp.bfloat16), *given)
+        assert not tpu_fits(product.mapped(), *given)
     for kind, whole in ((KINDS[0], False), ("TPU v4", True), ("TPU7x", True), ("", True)):
         with compiling_for("tpu", whole=whole, kind=kind):
-            assert not fits(product, *given)
+            assert not tpu_fits(product, *given)
     assert MEMORY < 64 << 20
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import sdc
-from sdc.checksums.settings import Output, SchemeName
+from sdc.checksums.roundoff import Output, SchemeName
 
 SIZES = {"b": 2, "h": 3, "m": 64, "o": 5, "k": 64, "l": 4, "n": 64, "p": 3}
 
