@@ -1,4 +1,10 @@
-"""Two runs of a step: digests of their values, comparison in lock-step, traces, and the first place where they part."""
+"""Two runs of a step: side by side, or one after the other.
+
+- `digests`: 64-bit digests of tensors and of the values of a step (`fingerprint`); `digest_kernel`: the same for TPUs.
+- `_lockstep`, `_agreement`: twins that compare and repair each other at every probe; `mismatch`: what they differ in.
+- `first_differences`: the first place where two fingerprints part, and bisection.
+- `traces`: fingerprints of a run on disk.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,20 +12,14 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # Digests.
-    from .digests import digest as digest, tree_digest as tree_digest
-    from ._fingerprint import fingerprint as fingerprint
+    from .digests import digest as digest, fingerprint as fingerprint, tree_digest as tree_digest
 
     # Side by side.
-    from ._lockstep import (
-        Compare as Compare,
-        Exchange as Exchange,
-        lockstep as lockstep,
-        synchronize as synchronize,
-    )
-    from .mismatch import Mismatch as Mismatch
+    from ._lockstep import Compare as Compare, Exchange as Exchange, lockstep as lockstep, synchronize as synchronize
     from ._agreement import Agreement as Agreement, agreement as agreement, squared_distance as squared_distance
-    from .compare import (
+    from .mismatch import (
         Difference as Difference,
+        Mismatch as Mismatch,
         difference as difference,
         mismatch_frequency as mismatch_frequency,
         mismatch_severity as mismatch_severity,
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     )
 
     # One after the other.
-    from ._first_difference import FirstDifference as FirstDifference, first_difference as first_difference
-    from ._bisect import (
+    from .first_differences import (
         Bisection as Bisection,
+        FirstDifference as FirstDifference,
         Round as Round,
         bisect as bisect,
+        first_difference as first_difference,
         guilty_scope as guilty_scope,
         next_round as next_round,
     )
@@ -49,15 +50,15 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from ._agreement import from_reference as from_reference, gather_twins as gather_twins
-    from ._first_difference import describe_place as describe_place, place_of as place_of
-    from .compare import (
+    from .digests import ALGORITHM as ALGORITHM, GOLDEN as GOLDEN, MIX as MIX, row_digests as row_digests
+    from .first_differences import describe_place as describe_place, place_of as place_of
+    from .mismatch import (
         LARGEST as LARGEST,
         largest_severity as largest_severity,
         mean_frequency as mean_frequency,
         merge as merge,
         no_difference as no_difference,
     )
-    from .digests import ALGORITHM as ALGORITHM, GOLDEN as GOLDEN, MIX as MIX, row_digests as row_digests
     from .traces import SITES as SITES, encode as encode, sites_table as sites_table
 
 __getattr__, __dir__, __all__ = facade(__name__)

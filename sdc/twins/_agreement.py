@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float32, Int32, Shaped, UInt, UInt32
 from sdc.bits import as_bits, from_bits
 
 from ..program import bound_axes, manual_in_part, varying
-from .compare import Difference, difference, merge, no_difference
 from .digests import digest, tree_digest
+from .mismatch import Difference, difference, merge, no_difference
 
 Tree = TypeVar("Tree")
 
@@ -100,12 +100,7 @@ def from_reference(tree: Tree, axis_name: str, reference: Int32[Array, ""]) -> T
 def measure(
     leaves: list[Shaped[Array, "..."]], axis_name: str, reference: Int32[Array, ""]
 ) -> tuple[list[Shaped[Array, "..."]], Difference]:
-    """Compares every twin with the reference, element by element.
-
-    Returns:
-        The reference's arrays, and the differences added over the arrays: one row per twin (the reference's own is
-        zero), computed by the reference and handed from it to the others.
-    """
+    """Compares every twin with the reference, element by element."""
     size = lax.axis_size(axis_name)
     total: Difference | None = None
     chosen = []

@@ -39,13 +39,7 @@ def fits(x: Shaped[Array, "*shape"]) -> bool:
 
 
 def kernel_digest(x: Shaped[Array, "*shape"], golden: int, mix: int, *, interpret: bool = False) -> UInt32[Array, "2"]:
-    """The two sums of `digests.digest`.
-
-    Args:
-        x: a tensor of two axes or more and elements of 16 or 32 bits; see `fits`.
-        golden, mix: the multipliers of the definition.
-        interpret: whether to interpret the kernel, on any device.
-    """
+    """The two sums of `digests.digest`."""
     if interpret:  # a CPU makes other NaNs of some of bfloat16 when it slices them
         x = as_bits(x)
     flat = x.reshape(-1, x.shape[-1])

@@ -18,7 +18,7 @@ section 6.4). The other one is from the finalizer of MurmurHash3 (Appleby, 2008)
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from jaxtyping import Array, Int, Shaped, UInt32
 
 from sdc.bits import element_words
 
-from ..program import compiled_for
+from ..program import Place, Reports, Values, Where, compiled_for, probes, rewrite, traced_once
 
 ALGORITHM = "sum-and-squares"
 """Name of the definition above. Records say by which one their digests were made; those that do not, by one that took
@@ -76,12 +76,7 @@ def digest(
 def row_digests(
     x: Shaped[Array, "rows *rest"], *, shape: Sequence[int], offset: Sequence[int | Int[Array, ""]]
 ) -> UInt32[Array, "rows 2"]:
-    """The share of each index of the first axis in the digest of a tensor; they add up to it.
-
-    Args:
-        x: a shard of the tensor, of one axis at least.
-        shape, offset: see `digest`.
-    """
+    """The share of each index of the first axis in the digest of a tensor; they add up to it."""
     parts = _mixed(x, shape, offset)
     if not parts[0].size:
         return jnp.zeros((x.shape[0], 2), jnp.uint32)
@@ -140,3 +135,40 @@ def tree_digest(tree: Any) -> UInt32[Array, "2"]:
     for position, leaf in enumerate(jax.tree.leaves(tree)):
         total += fmix32(digest(leaf) + jnp.uint32((position * GOLDEN) % 2**32))
     return total
+
+
+def fingerprint(step: Callable[..., Any], where: Where = probes) -> Callable[..., tuple[Any, Reports]]:
+    """Transforms a step: it returns the digest of every selected value too.
+
+    Args:
+        step: any function that JAX can trace.
+        where: selects sites; by default the probes.
+
+    Returns:
+        A function that returns `(out, digests)`: for each site the digests of the equation's outputs,
+        `uint32[..., n, 2]` behind the axes named in `site.dims`. Iterations of a `while` are mixed into one digest, in
+        order.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sdc
+        >>> out, digests = sdc.fingerprint(lambda x: sdc.probe(x + 1.0, "p"))(jnp.ones(3))
+        >>> digests["fwd/p"].shape
+        (1, 2)
+    """
+    return rewrite(step, where, _Digest(), required=True)
+
+
+class _Digest:
+    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Any]:
+        return _digested(bind(*inputs))
+
+    def merge(self, total: UInt32[Array, "n 2"], new: UInt32[Array, "n 2"]) -> UInt32[Array, "n 2"]:
+        return fmix32(total) + new
+
+
+@traced_once
+def _digested(outs: Values) -> tuple[Values, UInt32[Array, "n 2"]]:
+    # XLA may compute a value twice, once for each fusion that uses it: behind the barrier, what is digested is what is
+    # consumed.
+    outs = lax.optimization_barrier(outs)
+    return outs, jnp.stack([digest(out) for out in outs])

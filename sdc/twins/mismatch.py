@@ -1,10 +1,97 @@
-"""What twins in lock-step differ in at one site."""
+"""What two tensors, and twins at a site, differ in; and the metrics of the study.
 
-from typing import NamedTuple
+The study (Ma et al. 2025, arXiv:2502.12340, sections 4 and 5) leaves open what the severity (3) counts where the reference is zero or either side is not finite. Here such
+elements count as mismatched, are counted separately, and stay out of the relative difference.
+"""
 
-from jaxtyping import Array, UInt32
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from .compare import Difference, merge as merge_differences
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Shaped, UInt32
+
+from sdc.bits import as_bits
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class Difference(NamedTuple):
+    """How a suspect tensor differs from its reference. Zeros mean that nothing was checked.
+
+    Attributes:
+        checked: elements compared.
+        mismatched: elements whose bits differ (so NaN equals NaN of the same payload, and 0.0 differs from -0.0).
+        zero_reference: mismatched elements whose reference is zero, the suspect being finite.
+        nonfinite: mismatched elements of which either side is NaN or infinite.
+        relative_sum: sum of `|suspect - reference| / |reference|` over the other mismatched elements, in float32; it
+            saturates at the largest float32, as does each term.
+        relative_max: the largest of these terms.
+    """
+
+    checked: UInt32[Array, "*rows"]
+    mismatched: UInt32[Array, "*rows"]
+    zero_reference: UInt32[Array, "*rows"]
+    nonfinite: UInt32[Array, "*rows"]
+    relative_sum: Float32[Array, "*rows"]
+    relative_max: Float32[Array, "*rows"]
+
+
+def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Difference:
+    """Compares two tensors of one shape and type bit for bit, and by relative difference where that is defined."""
+    differs = differing(reference, suspect)
+    ref, sus = _as_numbers(reference), _as_numbers(suspect)
+    finite = jnp.isfinite(ref) & jnp.isfinite(sus)
+    zero = ref == 0
+    counted = differs & finite & ~zero
+    term = jnp.where(counted, jnp.abs(sus - ref) / jnp.where(counted, jnp.abs(ref), 1), 0)
+    term = jnp.minimum(term, LARGEST).astype(jnp.float32)
+
+    def count(mask: Bool[Array, "*shape"]) -> UInt32[Array, ""]:
+        return jnp.sum(mask, dtype=jnp.uint32)
+
+    return Difference(
+        checked=jnp.uint32(differs.size),
+        mismatched=count(differs),
+        zero_reference=count(differs & finite & zero),
+        nonfinite=count(differs & ~finite),
+        relative_sum=jnp.minimum(jnp.sum(term), LARGEST),
+        relative_max=jnp.max(term, initial=0.0),
+    )
+
+
+def no_difference(checked: UInt32[Array, "*rows"]) -> Difference:
+    """What `difference` says of so many elements that do not differ in any bit."""
+    counts, sums = jnp.zeros(checked.shape, jnp.uint32), jnp.zeros(checked.shape, jnp.float32)
+    return Difference(checked, counts, counts, counts, sums, sums)
+
+
+def differing(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Bool[Array, "*shape"]:
+    """Where the bits of two arrays differ, element by element."""
+    differs = as_bits(reference) != as_bits(suspect)
+    return jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # key data, parts of complex numbers
+
+
+def _as_numbers(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+    """Numbers in float32 or wider; PRNG keys have no size, so they count as zero references."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jnp.zeros(x.shape, jnp.float32)
+    if x.dtype == jnp.float64 or jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return x
+    return x.astype(jnp.float32)
+
+
+def merge(total: Difference, new: Difference) -> Difference:
+    """The difference of two tensors taken together."""
+    return Difference(
+        checked=total.checked + new.checked,
+        mismatched=total.mismatched + new.mismatched,
+        zero_reference=total.zero_reference + new.zero_reference,
+        nonfinite=total.nonfinite + new.nonfinite,
+        relative_sum=jnp.minimum(total.relative_sum + new.relative_sum, LARGEST),
+        relative_max=jnp.maximum(total.relative_max, new.relative_max),
+    )
 
 
 class Mismatch(NamedTuple):
@@ -23,9 +110,65 @@ class Mismatch(NamedTuple):
     unrepeated: UInt32[Array, "*rows twins"] | None = None
 
 
-def merge(total: Mismatch, new: Mismatch) -> Mismatch:
+def merge_mismatches(total: Mismatch, new: Mismatch) -> Mismatch:
     """The mismatches of two iterations taken together."""
     unrepeated = None
     if total.unrepeated is not None and new.unrepeated is not None:
         unrepeated = total.unrepeated + new.unrepeated
-    return Mismatch(merge_differences(total.difference, new.difference), total.undecided + new.undecided, unrepeated)
+    return Mismatch(merge(total.difference, new.difference), total.undecided + new.undecided, unrepeated)
+
+
+def mismatch_frequency(mismatched: Any, checked: Any) -> float:
+    """Equation (1): mismatched elements over all tensor-parallel ranks, per element checked.
+
+    Args:
+        mismatched: mismatched elements of a submodule in a microstep, one entry per rank.
+        checked: elements compared, one entry per rank (all ranks: TP * MBS * L * H).
+
+    Returns:
+        A share of elements; NaN where nothing was checked.
+    """
+    total = float(np.sum(np.asarray(checked, np.float64)))
+    return float(np.sum(np.asarray(mismatched, np.float64))) / total if total else float("nan")
+
+
+def mean_frequency(frequencies: Sequence[float]) -> float:
+    """Equation (2): the mean of equation (1) over the decoder layers."""
+    return float(np.mean(frequencies))
+
+
+def mismatch_severity(relative_sum: Any, counted: Any) -> float:
+    """Equation (3): the largest, over tensor-parallel ranks, of the mean relative difference `|f' - f| / |f|`.
+
+    Args:
+        relative_sum: sum of the relative differences of a submodule in a microstep, one entry per rank.
+        counted: number of terms in each sum: mismatched less zero references and non-finite values.
+
+    Returns:
+        NaN where no rank has a term.
+    """
+    sums, counts = np.asarray(relative_sum, np.float64), np.asarray(counted, np.float64)
+    means = sums[counts > 0] / counts[counts > 0]
+    return float(means.max()) if means.size else float("nan")
+
+
+def largest_severity(severities: Sequence[float]) -> float:
+    """Equation (4): the maximum of equation (3) over the decoder layers; NaN where no layer has one."""
+    known = [severity for severity in severities if not np.isnan(severity)]
+    return max(known, default=float("nan"))
+
+
+def noise_to_signal(difference_norm: Any, reference_norm: Any) -> float:
+    """Equation (5): WCNTS, the largest ||g' - g||_2 / ||g||_2 over the optimizer steps.
+
+    Args:
+        difference_norm: L2 norm of the gradient's difference at each step.
+        reference_norm: L2 norm of the reference's gradient at each step.
+
+    Returns:
+        0/0 counts as 0 (nothing differs), any other division by zero as infinity. NaN where there is no step.
+    """
+    noise, signal = np.atleast_1d(np.asarray(difference_norm, np.float64)), np.atleast_1d(np.asarray(reference_norm))
+    ratios = np.where(noise == 0, 0.0, noise / np.where(signal == 0, 1.0, signal))
+    ratios = np.where((signal == 0) & (noise != 0), np.inf, ratios)
+    return float(np.max(ratios)) if ratios.size else float("nan")

@@ -25,8 +25,8 @@ from sdc.records import RecordError
 
 from ..program import Reports, Site
 from ..records import STEPS, TRACE, AnyPath, Record, differences, names, read_json, read_record, to_json
-from ._first_difference import FirstDifference, first_difference
 from .digests import ALGORITHM
+from .first_differences import FirstDifference, first_difference
 
 SITES = "sites.json"
 COMPARABLE = ("program", "digests", "environment", "data", "seed", "config", "mesh", "compiler_options")
@@ -58,11 +58,7 @@ class Trace:
     ended: bool
 
     def __getitem__(self, step: int) -> Reports:
-        """The digests of a step, as `fingerprint` returned them.
-
-        Raises:
-            RecordError: the line is damaged.
-        """
+        """The digests of a step, as `fingerprint` returned them."""
         try:
             words = decode(self.lines[step], sum(int(np.prod(shape)) for shape in self.shapes))
         except ValueError as error:
@@ -153,11 +149,7 @@ def encode(step: int, digests: Reports) -> dict[str, Any]:
 
 
 def decode(line: Mapping[str, Any], size: int) -> UInt32[np.ndarray, "size"]:
-    """The digests of a line.
-
-    Raises:
-        ValueError: the line is damaged.
-    """
+    """The digests of a line."""
     payload = bytes.fromhex(str(line.get("digests")))
     if zlib.crc32(payload) != line.get("crc32"):
         raise ValueError("their check sum is wrong")

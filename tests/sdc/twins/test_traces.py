@@ -15,7 +15,7 @@ from sdc.faults.kinds import BitFlip
 from sdc.program.selectors import arithmetic, operations, primitive
 from sdc.records.files import RecordError, write_sealed
 from sdc.records.reading import read_manifest
-from sdc.twins._bisect import FEW
+from sdc.twins.first_differences import FEW
 from sdc.twins.traces import NotComparable, TraceWriter, diff, read_trace
 
 X = np.linspace(0.1, 1.0, 4, dtype=np.float32)
