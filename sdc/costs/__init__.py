@@ -1,4 +1,9 @@
-"""What a step costs on accelerators that are not here: compiled for them, with nothing but their compilers."""
+"""What a step costs on accelerators that are not here: compiled for them, with nothing but their compilers.
+
+- `targets`: chips, their compilers and options; `variants`: a step with each of the tools.
+- `_estimate`: what a compiled program costs; `hlo`: its text, with collectives and traffic.
+- `cycles`: cycles on a TPU; `schedules`: those of kernels, by their instructions.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,20 +11,28 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # What to compile for.
-    from .chips import CHIPS as CHIPS, Chip as Chip, Target as Target, find_target as find_target
-    from .compilers import devices_of as devices_of, prepare_compilers as prepare_compilers
+    from .targets import (
+        CHIPS as CHIPS,
+        Chip as Chip,
+        Target as Target,
+        devices_of as devices_of,
+        find_target as find_target,
+        prepare_compilers as prepare_compilers,
+    )
 
     # What it costs.
     from ._estimate import DoesNotFit as DoesNotFit, Estimate as Estimate, estimate as estimate, measure as measure
-    from .collectives import Collective as Collective
+    from .hlo import Collective as Collective
     from .schedules import Uncharged as Uncharged
     from .variants import Tool as Tool, with_tool as with_tool
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .collectives import kind_of as kind_of
-    from .compilers import check_compiler as check_compiler
-    from .groups import groups_of as groups_of
-    from .hlo import parse_module as parse_module, sizes_of as sizes_of
-    from .options import Value as Value, check_options as check_options, read_options as read_options
+    from .hlo import groups_of as groups_of, kind_of as kind_of, parse_module as parse_module, sizes_of as sizes_of
+    from .targets import (
+        Value as Value,
+        check_compiler as check_compiler,
+        check_options as check_options,
+        read_options as read_options,
+    )
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -1,28 +1,23 @@
 """`estimate`: what a step costs on chips that are not here, by what their compiler makes of it."""
 
+import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from sdc.settings import SettingError
 
 from ..program import compiling_for, holds_objects, is_array, traced
-from .chips import Target, find_target
-from .collectives import Collective, collectives_of
-from .compilers import devices_of
-from .cycles import cycles_of, estimated
-from .hlo import Instruction, Module, parse_module
-from .meshes import mesh_of, on_mesh, sharding_of
-from .options import refuse_unknown
-from .products import replaced_products
+from .cycles import cycles_of, estimated, replaced_products
+from .hlo import Collective, Instruction, Module, collectives_of, is_kernel, parse_module, traffic_of
 from .schedules import forget_schedules, schedules
-from .traffic import is_kernel, traffic_of
+from .targets import Target, devices_of, find_target, refuse_unknown
 
 MOST = 12
 """Operations that are named."""
@@ -274,3 +269,26 @@ def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[An
             return dict(sharding.mesh.shape), list(sharding.mesh.devices.flat)
     devices = next((list(sharding.device_set) for sharding in shardings), [])
     return {}, sorted(devices, key=lambda device: int(device.id))
+
+
+def sharding_of(one: Any) -> NamedSharding | None:
+    """How an array is sharded over a mesh; None where it is on none."""
+    found = getattr(one, "sharding", None)
+    return found if isinstance(found, NamedSharding) else None
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh of the first array that is on one."""
+    found = (sharding_of(leaf) for leaf in jax.tree.leaves(tree))
+    return next((each.mesh for each in found if each is not None and isinstance(each.mesh, Mesh)), None)
+
+
+@contextlib.contextmanager
+def on_mesh(tree: Any) -> Iterator[None]:
+    """Traces where the mesh of arguments is known if its axes are explicit, as a program does that sets it once."""
+    mesh = mesh_of(tree)
+    if mesh is None or AxisType.Explicit not in mesh.axis_types:
+        yield
+        return
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        yield

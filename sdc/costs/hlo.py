@@ -1,15 +1,30 @@
-"""A compiled program's text, as far as an estimate needs it: computations, instructions, shapes, and the way through.
+"""A compiled program's text, as far as an estimate needs it: instructions and the way through, collectives and traffic.
 
 Compilers print what they made in the form of XLA's high-level operations, one instruction a line.
+
+Collectives: over which axes of the mesh, how many bytes, and what crosses hosts or slices. The compiler's cost model
+has nothing of them. They are charged here by what a ring sends over a stated bandwidth, with n devices to a group and s
+bytes of the largest array that a device holds of it (Patarasu and Yuan, *Bandwidth optimal all-reduce algorithms*,
+2009, section 3): 2 (n - 1) / n * s for an all-reduce, (n - 1) / n * s for an all-gather, a reduce-scatter and an
+all-to-all, s for a permutation. Each takes a stated latency besides.
+
+Traffic: kernels of a program for a GPU, and the bytes that they move: a roofline, as its compiler estimates no cycles.
+Each kernel reads its operands and writes its results once, at the least. Products are charged for that too, but not for
+their arithmetic: the ratio of two programs with the same products says what was put around them.
 """
 
+import collections
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..program import Tags
+from .targets import Chip
 
 _HEAD = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
 _START = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.\-]+) = ")
@@ -23,25 +38,29 @@ _METADATA = re.compile(r"kernel_metadata=\{[^}]*\}")
 _WHOLE = re.compile(r"[su](?:32|64)\[\]")
 _BELOW = re.compile(r"direction=(LT|LE)\b")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
+_GROUPS = re.compile(
+    r"(?:replica_groups|source_target_pairs)=(?:\{(?P<lists>(?:\{[\d,]*\},?)*)\}|(?P<other>[^\]]*\]\S*(?: \{[^}]*\})?))"
+)
+_IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
+_MESH = re.compile(r"mesh\[(?P<mesh>[^\]]*)\]\s*\{(?P<axes>[^}]*)\}")
+_BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+FREE = frozenset(
+    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
+     "partition-id", "replica-id", "optimization-barrier", "async-start", "async-done", "async-update")
+)  # fmt: skip
+"""What is no kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
+    """One line of a computation."""
 
-    Attributes:
-        name: what it is called in its computation.
-        shape: text of the shape of its result.
-        opcode: what it does.
-        arguments: text between the parentheses behind the opcode.
-        line: all of it.
-    """
-
-    name: str
-    shape: str
-    opcode: str
-    arguments: str
-    line: str
+    name: str  # what it is called in its computation
+    shape: str  # text of the shape of its result
+    opcode: str  # what it does
+    arguments: str  # text between the parentheses behind the opcode
+    line: str  # all of it
 
     @property
     def operands(self) -> list[str]:
@@ -62,15 +81,10 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A compiled program.
+    """A compiled program."""
 
-    Attributes:
-        computations: instructions by computation.
-        entry: name of the computation that runs.
-    """
-
-    computations: dict[str, list[Instruction]]
-    entry: str
+    computations: dict[str, list[Instruction]]  # instructions by computation
+    entry: str  # name of the computation that runs
 
     def way(self, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """The instructions of the way that a step takes when nothing is wrong, and how often each runs.
@@ -134,11 +148,7 @@ class Module:
 
 
 def parse_module(text: str) -> Module:
-    """Reads a compiled program, as `compiled.as_text()` gives it.
-
-    Raises:
-        ValueError: there is no entry in it.
-    """
+    """Reads a compiled program, as `compiled.as_text()` gives it."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
     for line in _METADATA.sub(lambda found: found[0].replace("\n", " "), text).splitlines():
@@ -207,3 +217,181 @@ def _branches(line: str) -> list[str]:
     if listed := re.search(r"branch_computations=\{([^}]*)\}", line):
         return [part.strip().lstrip("%") for part in listed[1].split(",")]
     return [_named(line, "false_computation"), _named(line, "true_computation")]
+
+
+def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
+    """The devices that talk to one another, by their position in the program's device assignment; empty for all."""
+    match = _GROUPS.search(line)
+    if match is None:
+        return ()
+    if match["lists"] is not None:
+        return tuple(_numbers(group) for group in re.findall(r"\{([\d,]+)\}", match["lists"]))
+    if mesh := _MESH.match(match["other"]):  # XLA of jax 0.12
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh["mesh"])}
+        talking = re.findall(r"'([^']+)'", mesh["axes"])
+        order = [*(axis for axis in sizes if axis not in talking), *talking]
+        grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        grid = grid.transpose([list(sizes).index(axis) for axis in order])
+        return tuple(tuple(group) for group in grid.reshape(-1, math.prod(sizes[a] for a in talking)).tolist())
+    iota = _IOTA.match(match["other"])
+    if iota is None:
+        raise ValueError(f"cannot read the replica groups of {line.strip()[:200]!r}")
+    devices = np.arange(math.prod(_numbers(iota["dims"]))).reshape(_numbers(iota["dims"]))
+    if iota["order"]:
+        devices = devices.transpose(_numbers(iota["order"]))
+    return tuple(tuple(group) for group in devices.reshape(_numbers(iota["shape"])).tolist())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """What a program does over some axes, on the way of a step in which nothing is wrong.
+
+    Attributes:
+        kind: of operation.
+        axes: of the mesh, joined by `,`; empty where the groups are none that axes give.
+        crosses: `slices`, `hosts` or `` (nothing).
+        blocking: whether it is a single operation, so that nothing else runs beside it.
+        count: how often it runs.
+        sent: bytes that a device sends in all.
+        seconds: that takes, over the stated bandwidth.
+        hidden: of these, what the device does other things in: what the compiler put between beginning and end of each,
+            and no more than it takes. Nothing is taken off for it elsewhere.
+    """
+
+    kind: str
+    axes: str
+    crosses: str
+    blocking: bool
+    count: int
+    sent: float
+    seconds: float
+    hidden: float
+
+
+@dataclasses.dataclass
+class _Begun:
+    """One that has begun: how long it takes, and how much of that is hidden."""
+
+    key: tuple[str, str, str, bool]
+    seconds: float
+    hidden: float = 0.0
+
+
+def kind_of(one: Instruction) -> str | None:
+    """The kind of collective that an instruction is, or begins; None for all others.
+
+    What goes between slices of TPUs, their hosts send: the operation that it belongs to stands beside it.
+    """
+    if one.opcode == "send" and (between := _BETWEEN.search(one.line)):
+        return between[1].lower().replace("_", "-")
+    kind = one.opcode.removesuffix("-start")
+    return kind if kind in KINDS else None
+
+
+def collectives_of(
+    module: Module, chip: Chip, devices: Sequence[Any], mesh: Mapping[str, int], takes: Callable[[Instruction], float]
+) -> list[Collective]:
+    """The collectives of a program, alike ones together."""
+    found: dict[tuple[str, str, str, bool], tuple[int, float, float]] = {}
+    hidden: dict[tuple[str, str, str, bool], float] = collections.defaultdict(float)
+    begun: dict[str, _Begun] = {}
+    for one, times in module.way():
+        if done := next((begun.pop(name) for name in one.operands if name in begun and "-done" in one.opcode), None):
+            hidden[done.key] += times * done.hidden
+        elif begun and not kind_of(one):
+            _hide(takes(one), begun)
+        for each in [one, *module.inside(one)]:
+            kind = kind_of(each)
+            if kind is None:
+                continue
+            groups = groups_of(each.line) or (tuple(range(len(devices))),)
+            if each.opcode == "send":
+                groups = _between_slices(devices)
+            size = max(len(group) for group in groups)
+            if size < 2:
+                continue
+            crosses, far = _crosses(groups, devices, chip)
+            # What an operation begins with `-start` has its operands among its results.
+            sent = _sent(kind, size, max(0 if "-start" in each.opcode else each.bytes, _operands(module, each)))
+            key = kind, ",".join(_axes(groups, mesh)), crosses, each is one and each.opcode == kind
+            count, bytes_, seconds = found.get(key, (0, 0.0, 0.0))
+            took = sent / (chip.network if far else chip.link) + chip.latency[far]
+            found[key] = count + times, bytes_ + times * sent, seconds + times * took
+            if each is one and not key[-1]:
+                begun[one.name] = _Begun(key, took)
+    return [Collective(*key, count, sent, seconds, hidden[key]) for key, (count, sent, seconds) in found.items()]
+
+
+def _hide(seconds: float, begun: Mapping[str, _Begun]) -> None:
+    """What runs hides as much of those that have begun, the first one first, and nothing of two at once."""
+    for one in begun.values():
+        used = min(seconds, one.seconds - one.hidden)
+        one.hidden, seconds = one.hidden + used, seconds - used
+
+
+def _operands(module: Module, one: Instruction) -> int:
+    return sum(bytes_of(module.shapes.get(name, "")) for name in one.operands)
+
+
+def _sent(kind: str, size: int, held: float) -> float:
+    if kind in ("collective-permute", "collective-broadcast"):
+        return held
+    share = (size - 1) / size * held
+    return 2 * share if kind == "all-reduce" else share
+
+
+def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]:
+    """The axes along which the members of a group differ."""
+    shape = tuple(mesh.values())
+    if not shape or math.prod(shape) <= max(max(group) for group in groups):
+        return []
+    places = np.stack(np.unravel_index(np.asarray(groups[0]), shape))
+    return [axis for axis, row in zip(mesh, places, strict=True) if (row != row[0]).any()]
+
+
+def _between_slices(devices: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """One device of each slice, at the same place in it."""
+    slices: dict[Any, list[int]] = {}
+    for number, device in enumerate(devices):
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(number)
+    return tuple(zip(*slices.values(), strict=True))
+
+
+def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip) -> tuple[str, bool]:
+    """What a collective crosses, and whether that is the data-centre network."""
+    for place, what in (("slice_index", "slices"), ("process_index", "hosts")):
+        if any(len({getattr(devices[one], place, None) for one in group}) > 1 for group in groups):
+            return what, what == "slices" or chip.platform == "gpu"
+    return "", False
+
+
+class Traffic(NamedTuple):
+    """What a program launches and moves."""
+
+    kernels: int  # number of kernels
+    moved: int  # bytes of their operands and results
+    seconds: float  # that takes at the memory's bandwidth
+    parts: collections.Counter[str]  # bytes by operation of the step
+
+
+def is_kernel(one: Instruction) -> bool:
+    """Whether an instruction is launched as a kernel that is no collective."""
+    return not (one.opcode in FREE or one.opcode.endswith("-done") or kind_of(one))
+
+
+def traffic_of(module: Module, chip: Chip) -> Traffic:
+    """Counts the kernels of a program and their bytes, without its collectives."""
+    kernels = moved = 0
+    parts: collections.Counter[str] = collections.Counter()
+    for one, times in module.way():
+        if not is_kernel(one):
+            continue
+        own = module.moved(one)
+        kernels += times
+        moved += times * own
+        parts[one.label] += times * own
+    return Traffic(kernels, moved, moved / chip.bandwidth, parts)

@@ -27,12 +27,7 @@ _folder: Path | None = None
 
 
 def dump_schedules(folder: Path | None, kernel: str | None) -> list[str]:
-    """Flags of the compiler with which it writes those of a kernel into a folder.
-
-    Args:
-        folder: None for one that goes away with the process.
-        kernel: its name; None for all, and all fusions.
-    """
+    """Flags of the compiler with which it writes those of a kernel into a folder."""
     global _folder
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="sdc-schedules-"))

@@ -14,14 +14,14 @@ from sdc.twins import Exchange
 
 from ..faults import BitFlip
 from ..program import Where, direction, holds_objects, is_array, primitive, traced
-from .meshes import mesh_of, on_mesh, sharding_of
+from ._estimate import mesh_of, on_mesh, sharding_of
 
 Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 TWIN = "twin"
 
 
-class Variant(NamedTuple):
+class ToolVariant(NamedTuple):
     """A transformed step, and what it is called with."""
 
     step: Callable[..., Any]
@@ -37,7 +37,7 @@ def with_tool(
     where: Where | None = None,
     twins: int = 2,
     exchange: Exchange = "probe",
-) -> Variant:
+) -> ToolVariant:
     """A step with one of the tools, as `estimate` takes it.
 
     Args:
@@ -56,23 +56,23 @@ def with_tool(
             its arguments.
     """
     if tool == "fingerprint":
-        return Variant(sdc.fingerprint(step) if where is None else sdc.fingerprint(step, where), args)
+        return ToolVariant(sdc.fingerprint(step) if where is None else sdc.fingerprint(step, where), args)
     if tool == "abft":
-        return Variant(sdc.abft(step) if where is None else sdc.abft(step, where=where), args)
+        return ToolVariant(sdc.abft(step) if where is None else sdc.abft(step, where=where), args)
     if tool == "inject":
         fault = sdc.Fault(BitFlip(), 1e-9, primitive("dot_general") & direction("bwd") if where is None else where)
         injected = sdc.inject(step, [fault])
         moment = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), np.int32)
-        return Variant(lambda key, number, *args: injected(sdc.Moment(key, number), *args), (*moment, *args))
+        return ToolVariant(lambda key, number, *args: injected(sdc.Moment(key, number), *args), (*moment, *args))
     if tool == "plain":
-        return Variant(step, args)
+        return ToolVariant(step, args)
     selected: dict[str, Any] = {"exchange": exchange} | ({} if where is None else {"where": where})
     return _twins(step, args, devices, selected, twins)
 
 
 def _twins(
     step: Callable[..., Any], args: Sequence[Any], devices: Sequence[Any], selected: Mapping[str, Any], twins: int
-) -> Variant:
+) -> ToolVariant:
     with on_mesh(args), traced(step, args, {}) as program:
         flat, inputs = jaxpr_as_fun(program.closed), program.inputs
     own = mesh_of(inputs)
@@ -101,7 +101,7 @@ def _twins(
         placed = NamedSharding(mesh, P(TWIN, *(() if sharding is None else sharding.spec)))
         stacked.append(jax.ShapeDtypeStruct((twins, *given.shape), given.dtype, sharding=placed))
     mapped = jax.shard_map(one, mesh=mesh, in_specs=P(TWIN), out_specs=P(TWIN), axis_names={TWIN}, check_vma=False)
-    return Variant(mapped, stacked)
+    return ToolVariant(mapped, stacked)
 
 
 def _refilled(args: Sequence[Any], arrays: Sequence[Any]) -> Any:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # for the other packages of this project
     from .arguments import aside as aside, holds_objects as holds_objects, taking as taking, traced as traced
     from .control_flow import rarely as rarely
-    from .identities import Tags as Tags, underived as underived
+    from .identities import underived as underived
     from .mesh import (
         agreed as agreed,
         axis_size as axis_size,
@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .objects import functional as functional, is_array as is_array
     from .regions import Region as Region
     from .reports import Values as Values
+    from .site import Tags as Tags
     from .trace_cache import traced_once as traced_once
 
 __getattr__, __dir__, __all__ = facade(__name__)

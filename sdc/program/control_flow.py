@@ -10,9 +10,9 @@ from jax._src.lax.control_flow.conditionals import _switch_internal
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Bool
 
-from .identities import Tags
 from .mesh import varying
 from .reports import Report, Values
+from .site import Tags
 
 Tree = TypeVar("Tree")
 

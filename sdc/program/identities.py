@@ -17,18 +17,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .selectors import PROBE
-from .site import Direction
+from .site import Direction, Tags
 
 Tree = TypeVar("Tree")
-
-
-class Tags:
-    """Names that this library leaves in programs, by which its tools recognize their own work."""
-
-    HIDDEN = "sdc.hidden"  # scope of what a rule computes
-    RARELY = "sdc.rarely"  # scope of what runs only if something is wrong, which an estimate leaves out
-    KERNEL = "sdc_kernel"  # all kernels for TPUs, alike since the compiler writes the instructions of one name only
-    PRODUCT = "sdc_product"  # kernels that compute a product; the value is the contracted axis of each factor
 
 
 def _identity(name: str) -> Primitive:

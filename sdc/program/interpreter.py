@@ -40,7 +40,7 @@ from jax.sharding import PartitionSpec
 
 from .arguments import taking, traced
 from .control_flow import switch, traced_here, while_any, zeros
-from .identities import Tags, mark, mark_p, port_p, underived
+from .identities import mark, mark_p, port_p, underived
 from .mesh import varying
 from .plan import (
     DERIVED,
@@ -59,7 +59,7 @@ from .plan import (
 from .regions import Around, Region, region_p, with_region
 from .reports import Place, Report, Reports, Rule, Values
 from .selectors import Selector, as_selector, check_hits, everything
-from .site import Site, Where
+from .site import Site, Tags, Where
 from .trace_cache import moved
 
 Replace: TypeAlias = Callable[[Any, Mapping[str, Any], Values], Values | None]

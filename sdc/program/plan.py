@@ -20,9 +20,9 @@ from jax._src.state.discharge import run_state_p
 from jax.extend.core import primitives
 
 from .flop_counts import flops, product_flops
-from .identities import Tags, mark_p, port_p, probe_p
+from .identities import mark_p, port_p, probe_p
 from .selectors import probes
-from .site import PRODUCTS, Direction, Predicate, Site, Skipped
+from .site import PRODUCTS, Direction, Predicate, Site, Skipped, Tags
 from .transposed_dots import in_use_order
 
 CALLS = {custom_vmap_p: "call", linear_call_p: "callee"}

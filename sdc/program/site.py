@@ -1,4 +1,4 @@
-"""Site: one place of a step, and the directions in which it can lie; and sites that a tool could not work on."""
+"""Site: one place of a step, and the directions in which it can lie; tags, and sites that a tool could not work on."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ PRODUCTS = (
     "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_matmul_wrapper", "scaled_matmul",
     "bcoo_dot_general", "bcsr_dot_general",
 )  # fmt: skip
+
+
+class Tags:
+    """Names that this library leaves in programs, by which its tools recognize their own work."""
+
+    HIDDEN = "sdc.hidden"  # scope of what a rule computes
+    RARELY = "sdc.rarely"  # scope of what runs only if something is wrong, which an estimate leaves out
+    KERNEL = "sdc_kernel"  # all kernels for TPUs, alike since the compiler writes the instructions of one name only
+    PRODUCT = "sdc_product"  # kernels that compute a product; the value is the contracted axis of each factor
 
 
 @dataclasses.dataclass(frozen=True)

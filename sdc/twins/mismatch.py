@@ -1,7 +1,8 @@
 """What two tensors, and twins at a site, differ in; and the metrics of the study.
 
-The study (Ma et al. 2025, arXiv:2502.12340, sections 4 and 5) leaves open what the severity (3) counts where the reference is zero or either side is not finite. Here such
-elements count as mismatched, are counted separately, and stay out of the relative difference.
+The study (Ma et al. 2025, arXiv:2502.12340, sections 4 and 5) leaves open what the severity (3) counts where the
+reference is zero or either side is not finite. Here such elements count as mismatched, are counted separately, and stay
+out of the relative difference.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sdc.costs import find_target
-from sdc.costs.compilers import check_compiler
+from sdc.costs.targets import check_compiler
 from sdc.settings import SettingError
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sdc.costs.options import check_options, read_options
+from sdc.costs.targets import check_options, read_options
 from sdc.settings import SettingError
 from sdc.train.programs.placement import place
 

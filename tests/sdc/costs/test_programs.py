@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from sdc.costs import CHIPS, Uncharged, products
-from sdc.costs.collectives import collectives_of
-from sdc.costs.cycles import cycles_of
-from sdc.costs.hlo import bytes_of, parse_module
-from sdc.costs.products import Plain
+from sdc.costs import CHIPS, Uncharged, cycles
+from sdc.costs.cycles import Plain, cycles_of
+from sdc.costs.hlo import bytes_of, collectives_of, parse_module, traffic_of
 from sdc.costs.schedules import read_schedules
-from sdc.costs.traffic import traffic_of
 
 
 def op(cycles: int, name: str = "mul") -> str:
@@ -194,8 +191,8 @@ ENTRY %main (a: bf16[2048,1024], b: bf16[2048,512]) -> f32[1024,512] {
         asked.extend([target, *forms])
         return dict.fromkeys(forms, Plain(100, 80))
 
-    monkeypatch.setattr(products, "_plain", plain)
-    found = products.replaced_products(parse_module(text), "v5p:2x2x1")
+    monkeypatch.setattr(cycles, "_plain", plain)
+    found = cycles.replaced_products(parse_module(text), "v5p:2x2x1")
     assert asked == ["v5p:2x2x1", ((2048, 1024), (2048, 512), (0, 0))]
     assert found == {"sdc_kernel.1": Plain(100, 80), "mapped.2": Plain(400, 320)}
 

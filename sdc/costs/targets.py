@@ -1,0 +1,286 @@
+"""What programs are compiled for: what is published of the chips, the compilers on a machine that has none, options.
+
+`v5p:2x2x4` is one TPU slice of 16 chips and `2xv5p:2x2x4` two such slices; `h100x8` is one host of eight GPUs and
+`2xh100x8` two hosts.
+
+Sources: the pages of Cloud TPU on v4, v5e, v5p, v6e and TPU7x (memory, bandwidths, peak arithmetic), NVIDIA's data
+sheet of the H100 SXM. Clocks follow from the peak arithmetic and the number and size of the matrix units.
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sdc._lazy import jax
+from sdc.settings import SettingError
+
+from ..program import Tags
+from .schedules import dump_schedules
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a device of a target can do. All figures are per device as JAX counts them, and not measured.
+
+    Attributes:
+        platform: `tpu` or `gpu`.
+        compiler: the chip's name in the descriptions that the compiler takes.
+        memory: bytes of high-bandwidth memory.
+        bandwidth: of that memory, bytes per second.
+        clock: cycles per second.
+        link: bytes per second that a device sends to the next one along one axis of its slice, or to its host's other
+            GPUs.
+        network: bytes per second of a device's share of the data-centre network.
+        latency: seconds that a collective takes at the least, within a slice or host and over the network.
+        host: chips of a host along each dimension.
+        cores: `megacore` where one device is both cores of a chip.
+        devices: devices that JAX makes of one chip.
+    """
+
+    platform: str
+    compiler: str
+    memory: int
+    bandwidth: float
+    clock: float
+    link: float
+    network: float
+    latency: tuple[float, float]
+    host: tuple[int, ...]
+    cores: str = "default"
+    devices: int = 1
+
+
+GIB, GB = 2**30, 1e9
+NEAR = (1e-6, 3e-5)
+"""Assumed: a microsecond a hop, and thirty over the network. Nothing is published of either."""
+
+CHIPS = {
+    "v4": Chip("tpu", "v4", 32 * GIB, 1228 * GB, 1.05e9, 100 * GB, 6.25 * GB, NEAR, (2, 2, 1), "megacore"),
+    "v5e": Chip("tpu", "v5e", 16 * GIB, 819 * GB, 1.5e9, 100 * GB, 3.125 * GB, NEAR, (2, 2, 1)),
+    "v5p": Chip("tpu", "v5p", 95 * GIB, 2765 * GB, 1.75e9, 200 * GB, 6.25 * GB, NEAR, (2, 2, 1), "megacore"),
+    "v6e": Chip("tpu", "v6e", 32 * GIB, 1638 * GB, 1.75e9, 200 * GB, 12.5 * GB, NEAR, (2, 2, 1)),
+    "7x": Chip("tpu", "tpu7x", 96 * GIB, 3690 * GB, 2.2e9, 200 * GB, 6.25 * GB, NEAR, (2, 2, 1), devices=2),
+    "h100": Chip("gpu", "h100", 85_899_345_920, 3352 * GB, 1.98e9, 450 * GB, 50 * GB, (5e-6, 3e-5), (8,)),
+}
+"""A ring along one axis of a slice has the two links of that axis: a third (3D torus) or half (2D) of all of them. Of
+v4 no figure of the network is published; that of v5p stands in."""
+_NAME = re.compile(
+    r"(?:(?P<slices>\d{1,4})x)?(?P<chip>[a-z0-9]+?)(?::(?P<shape>\d{1,4}(?:x\d{1,4}){1,2})|x(?P<count>\d{1,4}))"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Chips that a program is compiled for.
+
+    Attributes:
+        name: as it was given.
+        chip: what they are.
+        slices: TPU slices, or hosts of GPUs, between which is the data-centre network.
+        shape: chips of a slice along each of its dimensions; GPUs of a host.
+    """
+
+    name: str
+    chip: Chip
+    slices: int
+    shape: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that JAX sees."""
+        return self.slices * math.prod(self.shape) * self.chip.devices
+
+
+def find_target(name: str) -> Target:
+    """The target of that name.
+
+    Raises:
+        SettingError: it is no name of a target.
+
+    Example:
+        >>> from sdc.costs import find_target
+        >>> find_target("2xv5p:2x2x4").devices
+        32
+    """
+    found = _NAME.fullmatch(name.lower().removeprefix("tpu"))
+    if found is None or found["chip"] not in CHIPS:
+        raise SettingError(
+            "target", name, f"expected a target such as v5p:2x2x4, 2xv5e:4x4 or h100x8; known are {_known()}"
+        )
+    chip = CHIPS[found["chip"]]
+    if (found["shape"] is None) is (chip.platform == "tpu"):
+        example = "v5p:2x2x4" if chip.platform == "tpu" else "h100x8"
+        raise SettingError("target", name, f"expected the shape of a slice, as in {example}")
+    shape = tuple(int(side) for side in (found["shape"] or found["count"]).split("x"))
+    slices = int(found["slices"] or 1)
+    if not all(shape) or not slices:
+        raise SettingError("target", name, "has no chips; give numbers of at least 1")
+    return Target(name, chip, slices, shape)
+
+
+def _known() -> str:
+    return ", ".join(f"{name}:..." if chip.platform == "tpu" else f"{name}x..." for name, chip in CHIPS.items())
+
+
+INSTALL = "pip install 'jax-sdc[targets]'"
+TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # without it a second process fails on a lock file
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+GPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84929347584 shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 minor: 8 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+"""A description in the form that XLA's compiler takes (`GpuTargetConfigProto`), with what NVIDIA publishes."""
+
+
+def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.KERNEL) -> None:
+    """Sets what the compilers read when they are loaded. Call it before anything makes JAX start a device.
+
+    Args:
+        schedules: a folder into which the TPU's compiler writes the instructions of Pallas kernels, by which they are
+            charged. By default one that goes away with the process.
+        kernel: name of the kernel; by default this library's. Writing those of all, with None, makes compiling up to
+            twice as long.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    # What was compiled for chips that are not here can be stored, but not be loaded again.
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_enable_compilation_cache", False)
+    os.environ.update(TPU | GPU)
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "autotune_level" not in flag]
+    flags += ["--xla_gpu_autotune_level=0"]  # there is nothing to try kernels on
+    if (
+        tools := importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
+    ) is not None:
+        flags += [f"--xla_gpu_cuda_data_dir={next(iter(tools.submodule_search_locations or ()))}"]
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+    given = [flag for flag in os.environ.get("LIBTPU_INIT_ARGS", "").split() if not flag.startswith("--xla_jf_dump")]
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join([*given, *dump_schedules(schedules, kernel)])
+
+
+def check_compiler(target: Target) -> None:
+    """Looks whether the compiler of a target is installed, and goes with this jax."""
+    gpu = target.chip.platform == "gpu"
+    package = "jax-cuda12-plugin" if gpu else "libtpu"
+    try:
+        installed = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise SettingError(
+            "target", target.name, f"needs the compiler in {package}, which is not installed; {INSTALL}"
+        ) from None
+    expected = importlib.metadata.version("jaxlib") if gpu else _libtpu_of_jax()
+    if expected is not None and not (installed == expected or installed.startswith(expected.removesuffix("*"))):
+        ours = f"jax {importlib.metadata.version('jax')}, which expects {expected}"
+        raise SettingError("target", target.name, f"{package} {installed} does not go with {ours}; {INSTALL}")
+
+
+def _libtpu_of_jax() -> str | None:
+    """The version of libtpu that this jax asks for."""
+    for line in importlib.metadata.requires("jax") or ():
+        if found := re.match(r"libtpu==([\d.*]+);.*extra == .tpu.", line.replace(" ;", ";")):
+            return found[1]
+    return None
+
+
+@functools.cache
+def devices_of(name: str) -> tuple[Any, ...]:
+    """The devices of a target, as the compiler describes them; nothing can run on them.
+
+    Args:
+        name: see `find_target`.
+
+    Raises:
+        SettingError: there is no such target, the compiler is not installed, or knows no such topology.
+
+    Example:
+        >>> import importlib.util
+        >>> from sdc.costs import devices_of, prepare_compilers
+        >>> if importlib.util.find_spec("libtpu"):  # the extra `targets`
+        ...     prepare_compilers()
+        ...     assert len(devices_of("v5e:2x2")) == 4
+    """
+    from jax.experimental import topologies
+
+    target = find_target(name)
+    check_compiler(target)
+    try:
+        return tuple(topologies.get_topology_desc(**_description(target)).devices)
+    except Exception as error:  # of several types, by platform and version
+        reason = str(error).partition("\n")[0].removeprefix("INVALID_ARGUMENT: ")
+        raise SettingError(
+            "target", name, f"the installed compiler does not know it ({reason}); give another chip or shape"
+        ) from error
+
+
+def _description(target: Target) -> dict[str, Any]:
+    chip = target.chip
+    if chip.platform == "gpu":
+        return {"platform": "cuda", "target_config": H100, "topology": f"{target.slices}x1x{target.shape[0]}"}
+    bounds = tuple(min(own, side) for own, side in zip(chip.host, (*target.shape, 1), strict=False))
+    # v5 with both cores is what the v5p is called there
+    return {
+        "platform": "tpu",
+        "topology_name": f"{chip.compiler}:{'x'.join(map(str, target.shape))}",
+        "chip_config_name": chip.cores,
+        "chips_per_host_bounds": bounds,
+        "num_slices": target.slices,
+    }
+
+
+Value: TypeAlias = bool | int | str
+UNKNOWN = re.compile(r"[Nn]o such compile option:? '?([\w.\-]+)")
+"""What the compilers say of an option that they do not have."""
+
+
+def read_options(texts: Sequence[str]) -> dict[str, Value]:
+    """Options of the compiler, by name."""
+    found: dict[str, Value] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise SettingError("compiler_option", text, "expected NAME=VALUE")
+        if name in found:
+            raise SettingError("compiler_option", text, f"{name} is given twice; give it once")
+        found[name] = {"true": True, "false": False}.get(value.lower(), int(value) if value.isdigit() else value)
+    return found
+
+
+def check_options(options: Mapping[str, Value]) -> None:
+    """Compiles a small program with the options."""
+    if not options:
+        return
+    try:
+        jax.jit(lambda x: x, compiler_options=dict(options)).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError as error:
+        refuse_unknown(error, jax.default_backend())
+        first = str(error).partition("\n")[0]
+        told = " ".join(f"{name}={value}" for name, value in options.items())
+        raise SettingError("compiler_option", told, f"the compiler refuses that ({first})") from error
+
+
+def refuse_unknown(error: Exception, target: str) -> None:
+    """Raises a `SettingError` where a compiler has said that it has no such option."""
+    if found := UNKNOWN.search(str(error)):
+        raise SettingError(
+            "compiler_option", found[1], f"the compiler of {target} has no such option; look for another name"
+        ) from error
