@@ -1,12 +1,19 @@
-"""Campaigns: thousands of single faults, one after the other, and what becomes of training after each."""
+"""Campaigns: thousands of single faults, one after the other, and what becomes of training after each.
+
+- `runner`: a campaign on one compiled step; `outcomes`: what became of training, by class and detector.
+"""
 
 from typing import TYPE_CHECKING
 
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    from ._campaign import campaign as campaign
-    from .runner import Campaign as Campaign, Injection as Injection, NotDeterministic as NotDeterministic
+    from .runner import (
+        Campaign as Campaign,
+        Injection as Injection,
+        NotDeterministic as NotDeterministic,
+        campaign as campaign,
+    )
     from .outcomes import (
         DETECTORS as DETECTORS,
         OUTCOMES as OUTCOMES,
