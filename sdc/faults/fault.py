@@ -17,7 +17,7 @@ from sdc.settings import SettingError
 from sdc.text import NOTHING, Term, form, read_term, write_term, write_value
 
 from ..program import Selector, Where, as_selector, probes
-from .kinds import KINDS, Kind, Rotate, What
+from .kinds import KINDS, FaultKind, Rotate, What
 from .patterns import PATTERNS, WORDS, One, Pattern, Row, Run, Whole
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Fault:
     pattern: Pattern = dataclasses.field(default_factory=One)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.what, Kind):
+        if not isinstance(self.what, FaultKind):
             raise SettingError("what", self.what, "expected a kind of fault, as in BitFlip(bits=(30,))")
         rates = np.atleast_1d(np.asarray(0.0 if self.rate is None else self.rate, np.float64))
         if not rates.size or not ((rates >= 0) & (rates <= 1)).all():

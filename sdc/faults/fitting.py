@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .kinds import SMALLEST
-from .nodes import FREAK, Estimate, behaviour, least_node_severity, silent
+from .nodes import FREAK, FittedValue, behaviour, least_node_severity, silent
 from .severities import smallest_draws
 from .study_tables import (
     ELEMENTS,
@@ -64,7 +64,7 @@ def usual(name: str) -> dict[str, Layers]:
     }
 
 
-def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> Estimate:
+def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
     """The inverse index of the severities' tail, from the scatter of the largest severities between layers.
 
     The largest severity of a layer is the least one times u^-tail with the smallest draw u of the steps that hit it
@@ -96,10 +96,10 @@ def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> Estimate:
     seen, expected = np.asarray(groups).T
     chosen = np.random.default_rng(seed).integers(0, len(groups), (draws, len(groups)))
     low, high = np.quantile(np.sqrt(seen[chosen].sum(1) / expected[chosen].sum(1)), [0.025, 0.975])
-    return Estimate(float(np.sqrt(seen.sum() / expected.sum())), float(low), float(high))
+    return FittedValue(float(np.sqrt(seen.sum() / expected.sum())), float(low), float(high))
 
 
-def fit_bursts(name: str, *, few: float) -> Estimate | None:
+def fit_bursts(name: str, *, few: float) -> FittedValue | None:
     """In how many of the 4,500 steps a node is hit, from the scatter of its counts between neighbouring layers.
 
     A layer's count is a sum over bursts whose sizes scatter as (1 + few) u^few does, with the squared coefficient of
@@ -130,7 +130,7 @@ def fit_bursts(name: str, *, few: float) -> Estimate | None:
     free = freedom * 2 / 3
     limits = [2 * float(gammainccinv(free / 2, tail)) / free for tail in (0.975, 0.025)]
     value, low, high = (float(np.clip(size / (excess / freedom) * limit, 1, STEPS)) for limit in (1.0, *limits))
-    return Estimate(value, low, high)
+    return FittedValue(value, low, high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +239,7 @@ class NoiseModel:
         low, median, high = np.quantile(drawn, [0.025, 0.5, 0.975])
         return Predicted(published_noise(name), float(median), float(low), float(high))
 
-    def estimates(self, simulated: Mapping[str, Float64[np.ndarray, "..."]]) -> dict[str, Estimate]:
+    def estimates(self, simulated: Mapping[str, Float64[np.ndarray, "..."]]) -> dict[str, FittedValue]:
         """The parameters, fitted to all of the nodes: weighted mean, and 95 % interval on the grid."""
         weights = self.weights(simulated)
         found = {}
@@ -251,7 +251,7 @@ class NoiseModel:
             of = weights.sum(tuple(other for other in range(weights.ndim) if other != axis))
             levels = np.cumsum(of)
             low, high = (values[min(int(np.searchsorted(levels, share)), len(values) - 1)] for share in (0.025, 0.975))
-            found[parameter] = Estimate(float(of @ np.asarray(values)), float(low), float(high))
+            found[parameter] = FittedValue(float(of @ np.asarray(values)), float(low), float(high))
         return found
 
 

@@ -142,7 +142,7 @@ def by_layer(value: float | tuple[float, ...], layer: Int[Array, ""]) -> Float32
     return values.at[layer].get(mode="fill", fill_value=0.0)
 
 
-class Kind(abc.ABC):
+class FaultKind(abc.ABC):
     """What every kind of fault can do: make changes, and carry them out. Its `str` is its text, see `as_fault`."""
 
     draws: ClassVar[bool] = False  # whether something is drawn for each step and layer
@@ -158,7 +158,7 @@ class Kind(abc.ABC):
         """What is drawn for a step and a layer, and is the same for all that the fault hits there."""
         return np.float32(1)
 
-    def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> Kind:
+    def on(self, u: Float32[ArrayLike, ""], layer: Int[Array, ""]) -> FaultKind:
         """The kind of a step and layer for which u was drawn."""
         return self
 
@@ -217,7 +217,7 @@ def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
 
 
 @dataclasses.dataclass(frozen=True)
-class BitFlip(Kind):
+class BitFlip(FaultKind):
     """Bits of the element are inverted.
 
     Single bits are the classical model of a particle strike. On a data-center GPU with stuck-at faults in its gates,
@@ -252,7 +252,7 @@ class BitFlip(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class StuckBit(Kind):
+class StuckBit(FaultKind):
     """One bit of the element always reads 0, or always 1: a permanent fault of a latch or a line.
 
     Memory errors in the field are dominated by hard errors, which come back at the same place (Schroeder, Pinheiro and
@@ -279,7 +279,7 @@ class StuckBit(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sign(Kind):
+class Sign(FaultKind):
     """The sign bit of the element is inverted: the part of `BitFlip` that no bound on magnitudes can see."""
 
     def change(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any, layer: Int[Array, ""]) -> Change:
@@ -287,7 +287,7 @@ class Sign(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale(Kind):
+class Scale(FaultKind):
     """The element is multiplied by a factor.
 
     With a large factor it is what ruins training by way of the optimizer's history (He et al., *Understanding and
@@ -302,7 +302,7 @@ class Scale(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Add(Kind):
+class Add(FaultKind):
     """A number is added to the element: what one wrong term does to a sum."""
 
     value: float
@@ -312,7 +312,7 @@ class Add(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Relative(Kind):
+class Relative(FaultKind):
     """The element x becomes x (1 + s u) with a random sign s and u uniform in (0, 1] times `severity`.
 
     A change that rounding would undo becomes a change of the last bit, so that a hit element is always another number.
@@ -415,7 +415,7 @@ class Tailed(Relative):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gaussian(Kind):
+class Gaussian(FaultKind):
     """Noise from N(0, sigma^2) is added to the element: not a measured fault, but a control for what training bears."""
 
     sigma: float
@@ -425,7 +425,7 @@ class Gaussian(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stuck(Kind):
+class Stuck(FaultKind):
     """The element becomes a given value: zero, a stuck number, NaN or an infinity.
 
     A value that the type cannot hold is an error: integers know no NaN and no infinity, some 8-bit floats no infinity
@@ -441,7 +441,7 @@ class Stuck(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixed(Kind):
+class Mixed(FaultKind):
     """One of several things happens to the element: it becomes zero, or no number, or some of its bits are inverted.
 
     These are the outcomes that Tung et al. (arXiv:2605.04213) tell apart. Bits are drawn with probabilities that fall
@@ -536,7 +536,7 @@ class Mixed(Kind):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotate(Kind):
+class Rotate(FaultKind):
     """Elements that are hit together take each other's values: wrong addresses rather than wrong numbers.
 
     Of two elements (`Run(2)`) it is a swap. No frequency is published; sums and XORs are blind to it, so that a check

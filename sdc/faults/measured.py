@@ -10,7 +10,7 @@ import numpy as np
 
 from .comparing import Compared
 from .fitting import Predicted
-from .nodes import Estimate
+from .nodes import FittedValue
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -72,8 +72,8 @@ class NodesMeasured:
     seed: int
     rows: tuple[Compared, ...]
     predicted: Mapping[str, Predicted]
-    estimates: Mapping[str, Estimate]
-    used: Mapping[str, Estimate]
+    estimates: Mapping[str, FittedValue]
+    used: Mapping[str, FittedValue]
     together: Mapping[str, float | None]
     responses: tuple[Response, ...]
     trainings: tuple[Drifting, ...]

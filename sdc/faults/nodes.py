@@ -85,7 +85,7 @@ _UNIFORM_WHEN = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Suspect:
+class SuspectName:
     """A simulated suspect as its name has it: `node11`, `node11:uniform`, `node4,times=1e6`."""
 
     name: str  # `healthy`, a node, or a profile of silicon
@@ -113,7 +113,7 @@ class _Settings:
             raise ValueError(f"times={self.times:g}: expected a positive number")
 
 
-def parse_suspect(text: str) -> Suspect:
+def parse_suspect(text: str) -> SuspectName:
     """A suspect from its name."""
     head = text.partition(",")[0].strip()
     name, colon, model = head.partition(":")
@@ -133,7 +133,7 @@ def parse_suspect(text: str) -> Suspect:
     settings = read_term("suspect", text.strip(), forms, example="node4,times=1e6", noun="suspect")
     if name == HEALTHY and "," in text:
         raise ValueError(f"suspect {text!r}: a healthy device has no rates to multiply")
-    return Suspect(name, model or "tailed", settings.value.times)
+    return SuspectName(name, model or "tailed", settings.value.times)
 
 
 def node_faults(
@@ -266,7 +266,7 @@ def behaviour(name: str, sync: Load = "compute") -> When:
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class FittedValue:
     """An estimate and its 95 % interval."""
 
     value: float
@@ -275,11 +275,11 @@ class Estimate:
 
 
 @functools.cache
-def fitted() -> Mapping[str, Estimate]:
+def fitted() -> Mapping[str, FittedValue]:
     """Parameters of the nodes by name; `sdc study nodes` fits them anew."""
     text = (resources.files(__package__) / "data" / "sdc_fitted.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    return {row["parameter"]: Estimate(float(row["value"]), float(row["low"]), float(row["high"])) for row in rows}
+    return {row["parameter"]: FittedValue(float(row["value"]), float(row["low"]), float(row["high"])) for row in rows}
 
 
 def rate_interval(name: str) -> tuple[float, float]:

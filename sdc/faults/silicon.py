@@ -5,7 +5,7 @@ Data Corruption: GPU Error Pattern Study and Modeling Guidance*, DSN 2026 indust
 says that NaN and infinities are 1.01 % of the corruptions, that fewer than 40 % of the events with flipped bits have a
 single one, and that corrupted addresses are periodic, aligned with warps. What is quoted of its body by others (the
 paper itself was not at hand) is less sure: by several the shares of zeros and of flips that leave a number finite
-(`Share.quoted`; the three sum to 100.00 %), by one the periods of 2, 4, 8 and 16 elements, that low bits flip more
+(`PublishedShare.quoted`; the three sum to 100.00 %), by one the periods of 2, 4, 8 and 16 elements, that low bits flip more
 often than high ones, and the 25,000 faults that led to corruptions. Ours, because no number is published:
 
 - how many bits flip: shares of 1, 2, 3 and 4 that fall geometrically by 0.7, the only free parameter, which is as small
@@ -48,7 +48,7 @@ FMA_FLIPS = (0.6, 0.4)
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class PublishedShare:
     """A published share of the corruptions, with what is known of its precision."""
 
     share: float  # as published; for a bound, the bound
@@ -60,11 +60,11 @@ class Share:
     quoted: bool = False  # whether it is known from quotations of the study, not from its abstract
 
 
-SHARES: Mapping[str, Share] = {
-    "zero": Share(0.5068, 0.5006, 0.5130, quoted=True),
-    "flips": Share(0.4831, 0.4769, 0.4893, quoted=True),
-    "special": Share(0.0101, 0.0089, 0.0114),
-    "one bit of flips": Share(0.40, 0.0, 0.40),
+SHARES: Mapping[str, PublishedShare] = {
+    "zero": PublishedShare(0.5068, 0.5006, 0.5130, quoted=True),
+    "flips": PublishedShare(0.4831, 0.4769, 0.4893, quoted=True),
+    "special": PublishedShare(0.0101, 0.0089, 0.0114),
+    "one bit of flips": PublishedShare(0.40, 0.0, 0.40),
 }
 """What `silicon:gpu` reproduces of arXiv:2605.04213."""
 
@@ -95,7 +95,7 @@ def silicon_faults(
 
 
 def silicon_frequency(name: str) -> dict[str, float]:
-    """Share of the elements that a profile hits, by site: the counterpart of `expected_frequency`.
+    """PublishedShare of the elements that a profile hits, by site: the counterpart of `expected_frequency`.
 
     Tensors are taken to be large: at their edges patterns are cut. A row has as many elements as the last axis, which
     the profile does not know, so that nothing is returned for `silicon:cache-line`.

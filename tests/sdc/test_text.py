@@ -22,7 +22,7 @@ from sdc.aggregation.delays import (
     parse_latency,
 )  # fmt: skip
 from sdc.faults.fault import Fault, When, as_fault, parse_fault
-from sdc.faults.kinds import Add, BitFlip, Gaussian, Kind, Relative, Rotate, Scale, Sign, Stuck, StuckBit
+from sdc.faults.kinds import Add, BitFlip, FaultKind, Gaussian, Relative, Rotate, Scale, Sign, Stuck, StuckBit
 from sdc.faults.patterns import One, Pattern, Row, Run, Stride, Tile, Whole
 from sdc.text import Rest, read_value, split
 from sdc.train.programs.methods import parse_aggregation
@@ -124,7 +124,7 @@ def test_latencies_are_read_as_they_are_written(latency: Latency) -> None:
         (BitFlip(), "bitflip"),
     ],
 )
-def test_a_kind_has_one_text(kind: Kind, text: str) -> None:
+def test_a_kind_has_one_text(kind: FaultKind, text: str) -> None:
     assert str(kind) == text
     assert repr(as_fault(text).what) == repr(kind)
 

@@ -11,7 +11,7 @@ import pytest
 
 from sdc.faults.comparing import Compared
 from sdc.faults.measured import NodesMeasured, Response
-from sdc.faults.nodes import Estimate
+from sdc.faults.nodes import FittedValue
 from sdc.records import determinism
 from sdc.tools.cli import run
 from sdc.tools.output import show
@@ -109,7 +109,7 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
 
 def made_up(**settings: Any) -> Any:
     """A study of the nodes that measures nothing."""
-    one = Estimate(0.014, 0.008, 0.025)
+    one = FittedValue(0.014, 0.008, 0.025)
     row = Compared("node11", "frequency", "fwd/attn", 0.0289, 0.029, 0.028, 0.03, True)
     measured = NodesMeasured(
         nodes=("node11",), seed=settings["seed"], rows=(row,), predicted={}, estimates={"rounding": one}, used={},

@@ -10,7 +10,7 @@ from sdc.analysis.studies._nodes import findings
 from sdc.faults.comparing import Compared
 from sdc.faults.fitting import NoiseModel, Predicted
 from sdc.faults.measured import NodesMeasured
-from sdc.faults.nodes import Estimate
+from sdc.faults.nodes import FittedValue
 from sdc.settings import SettingError
 from sdc.train.studies import NodesStudy, _nodes as module, finish
 
@@ -68,10 +68,10 @@ def test_each_claim_fails_where_figures_disagree(measured: NodesMeasured, quanti
 
 def test_the_claims_of_the_fit_fail_too(measured: NodesMeasured) -> None:
     far = {node: Predicted(one.published, 1.0, 0.9, 1.1) for node, one in measured.predicted.items()}
-    rounding = Estimate(1.0, 0.9, 1.1)
+    rounding = FittedValue(1.0, 0.9, 1.1)
     broken = dataclasses.replace(
         measured, predicted=far, estimates={**measured.estimates, "few": rounding, "rounding": rounding},
-        used={**measured.used, "few": Estimate(9.0, 8.0, 10.0)},
+        used={**measured.used, "few": FittedValue(9.0, 8.0, 10.0)},
     )  # fmt: skip
     failed = [check.claim for check in findings(broken).checks if not check.holds]
     for begins in ("noise:", "the parameters", "small models"):

@@ -88,7 +88,7 @@ def test_the_bursts_are_found_again(bursts: int, few: float, monkeypatch: pytest
 def test_where_bursts_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
 
-    def fit(tables: Mapping[str, Layers]) -> nodes.Estimate | None:
+    def fit(tables: Mapping[str, Layers]) -> nodes.FittedValue | None:
         monkeypatch.setattr(fitting, "published_layers", lambda name: tables)
         return fit_bursts("node4", few=1.7)
 
@@ -173,7 +173,7 @@ def test_the_noise_is_that_of_a_plain_sum(monkeypatch: pytest.MonkeyPatch) -> No
     tables = {"bwd/ffn": Layers(np.asarray([rate]), np.asarray([severity]))}
     monkeypatch.setattr(fitting, "PARAMETER_STEPS", 3)
     monkeypatch.setattr(fitting, "usual", lambda name: tables)
-    monkeypatch.setattr(fitting, "fit_tail", lambda few, draws: nodes.Estimate(0.0, 0.0, 0.0))
+    monkeypatch.setattr(fitting, "fit_tail", lambda few, draws: nodes.FittedValue(0.0, 0.0, 0.0))
     monkeypatch.setattr(fitting, "least_node_severity", lambda name, figures, tail, few: severity)
     model = NoiseModel(tails=(1.0,), fews=(0.0,), responses=(0.3, 3.0), roundings=(0.01,), scatters=(0.2,), runs=2)
     expected = [[0.5 * math.log10(response * rate * 4 / 3 * severity**2 + 0.01**2)] * 2 for response in (0.3, 3.0)]
@@ -218,7 +218,7 @@ def test_predictions_hold_what_they_promise(monkeypatch: pytest.MonkeyPatch) -> 
     taking the 300 predictions as independent.
     """
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(fitting, "fit_tail", lambda few: nodes.Estimate(1.17, 1.01, 1.34))
+    monkeypatch.setattr(fitting, "fit_tail", lambda few: nodes.FittedValue(1.17, 1.01, 1.34))
     shape = (2, 2, 2, 2, 300)
     own = {name: rng.normal(rng.uniform(-4, -1), 0.05, shape) for name in NODES}
     for axis, effect in enumerate((0.1, 0.1, 0.25, 0.2)):  # what the parameters do to nodes, to each its own

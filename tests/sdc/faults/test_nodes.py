@@ -168,7 +168,7 @@ def test_profiles_of_silicon_are_suspects(name: str) -> None:
 def test_nobody_is_healthier() -> None:
     assert nodes.node_faults("healthy", layers=4) == []
     assert nodes.expected_frequency("healthy", 10) == {}
-    assert nodes.parse_suspect("healthy") == nodes.Suspect("healthy")
+    assert nodes.parse_suspect("healthy") == nodes.SuspectName("healthy")
 
 
 def test_behaviour_in_time() -> None:
@@ -235,11 +235,11 @@ def test_the_interval_of_rates_is_exact(name: str, events: int) -> None:
 def test_what_departs_from_the_published_counts() -> None:
     low, high = nodes.rate_interval("node15")
     for times, where in ((low * 0.99, "outside"), (low * 1.01, "inside"), (high * 0.99, "inside"), (1e6, "outside")):
-        told = nodes.Suspect("node15", times=times).departs()
+        told = nodes.SuspectName("node15", times=times).departs()
         assert f"multiplied by {times:g}, which lies {where} what" in told
         assert f"{low:.3g} to {high:.3g} times" in told
-    assert nodes.Suspect("node15").departs() == ""
-    assert nodes.Suspect("silicon:gpu", times=5.0).departs() == ""  # of which no counts are published
+    assert nodes.SuspectName("node15").departs() == ""
+    assert nodes.SuspectName("silicon:gpu", times=5.0).departs() == ""  # of which no counts are published
     low, high = nodes.rate_interval("node2")  # nothing was seen: up to -ln 0.025 elements, of ln 2 that are simulated
     assert (low, high) == (0, pytest.approx(-math.log(0.025) / math.log(2)))
     low, high = nodes.rate_interval("node1")  # in all of the 4,500 steps
