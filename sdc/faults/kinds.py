@@ -178,7 +178,12 @@ class FaultKind(abc.ABC):
         count: Int[Array, "*#groups"] | None = None,
     ) -> Shaped[Array, "*groups n"]:
         """The elements after the fault; `count` as of `apply`."""
-        return apply(x, self.change(key, x.shape, x.dtype, layer), count=count)
+        change = self.change(key, x.shape, x.dtype, layer)
+        return self.settled(x, change, apply(x, change, count=count))
+
+    def settled(self, x: Shaped[Array, "*n"], change: Change, changed: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
+        """What becomes of elements by a change, where the kind looks at the numbers themselves."""
+        return changed
 
 
 SMALLEST = 2.0**-24
@@ -341,14 +346,7 @@ class Relative(FaultKind):
         change = jnp.where(jax.random.bernoulli(sign, shape=shape), 1.0, -1.0) * u * severity
         return neutral()._replace(factor=(1.0 + change).astype(jnp.float32))
 
-    def __call__(
-        self,
-        key: PRNGKeyArray,
-        x: Shaped[Array, "*groups n"],
-        layer: Int[Array, ""],
-        count: Int[Array, "*#groups"] | None = None,
-    ) -> Shaped[Array, "*groups n"]:
-        changed = super().__call__(key, x, layer, count)
+    def settled(self, x: Shaped[Array, "*n"], change: Change, changed: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
         neighbour = from_bits(as_bits(x) ^ jnp.ones((), as_bits(x).dtype), x)
         changed = select(as_bits(changed) == as_bits(x), neighbour, changed)
         finite = jnp.isfinite(x) if jnp.issubdtype(x.dtype, jnp.floating) else True
@@ -504,15 +502,7 @@ class Mixed(FaultKind):
             flip=jnp.where(zeroed | special, none, flip),
         )
 
-    def __call__(
-        self,
-        key: PRNGKeyArray,
-        x: Shaped[Array, "*groups n"],
-        layer: Int[Array, ""],
-        count: Int[Array, "*#groups"] | None = None,
-    ) -> Shaped[Array, "*groups n"]:
-        change = self.change(key, x.shape, x.dtype, layer)
-        changed = apply(x, change, count=count)
+    def settled(self, x: Shaped[Array, "*n"], change: Change, changed: Shaped[Array, "*n"]) -> Shaped[Array, "*n"]:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return changed
         bits = as_bits(x)

@@ -5,7 +5,7 @@ Data Corruption: GPU Error Pattern Study and Modeling Guidance*, DSN 2026 indust
 says that NaN and infinities are 1.01 % of the corruptions, that fewer than 40 % of the events with flipped bits have a
 single one, and that corrupted addresses are periodic, aligned with warps. What is quoted of its body by others (the
 paper itself was not at hand) is less sure: by several the shares of zeros and of flips that leave a number finite
-(`PublishedShare.quoted`; the three sum to 100.00 %), by one the periods of 2, 4, 8 and 16 elements, that low bits flip more
+(`quoted`; the three sum to 100.00 %), by one the periods of 2, 4, 8 and 16 elements, that low bits flip more
 often than high ones, and the 25,000 faults that led to corruptions. Ours, because no number is published:
 
 - how many bits flip: shares of 1, 2, 3 and 4 that fall geometrically by 0.7, the only free parameter, which is as small
