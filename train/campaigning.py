@@ -79,11 +79,7 @@ def run_campaign(
 
 
 def rows_done(job: CampaignJob, folder: Path) -> int:
-    """Injections on record, from the first on without a gap; looked at before anything is compiled.
-
-    Raises:
-        ValueError: the folder holds something else, or more injections than are asked for.
-    """
+    """Injections on record, from the first on without a gap; looked at before anything is compiled."""
     if not job.resume:
         return 0
     rows = {row["injection"] for row in read_record(folder, "campaign").lines}

@@ -29,20 +29,7 @@ _watch: Watch | None = None
 
 @contextmanager
 def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop | None = None) -> Iterator[None]:
-    """Joins the processes of a run for the time of the block.
-
-    Args:
-        peers: where they are; without a coordinator JAX's cluster detection is used (Slurm, Kubernetes, Cloud TPU), and
-            the process goes on alone where that finds nothing.
-        prepare: told the number of processes before JAX starts its devices.
-        lost: called when a peer does not come or is lost.
-        stop: whether to end early, which all processes do after the same step.
-
-    Raises:
-        SettingError: see `Peers.check`.
-        Unreachable: the processes cannot be joined, or a collective failed.
-        Incomparable: they have different numbers of devices.
-    """
+    """Joins the processes of a run for the time of the block."""
     global _watch
     peers.check()
     stop, _watch = stop or Stop(), None

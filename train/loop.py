@@ -342,21 +342,13 @@ class StepFailed(RuntimeError):
 
 
 class Done(NamedTuple):
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        state: the last one.
-        steps: number of steps on record, those of an earlier part of the run among them.
-        reruns: steps that a policy had run again, counted.
-        rollbacks: steps after which the run went back, and the steps it went back to.
-        stopped: whether it was asked to end before it was done.
-    """
-
-    state: Any
-    steps: int
-    reruns: int
-    rollbacks: list[tuple[int, int]]
-    stopped: bool
+    state: Any  # the last one
+    steps: int  # number of steps on record, those of an earlier part of the run among them
+    reruns: int  # steps that a policy had run again, counted
+    rollbacks: list[tuple[int, int]]  # steps after which the run went back, and the steps it went back to
+    stopped: bool  # whether it was asked to end before it was done
 
 
 def run_steps(
@@ -372,26 +364,7 @@ def run_steps(
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
-    """Runs the steps of a run.
-
-    Args:
-        program: what is run; it must not donate the state if a policy may have a step run again.
-        state: state before the first of the steps.
-        steps: numbers of the steps.
-        batches: iterator of batches, at the position of the first step.
-        record: record of the run; None in processes that do not write it.
-        checkpoints: saved when due, and after the last step.
-        keeper: its running checkpoint and copies are saved when they are due, in the place of others before the last
-            step.
-        policies: asked after each step.
-        on_step: told of each row that is recorded, for the progress display.
-        stop: asked after each step that is recorded whether to end early; answers alike in all processes.
-
-    Raises:
-        CheckpointError: a checkpoint cannot be written; told when the next one is due.
-        PolicyError: the policies do not let the run go on.
-        StepFailed: a step did.
-    """
+    """Runs the steps of a run."""
     number, reruns, impatient, stopped = steps.start, 0, 0, False
     rollbacks: list[tuple[int, int]] = []
     while number < steps.stop:

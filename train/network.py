@@ -61,25 +61,7 @@ def pool(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H/2 W/2 C"]:
 
 
 def init_convnet(shape: tuple[int, int, int], classes: int, key: Array) -> Params:
-    """Initial parameters: float32, kernels normal with variance 2 / inputs, biases zero.
-
-    Args:
-        shape: height, width and channels of an image; height and width multiples of 4.
-        classes: number of classes.
-        key: a random key.
-
-    Returns:
-        A dictionary of layers (`conv1`, `conv2`, `hidden`, `head`), each of `kernel` and `bias`.
-
-    Raises:
-        ValueError: height or width is not a multiple of 4.
-
-    Example:
-        >>> import jax
-        >>> from sdc.train.network import init_convnet
-        >>> init_convnet((8, 8, 1), 10, jax.random.key(0))["hidden"]["kernel"].shape
-        (128, 64)
-    """
+    """Initial parameters: float32, kernels normal with variance 2 / inputs, biases zero."""
     height, width, _ = shape
     if min(height, width) < 4 or height % 4 or width % 4:
         raise ValueError(
@@ -89,19 +71,7 @@ def init_convnet(shape: tuple[int, int, int], classes: int, key: Array) -> Param
 
 
 def convnet_logits(params: Params, images_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
-    """Logits of the classes.
-
-    Args:
-        params: parameters from `init_convnet` for the shape of these images.
-        images_BHWC: the images.
-
-    Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> from sdc.train.network import convnet_logits, init_convnet
-        >>> convnet_logits(init_convnet((8, 8, 1), 10, jax.random.key(0)), jnp.zeros((2, 8, 8, 1))).shape
-        (2, 10)
-    """
+    """Logits of the classes."""
     _, height, width, channels = images_BHWC.shape
     definition = _definition((height, width, channels), params["head"]["bias"].shape[0])
     network: ConvNet = nnx.merge(definition, nnx.State(params))

@@ -56,14 +56,7 @@ class PolicyError(RuntimeError):
 
 
 class Golden:
-    """Stops a traced run where it parts from a recorded trace.
-
-    Args:
-        folder: folder of the recorded trace.
-
-    Raises:
-        RecordError: the folder holds no trace, or a damaged one.
-    """
+    """Stops a traced run where it parts from a recorded trace."""
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         self.trace = twins.read_trace(Path(folder))
@@ -71,20 +64,11 @@ class Golden:
         self.found: tuple[int, twins.FirstDifference] | None = None
 
     def check(self, manifest: Mapping[str, Any]) -> None:
-        """Refuses to compare with a run whose difference would mean nothing.
-
-        Raises:
-            NotComparable: with what differs.
-        """
+        """Refuses to compare with a run whose difference would mean nothing."""
         twins.check_comparable(self.trace.manifest, manifest)
 
     def recall(self, folder: Path, *, before: int) -> None:
-        """Compares the steps that a resumed run has on record already.
-
-        Args:
-            folder: folder of the run.
-            before: number of the step at which the run goes on.
-        """
+        """Compares the steps that a resumed run has on record already."""
         for step, line in twins.read_trace(folder).lines.items():
             if step < before:
                 self(Attempt(step, 0, {}, [line]))

@@ -21,32 +21,20 @@ LARGEST_STATE = 1 << 44
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A Llama-3-style decoder.
+    """A Llama-3-style decoder."""
 
-    Attributes:
-        vocab_size: rows of the embedding; at least the tokenizer's vocabulary, padded so that it divides over the mesh.
-        layers: decoder layers.
-        width: width of the residual stream (d in the paper).
-        heads: query heads.
-        kv_heads: key and value heads; each serves `heads / kv_heads` query heads.
-        head_dim: width of one head.
-        ffn_width: inner width of the feed-forward network.
-        rope_theta: base of the rotary embedding's wavelengths.
-        norm_epsilon: added to the mean square in RMSNorm.
-        tied: whether the output head is the transposed embedding.
-        dtype: type of activations and of the parameters used to compute them; master parameters are always float32.
-    """
-
+    # rows of the embedding; at least the tokenizer's vocabulary, padded so that it divides over the mesh
     vocab_size: int
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn_width: int
-    rope_theta: float = 500_000.0
-    norm_epsilon: float = 1e-5
-    tied: bool = False
+    layers: int  # decoder layers
+    width: int  # width of the residual stream (d in the paper)
+    heads: int  # query heads
+    kv_heads: int  # key and value heads; each serves `heads / kv_heads` query heads
+    head_dim: int  # width of one head
+    ffn_width: int  # inner width of the feed-forward network
+    rope_theta: float = 500_000.0  # base of the rotary embedding's wavelengths
+    norm_epsilon: float = 1e-5  # added to the mean square in RMSNorm
+    tied: bool = False  # whether the output head is the transposed embedding
+    # type of activations and of the parameters used to compute them; master parameters are always float32
     dtype: DType = "float32"
 
     @property
@@ -59,27 +47,16 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with global-norm clipping, linear warm-up and a cosine.
+    """AdamW with global-norm clipping, linear warm-up and a cosine."""
 
-    Attributes:
-        learning_rate: learning rate at the end of the warm-up.
-        warmup_steps: steps of linear rise; the first step already uses `learning_rate / warmup_steps`.
-        total_steps: step at which the cosine reaches zero, warm-up included.
-        beta1: decay of the gradient's mean.
-        beta2: decay of the gradient's mean square.
-        epsilon: added to the root of the mean square.
-        weight_decay: decoupled, on matrices only.
-        clip: largest global norm of the gradient.
-    """
-
-    learning_rate: float
-    warmup_steps: int
-    total_steps: int
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    clip: float = 1.0
+    learning_rate: float  # learning rate at the end of the warm-up
+    warmup_steps: int  # steps of linear rise; the first step already uses `learning_rate / warmup_steps`
+    total_steps: int  # step at which the cosine reaches zero, warm-up included
+    beta1: float = 0.9  # decay of the gradient's mean
+    beta2: float = 0.99  # decay of the gradient's mean square
+    epsilon: float = 1e-8  # added to the root of the mean square
+    weight_decay: float = 0.01  # decoupled, on matrices only
+    clip: float = 1.0  # largest global norm of the gradient
 
 
 @dataclasses.dataclass(frozen=True)

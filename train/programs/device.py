@@ -127,11 +127,9 @@ def sharded(config: TrainConfig) -> DeviceStep:
 def instrument(
     fn: Callable[..., Any], faults: Sequence[sdc.Fault], checks: Transform | None
 ) -> Callable[..., tuple[Any, Reports, Reports]]:
-    """A step with simulated faults and checked products.
+    """A function of `(moment, state, tokens)` that returns `((state, metrics), events, flags)`.
 
-    Returns:
-        A function of `(moment, state, tokens)` that returns `((state, metrics), events, flags)`. Faults are those of
-        the hardware: where products are checked, they strike the sums of a product before these are rounded.
+    Faults are those of the hardware: where products are checked, they strike the sums of a product before rounding.
     """
     wide = fn if checks is None else accumulators(fn)
     faulty = sdc.inject(wide, faults) if faults else lambda _, *args: (wide(*args), NONE)
@@ -191,14 +189,7 @@ class Placed:
         return described_batch(self.work.config, self.placement)
 
     def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any, donate: bool) -> jax.stages.Wrapped:
-        """A per-device function of `(state, (tokens, shared))`, placed; it returns the state, the metrics and reports.
-
-        Args:
-            fn: the function.
-            shared: partition of what it takes beside the tokens.
-            reports: partitions of what it returns beside the state and the metrics.
-            donate: whether it takes the memory of the state that it is given.
-        """
+        """Places a per-device function of `(state, (tokens, shared))` that returns the state, the metrics and reports."""
         specs = self.work.state_specs
         out = (specs, self.work.metrics_specs, *reports)
         mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, shared), out=out)

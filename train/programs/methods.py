@@ -18,19 +18,12 @@ from .config import TrainConfig
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """`noise`: simulated wrong all-reduces (`sdc.aggregation.gradient_noise`).
+    """`noise`: simulated wrong all-reduces (`sdc.aggregation.gradient_noise`)."""
 
-    Attributes:
-        sigma: standard deviation of the noise on each element of a worker's aggregated gradient.
-        workers: numbers of the workers with noise, as in `0+2`; all by default.
-        burst_period: steps from one burst to the next.
-        burst_sigma: standard deviation of a burst.
-    """
-
-    sigma: float = 0.0
-    workers: tuple[int, ...] | None = None
-    burst_period: int | None = None
-    burst_sigma: float = 0.0
+    sigma: float = 0.0  # standard deviation of the noise on each element of a worker's aggregated gradient
+    workers: tuple[int, ...] | None = None  # numbers of the workers with noise, as in `0+2`; all by default
+    burst_period: int | None = None  # steps from one burst to the next
+    burst_sigma: float = 0.0  # standard deviation of a burst
 
     def __post_init__(self) -> None:
         for name, sigma in (("sigma", self.sigma), ("burst_sigma", self.burst_sigma)):
@@ -40,55 +33,38 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True)
 class PaftSync:
-    """`paft_sync`: parameters are averaged after every so many steps (`sdc.aggregation.paft_sync`).
+    """`paft_sync`: parameters are averaged after every so many steps (`sdc.aggregation.paft_sync`)."""
 
-    Attributes:
-        period: steps.
-        sync_state: whether to average the optimizer's state too.
-    """
-
-    period: int = 10
-    sync_state: bool = False
+    period: int = 10  # steps
+    sync_state: bool = False  # whether to average the optimizer's state too
 
 
 @dataclasses.dataclass(frozen=True)
 class Paft:
-    """`paft`: parameters are averaged beside the next step, as often as the noise asks for (`sdc.aggregation.paft`).
+    """`paft`: parameters are averaged beside the next step, as often as the noise asks for (`sdc.aggregation.paft`)."""
 
-    Attributes:
-        initial_period, min_period, max_period: steps.
-        sync_state: whether to average the optimizer's state too.
-    """
-
-    initial_period: int = 10
-    min_period: int = 1
-    max_period: int = 1000
-    sync_state: bool = False
+    initial_period: int = 10  # steps
+    min_period: int = 1  # steps
+    max_period: int = 1000  # steps
+    sync_state: bool = False  # whether to average the optimizer's state too
 
 
 @dataclasses.dataclass(frozen=True)
 class DropCompute:
-    """`dropcompute`: workers stop at a compute threshold (`sdc.aggregation.dropcompute`).
+    """`dropcompute`: workers stop at a compute threshold (`sdc.aggregation.dropcompute`)."""
 
-    Attributes:
-        threshold: seconds; `auto` chooses it by algorithm 2 from sampled latencies, or from those of the first
-            `measure` steps on a real clock.
-        latency: simulated latencies of micro-batches, such as `latency=lognormal,mean=0.1,std=0.05` (the last setting
-            of the method, or in brackets); without it and without `replay` every process watches its own clock.
-        micro_batches: parts into which a worker cuts its share of the batch; by default the configuration's microsteps.
-        correction: `none`, `rate` or `count`.
-        serial: seconds of the rest of a step, for `auto` with simulated latencies.
-        measure: steps without a threshold, for `auto` on a real clock.
-        replay: run folder whose decisions are repeated.
-    """
-
+    # seconds; `auto` chooses it by algorithm 2 from sampled latencies, or from those of the first `measure` steps on a
+    # real clock
     threshold: float = math.inf
+    # simulated latencies of micro-batches, such as `latency=lognormal,mean=0.1,std=0.05` (the last setting of the
+    # method, or in brackets); without it and without `replay` every process watches its own clock
     latency: Latency | None = None
+    # parts into which a worker cuts its share of the batch; by default the configuration's microsteps
     micro_batches: int | None = None
-    correction: Literal["none", "rate", "count"] = "none"
-    serial: float = 0.0
-    measure: int = 10
-    replay: str | None = None
+    correction: Literal["none", "rate", "count"] = "none"  # `none`, `rate` or `count`
+    serial: float = 0.0  # seconds of the rest of a step, for `auto` with simulated latencies
+    measure: int = 10  # steps without a threshold, for `auto` on a real clock
+    replay: str | None = None  # run folder whose decisions are repeated
 
     @property
     def real(self) -> bool:
@@ -102,41 +78,25 @@ AUTO = -1.0
 
 @dataclasses.dataclass(frozen=True)
 class Lossy:
-    """`lossy`: ZeRO-2 over links that lose packets (`sdc.aggregation.lossy_zero2`).
+    """`lossy`: ZeRO-2 over links that lose packets (`sdc.aggregation.lossy_zero2`)."""
 
-    Attributes:
-        p: loss rate of gradients and parameters, where these are not given one by one.
-        p_grad, p_param: loss rates.
-        packet: elements of a packet; by default all that a worker sends another in a step.
-        burst: mean length of bursts in packets, for losses in bursts.
-        sender, receiver: only links from or to this worker lose packets.
-        reliable: share of packets sent reliably.
-        parity: packets for each parity packet.
-        tighten: exponent by which rates follow the gradient's norm.
-        replay: run folder whose losses are repeated.
-    """
-
-    p: float = 0.0
-    p_grad: float | None = None
-    p_param: float | None = None
-    packet: int | None = None
-    burst: float | None = None
-    sender: int | None = None
-    receiver: int | None = None
-    reliable: float = 0.0
-    parity: int | None = None
-    tighten: float = 0.0
-    replay: str | None = None
+    p: float = 0.0  # loss rate of gradients and parameters, where these are not given one by one
+    p_grad: float | None = None  # loss rates
+    p_param: float | None = None  # loss rates
+    packet: int | None = None  # elements of a packet; by default all that a worker sends another in a step
+    burst: float | None = None  # mean length of bursts in packets, for losses in bursts
+    sender: int | None = None  # only links from or to this worker lose packets
+    receiver: int | None = None  # only links from or to this worker lose packets
+    reliable: float = 0.0  # share of packets sent reliably
+    parity: int | None = None  # packets for each parity packet
+    tighten: float = 0.0  # exponent by which rates follow the gradient's norm
+    replay: str | None = None  # run folder whose losses are repeated
 
     def __post_init__(self) -> None:
         self.channels()
 
     def channels(self) -> tuple[Channel, Channel]:
-        """The channels of gradients and of parameters.
-
-        Raises:
-            ValueError: a rate is no probability, or the settings exclude each other.
-        """
+        """The channels of gradients and of parameters."""
         rates = {name: rate for name, rate in (("p_grad", self.p_grad), ("p_param", self.p_param)) if rate is not None}
         for name, rate in {"p": self.p, **rates}.items():
             check_probability(name, rate)
@@ -152,30 +112,19 @@ class Lossy:
 
 @dataclasses.dataclass(frozen=True)
 class Shadow:
-    """`shadow`: ranks to spare recompute the gradients of others (`sdc.aggregation.shadow`).
+    """`shadow`: ranks to spare recompute the gradients of others (`sdc.aggregation.shadow`)."""
 
-    Attributes:
-        spares: how many; their share of the batch is left out.
-    """
-
-    spares: int = 1
+    spares: int = 1  # how many; their share of the batch is left out
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """The methods of a specification.
+    """The methods of a specification."""
 
-    Attributes:
-        text: the specification.
-        noise: where gradients are made inconsistent.
-        dropcompute: where workers stop early.
-        method: what is put around the optimizer, or around the gradient.
-    """
-
-    text: str
-    noise: Noise | None = None
-    dropcompute: DropCompute | None = None
-    method: PaftSync | Paft | Lossy | Shadow | None = None
+    text: str  # the specification
+    noise: Noise | None = None  # where gradients are made inconsistent
+    dropcompute: DropCompute | None = None  # where workers stop early
+    method: PaftSync | Paft | Lossy | Shadow | None = None  # what is put around the optimizer, or around the gradient
 
     @property
     def clocked(self) -> bool:
@@ -188,11 +137,7 @@ class Aggregation:
         return config.microsteps if settings is None or settings.micro_batches is None else settings.micro_batches
 
     def check(self, config: TrainConfig, data: int, model: int) -> None:
-        """Checks that the methods fit a configuration and numbers of data ranks and of model ranks.
-
-        Raises:
-            SettingError: they do not.
-        """
+        """Checks that the methods fit a configuration and numbers of data ranks and of model ranks."""
 
         def wrong(problem: str) -> SettingError:
             return SettingError("aggregate", self.text, problem)
@@ -265,16 +210,7 @@ EXAMPLE = "noise,sigma=0.01+paft,max_period=50"
 
 
 def parse_aggregation(text: str) -> Aggregation:
-    """Reads a specification.
-
-    Raises:
-        ValueError: it cannot be understood, or its methods exclude each other.
-
-    Example:
-        >>> from sdc.train.methods import parse_aggregation
-        >>> parse_aggregation("noise,sigma=0.01+paft,max_period=50").method.max_period
-        50
-    """
+    """Reads a specification."""
 
     def wrong(problem: str) -> ValueError:
         return ValueError(f"aggregation {text!r}: {problem}")

@@ -54,11 +54,7 @@ def scatter_sequence(y_BSD: Float[Array, "B S D"]) -> Float[Array, "B P D"]:
 
 
 def lookup(table_VD: Float[Array, "V D"], tokens_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-    """Rows of a table whose rows are sharded over `model`.
-
-    Returns:
-        The rows that this rank holds and zeros elsewhere: `scatter_sequence` of it is the embedding, exactly.
-    """
+    """Rows of a table sharded over `model`, and zeros where another rank holds the row: `scatter_sequence` adds them up."""
     rows = table_VD.shape[0]
     local_BS = tokens_BS - lax.axis_index(MODEL) * rows
     mine_BS = (local_BS >= 0) & (local_BS < rows)
@@ -66,15 +62,7 @@ def lookup(table_VD: Float[Array, "V D"], tokens_BS: Int[Array, "B S"]) -> Float
 
 
 def cross_entropy(logits_BSV: Float[Array, "B S V"], targets_BS: Int[Array, "B S"]) -> Float[Array, "B S"]:
-    """Negative log-likelihood of each target in nats, from logits whose vocabulary is sharded over `model`.
-
-    Args:
-        logits_BSV: this rank's part of the logits, any floating dtype; arithmetic is float32.
-        targets_BS: token numbers in the whole vocabulary.
-
-    Returns:
-        float32, the same on every model rank.
-    """
+    """Negative log-likelihood of each target in nats, from logits whose vocabulary is sharded over `model`."""
     logits_BSV = logits_BSV.astype(jnp.float32)
     # The largest logit is subtracted so that nothing overflows; the loss does not depend on it.
     largest_BS = lax.pmax(lax.stop_gradient(logits_BSV).max(-1), MODEL)
@@ -107,13 +95,7 @@ def scatter_width(gradient: Tree, specs: Tree) -> Tree:
 
 
 def global_norm(shards: Tree, specs: Tree, *, axes: tuple[str, ...] = (DATA,)) -> Float[Array, ""]:
-    """Euclidean norm over all leaves and ranks; what the model ranks hold in common counts once.
-
-    Args:
-        shards: this rank's.
-        specs: partition of each leaf, which says whether it is sharded over `model`.
-        axes: the other axes over which all leaves are sharded.
-    """
+    """Euclidean norm over all leaves and ranks; what the model ranks hold in common counts once."""
     squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), shards)
     zero = jnp.zeros((), jnp.float32)
     sharded = jax.tree.map(lambda square, spec: square if MODEL in spec else zero, squares, specs)
@@ -279,16 +261,7 @@ def param_specs(config: ModelConfig) -> Params:
 
 
 def logits(config: ModelConfig, params: Params, tokens_BS: Int[Array, "B S"]) -> Float[Array, "B S V"]:
-    """Logits of the next token at every position.
-
-    Args:
-        config: the decoder.
-        params: this device's parameters in full width and compute dtype (`parallel.gather_width`).
-        tokens_BS: token numbers, the same on every model rank.
-
-    Returns:
-        This model rank's part of the vocabulary, in compute dtype.
-    """
+    """Logits of the next token at every position."""
     definition, _ = _definition(config)
     decoder: Decoder = nnx.merge(definition, nnx.State(params))
     return decoder(tokens_BS)

@@ -25,16 +25,11 @@ Kind: TypeAlias = Literal["mesh", "vmap"]
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A mapping of twins and ranks to devices.
+    """A mapping of twins and ranks to devices."""
 
-    Attributes:
-        mesh: axes `data` and `model`, with `twin` before them where twins have devices of their own.
-        twins: number of twins; None for a run without.
-        options: options of the compiler, by name.
-    """
-
-    mesh: Mesh
-    twins: int | None
+    mesh: Mesh  # axes `data` and `model`, with `twin` before them where twins have devices of their own
+    twins: int | None  # number of twins; None for a run without
+    # options of the compiler, by name
     options: Mapping[str, Value] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
@@ -65,17 +60,7 @@ class Placement:
         return jax.tree.map(lambda x: jax.numpy.broadcast_to(x[None], (twins, *x.shape)), tree)
 
     def map(self, fn: Callable[..., Any], *, stacked: Any, shared: Any, out: Any) -> Callable[[Any, Any], Any]:
-        """Places a per-device function.
-
-        Args:
-            fn: a function of `(stacked, shared)`, pytrees of local arrays, for one twin.
-            stacked: partitions of the first argument, of one twin.
-            shared: partitions of the second argument.
-            out: partitions of the outputs, of one twin; `RANKS` for reports, which get one row per rank.
-
-        Returns:
-            A function of global arrays, to be jitted.
-        """
+        """Places a per-device `fn(stacked, shared)`; partitions are of one twin, or `RANKS`: a report with a row per rank."""
 
         def expand(outputs: Any, twin_axes: int) -> Any:
             """Reports get an axis for `data` and `model` behind that of the twins."""
@@ -131,19 +116,7 @@ def place(
     devices: Sequence[jax.Device] | None = None,
     options: Mapping[str, Value] | None = None,
 ) -> Placement:
-    """Lays twins and ranks out over devices, process by process, so that a twin's ranks are neighbours.
-
-    Args:
-        twins: number of twins, or None.
-        data: data-parallel ranks of a twin.
-        model: model-parallel ranks of a twin.
-        kind: `"mesh"` gives every twin devices of its own, `"vmap"` puts all twins on the same ones.
-        devices: the devices to use, all of them; by default all there are.
-        options: options of the compiler, by name.
-
-    Raises:
-        ValueError: the devices at hand are not as many as needed.
-    """
+    """Lays twins and ranks out over devices, process by process, so that a twin's ranks are neighbours."""
     devices = jax.devices() if devices is None else devices
     axes = {DATA: data, MODEL: model}
     if twins is not None and kind == "mesh":

@@ -67,39 +67,24 @@ GRADIENT = "gradient"
 
 
 class ReplicaState(NamedTuple):
-    """What a data rank carries on.
+    """What a data rank carries on."""
 
-    Attributes:
-        step: steps done.
-        params: master parameters of this rank, in full width, float32.
-        optimizer: state of the optimizer and of what is around it.
-        noise: state of the simulated noise.
-        roles: roles and counts of a shadow replica.
-    """
-
-    step: Int[Array, ""]
-    params: Params
-    optimizer: Any
-    noise: Any
-    roles: Any
+    step: Int[Array, ""]  # steps done
+    params: Params  # master parameters of this rank, in full width, float32
+    optimizer: Any  # state of the optimizer and of what is around it
+    noise: Any  # state of the simulated noise
+    roles: Any  # roles and counts of a shadow replica
 
 
 class ReplicaMetrics(NamedTuple):
-    """What a step tells about itself.
+    """What a step tells about itself."""
 
-    Attributes:
-        loss: mean over the sequences that were computed, in nats a token, float32.
-        gradient_norm: Euclidean norm of the aggregated gradient before clipping, mean over the data ranks.
-        learning_rate: learning rate of this step.
-        gradient: None: ranks may hold different ones.
-        reports: reports of the methods, on this device; see `report`.
-    """
-
-    loss: Float[Array, ""]
+    loss: Float[Array, ""]  # mean over the sequences that were computed, in nats a token, float32
+    # Euclidean norm of the aggregated gradient before clipping, mean over the data ranks
     gradient_norm: Float[Array, ""]
-    learning_rate: Float[Array, ""]
-    gradient: None
-    reports: Any
+    learning_rate: Float[Array, ""]  # learning rate of this step
+    gradient: None  # None: ranks may hold different ones
+    reports: Any  # reports of the methods, on this device; see `report`
 
 
 class Given(NamedTuple):
@@ -111,22 +96,14 @@ class Given(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicas:
-    """The step of a configuration with a way of aggregation.
+    """The step of a configuration with a way of aggregation."""
 
-    Attributes:
-        config: the configuration.
-        aggregation: the methods.
-        seed: seed of simulated noise, latencies and losses.
-        threshold: threshold of DropCompute, where it is simulated.
-        completed: micro-batches by step and data rank, where a run of DropCompute is replayed.
-        losses: channels of gradients and parameters, where a run with lost packets is replayed.
-    """
-
-    config: TrainConfig
-    aggregation: Aggregation
-    seed: int = 0
-    threshold: float = float("inf")
-    completed: np.ndarray | None = None
+    config: TrainConfig  # the configuration
+    aggregation: Aggregation  # the methods
+    seed: int = 0  # seed of simulated noise, latencies and losses
+    threshold: float = float("inf")  # threshold of DropCompute, where it is simulated
+    completed: np.ndarray | None = None  # micro-batches by step and data rank, where a run of DropCompute is replayed
+    # channels of gradients and parameters, where a run with lost packets is replayed
     losses: tuple[Recorded, Recorded] | None = None
 
     @functools.cached_property
@@ -194,11 +171,7 @@ class Replicas:
         return self.aggregation.micro_batches(self.config)
 
     def check(self, data: int, model: int) -> None:
-        """Checks that the methods fit a number of data ranks and of model ranks.
-
-        Raises:
-            SettingError: they do not.
-        """
+        """Checks that the methods fit a number of data ranks and of model ranks."""
         self.aggregation.check(self.config, data, model)
 
     @functools.cached_property
@@ -234,13 +207,7 @@ class Replicas:
     def step(
         self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"], given: Given | None = None
     ) -> tuple[ReplicaState, ReplicaMetrics]:
-        """One optimizer step on one device.
-
-        Args:
-            state: state of this device.
-            tokens: this data rank's share of the batch.
-            given: what the worker has accumulated already, on a real clock.
-        """
+        """One optimizer step on one device."""
         method = self.aggregation.method
         report: dict[str, Any] = {}
         extra: dict[str, Any] = {}
@@ -596,11 +563,7 @@ def unpacked(text: str) -> UInt8[np.ndarray, "..."]:
 
 
 def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int32[np.ndarray, "steps data"]:
-    """Micro-batches that each data rank of a recorded run completed.
-
-    Raises:
-        ValueError: the run has no such log, it is damaged, or it does not fit so many ranks, steps or micro-batches.
-    """
+    """Micro-batches that each data rank of a recorded run completed."""
     manifest = read_manifest(folder)
     settings = parse_aggregation(str(manifest.get("aggregate", ""))).dropcompute if "aggregate" in manifest else None
     if settings is None:
@@ -625,11 +588,7 @@ def completed_log(folder: str, data: int, steps: int, micro_batches: int) -> Int
 def losses_log(
     folder: str, config: TrainConfig, packet: int | None, data: int, steps: int
 ) -> tuple[Recorded, Recorded]:
-    """The channels of gradients and parameters that lose what a recorded run lost.
-
-    Raises:
-        ValueError: the run has no such log, or it does not fit.
-    """
+    """The channels of gradients and parameters that lose what a recorded run lost."""
     logs = [
         LossyLog(*(jnp.asarray(unpacked(row["lost"][name])) for name in LossyLog._fields))
         for row in _lines(folder, "lost", steps)

@@ -16,30 +16,17 @@ _OWN: Mapping[str, Any] = {"step": int, "site": str, "iteration": tuple[int, ...
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """One fault of a traced run, or none: a run of the same program without it.
+    """One fault of a traced run, or none: a run of the same program without it."""
 
-    Attributes:
-        text: the line it was read from.
-        fault: what becomes of which elements, on which device; None for no fault.
-        step: the struck step of the run.
-        site: pattern of site names.
-        iteration: index in the enclosing loops.
-        element: flat index of the first element.
-    """
-
-    text: str
-    fault: Fault | None = None
-    step: int = -1
-    site: str = ""
-    iteration: tuple[int, ...] = ()
-    element: int = 0
+    text: str  # the line it was read from
+    fault: Fault | None = None  # what becomes of which elements, on which device; None for no fault
+    step: int = -1  # the struck step of the run
+    site: str = ""  # pattern of site names
+    iteration: tuple[int, ...] = ()  # index in the enclosing loops
+    element: int = 0  # flat index of the first element
 
     def strike(self, sites: Sequence[sdc.Site], step: int) -> sdc.Strike:
-        """What happens at a step of a program with these sites.
-
-        Raises:
-            ValueError: the fault cannot be placed.
-        """
+        """What happens at a step of a program with these sites."""
         axes = sorted({axis for site in sites for axis, _ in site.mesh})
         if self.fault is None:
             return sdc.no_strike(axes=axes)
@@ -62,14 +49,6 @@ def parse_simulation(text: str) -> Simulation:
 
     Kinds and patterns are those of `as_fault`. Further keys: `step`; `site`; `iteration`, one number for each
     enclosing loop; `element`, the first that is hit; any other key with a whole number names the device along an axis.
-
-    Raises:
-        ValueError: the line cannot be understood.
-
-    Example:
-        >>> from sdc.train.simulation import parse_simulation
-        >>> parse_simulation("bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,model=1").iteration
-        (0, 2)
     """
     if text == "none":
         return Simulation(text)
@@ -80,16 +59,7 @@ def parse_simulation(text: str) -> Simulation:
 
 
 def submodule_products(name: str) -> Selector:
-    """The matrix products of a submodule, in the layers: what is recomputed belongs to the backward pass.
-
-    Args:
-        name: name of the study's submodule, one of `sdc.faults.SUBMODULES`.
-
-    Example:
-        >>> from sdc.train.submodules import submodule_products
-        >>> submodule_products("bwd/ffn")
-        products & direction("bwd", "remat") & scope("*/ffn/*", "*/ffn")
-    """
+    """The matrix products of a submodule, in the layers: what is recomputed belongs to the backward pass."""
     way, _, submodule = name.partition("/")
     passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
     return products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")

@@ -38,33 +38,20 @@ BATCH_SPEC = P(None, DATA, None)
 
 
 class TrainState(NamedTuple):
-    """Everything that a step carries on, without redundancy: ZeRO-1 shards the width of every leaf over `data`.
+    """Everything that a step carries on, without redundancy: ZeRO-1 shards the width of every leaf over `data`."""
 
-    Attributes:
-        step: steps done, int32 scalar.
-        params: master parameters, float32.
-        optimizer: optax state; its leaves mirror the parameters.
-    """
-
-    step: Int[Array, ""]
-    params: Params
-    optimizer: optax.OptState
+    step: Int[Array, ""]  # steps done, int32 scalar
+    params: Params  # master parameters, float32
+    optimizer: optax.OptState  # optax state; its leaves mirror the parameters
 
 
 class Metrics(NamedTuple):
-    """What a step tells about itself.
+    """What a step tells about itself."""
 
-    Attributes:
-        loss: mean cross entropy over the global batch in nats a token, float32.
-        gradient_norm: global Euclidean norm of the gradient before clipping, float32.
-        learning_rate: learning rate of this step, float32.
-        gradient: mean gradient before clipping, float32, sharded like the master parameters.
-    """
-
-    loss: Float[Array, ""]
-    gradient_norm: Float[Array, ""]
-    learning_rate: Float[Array, ""]
-    gradient: Params
+    loss: Float[Array, ""]  # mean cross entropy over the global batch in nats a token, float32
+    gradient_norm: Float[Array, ""]  # global Euclidean norm of the gradient before clipping, float32
+    learning_rate: Float[Array, ""]  # learning rate of this step, float32
+    gradient: Params  # mean gradient before clipping, float32, sharded like the master parameters
 
 
 def init_state(config: TrainConfig, key: Array) -> TrainState:
@@ -102,17 +89,7 @@ def metrics_specs(config: TrainConfig) -> Metrics:
 def device_step(
     state: TrainState, tokens: Int[Array, "microsteps batch length"], *, config: TrainConfig
 ) -> tuple[TrainState, Metrics]:
-    """One optimizer step on one device.
-
-    Args:
-        state: this device's part of the state.
-        tokens: int32 [microsteps, batch_size / data ranks, sequence_length + 1], the same on every model rank; position
-            i + 1 is the target of position i.
-        config: the configuration.
-
-    Returns:
-        The next state and the metrics; scalars are the same on every device.
-    """
+    """One optimizer step on one device."""
     specs = param_specs(config.model)
     with jax.named_scope("gather_params"):
         params = gather_width(state.params, specs, config.model.dtype)
@@ -155,12 +132,8 @@ def _loss_and_gradient(
 def adamw(config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     """The update's direction, before the learning rate: Adam's, plus the decay of matrices.
 
-    It is elementwise, so that each rank updates its own shard (ZeRO-1).
-
-    Args:
-        config: the optimizer.
-        specs: partition of each parameter. Matrices are those sharded over `model`; the scales of norms are not, and
-            do not decay.
+    It is elementwise, so that each rank updates its own shard (ZeRO-1). Matrices are what is sharded over `model`; the
+    scales of norms are not, and do not decay.
     """
     return optax.chain(
         optax.scale_by_adam(config.beta1, config.beta2, config.epsilon),
@@ -188,10 +161,6 @@ def history_ratio(config: OptimizerConfig, state: optax.OptState) -> Float[Array
     gradient or the history itself was corrupted. Rounding is allowed for with a share of 1e-3. The idea of bounding the
     optimizer's history is that of He et al., *Understanding and Mitigating Hardware Failures in Deep Learning Training
     Systems* (ISCA 2023).
-
-    Args:
-        config: the optimizer.
-        state: state of `adamw`, after the step.
     """
     adam = optax.tree_utils.tree_get(state, "mu"), optax.tree_utils.tree_get(state, "nu")
     count = optax.tree_utils.tree_get(state, "count").astype(jnp.float32)

@@ -20,19 +20,7 @@ TOLD = ("mismatched", "unrepeated", "injected")
 
 
 def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Summarizes one step.
-
-    Args:
-        mismatches: the reports of `lockstep`, as NumPy arrays; empty where nothing was compared.
-        events: the reports of `inject`, as NumPy arrays; empty where nothing was injected.
-        step: number of the step.
-
-    Returns:
-        For `steps.jsonl`, by site: counts, frequency (mean of equation (2) over the microsteps) and severity (largest
-        of equation (4)). For `mismatches.jsonl`: a row per microstep, site and layer with a mismatch or an injection.
-        `undecided` counts the ranks on which no majority of three or more twins agreed, so that the reference was a
-        guess. `unrepeated` counts the digests that differed while a repetition of the step found nothing.
-    """
+    """Summarizes one step."""
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*mismatches, *events]):
@@ -130,17 +118,7 @@ AXES = ("twin", "data", "model", "microstep", "layer")
 
 
 def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
-    """Summarizes the flags of one step for `steps.jsonl`.
-
-    Args:
-        flags: the reports of `sdc.abft`, as NumPy arrays, with leading axes twin (if there are twins), data rank and
-            model rank, then one per enclosing loop: the last is the layer, those before it are the microstep.
-        twins: whether there are twins.
-
-    Returns:
-        Totals and the largest margin, the same by site, and `rows`: one per site, rank, microstep and layer with a
-        flag, with the first wrong elements where they were located; `coverage`, and the products that were `skipped`.
-    """
+    """Summarizes the flags of one step for `steps.jsonl`."""
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for name, flag in flags.items():

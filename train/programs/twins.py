@@ -146,12 +146,9 @@ class OperationsProgram(TwinProgram):
 
     Nothing is exchanged inside of a step, so that devices wait for nobody; digests are compared after it, by the
     processes. `sync` is `params`, since that is when twins are compared and repaired.
-
-    Attributes:
-        where: the values that are digested.
     """
 
-    where: Selector = everything
+    where: Selector = everything  # the values that are digested
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
@@ -175,11 +172,7 @@ class OperationsProgram(TwinProgram):
 
 
 def first_operation(digests: Reports) -> dict[str, Any] | None:
-    """The first operation whose digests differ between twins, as JSON; None where all agree.
-
-    Args:
-        digests: as `sdc.fingerprint` returns them, behind the axes of twins, data ranks and model ranks.
-    """
+    """The first operation whose digests differ between twins, as JSON; None where all agree."""
     values = [np.asarray(value) for value in digests.values()]
     copies = [Reports(digests.sites, [value[twin] for value in values]) for twin in range(len(values[0]))]
     whole = [b"".join(value[twin].tobytes() for value in values) for twin in range(len(copies))]
