@@ -134,7 +134,7 @@ def _configured(subject: Subject, devices: Sequence[Any]) -> Any:
     twins = subject.twins if subject.tool == "lockstep" else None
     placement = place(twins=twins, data=subject.data, model=subject.model, devices=devices)
     if subject.tool == "lockstep":
-        program = TwinProgram(work, placement, subject.sync, subject.compare, subject.exchange)
+        program = TwinProgram(work, placement, sync=subject.sync, compare=subject.compare, exchange=subject.exchange)
         return program.compiled.lower(program.abstract(), (program.batch, jax.eval_shape(jax.random.key, 0)))
     state = described(work.abstract(), placement.sharding(placement.spec(work.state_specs)))
     args = state, described_batch(work.config, placement)

@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
+from sdc.aggregation import Aggregation, parse_aggregation
 from sdc.checksums import Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
 from sdc.faults import (
@@ -33,13 +34,11 @@ from sdc.settings import Flag, SettingError, check_types
 
 from .policy import Attempt, Decision, Golden, StepPolicy
 from .programs import (
-    Aggregation,
     DType,
     Simulation,
     TrainConfig,
     check,
     get_config,
-    parse_aggregation,
     parse_simulation,
     submodule_products,
 )
@@ -384,10 +383,11 @@ class CheckedJob(Job):
         if self.checks is not None:
             self.checks.check()
 
-    def tools(self, config: TrainConfig) -> tuple[tuple[Fault, ...], "Transform | None"]:
-        """The faults, and the transformation that checks products; JAX's devices have started."""
+    def tools(self, config: TrainConfig) -> dict[str, Any]:
+        """What the program has of faults, and of checks of products; JAX's devices have started."""
+        faults = self.simulated.make(layers=config.model.layers)
         checks = None if self.checks is None else self.checks.transform()
-        return self.simulated.make(layers=config.model.layers), checks
+        return {"faults": faults, "checks": checks, "seed": self.workload.seed}
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         told = self.simulated.describe(layers=config.model.layers, steps=self.steps)
@@ -422,7 +422,10 @@ class Training(CheckedJob):
     def check(self) -> None:
         super().check()
         if (aggregation := self.aggregation) is not None:
-            aggregation.check(self.workload.resolve(), self.data, self.model)
+            config = self.workload.resolve()
+            aggregation.check(
+                data=self.data, model=self.model, batch_size=config.batch_size, microsteps=config.microsteps
+            )
             self._check_clock(aggregation)
         if self.running is not None:
             self.running.check(self.steps)
@@ -436,15 +439,15 @@ class Training(CheckedJob):
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import ClockedProgram, SingleProgram, make_replicas, replicated, sharded
 
-        (faults, checks), aggregation, seed = self.tools(config), self.aggregation, self.workload.seed
+        tools, aggregation = self.tools(config), self.aggregation
         if aggregation is None:
-            return SingleProgram(sharded(config), placement, faults, checks, seed, donate)
-        replicas = make_replicas(config, aggregation, placement, seed=seed, steps=self.steps)
+            return SingleProgram(sharded(config), placement, donate=donate, **tools)
+        replicas = make_replicas(config, aggregation, placement, seed=self.workload.seed, steps=self.steps)
         work = replicated(replicas, placement)
         if aggregation.clocked:
             self._check_clock(aggregation)
-            return ClockedProgram(work, placement, replicas, donate)
-        return SingleProgram(work, placement, faults, checks, seed, donate)
+            return ClockedProgram(work, placement, replicas, donate=donate)
+        return SingleProgram(work, placement, donate=donate, **tools)
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         told = super().manifest(config)
@@ -534,10 +537,10 @@ class Twins(CheckedJob):
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import TwinProgram, sharded
 
-        tools = self.tools(config)
         return TwinProgram(
-            sharded(config), placement, self.sync, self.compare, self.exchange, *tools, self.workload.seed, donate
-        )
+            sharded(config), placement, donate=donate, sync=self.sync, compare=self.compare, exchange=self.exchange,
+            **self.tools(config),
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -584,7 +587,7 @@ class Tracing(Job):
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import TraceProgram, sharded
 
-        return TraceProgram(sharded(config), placement, as_selector(self.where), self.simulation, donate)
+        return TraceProgram(sharded(config), placement, as_selector(self.where), self.simulation, donate=donate)
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         simulation = self.simulation
@@ -687,10 +690,7 @@ class Operations(Compared):
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import OperationsProgram, sharded
 
-        faults, checks = self.tools(config)
-        return OperationsProgram(
-            sharded(config), placement, self.sync, faults=faults, checks=checks, seed=self.workload.seed, donate=donate
-        )
+        return OperationsProgram(sharded(config), placement, donate=donate, sync=self.sync, **self.tools(config))
 
     def policy(self) -> StepPolicy | None:
         return stop_at_operation

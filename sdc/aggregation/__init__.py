@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     from .spares import ShadowVerdict as ShadowVerdict, judge as judge
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .delays import BoundedLogNormal as BoundedLogNormal, Latency as Latency, parse_latency as parse_latency
+    from .trainer import Combining as Combining, Gathered as Gathered
+    from .delays import BoundedLogNormal as BoundedLogNormal
     from .divergence import divergence_over_time as divergence_over_time
     from .drift import pair_drift as pair_drift
     from .dropcompute import Correction as Correction, Work as Work
@@ -90,6 +91,16 @@ if TYPE_CHECKING:  # for the other packages of this project
         Watched as Watched,
         WatchedTraining as WatchedTraining,
     )
+    from .methods import (
+        AUTO as AUTO,
+        Aggregation as Aggregation,
+        DropCompute as DropCompute,
+        Lossy as Lossy,
+        Paft as Paft,
+        PaftSync as PaftSync,
+        Shadow as Shadow,
+        parse_aggregation as parse_aggregation,
+    )
     from .speedup import (
         drop_rate as drop_rate,
         effective_speedup as effective_speedup,
@@ -97,6 +108,5 @@ if TYPE_CHECKING:  # for the other packages of this project
         mean_completed as mean_completed,
         select_threshold as select_threshold,
     )
-    from .workers import check_probability as check_probability
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -1,7 +1,6 @@
 """Gradients that differ between workers: the error model of PAFT, simulated."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,8 @@ from jaxtyping import Array, Float32, Int32, UInt32
 
 from ..faults import Fault, Moment, inject
 from ..program import probe
-from .workers import check_some, count_workers
+from .methods import Noise
+from .workers import count_workers
 
 SITE = "gradient"
 """Name of the gradients as a site: those of the leaf `a/b` are `fwd/gradient/a/b`."""
@@ -78,13 +78,8 @@ def gradient_noise(
         Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, sections 3 and 5
         (bursts: "accidental large noise", every 500th iteration).
     """
-    for name, value in (("sigma", sigma), ("burst_sigma", burst_sigma)):
-        if not isinstance(value, jax.Array) and not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value}: expected a standard deviation of at least 0")
-    check_some("burst_period", burst_period, "steps")
-    if burst_period is None and (isinstance(burst_sigma, jax.Array) or burst_sigma):
-        raise ValueError("burst_sigma without burst_period would never come; give both")
     chosen = None if workers is None else tuple(dict.fromkeys(workers))
+    settings: Any = Noise(sigma, chosen, burst_period, burst_sigma)  # type: ignore[arg-type] # traced, perhaps
 
     def placed(count: int) -> list[Fault]:
         """The faults, each with the worker that it hits."""
@@ -115,8 +110,7 @@ def gradient_noise(
         if chosen is not None:
             scale = jnp.where(jnp.isin(lax.axis_index(axis_name), jnp.asarray(chosen)), scale, 0)
 
-        degrees = (sigma, burst_sigma) if burst_period is not None else (sigma,)
-        if any(isinstance(degree, jax.Array) or degree for degree in degrees):
+        if not settings.silent:
             leaves, structure = jax.tree.flatten(gradient)
             keys = jax.random.split(key, len(leaves))
             gradient = jax.tree.unflatten(

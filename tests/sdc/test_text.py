@@ -21,11 +21,11 @@ from sdc.aggregation.delays import (
     Normal,
     parse_latency,
 )  # fmt: skip
+from sdc.aggregation.methods import parse_aggregation
 from sdc.faults.fault import Fault, When, as_fault, parse_fault
 from sdc.faults.kinds import Add, BitFlip, FaultKind, Gaussian, Relative, Rotate, Scale, Sign, Stuck, StuckBit
 from sdc.faults.patterns import One, Pattern, Row, Run, Stride, Tile, Whole
 from sdc.text import Rest, read_value, split
-from sdc.train.programs.methods import parse_aggregation
 from sdc.train.programs.simulation import parse_simulation
 
 POSITIVE = st.floats(1e-30, 1e30)
@@ -227,7 +227,7 @@ from sdc.program import as_selector
 from sdc.checksums import Profile, Rounding, Settings
 from sdc.train.programs.simulation import parse_simulation
 from sdc.train.programs.config import check, get_config
-from sdc.train.programs.methods import parse_aggregation
+from sdc.aggregation.methods import parse_aggregation
 
 as_selector('primitive("dot_general") & direction("bwd")')
 parse_fault('bitflip,bits=30,rate=1e-4,where=products & iteration(2),gamma=0.5,fsdp=1')

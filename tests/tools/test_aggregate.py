@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from sdc.aggregation.methods import AUTO, parse_aggregation
 from sdc.train import Training
-from sdc.train.programs.methods import AUTO, parse_aggregation
 from tests.tools.command import lines, several, summary
 from tests.train.runs import WORKLOAD, execute
 

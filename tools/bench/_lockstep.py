@@ -28,7 +28,9 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         # One device per twin; a single accelerator runs both under vmap.
         devices = jax.devices()[:2]
         placement = place(twins=2, data=1, model=1, kind="mesh" if len(devices) == 2 else "vmap", devices=devices)
-        result[dtype] = _measure({sync: TwinProgram(sharded(typed), placement, sync) for sync in SYNCS}, options.steps)
+        result[dtype] = _measure(
+            {sync: TwinProgram(sharded(typed), placement, sync=sync) for sync in SYNCS}, options.steps
+        )
     return result
 
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         place_batch as place_batch,
         plain as plain,
     )
-    from .methods import Aggregation as Aggregation, parse_aggregation as parse_aggregation
     from .model import (
         DATA as DATA,
         MODEL as MODEL,

@@ -8,16 +8,17 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Int
 
 import sdc
 from sdc.checksums import accumulators
 from sdc.program import Reports
+from sdc.records import program_fingerprint
 from sdc.twins import tree_digest
 
 from .config import TrainConfig
-from .placement import Placement, fetch
+from .placement import RANKS, Placement, fetch
 from .step import BATCH_SPEC, device_step, init_state, metrics_specs, state_specs
 
 
@@ -180,20 +181,31 @@ def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: P
 class Placed:
     """What all programs of a `DeviceStep` do alike; see `Program`."""
 
-    work: DeviceStep
-    placement: Placement
+    work: DeviceStep  # the step of one copy
+    placement: Placement  # where the program runs
+    _: dataclasses.KW_ONLY
+    donate: bool = True  # whether a step takes the memory of the state that it is given
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        """`(state, (tokens, beside)) -> (state, metrics, reports)`, jitted."""
+        raise NotImplementedError
+
+    def beside(self) -> Any:
+        """What a step takes beside the tokens, as shapes and types."""
+        raise NotImplementedError
 
     @functools.cached_property
     def batch(self) -> jax.ShapeDtypeStruct:
         """Shape, type and sharding of a batch."""
         return described_batch(self.work.config, self.placement)
 
-    def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any, donate: bool) -> jax.stages.Wrapped:
-        """Places a per-device function of `(state, (tokens, shared))` that returns the state, the metrics and reports."""
+    def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any) -> jax.stages.Wrapped:
+        """Places a per-device function of `(state, (tokens, shared))` that returns state, metrics and reports."""
         specs = self.work.state_specs
         out = (specs, self.work.metrics_specs, *reports)
         mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, shared), out=out)
-        return self.placement.jit(mapped, donate=donate)
+        return self.placement.jit(mapped, donate=self.donate)
 
     def init(self, seed: int) -> Any:
         return initial_state(self.work, self.placement, seed)
@@ -204,6 +216,9 @@ class Placed:
 
     def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
         return state, None
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"step": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, self.beside())))}
 
     def digest(self, state: Any) -> list[str]:
         rows = np.atleast_2d(fetch((_digest if self.placement.twins is None else _digest_of_each)(state)))
@@ -219,10 +234,44 @@ class Placed:
 _digest, _digest_of_each = jax.jit(tree_digest), jax.jit(jax.vmap(tree_digest))
 
 
-def scalar_row(metrics: Any, *, rate: float) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instrumented(Placed):
+    """A program whose step may have simulated faults and checked products."""
+
+    _: dataclasses.KW_ONLY
+    faults: tuple[sdc.Fault, ...] = ()  # the simulated faults
+    checks: Transform | None = None  # how products are checked; None not to check them
+    seed: int = 0  # seed of the run; the faults draw from the next one
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+        """The transformation around the instrumented step; by default none."""
+        return lambda *args: (step(*args), NONE)
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        """`(state, (tokens, key)) -> (state, metrics, (reports of what is around, events, flags))`, jitted."""
+        step = self.around(instrument(self.work.fn, self.faults, self.checks))
+
+        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
+            tokens, key = shared
+            (out, events, flags), reports = step(sdc.Moment(key, state.step), state, tokens)
+            return *out, (reports, events, flags)
+
+        return self.jitted(fn, P(), RANKS)
+
+    def beside(self) -> Any:
+        return jax.eval_shape(jax.random.key, 0)
+
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        del number
+        state, metrics, reports = self.compiled(state, (batch, jax.random.key(self.seed + 1)))
+        return state, (metrics, reports)
+
+
+def scalar_row(metrics: Any) -> dict[str, Any]:
     """The scalars of a step, one number per twin, as a line of `steps.jsonl` has them."""
     return {
         "loss": np.atleast_1d(metrics.loss),
         "gradient_norm": np.atleast_1d(metrics.gradient_norm),
-        "learning_rate": rate,
+        "learning_rate": float(np.ravel(metrics.learning_rate)[0]),
     }

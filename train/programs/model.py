@@ -54,7 +54,7 @@ def scatter_sequence(y_BSD: Float[Array, "B S D"]) -> Float[Array, "B P D"]:
 
 
 def lookup(table_VD: Float[Array, "V D"], tokens_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-    """Rows of a table sharded over `model`, and zeros where another rank holds the row: `scatter_sequence` adds them up."""
+    """Rows of a table sharded over `model`, zeros where another rank holds the row: `scatter_sequence` adds them up."""
     rows = table_VD.shape[0]
     local_BS = tokens_BS - lax.axis_index(MODEL) * rows
     mine_BS = (local_BS >= 0) & (local_BS < rows)

@@ -60,7 +60,7 @@ class Placement:
         return jax.tree.map(lambda x: jax.numpy.broadcast_to(x[None], (twins, *x.shape)), tree)
 
     def map(self, fn: Callable[..., Any], *, stacked: Any, shared: Any, out: Any) -> Callable[[Any, Any], Any]:
-        """Places a per-device `fn(stacked, shared)`; partitions are of one twin, or `RANKS`: a report with a row per rank."""
+        """Places a per-device `fn(stacked, shared)`; partitions are of one twin, or `RANKS` for a report per rank."""
 
         def expand(outputs: Any, twin_axes: int) -> Any:
             """Reports get an axis for `data` and `model` behind that of the twins."""

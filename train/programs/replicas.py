@@ -24,10 +24,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int, Int32, UInt8
 
 from sdc.aggregation import (
+    AUTO,
+    Aggregation,
+    Combining,
+    DropCompute,
+    Gathered,
+    Lossy,
     LossyLog,
+    Mean,
+    Own,
+    Paft,
     PaftState,
+    PaftSync,
     PaftSyncState,
     Recorded,
+    Shadow,
+    Shadowed,
     Stopped,
     Stopwatch,
     Sum,
@@ -39,25 +51,23 @@ from sdc.aggregation import (
     from_workers,
     gradient_noise,
     gradient_sum,
-    init_shadow,
     judge,
     lossy_zero2,
     masked,
     paft,
     paft_sync,
+    parse_aggregation,
     recorded,
     select_threshold,
-    shadow,
     skip_empty,
     to_workers,
 )
 from sdc.program import probe
-from sdc.records import program_fingerprint, read_manifest, read_record
+from sdc.records import read_manifest, read_record
 from sdc.settings import SettingError
 
 from .config import TrainConfig
 from .device import DeviceStep, Placed, Rows, described, scalar_row
-from .methods import AUTO, Aggregation, DropCompute, Lossy, Paft, PaftSync, Shadow, parse_aggregation
 from .model import DATA, MODEL, Params, cross_entropy, global_norm, init_params, logits, param_specs
 from .placement import RANKS, Placement, fetch
 from .step import adamw, learning_rate
@@ -136,10 +146,9 @@ class Replicas:
         if self.aggregation.dropcompute is not None:
             inner = skip_empty(plain)
         if isinstance(method, PaftSync):
-            return paft_sync(inner, DATA, method.period, method.sync_state, replica_axes=(MODEL,))
+            return paft_sync(inner, DATA, **vars(method), replica_axes=(MODEL,))
         if isinstance(method, Paft):
-            periods = method.initial_period, method.min_period, method.max_period
-            return paft(inner, DATA, *periods, method.sync_state, replica_axes=(MODEL,))
+            return paft(inner, DATA, **vars(method), replica_axes=(MODEL,))
         if isinstance(method, Lossy):
             gradient, parameter = self.losses or method.channels()
             return lossy_zero2(
@@ -153,26 +162,27 @@ class Replicas:
         settings = self.aggregation.noise
         if settings is None:
             return None
-        noise = functools.partial(
-            gradient_noise, DATA, settings.sigma, workers=settings.workers, burst_period=settings.burst_period,
-            burst_sigma=settings.burst_sigma,
-        )  # fmt: skip
+        noise = functools.partial(gradient_noise, DATA, **vars(settings), seed=self.seed)
         # What the model ranks of a worker hold in common stays in common.
         sharded = jax.tree.map(lambda spec: MODEL in spec, self._spread)
         common = jax.tree.map(lambda spec: MODEL not in spec, self._spread)
         return optax.chain(
-            optax.masked(noise(seed=self.seed, shard_axes=(MODEL,)), sharded),
-            optax.masked(noise(seed=self.seed), common),
+            optax.masked(noise(shard_axes=(MODEL,)), sharded),
+            optax.masked(noise(), common),
         )
 
     @property
     def micro_batches(self) -> int:
         """Into which a worker cuts its share of a batch."""
-        return self.aggregation.micro_batches(self.config)
+        return self.aggregation.micro_batches(self.config.microsteps)
 
-    def check(self, data: int, model: int) -> None:
-        """Checks that the methods fit a number of data ranks and of model ranks."""
-        self.aggregation.check(self.config, data, model)
+    @functools.cached_property
+    def combining(self) -> Combining:
+        """How the gradients of the workers become the one that each gives its optimizer."""
+        method = self.aggregation.method
+        if isinstance(method, Shadow):
+            return Shadowed(method.spares)
+        return Own() if isinstance(method, Lossy) else Mean()
 
     @functools.cached_property
     def work(self) -> Work:
@@ -195,63 +205,43 @@ class Replicas:
         """The state of a device, from its part of the initial parameters."""
         with jax.numpy_dtype_promotion("standard"):
             optimizer = self.optimizer.init(params)
-        shadowed = isinstance(self.aggregation.method, Shadow)
         return ReplicaState(
             jnp.zeros((), jnp.int32),
             params,
             optimizer,
             () if self.noise is None else self.noise.init(params),
-            init_shadow(lax.axis_size(DATA)) if shadowed else (),
+            self.combining.init(params, lax.axis_size(DATA)),
         )
 
     def step(
         self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"], given: Given | None = None
     ) -> tuple[ReplicaState, ReplicaMetrics]:
         """One optimizer step on one device."""
-        method = self.aggregation.method
         report: dict[str, Any] = {}
-        extra: dict[str, Any] = {}
-        roles = state.roles
-        if isinstance(method, Shadow):
-            alone = shadow(
-                lambda params, batch: self._mean(self._accumulate(params, batch)), DATA, spares=method.spares
-            )
-            (loss, gradient), roles, report["shadow"] = alone(roles, state.params, tokens)
-        elif self.aggregation.dropcompute is not None:
-            total, completed = given or self._until_threshold(state, tokens)
-            total = self._over_model(total)
-            found = combine(
-                total, DATA, completed, self.micro_batches,
-                correction=self.aggregation.dropcompute.correction, drop_rate=self._drop_rate,
-            )  # fmt: skip
-            loss, gradient, extra["empty"] = found.loss, found.gradient, found.empty
-            if isinstance(method, Lossy):
-                extra["weight"] = completed.astype(jnp.float32)
-                some = jnp.maximum(completed, 1).astype(jnp.float32)
-                gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
-            report["completed"] = completed
+        if self.aggregation.dropcompute is None:
+            found = self.combining.combine(self.gradient, DATA, state.params, tokens, state.roles)
+            if isinstance(self.combining, Shadowed):
+                report["shadow"] = found.report.shadow
         else:
-            loss, gradient = self._mean(self._accumulate(state.params, tokens))
-            loss = lax.pmean(loss, DATA)
-            if not isinstance(method, Lossy):
-                gradient = lax.pmean(gradient, DATA)
-        noise = state.noise
+            total, report["completed"] = given or self._until_threshold(state, tokens)
+            found = self._dropped(self._over_model(total), report["completed"])
+        gradient, noise = found.gradient, state.noise
         if self.noise is not None:
             gradient, noise = self.noise.update(gradient, noise)
         gradient = probe(gradient, GRADIENT, directions=("fwd",))
 
         rate = learning_rate(self.config.optimizer, state.step)
         with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
-            updates, optimizer = self.optimizer.update(gradient, state.optimizer, state.params, **extra)
+            updates, optimizer = self.optimizer.update(gradient, state.optimizer, state.params, **found.extra)
             params = optax.apply_updates(state.params, updates)
-        if isinstance(method, Lossy):
+        if isinstance(self.combining, Own):
             norm = global_norm(optimizer.previous, self._spread)
         else:
             norm = lax.pmean(global_norm(gradient, self._spread, axes=()), DATA)
         report |= _report(optimizer)
         return (
-            ReplicaState(state.step + 1, params, optimizer, noise, roles),
-            ReplicaMetrics(loss, norm, rate, None, report),
+            ReplicaState(state.step + 1, params, optimizer, noise, found.state),
+            ReplicaMetrics(found.report.loss, norm, rate, None, report),
         )
 
     @property
@@ -264,13 +254,30 @@ class Replicas:
             latencies = settings.latency.sample(jax.random.key(self.seed), (4096, self.micro_batches))
             return drop_rate(np.asarray(latencies), self.threshold)
 
-    def _accumulate(self, params: Params, tokens: Int[Array, "microsteps batch length"]) -> Sum:
-        """The sum over all micro-batches."""
+    def gradient(
+        self, params: Params, tokens: Int[Array, "microsteps batch length"]
+    ) -> tuple[Float32[Array, ""], Params]:
+        """This worker's mean loss and gradient over all its micro-batches."""
 
         def one(total: Sum, batch: Array) -> tuple[Sum, None]:
             return self.work(total, batch, params), None
 
-        return self._over_model(lax.scan(one, gradient_sum(params), self.cut(tokens))[0])
+        total = self._over_model(lax.scan(one, gradient_sum(params), self.cut(tokens))[0])
+        count = jnp.float32(self.micro_batches)
+        return total.loss / count, jax.tree.map(lambda leaf: leaf / count, total.gradient)
+
+    def _dropped(self, total: Sum, completed: Int32[Array, ""]) -> Gathered:
+        """What the workers completed until the threshold, combined; `lossy_zero2` combines gradients by itself."""
+        settings = self.aggregation.dropcompute
+        assert settings is not None
+        found = combine(
+            total, DATA, completed, self.micro_batches, correction=settings.correction, drop_rate=self._drop_rate
+        )
+        if not isinstance(self.combining, Own):
+            return Gathered(found.gradient, (), found, {"empty": found.empty})
+        some = jnp.maximum(completed, 1).astype(jnp.float32)
+        gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
+        return Gathered(gradient, (), found, {"empty": found.empty, "weight": completed.astype(jnp.float32)})
 
     def _until_threshold(self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"]) -> Given:
         """The sum over the micro-batches that a simulated or recorded worker completes."""
@@ -293,10 +300,6 @@ class Replicas:
             lambda leaf, spec: leaf if MODEL in spec else lax.psum(leaf, MODEL), total.gradient, self._spread
         )
         return Sum(lax.psum(total.loss, MODEL), gradient)
-
-    def _mean(self, total: Sum) -> tuple[Float32[Array, ""], Params]:
-        count = jnp.float32(self.micro_batches)
-        return total.loss / count, jax.tree.map(lambda leaf: leaf / count, total.gradient)
 
 
 def _report(optimizer: Any) -> dict[str, Any]:
@@ -336,7 +339,7 @@ def make_replicas(
     data, model = (placement.mesh.shape[axis] for axis in (DATA, MODEL))
     try:
         bare = Replicas(config, aggregation)
-        bare.check(data, model)
+        aggregation.check(data=data, model=model, batch_size=config.batch_size, microsteps=config.microsteps)
         threshold, completed, losses = _simulated(bare, data, seed, steps)
         replicas = Replicas(config, aggregation, seed, threshold, completed, losses)
         _ = replicas.optimizer, replicas.noise
@@ -360,8 +363,6 @@ def _simulated(bare: Replicas, data: int, seed: int, steps: int) -> tuple[float,
         if threshold == AUTO and settings.latency is not None:
             sampled = settings.latency.sample(jax.random.key(seed), (SAMPLED, data, bare.micro_batches))
             threshold = select_threshold(np.asarray(sampled), settings.serial).threshold
-        elif not threshold > 0 and threshold != AUTO:
-            raise ValueError(f"threshold={threshold}: expected seconds above 0")
     if isinstance(method, Lossy) and method.replay is not None:
         losses = losses_log(method.replay, config, method.packet, data, steps)
     return threshold, completed, losses
@@ -436,7 +437,6 @@ class ClockedProgram(Placed):
     """
 
     replicas: Replicas
-    donate: bool = True
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
@@ -448,7 +448,7 @@ class ClockedProgram(Placed):
             tokens, mine = shared
             return fn(state, tokens, jax.tree.map(lambda leaf: leaf[0], mine))
 
-        return self.jitted(join, given, donate=self.donate)
+        return self.jitted(join, given)
 
     @property
     def _params(self) -> Any:
@@ -470,15 +470,17 @@ class ClockedProgram(Placed):
 
     def rows(self, number: int, out: Any, seen: Any) -> Rows:
         metrics, told = out
-        row = {**scalar_row(metrics, rate=float(metrics.learning_rate)), **self.work.describe(metrics)}
+        row = {**scalar_row(metrics), **self.work.describe(metrics)}
         return Rows({**row, "aggregation": {**row["aggregation"], **told}})
 
-    def fingerprint(self) -> dict[str, str]:
+    def beside(self) -> Any:
         data, mesh = self.placement.mesh.shape[DATA], self.placement.mesh
         one = jax.eval_shape(lambda params: Given(gradient_sum(params), jnp.int32(0)), self._params)
         stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((data, *x.shape), x.dtype), one)
-        given = described(stacked, jax.tree.map(lambda _: NamedSharding(mesh, P(DATA)), stacked))
-        return {"join": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, given)))}
+        return described(stacked, jax.tree.map(lambda _: NamedSharding(mesh, P(DATA)), stacked))
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"join": super().fingerprint()["step"]}
 
 
 class _Clock:

@@ -6,65 +6,40 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec as P
 
 import sdc
 from sdc.program import Selector
-from sdc.records import program_fingerprint
 from sdc.twins import SITES, encode, sites_table
 
-from .device import NONE, Placed, Rows, Transform, instrument, plain, scalar_row
-from .placement import RANKS, fetch
+from .device import NONE, Instrumented, Placed, Rows, plain, scalar_row
+from .placement import fetch
 from .simulation import Simulation
 from .tallies import tally, tally_flags
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SingleProgram(Placed):
+class SingleProgram(Instrumented):
     """Trains one copy.
 
     Attributes:
         work: the step.
         placement: where the program runs, without twins.
+        donate: whether a step takes the memory of the state that it is given.
         faults: the simulated faults.
         checks: how products are checked; None not to check them.
         seed: seed of the run; the faults draw from the next one.
-        donate: whether a step takes the memory of the state that it is given.
     """
 
-    faults: tuple[sdc.Fault, ...] = ()
-    checks: Transform | None = None
-    seed: int = 0
-    donate: bool = True
-
-    @functools.cached_property
-    def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, key)) -> (state, metrics, (events, flags))`, jitted."""
-        instrumented = instrument(self.work.fn, self.faults, self.checks)
-
-        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
-            tokens, key = shared
-            out, events, flags = instrumented(sdc.Moment(key, state.step), state, tokens)
-            return *out, (events, flags)
-
-        return self.jitted(fn, P(), RANKS, donate=self.donate)
-
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
-        del number
-        state, metrics, reports = self.compiled(state, (batch, jax.random.key(self.seed + 1)))
+        state, (metrics, reports) = super().step(state, batch, number)
         return state, (metrics._replace(gradient=None), reports)
 
     def rows(self, number: int, out: Any, seen: Any) -> Rows:
-        metrics, (events, flags) = fetch(out)
+        metrics, (_, events, flags) = fetch(out)
         # There is one copy, where a tally expects twins.
         sites, rows = tally(NONE, jax.tree.map(lambda x: x[None], events), step=number)
-        row = scalar_row(metrics, rate=float(metrics.learning_rate)) | ({"sites": sites} if sites else {})
-        row |= self.work.describe(metrics)
+        row = scalar_row(metrics) | ({"sites": sites} if sites else {}) | dict(self.work.describe(metrics))
         return Rows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=False)}), rows)
-
-    def fingerprint(self) -> dict[str, str]:
-        lowered = self.compiled.lower(self.abstract(), (self.batch, jax.eval_shape(jax.random.key, 0)))
-        return {"step": program_fingerprint(lowered)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,7 +56,6 @@ class TraceProgram(Placed):
 
     where: Selector
     simulation: Simulation | None = None
-    donate: bool = True
 
     @functools.cached_property
     def _plain(self) -> Any:
@@ -111,19 +85,19 @@ class TraceProgram(Placed):
     def _strike(self, number: int) -> Any:
         return None if self.simulation is None else self.simulation.strike(self.sites, number)
 
+    def beside(self) -> Any:
+        return self._strike(0)
+
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         state, metrics, digests = self.compiled(state, (batch, self._strike(number)))
         return state, (metrics._replace(gradient=None), digests)
 
     def rows(self, number: int, out: Any, seen: Any) -> Rows:
         metrics, digests = fetch(out)
-        return Rows(scalar_row(metrics, rate=float(metrics.learning_rate)), [encode(number, digests)])
-
-    def fingerprint(self) -> dict[str, str]:
-        return {"step": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, self._strike(0))))}
+        return Rows(scalar_row(metrics), [encode(number, digests)])
 
     def files(self) -> Mapping[str, Any]:
-        digests = jax.eval_shape(self.compiled, self.abstract(), (self.batch, self._strike(0)))[2]
+        digests = jax.eval_shape(self.compiled, self.abstract(), (self.batch, self.beside()))[2]
         return {SITES: sites_table(digests)}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:

@@ -3,66 +3,47 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
 import sdc
 from sdc.program import Reports, Selector, everything
 from sdc.records import program_fingerprint
 from sdc.twins import Compare, Exchange, FirstDifference, agreement, describe_place, place_of, squared_distance
 
-from .device import NONE, Placed, Rows, Transform, described, instrument, scalar_row
+from .device import NONE, Instrumented, Rows, described, scalar_row
 from .model import DATA, MODEL
 from .placement import RANKS, TWIN, fetch
 from .tallies import tally, tally_flags, total
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TwinProgram(Placed):
+class TwinProgram(Instrumented):
     """Trains twins side by side and compares them.
 
     Attributes:
         work: the step of one twin, which returns the gradient in its metrics.
         placement: where the program runs, with twins.
+        donate, faults, checks, seed: see `SingleProgram`.
         sync: `compute` compares and repairs at every probe and after the step, `params` after the step, `none` only
             compares.
         compare, exchange: see `sdc.lockstep`.
-        faults: the simulated faults.
-        checks: how products are checked; None not to check them.
-        seed: seed of the run; the faults draw from the next one.
-        donate: whether a step takes the memory of the state that it is given.
     """
 
+    _: dataclasses.KW_ONLY
     sync: str = "compute"
     compare: Compare = "gated"
     exchange: Exchange = "probe"
-    faults: tuple[sdc.Fault, ...] = ()
-    checks: Transform | None = None
-    seed: int = 0
-    donate: bool = True
 
-    @functools.cached_property
-    def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, key)) -> (state, metrics, (mismatches, events, flags))`, jitted."""
-        instrumented = instrument(self.work.fn, self.faults, self.checks)
-
-        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
-            tokens, key = shared
-            moment = sdc.Moment(key, state.step)
-            if self.sync == "compute":
-                lockstep = sdc.lockstep(instrumented, TWIN, compare=self.compare, exchange=self.exchange)
-                (out, events, flags), mismatches = lockstep(moment, state, tokens)
-            else:
-                (out, events, flags), mismatches = instrumented(moment, state, tokens), NONE
-            return *out, (mismatches, events, flags)
-
-        return self.jitted(fn, P(), RANKS, donate=self.donate)
+    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+        if self.sync != "compute":
+            return super().around(step)
+        return sdc.lockstep(step, TWIN, compare=self.compare, exchange=self.exchange)
 
     @functools.cached_property
     def compiled_observation(self) -> jax.stages.Wrapped:
@@ -101,11 +82,6 @@ class TwinProgram(Placed):
         # What the step returned belongs to nobody else.
         return self.placement.jit(lambda state, gradient: mapped((state, gradient), None), donate=True)
 
-    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
-        del number
-        state, metrics, reports = self.compiled(state, (batch, jax.random.key(self.seed + 1)))
-        return state, (metrics, reports)
-
     def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
         return self.compiled_observation(state, out[0].gradient)
 
@@ -117,7 +93,7 @@ class TwinProgram(Placed):
         difference, norms = squares["gradient_difference"][0], metrics.gradient_norm.astype(np.float64)
         signal = norms[int(np.argmin(difference))]  # the reference differs by nothing from itself
         row = {
-            **scalar_row(metrics, rate=float(metrics.learning_rate[0])),
+            **scalar_row(metrics),
             "sites": sites,
             "state": total(seen["state"]),
             "gradient": total(seen["gradient"]),
@@ -130,13 +106,12 @@ class TwinProgram(Placed):
         return Rows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=True)}), rows)
 
     def fingerprint(self) -> dict[str, str]:
-        state, shared = self.abstract(), (self.batch, jax.eval_shape(jax.random.key, 0))
-        metrics = jax.eval_shape(self.compiled, state, shared)[1]
+        state = self.abstract()
+        metrics = jax.eval_shape(self.compiled, state, (self.batch, self.beside()))[1]
         shardings = self.placement.sharding(self.placement.spec(self.work.metrics_specs.gradient))
         gradient = described(metrics.gradient, shardings)
-        return {
-            "step": program_fingerprint(self.compiled.lower(state, shared)),
-            "observe": program_fingerprint(self.compiled_observation.lower(state, gradient)),
+        return super().fingerprint() | {
+            "observe": program_fingerprint(self.compiled_observation.lower(state, gradient))
         }
 
 
@@ -148,20 +123,11 @@ class OperationsProgram(TwinProgram):
     processes. `sync` is `params`, since that is when twins are compared and repaired.
     """
 
-    where: Selector = everything  # the values that are digested
+    _: dataclasses.KW_ONLY
+    where: Selector = everything
 
-    @functools.cached_property
-    def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, key)) -> (state, metrics, (digests, events, flags))`, jitted."""
-        instrumented = instrument(self.work.fn, self.faults, self.checks)
-
-        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
-            tokens, key = shared
-            moment = sdc.Moment(key, state.step)
-            (out, events, flags), digests = sdc.fingerprint(instrumented, self.where)(moment, state, tokens)
-            return *out, (digests, events, flags)
-
-        return self.jitted(fn, P(), RANKS, donate=self.donate)
+    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+        return sdc.fingerprint(step, self.where)
 
     def rows(self, number: int, out: Any, seen: Any) -> Rows:
         metrics, (digests, events, flags) = out

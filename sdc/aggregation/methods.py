@@ -1,7 +1,8 @@
 """Methods of aggregation, with their settings, and their text form (see `sdc.text` for the grammar).
 
 A specification joins methods with `+`: `noise,sigma=0.01+paft,max_period=50`, `dropcompute,threshold=1.2,latency=...`.
-Each has settings of its own, the fields of its class below.
+Each has settings of its own, the fields of its class below, which are keywords of the function that does the work.
+Nothing here imports JAX: a mistyped specification is refused at once.
 """
 
 import dataclasses
@@ -9,16 +10,18 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sdc.aggregation import BadLink, Channel, GilbertElliott, Independent, Latency, check_probability, parse_latency
+from sdc._lazy import jax
 from sdc.settings import SettingError
 from sdc.text import Form, Rest, form, read_term, split
 
-from .config import TrainConfig
+from .channels import BadLink, Channel, GilbertElliott, Independent
+from .delays import Latency, parse_latency
+from .workers import check_probability, check_some
 
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
-    """`noise`: simulated wrong all-reduces (`sdc.aggregation.gradient_noise`)."""
+    """`noise`: simulated wrong all-reduces, see `gradient_noise`, where a standard deviation may be traced."""
 
     sigma: float = 0.0  # standard deviation of the noise on each element of a worker's aggregated gradient
     workers: tuple[int, ...] | None = None  # numbers of the workers with noise, as in `0+2`; all by default
@@ -27,13 +30,31 @@ class Noise:
 
     def __post_init__(self) -> None:
         for name, sigma in (("sigma", self.sigma), ("burst_sigma", self.burst_sigma)):
-            if not 0 <= sigma < math.inf:
+            if _known(sigma) and not 0 <= sigma < math.inf:
                 raise ValueError(f"{name}={sigma}: expected a standard deviation of at least 0")
+        check_some("burst_period", self.burst_period, "steps")
+        if self.burst_period is None and (not _known(self.burst_sigma) or self.burst_sigma):
+            raise ValueError("burst_sigma without burst_period would never come; give both")
+
+    @property
+    def degrees(self) -> tuple[float, ...]:
+        """The standard deviations that come at some step."""
+        return (self.sigma,) if self.burst_period is None else (self.sigma, self.burst_sigma)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it is known that no step has noise."""
+        return all(_known(degree) and not degree for degree in self.degrees)
+
+
+def _known(value: Any) -> bool:
+    """Whether a number is known while the step is traced."""
+    return isinstance(value, int | float) or not isinstance(value, jax.Array)
 
 
 @dataclasses.dataclass(frozen=True)
 class PaftSync:
-    """`paft_sync`: parameters are averaged after every so many steps (`sdc.aggregation.paft_sync`)."""
+    """`paft_sync`: parameters are averaged after every so many steps, see `paft_sync`."""
 
     period: int = 10  # steps
     sync_state: bool = False  # whether to average the optimizer's state too
@@ -41,27 +62,26 @@ class PaftSync:
 
 @dataclasses.dataclass(frozen=True)
 class Paft:
-    """`paft`: parameters are averaged beside the next step, as often as the noise asks for (`sdc.aggregation.paft`)."""
+    """`paft`: parameters are averaged beside the next step, as often as the noise asks for, see `paft`."""
 
-    initial_period: int = 10  # steps
-    min_period: int = 1  # steps
-    max_period: int = 1000  # steps
+    initial_period: int = 10  # steps, as the next two
+    min_period: int = 1
+    max_period: int = 1000
     sync_state: bool = False  # whether to average the optimizer's state too
 
 
 @dataclasses.dataclass(frozen=True)
 class DropCompute:
-    """`dropcompute`: workers stop at a compute threshold (`sdc.aggregation.dropcompute`)."""
+    """`dropcompute`: workers stop at a compute threshold, see `dropcompute`."""
 
-    # seconds; `auto` chooses it by algorithm 2 from sampled latencies, or from those of the first `measure` steps on a
-    # real clock
+    # Seconds; `auto` chooses them by algorithm 2 from sampled latencies, or from the first `measure` steps on a clock.
     threshold: float = math.inf
-    # simulated latencies of micro-batches, such as `latency=lognormal,mean=0.1,std=0.05` (the last setting of the
-    # method, or in brackets); without it and without `replay` every process watches its own clock
+    # Simulated latencies of micro-batches, such as `latency=lognormal,mean=0.1,std=0.05` (the last setting of the
+    # method, or in brackets); without it and without `replay` every process watches its own clock.
     latency: Latency | None = None
-    # parts into which a worker cuts its share of the batch; by default the configuration's microsteps
+    # Parts into which a worker cuts its share of the batch; by default the configuration's microsteps.
     micro_batches: int | None = None
-    correction: Literal["none", "rate", "count"] = "none"  # `none`, `rate` or `count`
+    correction: Literal["none", "rate", "count"] = "none"
     serial: float = 0.0  # seconds of the rest of a step, for `auto` with simulated latencies
     measure: int = 10  # steps without a threshold, for `auto` on a real clock
     replay: str | None = None  # run folder whose decisions are repeated
@@ -78,15 +98,15 @@ AUTO = -1.0
 
 @dataclasses.dataclass(frozen=True)
 class Lossy:
-    """`lossy`: ZeRO-2 over links that lose packets (`sdc.aggregation.lossy_zero2`)."""
+    """`lossy`: ZeRO-2 over links that lose packets, see `lossy_zero2`."""
 
     p: float = 0.0  # loss rate of gradients and parameters, where these are not given one by one
-    p_grad: float | None = None  # loss rates
-    p_param: float | None = None  # loss rates
+    p_grad: float | None = None
+    p_param: float | None = None
     packet: int | None = None  # elements of a packet; by default all that a worker sends another in a step
     burst: float | None = None  # mean length of bursts in packets, for losses in bursts
-    sender: int | None = None  # only links from or to this worker lose packets
-    receiver: int | None = None  # only links from or to this worker lose packets
+    sender: int | None = None  # only links from this worker lose packets
+    receiver: int | None = None  # only links to this worker lose packets
     reliable: float = 0.0  # share of packets sent reliably
     parity: int | None = None  # packets for each parity packet
     tighten: float = 0.0  # exponent by which rates follow the gradient's norm
@@ -96,11 +116,13 @@ class Lossy:
         self.channels()
 
     def channels(self) -> tuple[Channel, Channel]:
-        """The channels of gradients and of parameters."""
-        rates = {name: rate for name, rate in (("p_grad", self.p_grad), ("p_param", self.p_param)) if rate is not None}
-        for name, rate in {"p": self.p, **rates}.items():
-            check_probability(name, rate)
-        return self._channel(rates.get("p_grad", self.p)), self._channel(rates.get("p_param", self.p))
+        """The channels of gradients and of parameters; ValueError where settings exclude each other."""
+        rates = {"p": self.p, "p_grad": self.p_grad, "p_param": self.p_param}
+        for name, rate in rates.items():
+            if rate is not None:
+                check_probability(name, rate)
+        gradient, parameter = (self.p if rate is None else rate for rate in (self.p_grad, self.p_param))
+        return self._channel(gradient), self._channel(parameter)
 
     def _channel(self, rate: float) -> Channel:
         if self.sender is not None or self.receiver is not None:
@@ -112,7 +134,7 @@ class Lossy:
 
 @dataclasses.dataclass(frozen=True)
 class Shadow:
-    """`shadow`: ranks to spare recompute the gradients of others (`sdc.aggregation.shadow`)."""
+    """`shadow`: ranks to spare recompute the gradients of others, see `shadow`."""
 
     spares: int = 1  # how many; their share of the batch is left out
 
@@ -131,13 +153,13 @@ class Aggregation:
         """Whether processes watch their clocks."""
         return self.dropcompute is not None and self.dropcompute.real
 
-    def micro_batches(self, config: TrainConfig) -> int:
-        """Into how many a worker cuts its share of a batch."""
+    def micro_batches(self, microsteps: int) -> int:
+        """Into how many a worker cuts its share of a batch of so many microsteps."""
         settings = self.dropcompute
-        return config.microsteps if settings is None or settings.micro_batches is None else settings.micro_batches
+        return microsteps if settings is None or settings.micro_batches is None else settings.micro_batches
 
-    def check(self, config: TrainConfig, data: int, model: int) -> None:
-        """Checks that the methods fit a configuration and numbers of data ranks and of model ranks."""
+    def check(self, *, data: int, model: int, batch_size: int, microsteps: int) -> None:
+        """Raises SettingError where the methods do not fit numbers of ranks and the size of a batch."""
 
         def wrong(problem: str) -> SettingError:
             return SettingError("aggregate", self.text, problem)
@@ -151,7 +173,7 @@ class Aggregation:
                 "reliable, tighten and replay look at what one model rank holds, and would part what all of them hold "
                 "in common; give one model rank"
             )
-        share, cut = config.batch_size // data * config.microsteps, self.micro_batches(config)
+        share, cut = batch_size // data * microsteps, self.micro_batches(microsteps)
         if cut < 1 or share % cut:
             raise wrong(
                 f"the {share} sequences of a data rank do not fall into micro_batches={cut}; choose a divisor of "
