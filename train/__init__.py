@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     # Running it.
     from .loop import run as run
-    from .campaigning import run_campaign as run_campaign
+    from .injections import run_campaign as run_campaign
     from .policy import Decision as Decision, StepPolicy as StepPolicy, Attempt as Attempt, PolicyError as PolicyError
     from .cluster import Incomparable as Incomparable
     from .checkpoints import CheckpointError as CheckpointError, Checkpoints as Checkpoints
 
     # What it would cost elsewhere.
-    from .estimating import Subject as Subject, estimate_subject as estimate_subject
+    from .estimates import Subject as Subject, estimate_subject as estimate_subject
 
     # Programs of one's own.
     from . import programs as programs
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .campaigning import make_campaign as make_campaign, rows_done as rows_done
+    from .injections import make_campaign as make_campaign, rows_done as rows_done
     from .checkpoints import NotWritten as NotWritten
     from .cluster import changes as changes, joined as joined
     from .corpus import read_corpus as read_corpus

@@ -46,7 +46,7 @@ class Subject(Compiled):
     """A program to estimate.
 
     Example:
-        >>> from sdc.train.estimating import Subject
+        >>> from sdc.train import Subject
         >>> Subject(target="v5p:2x2x4", config="llama3_8b_16l", tool="lockstep", model=8).check()
     """
 
