@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from .spares import ShadowVerdict as ShadowVerdict, judge as judge
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .trainer import Combining as Combining, Gathered as Gathered
+    from .trainer import Combining as Combining, Gathered as Gathered, around as around, combining_of as combining_of
     from .delays import BoundedLogNormal as BoundedLogNormal
     from .divergence import divergence_over_time as divergence_over_time
     from .drift import pair_drift as pair_drift
@@ -91,16 +91,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         Watched as Watched,
         WatchedTraining as WatchedTraining,
     )
-    from .methods import (
-        AUTO as AUTO,
-        Aggregation as Aggregation,
-        DropCompute as DropCompute,
-        Lossy as Lossy,
-        Paft as Paft,
-        PaftSync as PaftSync,
-        Shadow as Shadow,
-        parse_aggregation as parse_aggregation,
-    )
+    from .methods import Aggregation as Aggregation, parse_aggregation as parse_aggregation
     from .speedup import (
         drop_rate as drop_rate,
         effective_speedup as effective_speedup,

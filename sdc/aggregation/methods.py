@@ -91,6 +91,11 @@ class DropCompute:
         """Whether processes watch their clocks."""
         return self.latency is None and self.replay is None
 
+    @property
+    def auto(self) -> bool:
+        """Whether the threshold is chosen from latencies."""
+        return self.threshold == AUTO
+
 
 AUTO = -1.0
 """Stands for the threshold `auto`."""
@@ -149,6 +154,11 @@ class Aggregation:
     method: PaftSync | Paft | Lossy | Shadow | None = None  # what is put around the optimizer, or around the gradient
 
     @property
+    def lossy(self) -> Lossy | None:
+        """Settings of lossy links, if packets are lost."""
+        return self.method if isinstance(self.method, Lossy) else None
+
+    @property
     def clocked(self) -> bool:
         """Whether processes watch their clocks."""
         return self.dropcompute is not None and self.dropcompute.real
@@ -168,7 +178,7 @@ class Aggregation:
         least = method.spares + 2 if isinstance(method, Shadow) else 2
         if data < least:
             raise wrong(f"expected {least} data ranks or more, not {data}")
-        if model > 1 and isinstance(method, Lossy) and (method.reliable or method.tighten or method.replay):
+        if model > 1 and (lossy := self.lossy) and (lossy.reliable or lossy.tighten or lossy.replay):
             raise wrong(
                 "reliable, tighten and replay look at what one model rank holds, and would part what all of them hold "
                 "in common; give one model rank"
@@ -207,8 +217,8 @@ class Aggregation:
         if self.dropcompute is not None and not self.dropcompute.real:
             drawn = self.dropcompute.latency
             found.append(f"latencies of micro-batches: {self.dropcompute.replay if drawn is None else repr(drawn)}")
-        if isinstance(self.method, Lossy):
-            found.append(f"lost packets: {_words(self.method)}")
+        if self.lossy is not None:
+            found.append(f"lost packets: {_words(self.lossy)}")
         return found
 
 
@@ -253,7 +263,7 @@ def parse_aggregation(text: str) -> Aggregation:
             "shadow compares replicas that are bitwise equal, and gradients of whole batches; give it alone, and "
             "simulate faults in the step"
         )
-    if isinstance(aggregation.method, Lossy) and aggregation.noise is not None:
+    if aggregation.lossy is not None and aggregation.noise is not None:
         raise wrong(
             "lossy takes the workers' own gradients, before any all-reduce that noise could be added to; combine noise "
             "with paft or paft_sync"

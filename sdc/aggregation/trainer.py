@@ -22,9 +22,12 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from ..program import is_array, manual_in_part
 from .assignment import Tree
-from .dropcompute import Correction, Work, combine, gradient_sum, masked, summing
-from .lossy import LossyState
+from .channels import Recorded
+from .dropcompute import Correction, Work, combine, gradient_sum, masked, skip_empty, summing
+from .lossy import LossyState, lossy_zero2
+from .methods import Aggregation, Lossy, Paft, PaftSync, Shadow
 from .spares import ShadowReport, alone, init_shadow, shadow
+from .synchronization import paft, paft_sync
 from .workers import at_least_float32, check_axis
 
 
@@ -431,3 +434,33 @@ def _check_rows(batch: Tree, size: int, axis_name: str) -> None:
                 f"batch{jax.tree_util.keystr(path)} has shape {shape}; expected a first axis that divides into the "
                 f"{size} workers of {axis_name!r}"
             )
+
+
+def combining_of(aggregation: Aggregation) -> Combining:
+    """How the methods of a specification combine gradients; DropCompute takes sums instead (`combine`)."""
+    if isinstance(aggregation.method, Shadow):
+        return Shadowed(aggregation.method.spares)
+    return Mean() if aggregation.lossy is None else Own()
+
+
+def around(
+    optimizer: optax.GradientTransformation,
+    aggregation: Aggregation,
+    axis_name: str,
+    *,
+    seed: int,
+    replica_axes: Sequence[str] = (),
+    channels: tuple[Recorded, Recorded] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer within what a specification puts around it; `channels` replay the losses of a run."""
+    inner = optax.with_extra_args_support(optimizer) if aggregation.dropcompute is None else skip_empty(optimizer)
+    method = aggregation.method
+    if isinstance(method, PaftSync):
+        return paft_sync(inner, axis_name, **vars(method), replica_axes=replica_axes)
+    if isinstance(method, Paft):
+        return paft(inner, axis_name, **vars(method), replica_axes=replica_axes)
+    if isinstance(method, Lossy):
+        tighten = 0.0 if channels else method.tighten  # which the log has in it already
+        settings = {"packet": method.packet, "reliable": method.reliable, "parity": method.parity, "tighten": tighten}
+        return lossy_zero2(inner, axis_name, *(channels or method.channels()), seed=seed, **settings)
+    return inner

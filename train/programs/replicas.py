@@ -24,42 +24,30 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, Float, Float32, Int, Int32, UInt8
 
 from sdc.aggregation import (
-    AUTO,
     Aggregation,
     Combining,
-    DropCompute,
     Gathered,
-    Lossy,
     LossyLog,
-    Mean,
-    Own,
-    Paft,
-    PaftState,
-    PaftSync,
-    PaftSyncState,
     Recorded,
-    Shadow,
     Shadowed,
     Stopped,
     Stopwatch,
     Sum,
     Work,
     accumulate,
+    around,
     combine,
+    combining_of,
     completed_before,
     drop_rate,
     from_workers,
     gradient_noise,
     gradient_sum,
     judge,
-    lossy_zero2,
     masked,
-    paft,
-    paft_sync,
     parse_aggregation,
     recorded,
     select_threshold,
-    skip_empty,
     to_workers,
 )
 from sdc.program import probe
@@ -128,9 +116,11 @@ class Replicas:
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
         """AdamW with clipping and schedule, in what the aggregation puts around it."""
-        config, method = self.config.optimizer, self.aggregation.method
+        config = self.config.optimizer
         # The optimizer of ZeRO-2 sees flat shards, of which each data rank has one.
-        norm = functools.partial(global_norm, specs=self._spread, axes=(DATA,) if isinstance(method, Lossy) else ())
+        norm = functools.partial(
+            global_norm, specs=self._spread, axes=() if self.aggregation.lossy is None else (DATA,)
+        )
 
         def clip(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
             del params
@@ -142,20 +132,7 @@ class Replicas:
             adamw(config, self._spread),
             optax.scale_by_schedule(lambda step: -learning_rate(config, step)),
         )
-        inner = optax.with_extra_args_support(plain)
-        if self.aggregation.dropcompute is not None:
-            inner = skip_empty(plain)
-        if isinstance(method, PaftSync):
-            return paft_sync(inner, DATA, **vars(method), replica_axes=(MODEL,))
-        if isinstance(method, Paft):
-            return paft(inner, DATA, **vars(method), replica_axes=(MODEL,))
-        if isinstance(method, Lossy):
-            gradient, parameter = self.losses or method.channels()
-            return lossy_zero2(
-                inner, DATA, gradient, parameter, packet=method.packet, seed=self.seed, reliable=method.reliable,
-                parity=method.parity, tighten=0.0 if self.losses else method.tighten,
-            )  # fmt: skip
-        return inner
+        return around(plain, self.aggregation, DATA, seed=self.seed, replica_axes=(MODEL,), channels=self.losses)
 
     @functools.cached_property
     def noise(self) -> optax.GradientTransformation | None:
@@ -179,10 +156,7 @@ class Replicas:
     @functools.cached_property
     def combining(self) -> Combining:
         """How the gradients of the workers become the one that each gives its optimizer."""
-        method = self.aggregation.method
-        if isinstance(method, Shadow):
-            return Shadowed(method.spares)
-        return Own() if isinstance(method, Lossy) else Mean()
+        return combining_of(self.aggregation)
 
     @functools.cached_property
     def work(self) -> Work:
@@ -234,7 +208,7 @@ class Replicas:
         with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
             updates, optimizer = self.optimizer.update(gradient, state.optimizer, state.params, **found.extra)
             params = optax.apply_updates(state.params, updates)
-        if isinstance(self.combining, Own):
+        if self.aggregation.lossy is not None:
             norm = global_norm(optimizer.previous, self._spread)
         else:
             norm = lax.pmean(global_norm(gradient, self._spread, axes=()), DATA)
@@ -273,7 +247,7 @@ class Replicas:
         found = combine(
             total, DATA, completed, self.micro_batches, correction=settings.correction, drop_rate=self._drop_rate
         )
-        if not isinstance(self.combining, Own):
+        if self.aggregation.lossy is None:
             return Gathered(found.gradient, (), found, {"empty": found.empty})
         some = jnp.maximum(completed, 1).astype(jnp.float32)
         gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
@@ -304,14 +278,11 @@ class Replicas:
 
 def _report(optimizer: Any) -> dict[str, Any]:
     """What the state of the optimizer tells of the method around it."""
-    if isinstance(optimizer, PaftSyncState | PaftState):
+    if hasattr(optimizer, "divergence"):
         last = optimizer.divergence
         found = {"divergence": last.measured, "expected_divergence": last.expected, "synchronized": last.gap > 0}
-        if isinstance(optimizer, PaftState):
-            found |= {
-                "period": optimizer.period, "next": optimizer.next, "synchronizations": optimizer.synchronizations,
-            }  # fmt: skip
-        return found
+        schedule = ("period", "next", "synchronizations")
+        return found | {name: getattr(optimizer, name) for name in schedule if hasattr(optimizer, name)}
     if hasattr(optimizer, "report"):
         return {"lossy": optimizer.report._asdict(), "log": optimizer.log._asdict()}
     return {}
@@ -354,17 +325,17 @@ def make_replicas(
 
 def _simulated(bare: Replicas, data: int, seed: int, steps: int) -> tuple[float, Any, Any]:
     """The threshold, and what is replayed: micro-batches that were completed, and channels of lost packets."""
-    config, settings, method = bare.config, bare.aggregation.dropcompute, bare.aggregation.method
+    config, settings, lossy = bare.config, bare.aggregation.dropcompute, bare.aggregation.lossy
     threshold, completed, losses = math.inf, None, None
     if settings is not None and settings.replay is not None:
         completed = completed_log(settings.replay, data, steps, bare.micro_batches)
     elif settings is not None:
         threshold = settings.threshold
-        if threshold == AUTO and settings.latency is not None:
+        if settings.auto and settings.latency is not None:
             sampled = settings.latency.sample(jax.random.key(seed), (SAMPLED, data, bare.micro_batches))
             threshold = select_threshold(np.asarray(sampled), settings.serial).threshold
-    if isinstance(method, Lossy) and method.replay is not None:
-        losses = losses_log(method.replay, config, method.packet, data, steps)
+    if lossy is not None and lossy.replay is not None:
+        losses = losses_log(lossy.replay, config, lossy.packet, data, steps)
     return threshold, completed, losses
 
 
@@ -399,7 +370,7 @@ def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
 
     def conclude(state: ReplicaState) -> Mapping[str, Any]:
         """What a shadow replica says of the ranks."""
-        if not isinstance(replicas.aggregation.method, Shadow):
+        if not isinstance(replicas.combining, Shadowed):
             return {}
         found = judge(jax.tree.map(lambda leaf: leaf[0, 0], fetch(state.roles)))
         return {"verdict": found.verdict, "reason": found.reason, "shadow": found._asdict()}
@@ -486,9 +457,9 @@ class ClockedProgram(Placed):
 class _Clock:
     """The clock of one process, and the choice of its threshold."""
 
-    def __init__(self, replicas: Replicas, placement: Placement, settings: DropCompute) -> None:
+    def __init__(self, replicas: Replicas, placement: Placement, settings: Any) -> None:
         self.replicas, self.placement, self.settings = replicas, placement, settings
-        self.measuring = settings.threshold == AUTO
+        self.measuring = settings.auto
         # The model's collectives need their axis, also where it has one rank.
         here = Mesh(np.asarray(jax.local_devices()[:1]), (MODEL,))
         work = jax.shard_map(replicas.work, mesh=here, in_specs=P(), out_specs=P(), check_vma=False)
