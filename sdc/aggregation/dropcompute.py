@@ -57,19 +57,12 @@ class Sum(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """What an all-reduce makes of the workers' sums; the same on every worker.
+    """What an all-reduce makes of the workers' sums; the same on every worker."""
 
-    Attributes:
-        loss: mean loss of the completed micro-batches; NaN where none was completed.
-        gradient: see `combine`.
-        completed: micro-batches completed by all workers.
-        empty: whether none was, so that the step is to be left out (`skip_empty`).
-    """
-
-    loss: Float32[Array, ""]
-    gradient: Tree
-    completed: Int32[Array, ""]
-    empty: Bool[Array, ""]
+    loss: Float32[Array, ""]  # mean loss of the completed micro-batches; NaN where none was completed
+    gradient: Tree  # see `combine`
+    completed: Int32[Array, ""]  # micro-batches completed by all workers
+    empty: Bool[Array, ""]  # whether none was, so that the step is to be left out (`skip_empty`)
 
 
 def gradient_sum(params: Tree) -> Sum:
@@ -257,19 +250,12 @@ def skip_empty(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 class Stopped(NamedTuple):
-    """What a worker got done.
+    """What a worker got done."""
 
-    Attributes:
-        carry: the carry after the last completed micro-batch.
-        completed: how many micro-batches are in it.
-        latencies: seconds of each of them, from the end of the one before.
-        seconds: time from the start to the end of the last one.
-    """
-
-    carry: Tree
-    completed: int
-    latencies: tuple[float, ...]
-    seconds: float
+    carry: Tree  # the carry after the last completed micro-batch
+    completed: int  # how many micro-batches are in it
+    latencies: tuple[float, ...]  # seconds of each of them, from the end of the one before
+    seconds: float  # time from the start to the end of the last one
 
 
 @dataclasses.dataclass(frozen=True)

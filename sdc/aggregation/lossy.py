@@ -285,26 +285,19 @@ class LossyLog(NamedTuple):
 
 
 class LossyReport(NamedTuple):
-    """What the last step lost, and how far the copies are off; the same on every worker.
+    """What the last step lost, and how far the copies are off; the same on every worker."""
 
-    Attributes:
-        gradient_loss: share of the packets of gradients between different workers that did not arrive.
-        parameter_loss: the same share of the packets of parameters.
-        unreduced: packets of shards of which nothing arrived, so that their gradient is that of the step before.
-        move: s^2, mean square of what owners moved their parameters by.
-        owner_drift: mean square of the difference between a copy and its owner's shard, estimated like `pair_drift`.
-        pair_drift: the same between two copies, neither of them the owner's, from a sample of up to `SAMPLE` elements
-            of each shard; NaN with two workers, where there is but one copy. In theory `drift.pair_drift`.
-        norm: Euclidean norm of the aggregated gradient; 0 where rates do not tighten.
-    """
-
-    gradient_loss: Float32[Array, ""]
-    parameter_loss: Float32[Array, ""]
+    gradient_loss: Float32[Array, ""]  # share of the packets of gradients between different workers that did not arrive
+    parameter_loss: Float32[Array, ""]  # the same share of the packets of parameters
+    # packets of shards of which nothing arrived, so that their gradient is that of the step before
     unreduced: UInt32[Array, ""]
-    move: Float32[Array, ""]
+    move: Float32[Array, ""]  # s^2, mean square of what owners moved their parameters by
+    # mean square of the difference between a copy and its owner's shard, estimated like `pair_drift`
     owner_drift: Float32[Array, ""]
+    # the same between two copies, neither of them the owner's, from a sample of up to `SAMPLE` elements of each shard;
+    # NaN with two workers, where there is but one copy. In theory `drift.pair_drift`
     pair_drift: Float32[Array, ""]
-    norm: Float32[Array, ""]
+    norm: Float32[Array, ""]  # Euclidean norm of the aggregated gradient; 0 where rates do not tighten
 
 
 def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = None) -> tuple[Recorded, Recorded]:
@@ -398,24 +391,15 @@ def sum_of_squares(leaves: Sequence[Float[Array, "..."]]) -> Float32[Array, ""]:
 
 
 class LossyState(NamedTuple):
-    """State of `lossy_zero2`; shards are flat and padded.
+    """State of `lossy_zero2`; shards are flat and padded."""
 
-    Attributes:
-        inner: state of the optimizer, on this worker's shards.
-        step: steps done.
-        previous: this worker's shards of the last aggregated gradient.
-        channels: states of this worker's links, for gradients and for parameters.
-        strongest: the largest norm of an aggregated gradient so far.
-        report, log: what the last step lost.
-    """
-
-    inner: optax.OptState
-    step: Int32[Array, ""]
-    previous: Tree
-    channels: tuple[Any, Any]
-    strongest: Float32[Array, ""]
-    report: LossyReport
-    log: LossyLog
+    inner: optax.OptState  # state of the optimizer, on this worker's shards
+    step: Int32[Array, ""]  # steps done
+    previous: Tree  # this worker's shards of the last aggregated gradient
+    channels: tuple[Any, Any]  # states of this worker's links, for gradients and for parameters
+    strongest: Float32[Array, ""]  # the largest norm of an aggregated gradient so far
+    report: LossyReport  # what the last step lost
+    log: LossyLog  # what the last step lost
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,14 +20,10 @@ SITE = "gradient"
 
 
 class NoiseState(NamedTuple):
-    """State of `gradient_noise`, the same on every worker but for what was changed.
+    """State of `gradient_noise`, the same on every worker but for what was changed."""
 
-    Attributes:
-        step: steps done.
-        changed: elements of this worker's gradients that faults changed at the last step, the ground truth.
-    """
-
-    step: Int32[Array, ""]
+    step: Int32[Array, ""]  # steps done
+    # elements of this worker's gradients that faults changed at the last step, the ground truth
     changed: UInt32[Array, ""]
 
 

@@ -37,47 +37,28 @@ RECHECK, WITH_THIRD, LAST = 1, 2, 3
 
 
 class ShadowState(NamedTuple):
-    """Roles and counts, the same on every device.
+    """Roles and counts, the same on every device."""
 
-    Attributes:
-        turn: which ranks the round compares.
-        phase: phase of the follow-up of a difference; 0 where none is under way.
-        third_differed: whether the watched rank of a follow-up differed from the third one.
-        checked: comparisons by (watched rank, spare), or by pair of spares.
-        differed: those that found a difference.
-        undecided: differences by pair of which it is open who was wrong, each with its follow-up counted once.
-        blamed: how often a follow-up or a majority decided that a rank was wrong, for each rank.
-        repeated: re-checks of a difference that differed again.
-    """
-
-    turn: Int32[Array, ""]
-    phase: Int32[Array, ""]
-    third_differed: Bool[Array, ""]
-    checked: UInt32[Array, "ranks ranks"]
-    differed: UInt32[Array, "ranks ranks"]
+    turn: Int32[Array, ""]  # which ranks the round compares
+    phase: Int32[Array, ""]  # phase of the follow-up of a difference; 0 where none is under way
+    third_differed: Bool[Array, ""]  # whether the watched rank of a follow-up differed from the third one
+    checked: UInt32[Array, "ranks ranks"]  # comparisons by (watched rank, spare), or by pair of spares
+    differed: UInt32[Array, "ranks ranks"]  # those that found a difference
+    # differences by pair of which it is open who was wrong, each with its follow-up counted once
     undecided: UInt32[Array, "ranks ranks"]
-    blamed: UInt32[Array, "ranks"]
-    repeated: UInt32[Array, ""]
+    blamed: UInt32[Array, "ranks"]  # how often a follow-up or a majority decided that a rank was wrong, for each rank
+    repeated: UInt32[Array, ""]  # re-checks of a difference that differed again
 
 
 class ShadowReport(NamedTuple):
-    """What one step compared, the same on every device.
+    """What one step compared, the same on every device."""
 
-    Attributes:
-        watched: the rank that is watched.
-        spares: the ranks that computed on the same rows.
-        differed: whether any two of these ranks differed in any bit.
-        repeats: whether this was the re-check of a difference, and differed again.
-        blamed: the ranks of which this step decided that they were wrong.
-        difference: how each spare differs from the watched rank, added over all devices of a rank.
-    """
-
-    watched: Int32[Array, ""]
-    spares: Int32[Array, "spares"]
-    differed: Bool[Array, ""]
-    repeats: Bool[Array, ""]
-    blamed: Bool[Array, "ranks"]
-    difference: Difference
+    watched: Int32[Array, ""]  # the rank that is watched
+    spares: Int32[Array, "spares"]  # the ranks that computed on the same rows
+    differed: Bool[Array, ""]  # whether any two of these ranks differed in any bit
+    repeats: Bool[Array, ""]  # whether this was the re-check of a difference, and differed again
+    blamed: Bool[Array, "ranks"]  # the ranks of which this step decided that they were wrong
+    difference: Difference  # how each spare differs from the watched rank, added over all devices of a rank
 
 
 def init_shadow(ranks: int) -> ShadowState:

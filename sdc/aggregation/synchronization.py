@@ -54,35 +54,22 @@ class Divergence(NamedTuple):
 
 
 class PaftSyncState(NamedTuple):
-    """State of `paft_sync`.
+    """State of `paft_sync`."""
 
-    Attributes:
-        inner: state of the optimizer.
-        step: steps done.
-        divergence: how far this worker's replica is from the mean.
-    """
-
-    inner: optax.OptState
-    step: Int32[Array, ""]
-    divergence: Divergence
+    inner: optax.OptState  # state of the optimizer
+    step: Int32[Array, ""]  # steps done
+    divergence: Divergence  # how far this worker's replica is from the mean
 
 
 class PaftState(NamedTuple):
-    """State of `paft`: the schedule is part of it, the same on every worker.
+    """State of `paft`: the schedule is part of it, the same on every worker."""
 
-    Attributes:
-        inner, step, divergence: see `PaftSyncState`.
-        next: number of the step (from 0) after which the parameters are averaged next.
-        period: H, steps between the last synchronization and the next.
-        synchronizations: number of synchronizations so far.
-    """
-
-    inner: optax.OptState
-    step: Int32[Array, ""]
-    divergence: Divergence
-    next: Int32[Array, ""]
-    period: Int32[Array, ""]
-    synchronizations: Int32[Array, ""]
+    inner: optax.OptState  # see `PaftSyncState`
+    step: Int32[Array, ""]  # see `PaftSyncState`
+    divergence: Divergence  # see `PaftSyncState`
+    next: Int32[Array, ""]  # number of the step (from 0) after which the parameters are averaged next
+    period: Int32[Array, ""]  # H, steps between the last synchronization and the next
+    synchronizations: Int32[Array, ""]  # number of synchronizations so far
 
 
 def paft_sync(

@@ -179,19 +179,12 @@ Gradient: TypeAlias = Callable[[Tree, Tree], tuple[Float[Array, ""], Tree]]
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """What the workers hold: every leaf has a leading axis of workers, sharded over the axis of the data.
+    """What the workers hold: every leaf has a leading axis of workers, sharded over the axis of the data."""
 
-    Attributes:
-        params: their replicas of the parameters.
-        optimizer: their states of the optimizer.
-        combining: states of what combines their gradients.
-        specs: how each leaf is sharded, static.
-    """
-
-    params: Tree
-    optimizer: Tree
-    combining: Tree
-    specs: tuple[P, ...]
+    params: Tree  # their replicas of the parameters
+    optimizer: Tree  # their states of the optimizer
+    combining: Tree  # states of what combines their gradients
+    specs: tuple[P, ...]  # how each leaf is sharded, static
 
 
 jax.tree_util.register_dataclass(Workers, ["params", "optimizer", "combining"], ["specs"])

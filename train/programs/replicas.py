@@ -30,7 +30,6 @@ from sdc.aggregation import (
     LossyLog,
     Recorded,
     Shadowed,
-    Stopped,
     Stopwatch,
     Sum,
     Work,
@@ -468,7 +467,7 @@ class _Clock:
         self.latencies: list[Any] = []
         self.serial: list[float] = []
 
-    def run(self, state: Any, tokens: Any) -> tuple[Given, Stopped]:
+    def run(self, state: Any, tokens: Any) -> tuple[Given, Any]:
         """What this process completes, for all of them, and for itself."""
         params = from_workers(state.params)
         batches = list(self.replicas.cut(tokens.addressable_data(0)))
@@ -479,7 +478,7 @@ class _Clock:
         given = Given(stopped.carry, jnp.int32(stopped.completed))
         return to_workers(given, DATA, self.placement.mesh), stopped
 
-    def tell(self, stopped: Stopped, rest: float) -> dict[str, Any]:
+    def tell(self, stopped: Any, rest: float) -> dict[str, Any]:
         """The clock's part of the line of a step; after enough steps it chooses the threshold, alike everywhere."""
         told: dict[str, Any] = {"threshold": self.watch.threshold}
         if self.measuring:

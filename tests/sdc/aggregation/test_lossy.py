@@ -16,7 +16,6 @@ from jax.sharding import Mesh, PartitionSpec as P
 from sdc.aggregation import (
     BadLink,
     GilbertElliott,
-    LossyState,
     Recorded,
     lossy_all_gather,
     lossy_psum_scatter,
@@ -24,7 +23,7 @@ from sdc.aggregation import (
     recorded,
 )
 from sdc.aggregation.drift import own_weight, owner_drift, pair_drift
-from sdc.aggregation.lossy import Layout
+from sdc.aggregation.lossy import Layout, LossyState
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 

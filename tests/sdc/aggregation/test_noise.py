@@ -9,7 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from sdc.aggregation import NoiseState, gradient_noise
+from sdc.aggregation import gradient_noise
+from sdc.aggregation.noise import NoiseState
 from sdc.faults.fault import Fault
 from sdc.faults.kinds import BitFlip
 from sdc.faults.patterns import Stride
