@@ -1,9 +1,10 @@
 """What every program of a run can do, what one device computes in a step, and the tools around it."""
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,45 +33,6 @@ class Rows(NamedTuple):
 
     row: Mapping[str, Any]
     details: Sequence[Mapping[str, Any]] = ()
-
-
-class Program(Protocol):
-    """What a run executes. Steps are numbered from 0; every process calls every method.
-
-    A program is made for a placement and compiled at its first step. `step` and `observe` take the state over and
-    return the next one; whether the old one can still be used afterwards is up to the program's `donate`.
-    """
-
-    @property
-    def placement(self) -> Placement:
-        """Where it runs."""
-
-    def init(self, seed: int) -> Any:
-        """The state before the first step."""
-
-    def abstract(self) -> Any:
-        """Shapes, types and shardings of the state, to restore one into."""
-
-    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
-        """Runs a step. Returns the next state, and what the step says of itself: arrays on the devices."""
-
-    def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
-        """Compares, and perhaps repairs, the state after a step. Returns the state and what was seen."""
-
-    def rows(self, number: int, out: Any, seen: Any) -> Rows:
-        """What the record has of a step, from what `step` and `observe` said."""
-
-    def fingerprint(self) -> dict[str, str]:
-        """SHA-256 of the StableHLO of what runs; nothing is compiled or run."""
-
-    def digest(self, state: Any) -> list[str]:
-        """64-bit digests of the state in hexadecimal, one for each twin: equal for equal bits, on any mesh."""
-
-    def files(self) -> Mapping[str, Any]:
-        """Further files of the record by name, written before the first step."""
-
-    def conclude(self, state: Any) -> Mapping[str, Any]:
-        """What the last state adds to the summary."""
 
 
 NONE = Reports((), ())
@@ -178,22 +140,69 @@ def place_batch(tokens: Int[np.ndarray, "microsteps batch length"], placement: P
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Placed:
-    """What all programs of a `DeviceStep` do alike; see `Program`."""
+class Program(abc.ABC):
+    """What a run executes. Steps are numbered from 0; every process calls every method.
 
-    work: DeviceStep  # the step of one copy
-    placement: Placement  # where the program runs
+    A program is made for a placement and compiled at its first step. `step` and `observe` take the state over and
+    return the next one.
+
+    Attributes:
+        work: the step of one copy.
+        placement: where it runs.
+        donate: whether a step takes the memory of the state that it is given, which cannot be used afterwards.
+    """
+
+    work: DeviceStep
+    placement: Placement
     _: dataclasses.KW_ONLY
-    donate: bool = True  # whether a step takes the memory of the state that it is given
+    donate: bool = True
 
     @functools.cached_property
+    @abc.abstractmethod
     def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, beside)) -> (state, metrics, reports)`, jitted."""
-        raise NotImplementedError
+        """`(state, (tokens, beside)) -> (state, metrics, ...)`, jitted."""
 
+    @abc.abstractmethod
     def beside(self) -> Any:
-        """What a step takes beside the tokens, as shapes and types."""
-        raise NotImplementedError
+        """Shapes and types of what a step takes beside the tokens."""
+
+    @abc.abstractmethod
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        """Runs a step. Returns the next state, and what the step says of itself: arrays on the devices."""
+
+    def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
+        """Compares, and perhaps repairs, the state after a step. Returns the state and what was seen."""
+        return state, None
+
+    @abc.abstractmethod
+    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+        """What the record has of a step, from what `step` and `observe` said."""
+
+    def init(self, seed: int) -> Any:
+        """The state before the first step."""
+        return initial_state(self.work, self.placement, seed)
+
+    def abstract(self) -> Any:
+        """Shapes, types and shardings of the state, to restore one into."""
+        stacked = jax.eval_shape(self.placement.stack, self.work.abstract())
+        return described(stacked, self.placement.sharding(self.placement.spec(self.work.state_specs)))
+
+    def fingerprint(self) -> dict[str, str]:
+        """SHA-256 of the StableHLO of what runs; nothing is compiled or run."""
+        return {"step": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, self.beside())))}
+
+    def digest(self, state: Any) -> list[str]:
+        """64-bit digests of the state in hexadecimal, one for each twin: equal for equal bits, on any mesh."""
+        rows = np.atleast_2d(fetch((_digest if self.placement.twins is None else _digest_of_each)(state)))
+        return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
+
+    def files(self) -> Mapping[str, Any]:
+        """Further files of the record by name, written before the first step."""
+        return {}
+
+    def conclude(self, state: Any) -> Mapping[str, Any]:
+        """What the last state adds to the summary."""
+        return self.work.conclude(state)
 
     @functools.cached_property
     def batch(self) -> jax.ShapeDtypeStruct:
@@ -207,35 +216,12 @@ class Placed:
         mapped = self.placement.map(fn, stacked=specs, shared=(BATCH_SPEC, shared), out=out)
         return self.placement.jit(mapped, donate=self.donate)
 
-    def init(self, seed: int) -> Any:
-        return initial_state(self.work, self.placement, seed)
-
-    def abstract(self) -> Any:
-        stacked = jax.eval_shape(self.placement.stack, self.work.abstract())
-        return described(stacked, self.placement.sharding(self.placement.spec(self.work.state_specs)))
-
-    def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
-        return state, None
-
-    def fingerprint(self) -> dict[str, str]:
-        return {"step": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, self.beside())))}
-
-    def digest(self, state: Any) -> list[str]:
-        rows = np.atleast_2d(fetch((_digest if self.placement.twins is None else _digest_of_each)(state)))
-        return [f"{int(a):08x}{int(b):08x}" for a, b in rows]
-
-    def files(self) -> Mapping[str, Any]:
-        return {}
-
-    def conclude(self, state: Any) -> Mapping[str, Any]:
-        return self.work.conclude(state)
-
 
 _digest, _digest_of_each = jax.jit(tree_digest), jax.jit(jax.vmap(tree_digest))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Instrumented(Placed):
+class Instrumented(Program):
     """A program whose step may have simulated faults and checked products."""
 
     _: dataclasses.KW_ONLY

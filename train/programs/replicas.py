@@ -54,7 +54,7 @@ from sdc.records import read_manifest, read_record
 from sdc.settings import SettingError
 
 from .config import TrainConfig
-from .device import DeviceStep, Placed, Rows, described, scalar_row
+from .device import DeviceStep, Program, Rows, described, scalar_row
 from .model import DATA, MODEL, Params, cross_entropy, global_norm, init_params, logits, param_specs
 from .placement import RANKS, Placement, fetch
 from .step import adamw, learning_rate
@@ -396,7 +396,7 @@ def _unstacked(state: ReplicaState) -> ReplicaState:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ClockedProgram(Placed):
+class ClockedProgram(Program):
     """Trains one copy on several processes, each of which stops at the threshold by its own clock.
 
     Attributes:

@@ -11,7 +11,7 @@ import sdc
 from sdc.program import Selector
 from sdc.twins import SITES, encode, sites_table
 
-from .device import NONE, Instrumented, Placed, Rows, plain, scalar_row
+from .device import NONE, Instrumented, Program, Rows, plain, scalar_row
 from .placement import fetch
 from .simulation import Simulation
 from .tallies import tally, tally_flags
@@ -43,7 +43,7 @@ class SingleProgram(Instrumented):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TraceProgram(Placed):
+class TraceProgram(Program):
     """Trains one copy and takes the digests of selected values at every step.
 
     Attributes:
