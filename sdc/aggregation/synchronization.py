@@ -64,9 +64,9 @@ class PaftSyncState(NamedTuple):
 class PaftState(NamedTuple):
     """State of `paft`: the schedule is part of it, the same on every worker."""
 
-    inner: optax.OptState  # see `PaftSyncState`
-    step: Int32[Array, ""]  # see `PaftSyncState`
-    divergence: Divergence  # see `PaftSyncState`
+    inner: optax.OptState
+    step: Int32[Array, ""]
+    divergence: Divergence
     next: Int32[Array, ""]  # number of the step (from 0) after which the parameters are averaged next
     period: Int32[Array, ""]  # H, steps between the last synchronization and the next
     synchronizations: Int32[Array, ""]  # number of synchronizations so far

@@ -1,10 +1,10 @@
-"""Programs: what a run executes at each step, and what it writes down of it. One protocol for all of them.
+"""Programs: what a run executes at each step, and what it writes down of it.
 
 - `config`: the configuration of a training, and presets.
 - `model`: the decoder and its collectives. `step`: its optimizer step on one device, sharded by ZeRO-1.
 - `replicas`: the step in which each data rank has its own parameters, for the methods of `sdc.aggregation`.
 - `placement`: where twins and ranks live.
-- `device`: the protocol, and what all programs do alike. `single`, `twins`: the programs.
+- `device`: the base class of programs, and the step of one device. `single`, `twins`: the programs.
 - `tallies`: from reports to lines of the record. `simulation`: one simulated fault as text.
 """
 
