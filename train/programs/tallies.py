@@ -20,7 +20,11 @@ TOLD = ("mismatched", "unrepeated", "injected")
 
 
 def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Summarizes one step."""
+    """What a step's line has by site, and a row for each microstep, site and layer with a mismatch or an injection.
+
+    `undecided` counts ranks on which no majority of three or more twins agreed, so that the reference was a guess;
+    `unrepeated` counts digests that differed while a repetition of the step found nothing.
+    """
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*mismatches, *events]):
