@@ -81,7 +81,7 @@ def joined(peers: Peers, prepare: Callable[[int], None], lost: Lost, stop: Stop 
 
 
 def _end_early(watch: Watch) -> None:
-    """Tells the others that this process ends, and gives them the time to hear it."""
+    """Says to the others that this process ends, and gives them the time to hear it."""
     watch.end(FAILED)
     watch.wait_for_the_others(GRACE + 2 * BEAT)
 

@@ -46,7 +46,7 @@ def run_campaign(
     Args:
         job: what to run.
         loaded: what `job.load()` returned, where it was called before.
-        on_row: told of each line of `injections.jsonl`.
+        on_row: called with each line of `injections.jsonl`.
         devices: the devices to use, all of them; by default as many as are needed.
         command: the command line that asks for the campaign, for the record.
 

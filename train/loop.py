@@ -67,7 +67,7 @@ def run(
         job: what to run: `Training`, `Twins` or `Tracing`, with the folder of its record.
         loaded: what `job.load()` returned, where it was called before.
         policy: asked after each step how to go on.
-        on_step: told of each line of `steps.jsonl`.
+        on_step: called with each line of `steps.jsonl`.
         devices: the devices to use, all of them; by default as many as are needed of one process, and all of several.
         command: the command line that asks for the run, for the record.
         stop: asked after each step whether to end early; all processes must answer alike (`sdc.train.stopping.Stop`). A
@@ -422,7 +422,7 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
         row, details = program.rows(number, out, seen)
     except ValueError as error:
         if jax.process_count() > 1 and FAILURE.match(str(error)):
-            # Some calls of the runtime tell a lost peer so: it is for `joined` to find out which it was.
+            # Some calls of the runtime report a lost peer so; `joined` finds out which it was.
             raise jax.errors.JaxRuntimeError(str(error)) from error
         raise StepFailed(f"step {number} failed: {error}") from error
     again = {"attempts": attempt + 1} if attempt else {}

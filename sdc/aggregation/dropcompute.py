@@ -138,7 +138,7 @@ def masked(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], 
         number, batch = numbered
         return work_if(work, number < completed, carry, batch, context), None
 
-    # A loop wants a carry of one type, also for `shard_map`, which tells what varies between workers.
+    # A loop wants a carry of one type, also for `shard_map`, which knows what varies between workers.
     first = jax.tree.map(lambda leaf: leaf[0], batches)
     kept = jax.eval_shape(lambda *args: work_if(work, jnp.asarray(completed > 0), *args), carry, first, context)
     carry = jax.tree.map(lambda x, y: varying(x, like=y), carry, kept)
@@ -432,7 +432,7 @@ class Resampling:
         return self._last.copy()
 
     def drop(self, completed: Sequence[int]) -> None:
-        """Tells what became of the last step.
+        """Takes note of what became of the last step.
 
         Args:
             completed: micro-batches that each worker completed; the samples of the others come back.

@@ -325,7 +325,7 @@ def recorded(logs: Sequence[LossyLog], params: Tree, *, packet: int | None = Non
             )
         packets = Layout.of(params, packed.shape[1], packet).packets
         arrived = np.unpackbits(packed, axis=-1).astype(np.bool_)
-        # What a worker sends itself always arrives: it tells how many packets there were.
+        # What a worker sends itself always arrives: it shows how many packets there were.
         own = np.einsum("swwp->swp", arrived)
         if packed.shape[3] != -(-packets // 8) or not (own == (np.arange(arrived.shape[-1]) < packets)).all():
             raise ValueError(

@@ -221,7 +221,7 @@ def _book(
     odd: Bool[Array, "group"],
     majority: Bool[Array, ""],
 ) -> tuple[ShadowState, Bool[Array, "ranks"]]:
-    """Counts what was compared, and decides who was wrong where that can be told. Returns who is blamed."""
+    """Counts what was compared, and decides who was wrong where that is known. Returns who is blamed."""
     first, second = np.triu_indices(len(group), 1)
     found = differs[first, second]
     open_ = (found & ~majority).astype(jnp.uint32)

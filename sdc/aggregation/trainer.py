@@ -36,18 +36,18 @@ class Gathered(NamedTuple):
 
     gradient: Tree  # the gradient
     state: Tree  # see `Combining`
-    report: Any  # what the step tells, the same on every worker; `report.loss` is the mean loss
+    report: Any  # what the step reports, the same on every worker; `report.loss` is the mean loss
     extra: Mapping[str, Any] = {}  # further arguments of the optimizer's `update`
 
 
 class Report(NamedTuple):
-    """What a step tells."""
+    """What a step reports."""
 
     loss: Float32[Array, ""]  # the mean of the workers' losses
 
 
 class Shadows(NamedTuple):
-    """What a step with ranks to spare tells."""
+    """What a step with ranks to spare reports."""
 
     loss: Float32[Array, ""]  # the mean of the working ranks' losses
     shadow: ShadowReport  # what was compared
@@ -97,7 +97,7 @@ class Dropped:
     """DropCompute: the sum of the micro-batches that workers completed. Batches are `(rows, completed)`.
 
     `completed`, int32[workers], says how many micro-batches each worker completes (`completed_before`); what is below 0
-    counts as none, and what is above as all. The optimizer is told of steps in which nobody completed one, which
+    counts as none, and what is above as all. The optimizer learns of steps in which nobody completed one, which
     `skip_empty` leaves out.
 
     On a mesh with further axes no time is saved: all workers compute every micro-batch, and the sum leaves out what was
@@ -395,7 +395,7 @@ def _spec(leaf: Any, mesh: Mesh) -> P:
 
 
 def _specs(shapes: Any, params: Tree, specs: Sequence[P], mesh: Mesh, others: Sequence[str]) -> list[P]:
-    """How the leaves of a worker's state are sharded: as the parameter of which they tell, by path and shape.
+    """How the leaves of a worker's state are sharded: as the parameter they belong to, by path and shape.
 
     What is flat, as the shards of ZeRO, is cut over all other axes if it divides.
     """

@@ -22,7 +22,7 @@ def sums_by_itself(axis_name: str) -> bool:
 
 
 def at_least_float32(dtype: Any) -> Any:
-    """The type in which sums over workers are taken, also where JAX is told to promote nothing by itself."""
+    """The type in which sums over workers are taken, also where JAX promotes nothing by itself."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(dtype, jnp.float32)
 

@@ -74,7 +74,7 @@ class ReplicaState(NamedTuple):
 
 
 class ReplicaMetrics(NamedTuple):
-    """What a step tells about itself."""
+    """What a step reports."""
 
     loss: Float[Array, ""]  # mean over the sequences that were computed, in nats a token, float32
     # Euclidean norm of the aggregated gradient before clipping, mean over the data ranks
@@ -276,7 +276,7 @@ class Replicas:
 
 
 def _report(optimizer: Any) -> dict[str, Any]:
-    """What the state of the optimizer tells of the method around it."""
+    """What the state of the optimizer reports of the method around it."""
     if hasattr(optimizer, "divergence"):
         last = optimizer.divergence
         found = {"divergence": last.measured, "expected_divergence": last.expected, "synchronized": last.gap > 0}
@@ -436,12 +436,12 @@ class ClockedProgram(Program):
         given, stopped = self._clock.run(state, batch)
         state, metrics = self.compiled(state, (batch, given))
         metrics = fetch(metrics)
-        return state, (metrics, self._clock.tell(stopped, time.perf_counter() - started - stopped.seconds))
+        return state, (metrics, self._clock.row(stopped, time.perf_counter() - started - stopped.seconds))
 
     def rows(self, number: int, out: Any, seen: Any) -> Rows:
-        metrics, told = out
+        metrics, clock = out
         row = {**scalar_row(metrics), **self.work.describe(metrics)}
-        return Rows({**row, "aggregation": {**row["aggregation"], **told}})
+        return Rows({**row, "aggregation": {**row["aggregation"], **clock}})
 
     def beside(self) -> Any:
         data, mesh = self.placement.mesh.shape[DATA], self.placement.mesh
@@ -478,23 +478,23 @@ class _Clock:
         given = Given(stopped.carry, jnp.int32(stopped.completed))
         return to_workers(given, DATA, self.placement.mesh), stopped
 
-    def tell(self, stopped: Any, rest: float) -> dict[str, Any]:
+    def row(self, stopped: Any, rest: float) -> dict[str, Any]:
         """The clock's part of the line of a step; after enough steps it chooses the threshold, alike everywhere."""
-        told: dict[str, Any] = {"threshold": self.watch.threshold}
+        row: dict[str, Any] = {"threshold": self.watch.threshold}
         if self.measuring:
             mine = np.asarray([*stopped.latencies, rest])
             everyone = multihost_utils.process_allgather(mine)
-            told |= {"latencies": everyone[:, :-1], "serial": float(everyone[:, -1].min())}
+            row |= {"latencies": everyone[:, :-1], "serial": float(everyone[:, -1].min())}
             if self.joined:  # the first all-reduce compiles
                 self.latencies.append(everyone[:, :-1])
-                self.serial.append(told["serial"])
+                self.serial.append(row["serial"])
             self.joined = True
             if len(self.latencies) >= self.settings.measure:
                 choice = select_threshold(np.stack(self.latencies), np.asarray(self.serial))
                 self.watch = self.watch.at(choice.threshold)
                 self.measuring = False
-                told["chosen"] = choice._asdict()
-        return told
+                row["chosen"] = choice._asdict()
+        return row
 
 
 def aggregation_row(reports: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class TrainState(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What a step tells about itself."""
+    """What a step reports."""
 
     loss: Float[Array, ""]  # mean cross entropy over the global batch in nats a token, float32
     gradient_norm: Float[Array, ""]  # global Euclidean norm of the gradient before clipping, float32

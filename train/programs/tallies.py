@@ -15,7 +15,7 @@ from sdc.program import Reports
 from sdc.twins import Mismatch, largest_severity, mean_frequency, mismatch_frequency, mismatch_severity
 
 COUNTS = ("checked", "mismatched", "zero_reference", "nonfinite")
-TOLD = ("mismatched", "unrepeated", "injected")
+NOTABLE = ("mismatched", "unrepeated", "injected")
 """Counts any of which makes a line of `mismatches.jsonl`."""
 
 
@@ -29,7 +29,7 @@ def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str,
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys([*mismatches, *events]):
         layers = _by_layer(name, mismatches.get(name), events.get(name))
-        rows += [{"step": step, **row} for row in layers if any(row.get(count) for count in TOLD)]
+        rows += [{"step": step, **row} for row in layers if any(row.get(count) for count in NOTABLE)]
         sites[name] = _total(layers)
     return sites, rows
 
