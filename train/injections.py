@@ -1,7 +1,5 @@
 """Campaigns on the reference workload, run into a record that can be resumed."""
 
-import dataclasses
-import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +20,10 @@ from sdc.records import (
     read_record,
 )
 from sdc.settings import SettingError
-from sdc.twins import ALGORITHM
 
 from .cluster import Incomparable, changes
 from .data import batches
+from .loop import planned
 from .programs import Placement, history_ratio, initial_state, place, place_batch, plain, sharded
 from .specs import CampaignJob, Loaded
 
@@ -118,25 +116,15 @@ def make_campaign(job: CampaignJob, loaded: Loaded, placement: Placement) -> Cam
 def _manifest(
     job: CampaignJob, loaded: Loaded, placement: Placement, runner: Campaign, command: Sequence[str]
 ) -> dict[str, Any]:
-    config, dataset = loaded
     return {
-        "kind": "campaign",
-        "command": list(command),
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "config": dataclasses.asdict(config),
-        "steps": job.steps,
+        **planned(job, loaded, placement, command),
         "injections": job.injections,
         "where": runner.where.text,
         "faults": list(job.faults),
         "follow": job.follow,
-        "seed": job.workload.seed,
         "batch": runner.batch,
-        "mesh": dict(placement.mesh.shape),
         "sites": len(runner.sites),
-        "environment": environment(),
-        "digests": ALGORITHM,
         "devices": on_mesh(describe_devices(), placement.mesh),
-        "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
         "thresholds": {"spike": SPIKE, "visible": VISIBLE, **runner.limits._asdict()},
         "detectors": [*DETECTORS, *([ABFT] if job.abft else [])],
         "clean": {

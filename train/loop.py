@@ -38,9 +38,9 @@ from .checkpoints import Checkpoints, Unsaved
 from .cluster import Incomparable, as_read, changes, check_comparable, tell
 from .data import batches
 from .policy import PATIENCE, Attempt, Decision, Golden, PolicyError, StepPolicy
-from .programs import Program, Rows, place, place_batch
+from .programs import Placement, Program, Rows, place, place_batch
 from .running import Keeper, Running, identity, saved_step
-from .specs import Job, Loaded
+from .specs import Job, Loaded, Planned
 
 # A run is resumed only with the settings that it was started with.
 SETTINGS = (
@@ -110,25 +110,16 @@ def run(
         program = job.program(config, placement, donate=False)
     source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
     manifest = {
-        "kind": job.kind,
-        "command": list(command),
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "config": dataclasses.asdict(config),
+        **planned(job, Loaded(config, dataset), placement, command),
         "checkpoint_every": job.checkpoint_every,
-        "steps": job.steps,
-        "seed": job.workload.seed,
         "layers": config.model.layers,
         "sync": getattr(job, "sync", None),
         "compare": getattr(job, "compare", "gated"),
         "exchange": getattr(job, "exchange", "probe"),
         "placement": job.layout,
         "twins": job.number,
-        "mesh": dict(placement.mesh.shape),
         "processes": jax.process_count(),
-        "environment": environment(),
-        "digests": ALGORITHM,
         "program": None,  # found below, since it takes longest
-        "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
         **({"compiler_options": options} if options else {}),
         **job.manifest(config),
     }
@@ -144,6 +135,23 @@ def run(
         golden.check(as_read(manifest))
     manifest |= evidence  # which may differ between processes
     return _execute(job, folder, manifest, program, source, policies, on_step, start, stop)
+
+
+def planned(job: Planned, loaded: Loaded, placement: Placement, command: Sequence[str]) -> dict[str, Any]:
+    """What the manifests of runs and of campaigns have alike."""
+    config, dataset = loaded
+    return {
+        "kind": job.kind,
+        "command": list(command),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config": dataclasses.asdict(config),
+        "steps": job.steps,
+        "seed": job.workload.seed,
+        "mesh": dict(placement.mesh.shape),
+        "environment": environment(),
+        "digests": ALGORITHM,
+        "data": {**dataset.describe(), "tokenizer": job.workload.tokenizer},
+    }
 
 
 def _execute(
