@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .corpus import read_corpus as read_corpus
     from .data import Dataset as Dataset, batches as batches, make_dataset as make_dataset
     from .datasets import cache_folder as cache_folder, fixed_order as fixed_order, freeze as freeze
-    from .estimating import Compiled as Compiled, Tool as Tool
+    from .estimates import Compiled as Compiled, Tool as Tool
     from .images import (
         Images as Images,
         ImagesError as ImagesError,
