@@ -4,7 +4,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.records import SUMMARY, read_record, stamp, write_sealed
+from sdc.records import read_record
 
 from .report import report_of, summary_of_record, write_pages
 
@@ -56,6 +56,6 @@ def _conclude(path: Path, *, write: bool) -> dict[str, Any]:
     summary = summary_of_record(record)
     report = report_of(record, summary)
     if write and (summary.get("complete") or record.ended):
-        write_sealed(path / SUMMARY, {**stamp(lasting=True), **summary})
+        write_summary(path, summary)
     page = write_pages(path, report)
     return {**summary, "sentence": report.headline.sentence, "run": str(path), "report": str(page)}

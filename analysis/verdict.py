@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from sdc.records import SEALED
-
 from .equality import APART, BITWISE, COMPARED, OPERATIONS, apart, gap, unequal
 from .products import gap as products_gap, products_verdict
 from .series import Row, count, mapping, number, sequence
@@ -84,14 +82,13 @@ def final_states(manifest: Row, digests: object, *, ended: bool = True) -> Verdi
     Args:
         manifest: contents of `manifest.json`.
         digests: one for each twin.
-        ended: the run has ended, so that there must be some; records before schema 3 may have none.
+        ended: the run has ended, so that there must be some.
 
     Returns:
         A verdict, or None where they agree, or need not be there.
     """
     found = [str(digest) for digest in sequence(digests)]
-    needed = ended and (count(manifest.get("schema")) or 0) >= SEALED
-    if manifest.get("kind") != "twin" or not (found or needed):
+    if manifest.get("kind") != "twin" or not (found or ended):
         return None
     if len(set(found)) < 2:
         twins = count(manifest.get("twins")) or len(found)

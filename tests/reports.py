@@ -24,7 +24,7 @@ from sdc.burnin.report import (
     WorkloadRow,
     write_report,
 )
-from sdc.records.identity import Host
+from sdc.records.header import Host
 from sdc.records.manifests import Environment
 
 MARK = "made for tests: no device was tested"

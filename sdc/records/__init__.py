@@ -1,4 +1,14 @@
-"""The record of a run on disk, what makes a run repeat itself, and whether two may be compared."""
+"""The record of a run on disk, what makes a run repeat itself, and whether two may be compared.
+
+- `header`: how every file begins, and who wrote it
+- `format`: files of JSON with checksums, one `Format` for each kind of file
+- `lines`: files of lines that grow while a run goes on
+- `storage`: local disks, NFS and object stores
+- `lock`: one writer at a time
+- `rows`, `manifests`, `layout`: the types of a record, and which kind has which files
+- `lifecycle`, `contents`: a record as it is written, and as it is read
+- `determinism`, `devices`: what decides bits, and the hardware that computes them
+"""
 
 from typing import TYPE_CHECKING
 
@@ -8,15 +18,15 @@ if TYPE_CHECKING:
     # Records of runs, traces, campaigns and studies.
     from .lifecycle import FolderTaken as FolderTaken, Record as Record
     from .lock import RecordBusy as RecordBusy
-    from .reading import Contents as Contents, read_manifest as read_manifest, read_record as read_record
-    from .files import RecordError as RecordError, to_json as to_json
+    from .contents import Contents as Contents, read_manifest as read_manifest, read_record as read_record
+    from .storage import RecordError as RecordError
+    from .format import to_json as to_json
 
     # Their layout.
-    from .kinds import KINDS as KINDS, Kind as Kind
-    from .schema import json_schema as json_schema
+    from .layout import KINDS as KINDS, Kind as Kind, json_schema as json_schema
 
     # Who wrote them.
-    from .identity import Host as Host, identify as identify, stamp as stamp
+    from .header import Host as Host, identify as identify, stamp as stamp
 
     # What they computed on.
     from .devices import describe_devices as describe_devices, on_mesh as on_mesh
@@ -38,41 +48,49 @@ if TYPE_CHECKING:  # for the other packages of this project
         check_deterministic as check_deterministic,
     )
     from .devices import Sources as Sources
-    from .fields import Fields as Fields, Number as Number, SEALED as SEALED, about as about
-    from .files import (
+    from .format import (
+        Format as Format,
         encode as encode,
+        is_sound as is_sound,
+        parse_json as parse_json,
         read_json as read_json,
+        seal as seal,
         write_json as write_json,
         write_sealed as write_sealed,
         write_text as write_text,
     )
-    from .format import Format as Format, Header as Header
-    from .identity import package_version as package_version
-    from .integrity import is_sound as is_sound, seal as seal
-    from .kinds import (
+    from .header import (
+        Fields as Fields,
+        Header as Header,
+        Number as Number,
+        about as about,
+        package_version as package_version,
+    )
+    from .layout import (
         INJECTIONS as INJECTIONS,
         MANIFEST as MANIFEST,
         STEPS as STEPS,
         SUMMARY as SUMMARY,
         TRACE as TRACE,
     )
-    from .lifecycle import check_free as check_free
+    from .lifecycle import check_free as check_free, write_summary as write_summary
     from .lock import Lock as Lock
     from .manifests import (
         CampaignManifest as CampaignManifest,
+        CampaignSummary as CampaignSummary,
         Device as Device,
         Environment as Environment,
         RunManifest as RunManifest,
+        RunSummary as RunSummary,
         StudyManifest as StudyManifest,
         TraceManifest as TraceManifest,
     )
-    from .parts import PartRow as PartRow
-    from .parsing import parse_json as parse_json
     from .rows import (
         DiscardedRow as DiscardedRow,
         InjectionRow as InjectionRow,
         MismatchRow as MismatchRow,
         OutlookRow as OutlookRow,
+        PartRow as PartRow,
         ProductCounts as ProductCounts,
         ProductRow as ProductRow,
         RecoveryRow as RecoveryRow,
@@ -80,7 +98,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         StepRow as StepRow,
         TwinCounts as TwinCounts,
     )
-    from .summaries import CampaignSummary as CampaignSummary, RunSummary as RunSummary
     from .storage import (
         AnyPath as AnyPath,
         endless as endless,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .identity import identify
+from .header import identify
 
 if TYPE_CHECKING:
     import jax

@@ -1,39 +1,221 @@
-"""Formats: what a file of this project is called, which type it has, and what to do when it cannot be read.
+"""Files: strict JSON with checksums, written whole or not at all, and checked against both when they are read.
 
-A `Format` writes and reads one kind of file: strict JSON with a checksum, written whole or not at all, whose first
-fields are a `Header`. The object in memory is the file.
+A `Format` is one kind of file: its name, its type and what to do when it cannot be read. The object in memory is the
+file. JSON knows no NaN and no infinity: they are written as the strings "NaN", "Infinity" and "-Infinity" and read back
+as numbers.
+
+The checksum is a CRC-32, of a whole file or of a line together with all lines before it, so that a line that was lost,
+repeated, edited or put elsewhere no longer fits. It finds every change of up to 32 neighbouring bits and misses one in
+4e9 of all others. It guards against accidents, not against somebody who computes it anew.
 """
 
+import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from .fields import Fields, about
-from .files import NON_FINITE, from_json, to_text
-from .identity import Host, identify, package_version
-from .integrity import FIELD, is_sound, seal
-from .parsing import parse_json
-from .storage import AnyPath, RecordError, read_bytes, reason, write_bytes
+from .header import Header, package_version
+from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
-_ODD = tuple(f'"{word}"'.encode() for word in NON_FINITE)
+FIELD = "checksum"
+"""Name of the field; it is the last one of an object, and no other may have that name."""
+
+_TEXT = re.compile(rb',\n "checksum": "([0-9a-f]{8})"\n\}\n')
+_LENGTH = len(b',\n "checksum": "01234567"\n}\n')
+
+
+def seal(text: bytes) -> bytes:
+    """Adds its checksum to the text of a JSON file.
+
+    Args:
+        text: an object with at least one field, as `json.dumps` writes it with an indent of 1, and a newline.
+    """
+    return b'%s,\n "%s": "%08x"\n}\n' % (text[: -len(b"\n}\n")], FIELD.encode(), zlib.crc32(text))
+
+
+def is_sound(text: bytes) -> bool:
+    """Whether the text of a JSON file has a checksum, and the right one."""
+    cut = max(0, len(text) - _LENGTH)
+    found = _TEXT.fullmatch(text, cut)
+    return found is not None and zlib.crc32(b"\n}\n", zlib.crc32(memoryview(text)[:cut])) == int(found[1], 16)
+
+
+DEEPEST = 100
+"""Lists and objects within one another. Records need seven."""
+
+
+def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        text: the text.
+        decode: reads it, and raises a ValueError or a RecursionError where it cannot.
+
+    Raises:
+        ValueError: it is no JSON, or is nested deeper than `DEEPEST`.
+
+    Example:
+        >>> from sdc.records.format import parse_json
+        >>> parse_json('{"text": ["a"]}')
+        {'text': ['a']}
+        >>> parse_json("[" * 101 + "]" * 101)
+        Traceback (most recent call last):
+        ValueError: it is nested deeper than 100 levels
+    """
+    try:
+        value = decode(text)
+    except RecursionError:
+        deep = True
+    else:
+        deep = _brackets(text) > DEEPEST and _is_deep(value)
+    if deep:
+        raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+    return value
+
+
+def _brackets(text: str | bytes) -> int:
+    """Most levels that a text can have, which a line of a record has not: to count them takes no time."""
+    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+
+
+def _is_deep(value: Any) -> bool:
+    """Looked at level by level, without recursion."""
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [each for each in level if isinstance(each, dict | list)]
+        level = [item for each in inner for item in (each.values() if isinstance(each, dict) else each)]
+    return any(isinstance(each, dict | list) for each in level)
+
+
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def encode(value: Any) -> str:
+    """One line of strict JSON; see the module for non-finite numbers."""
+    return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False)
+
+
+def write_json(path: AnyPath, value: Any) -> None:
+    """Writes a JSON file whole or not at all."""
+    write_text(path, to_text(value))
+
+
+def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
+    """Writes a JSON object with its checksum, whole or not at all.
+
+    Raises:
+        RecordError: the object has a field of that name.
+    """
+    if FIELD in value:
+        raise RecordError(f"{os.fspath(path)} cannot have a field {FIELD!r}, which the record adds; name it otherwise")
+    write_bytes(path, seal(to_text(value).encode("utf-8")))
+
+
+def write_text(path: AnyPath, text: str) -> None:
+    """Writes a text file whole or not at all."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) -> dict[str, Any]:
+    """Reads a JSON object; see the module for non-finite numbers.
+
+    Args:
+        path: the file.
+        type: what the object must be, if that is known. Fields that it does not name are kept.
+        sealed: the object must have a checksum. One that it has is checked anyway, and left out.
+
+    Raises:
+        RecordError: it is damaged; the message names the field.
+    """
+    remedy = "restore it or start the run anew"
+    try:
+        content = read_bytes(path)
+        if not content.strip():
+            raise ValueError("it is empty")
+        value = from_json(parse_json(content.decode("utf-8")))
+    except IsADirectoryError as error:
+        raise RecordError(
+            f"{os.fspath(path)} is a folder, expected a file; name the file itself, or put it in its place"
+        ) from error
+    except (ValueError, OSError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise RecordError(f"{os.fspath(path)} is damaged ({error}); {remedy}") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"{os.fspath(path)} is damaged (expected a JSON object); {remedy}")
+    if type is not None and (problem := misfit(value, type)):
+        raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
+    if (sealed or FIELD in value) and not is_sound(content):
+        problem = "its checksum is wrong" if FIELD in value else "it has no checksum"
+        raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
+    value.pop(FIELD, None)
+    return value
+
+
+def misfit(value: Any, type: type) -> str | None:
+    """Which field of a JSON value is not what its `msgspec.Struct` asks for, and why; None for a value that fits.
+
+    Example:
+        >>> from sdc.records.format import misfit
+        >>> from sdc.records.rows import StepRow
+        >>> misfit({"step": 3, "sites": {"fwd/attn": {"checked": "many"}}}, StepRow)
+        "field sites[...].checked: expected int | float | null, got str"
+        >>> misfit({"step": 3, "remark": "a field of one's own"}, StepRow)
+    """
+    try:
+        msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        message, _, field = str(error).partition(" - at `$")
+        place = field.rstrip("`").removeprefix(".")
+        expected = r"expected clean, corrupt, inconclusive or null, got \1"
+        message = re.sub(r"^Invalid enum value (.*)$", expected, message).replace("`", "")
+        message = message[:1].lower() + message[1:]
+        return f"field {place}: {message}" if place else message
+    return None
+
+
+def to_json(value: Any) -> Any:
+    """A value in strict JSON's terms; see the module for non-finite numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        return to_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """A value with its non-finite numbers as numbers."""
+    if isinstance(value, dict):
+        return {key: from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if isinstance(value, str):
+        return NON_FINITE.get(value, value)
+    return value
+
+
+def to_text(value: Any) -> str:
+    """A value as the text of a JSON file."""
+    return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n"
+
+
+ODD = tuple(f'"{word}"'.encode() for word in NON_FINITE)
 _NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _SHALLOW = 12
 """Levels of lists and objects, of which a result needs five."""
-
-
-class Header(Fields, kw_only=True, tag_field="format"):
-    """How a file begins: with its format, which is the `tag` of its type, the version of that, and who wrote it."""
-
-    schema: Annotated[int, about("version of this layout, 1")] = 1
-    version: Annotated[str, about("version of jax-sdc that wrote the file")] = msgspec.field(
-        default_factory=lambda: package_version("jax-sdc")
-    )
-    host: Annotated[Host, about("who wrote the file")] = msgspec.field(default_factory=identify)
 
 
 T = TypeVar("T", bound=Header)
@@ -84,8 +266,12 @@ class Format(Generic[T]):
             RecordError: it is missing, damaged, of another format or version, or contradicts itself.
         """
         place = self._place(path)
+        return self.decode(self.content(place), place)
+
+    def content(self, place: str) -> bytes:
+        """The bytes of a file, or what stands in its place, as a RecordError."""
         try:
-            content = read_bytes(place)
+            return read_bytes(place)
         except FileNotFoundError as error:
             raise RecordError(f"there is no {place}; {self.source or self.remedy}") from error
         except IsADirectoryError as error:
@@ -94,11 +280,10 @@ class Format(Generic[T]):
             ) from error
         except OSError as error:
             raise RecordError(f"{place} cannot be read ({reason(error)}); mend that and try again") from error
-        return self.decode(content, place)
 
     def decode(self, content: bytes, place: str) -> T:
         """The value of a file's content; `place` is for messages. It raises what `read` does."""
-        value = self._certain(content) or self._examined(content, place)
+        value = self._certain(content) or msgspec.convert(self.load(content, place), self.type)
         if problem := next(iter(self.contradictions(value)), None):
             raise RecordError(f"{place} contradicts itself: {problem}; {self.remedy}")
         return value
@@ -127,46 +312,45 @@ class Format(Generic[T]):
         A fleet reads a thousand files of 3 MB, and walking through each value by value takes several times as long.
         """
         sound = self._head.match(content) and is_sound(content)
-        if not sound or any(word in content for word in _ODD) or not _is_shallow(content):
+        if not sound or any(word in content for word in ODD) or not _is_shallow(content):
             return None
         try:
             return msgspec.json.decode(content, type=self.type)
         except (ValueError, RecursionError):
             return None
 
-    def _examined(self, content: bytes, place: str) -> T:
-        """A value, or what is wrong with it."""
+    def load(self, content: bytes, place: str) -> dict[str, Any]:
+        """The fields of a file's content as JSON has them, those that its type does not name as well."""
         try:
             if not content.strip():
                 raise ValueError("it is empty")
-            found = parse_json(content.decode("utf-8"))
+            found = from_json(parse_json(content.decode("utf-8")))
         except ValueError as error:
             raise RecordError(f"{place} is damaged ({error}); {self.remedy}") from error
         if not isinstance(found, dict):
             raise RecordError(f"{place} is damaged (expected a JSON object); {self.remedy}")
         self._check_head(found, place)
-        if FIELD in found and not is_sound(content):
-            raise RecordError(f"{place} is damaged (its checksum is wrong); {self.remedy}")
-        try:
-            if missing := [name for name in ("version", "host") if name not in found]:
-                raise msgspec.ValidationError(f"Object missing required field `{missing[0]}`")
-            value = msgspec.convert(from_json(found), self.type)
-        except msgspec.ValidationError as error:
-            raise RecordError(f"{place} is damaged ({error}); {self.remedy}") from error
-        if self.sealed and FIELD not in found:
-            raise RecordError(f"{place} is damaged (it has no checksum); {self.remedy}")
-        return value
+        missing = [f"object missing required field {name}" for name in ("version", "host") if name not in found]
+        wrong = ["its checksum is wrong"] if FIELD in found and not is_sound(content) else []
+        unsealed = ["it has no checksum"] if self.sealed and FIELD not in found else []
+        if problem := next(filter(None, (*wrong, *missing, misfit(found, self.type), *unsealed)), None):
+            raise RecordError(f"{place} is damaged ({problem}); {self.remedy}")
+        found.pop(FIELD, None)
+        return found
 
     def _check_head(self, found: dict[str, Any], place: str) -> None:
-        if found.get("format") != self.name:
-            raise RecordError(f"{place} is no {self.noun} (its format is {found.get('format')!r}); {self.remedy}")
-        if type(found.get("schema")) is not int or found["schema"] != self.version:
-            writer = found.get("version")
-            wrote = f"; jax-sdc {writer} wrote it" if isinstance(writer, str) else ""
+        format, schema, writer = found.get("format"), found.get("schema"), found.get("version")
+        if format != self.name and (format is not None or "schema" not in found):
+            raise RecordError(f"{place} is no {self.noun} (its format is {format!r}); {self.remedy}")
+        if type(schema) is not int or schema != self.version:
+            known = isinstance(writer, str) and writer != package_version("jax-sdc")
+            wrote = f"jax-sdc {writer}, which" if known else "the version of jax-sdc that"
             raise RecordError(
-                f"{place} has layout {found.get('schema')!r}, this version of jax-sdc reads {self.version}{wrote}; "
-                f"{self.remedy}"
+                f"{place} has layout {schema!r}, this version of jax-sdc reads {self.version}; read it with {wrote} "
+                f"wrote it, or {self.remedy}"
             )
+        if format is None:
+            raise RecordError(f"{place} is no {self.noun} (its format is None); {self.remedy}")
 
 
 def _is_shallow(content: bytes) -> bool:

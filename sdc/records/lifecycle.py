@@ -1,6 +1,6 @@
 """The life of a record: created or resumed, written line by line, perhaps rolled back, finished, closed.
 
-Runs, traces, campaigns and studies all live this way. `kinds.KINDS` says which files each of them has.
+Runs, traces, campaigns and studies all live this way. `layout.KINDS` says which files each of them has.
 """
 
 import collections
@@ -13,16 +13,17 @@ from typing import Any
 
 from etils import epath
 
-from .fields import SEALED
-from .files import encode, read_content, read_lines, write_json, write_sealed
-from .identity import stamp
-from .integrity import FIELD, end_of, start
-from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
-from .lines import Lines, Pace, open_lines, seal_lines
+from .contents import Contents, read_manifest, read_record
+from .format import FIELD, encode, write_json, write_sealed
+from .header import stamp
+from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
+from .lines import Lines, Pace, end_of, open_lines, read_content, read_lines, start
 from .lock import LOCK, Lock
-from .reading import Contents, read_manifest, read_record
+from .manifests import Ending, Manifest
 from .rows import MismatchRow
 from .storage import AnyPath, RecordError, appends, names, reason, remove
+
+_RECORD = str(Manifest.__struct_config__.tag)
 
 
 class FolderTaken(RecordError):
@@ -88,7 +89,7 @@ class Record:
                 if set(names(folder)) - {LOCK}:  # somebody was faster, and is done
                     raise FolderTaken(folder)
                 created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                whole = _stamped({"created": created, **manifest, "kind": known.name})
+                whole = _stamped(_RECORD, {"created": created, **manifest, "kind": known.name})
                 write_sealed(folder / MANIFEST, whole)
                 return cls(folder, whole, known, lock)
         except OSError as error:
@@ -124,13 +125,10 @@ class Record:
         try:
             with _locked(folder) as lock:
                 _check_lines(read_record(folder), at, expected)  # nothing is changed before
-                if old["schema"] < SEALED:
-                    for file in _all(kind):
-                        seal_lines(folder / file.name, kind.number, start(file.name))
                 history: dict[str, Any] = {name: old[name] for name in ("created", "resumed_at") if name in old}
                 history["resumed_at"] = [*history.get("resumed_at", []), at]
                 remove(folder / SUMMARY)
-                whole = _stamped({**manifest, "kind": kind.name, **history})
+                whole = _stamped(_RECORD, {**manifest, "kind": kind.name, **history})
                 record = cls(folder, whole, kind, lock)
                 record.rewind(at)
                 if record._discarded:
@@ -235,7 +233,7 @@ class Record:
                 f"{name!r} cannot be the name of a further file; take a plain name other than the record's"
             )
         if isinstance(value, Mapping):
-            write_sealed(self.path / name, _stamped(value, lasting=True))
+            write_sealed(self.path / name, _stamped("jax-sdc record part", value, lasting=True))
         else:
             write_json(self.path / name, value)
         return self.path / name
@@ -267,7 +265,7 @@ class Record:
             name = self.kind.discarded.name
             checksum = end_of(read_content(self.path / name, whole=True), start(name))
             ends[name] = [self._discarded, f"{checksum:08x}"]
-        write_sealed(self.path / SUMMARY, _stamped({**summary, **({"lines": ends} if ends else {})}, lasting=True))
+        write_summary(self.path, {**summary, **({"lines": ends} if ends else {})})
         self._ended = True
 
     def close(self) -> None:
@@ -343,11 +341,6 @@ def _orphans(
     return orphans.values()
 
 
-def _all(kind: Kind) -> tuple[LineFile, ...]:
-    """Every file of lines that a record of a kind can have."""
-    return kind.files if kind.discarded is None else (*kind.files, kind.discarded)
-
-
 def _count(path: AnyPath) -> int:
     return read_content(path, whole=False).count(b"\n")
 
@@ -372,7 +365,12 @@ def check_free(path: AnyPath) -> None:
         raise FolderTaken(folder)
 
 
-def _stamped(value: Mapping[str, Any], *, lasting: bool = False) -> dict[str, Any]:
+def write_summary(folder: AnyPath, summary: Mapping[str, Any]) -> None:
+    """Writes `summary.json`, with a stamp in front that is the same for every process."""
+    write_sealed(epath.Path(folder) / SUMMARY, _stamped(str(Ending.__struct_config__.tag), summary, lasting=True))
+
+
+def _stamped(format: str, value: Mapping[str, Any], *, lasting: bool = False) -> dict[str, Any]:
     """With a stamp in front, whatever the value says of itself."""
-    mine = stamp(lasting=lasting)
+    mine = stamp(format, lasting=lasting)
     return {**mine, **{key: item for key, item in value.items() if key not in mine}}

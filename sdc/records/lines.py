@@ -1,18 +1,189 @@
-"""Files of lines that grow while a run goes on."""
+"""Files of lines: JSON objects with numbers, each with a checksum over itself and all lines before it."""
 
+import io
 import os
+import re
 import time
-from collections.abc import Callable, Iterable
-from typing import IO, Protocol
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, Protocol
 
-from .files import numbered, read_content
-from .integrity import end_of, link
-from .storage import AnyPath, appends, sync_folder, write_bytes
+import msgspec
 
+from .format import FIELD, ODD, from_json, misfit, parse_json
+from .storage import AnyPath, RecordError, appends, read_bytes, reason, sync_folder, write_bytes
+
+_LINE = re.compile(rb', "checksum": "([0-9a-f]{8})"\}$')
 REWRITE_SECONDS = 30.0
 """An object cannot grow. It is written anew at most this often, and at the end."""
 SHARE = 10
 """It is also written anew so seldom that this takes at most a tenth of the time."""
+
+
+def start(name: str) -> int:
+    """The checksum that stands before the first line of a file of that name."""
+    return zlib.crc32(name.encode())
+
+
+def link(line: bytes, before: int) -> tuple[bytes, int]:
+    """Adds its checksum to a line.
+
+    Args:
+        line: a JSON object with at least one field, as `json.dumps` writes it.
+        before: checksum of the line before it.
+
+    Returns:
+        The line with its checksum, and the checksum.
+
+    Example:
+        >>> from sdc.records.lines import link, start
+        >>> link(b'{"step": 0}', start("steps.jsonl"))
+        (b'{"step": 0, "checksum": "e1a6c1bf"}', 3785802175)
+    """
+    value = zlib.crc32(line, before)
+    return b'%s, "%s": "%08x"}' % (line[:-1], FIELD.encode(), value), value
+
+
+def unlink(line: bytes) -> tuple[bytes, int | None]:
+    """A line as it was before `link`, and its checksum; None where it has none."""
+    found = _LINE.search(line)
+    return (line, None) if found is None else (line[: found.start()] + b"}", int(found[1], 16))
+
+
+def check_line(line: bytes, before: int) -> int | None:
+    """The checksum of a line if it is right; None if there is none or another."""
+    bare, found = unlink(line)
+    return found if found is not None and zlib.crc32(bare, before) == found else None
+
+
+def end_of(content: bytes, before: int) -> int:
+    """The checksum of the last whole line of a file; `before` where there is none."""
+    whole = content[: content.rfind(b"\n") + 1]
+    found = unlink(whole[whole.rfind(b"\n", 0, -1) + 1 : -1])[1]
+    return before if found is None else found
+
+
+def read_lines(
+    path: AnyPath,
+    *,
+    whole: bool,
+    key: str = "step",
+    type: type | None = None,
+    start: int | None = None,
+    end: tuple[int, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Reads JSON lines.
+
+    Args:
+        path: the file.
+        whole: the file must be there and end with a whole line. If not, a last line that is cut off is the trace of a
+            crash, and passed over.
+        key: the field with the number of a line.
+        type: what each line must be, if that is known. Fields that it does not name are kept, but for checksums.
+        start: the checksum before the first line; None for a file that has no checksums.
+        end: how many lines there must be, and the checksum of the last one in hexadecimal, if that is known.
+
+    Raises:
+        RecordError: a line is damaged, missing, or has no number under `key`; the message names line and field.
+    """
+    content = read_content(path, whole=whole)
+    rows = [row for _, row in numbered(path, content, key=key, type=type, start=start)]
+    if start is not None and end is not None and (found := (len(rows), f"{end_of(content, start):08x}")) != tuple(end):
+        raise RecordError(
+            f"{os.fspath(path)} has {found[0]} lines (checksum {found[1]}), but the run ended with {end[0]} "
+            f"({end[1]}); restore it or start the run anew"
+        )
+    return rows
+
+
+def read_content(path: AnyPath, *, whole: bool) -> bytes:
+    """The bytes of a file of lines; see `read_lines`."""
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError as error:
+        if whole:
+            raise RecordError(
+                f"{os.fspath(path)} is missing although the run has ended; restore it or start the run anew"
+            ) from error
+        return b""
+    except OSError as error:
+        raise RecordError(f"{os.fspath(path)} cannot be read ({reason(error)}); mend that and try again") from error
+    if whole and not content.endswith(b"\n") and content:
+        lines = content.count(b"\n")
+        raise RecordError(f"{os.fspath(path)} is cut off after line {lines}; restore it or start the run anew")
+    return content
+
+
+def numbered(
+    path: AnyPath, content: bytes, *, key: str, type: type | None = None, start: int | None = None
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The whole lines of a file, each as its bytes without the checksum, and as the JSON object that it holds.
+
+    `path` is for messages. What follows the last newline of the content was cut off by a crash. For the rest, and what
+    is raised, see `read_lines`.
+    """
+    before, shared = start, _Shared()
+    for number, whole in enumerate(io.BytesIO(content), start=1):  # split at once, they would be in memory twice
+        if not whole.endswith(b"\n"):
+            return
+        line = whole[:-1]
+        bare, _ = unlink(line)
+        row, problem = _row(bare, key, type, shared)
+        if problem is not None:
+            raise RecordError(
+                f"{os.fspath(path)} line {number} is damaged ({problem}); remove that line or restore the file"
+            )
+        if before is not None and (before := check_line(line, before)) is None:
+            raise RecordError(
+                f"{os.fspath(path)} line {number} does not fit its checksum: it was changed, or lines before it are "
+                "missing or were changed; restore the file or start the run anew"
+            )
+        yield bare, row
+
+
+class _Shared:
+    """Decodes lines. Objects within them that are alike are one object: of a healthy run most of them are."""
+
+    MOST = 4096
+    """Different objects that are remembered; a run that has more has few alike."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+
+    def __call__(self, line: bytes) -> Any:
+        try:
+            parts = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError:  # no object
+            return msgspec.json.decode(line)
+        return {name: self._value(bytes(part)) for name, part in parts.items()}
+
+    def _value(self, text: bytes) -> Any:
+        if not text.startswith(b"{"):
+            return msgspec.json.decode(text)
+        if text not in self._known:
+            value = msgspec.json.decode(text)
+            if len(self._known) == self.MOST:
+                return value
+            self._known[text] = value
+        return self._known[text]
+
+
+def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any]) -> tuple[dict[str, Any], str | None]:
+    """A line as an object, and what is wrong with it. What is right is read fast, what is not is looked at closely."""
+    problem: str | None = None
+    try:
+        row = parse_json(line, decode)
+        if type is not None:
+            msgspec.json.decode(line, type=type)
+    except ValueError as error:
+        try:
+            row = from_json(parse_json(line))
+        except ValueError as worse:
+            return {}, str(worse)
+        problem = str(error) if type is None or not isinstance(row, dict) else misfit(row, type)
+    if not isinstance(row, dict) or not isinstance(row.get(key), int):
+        return {}, f"no {key} number"
+    return (from_json(row) if any(word in line for word in ODD) else row), problem
 
 
 class Lines(Protocol):
@@ -51,13 +222,6 @@ def open_lines(path: AnyPath, key: str, start: int) -> Lines:
         start: the checksum before the first line, see `integrity.start`.
     """
     return AppendedLines(path, key, start) if appends(path) else RewrittenLines(path, key, start)
-
-
-def seal_lines(path: AnyPath, key: str, start: int) -> None:
-    """Gives checksums to the lines of a file that has none, which an older version wrote."""
-    if content := read_content(path, whole=False):
-        bare = [line for line, _ in numbered(os.fspath(path), content, key=key)]
-        write_bytes(path, b"".join(_linked(bare, start)[0]))
 
 
 class AppendedLines:

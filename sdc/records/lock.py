@@ -18,9 +18,8 @@ from typing import Annotated
 
 import msgspec
 
-from .fields import about
 from .format import Header
-from .identity import identify
+from .header import about, identify
 from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK = "lock.json"

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from .fields import Fields, Number, Numbers, about
+from .header import Fields, Number, Numbers, about
 
 LAST = 10**15
 """The largest number of a line: no run comes so far."""
@@ -282,9 +282,7 @@ class StepRow(Fields, kw_only=True):
             "from its `own` copy, its `peers`', and the `running` checkpoint (no `processes` where no host had a copy)"
         ),
     ] = None
-    details: Annotated[
-        int | None, about("lines of this step in the file beside it; absent where it has none, and before schema 3")
-    ] = None
+    details: Annotated[int | None, about("lines of this step in the file beside it; absent where it has none")] = None
     discarded: Annotated[
         int | None, about("lines of `discarded.jsonl` when the line was written; absent where there were none")
     ] = None
@@ -364,3 +362,14 @@ class InjectionRow(Fields, kw_only=True):
         dict[str, Number], about("for each detector the steps from the fault to the detection, or `null`")
     ] = msgspec.field(default_factory=dict)
     visible_after: Annotated[Number, about("steps until the loss changed visibly; `null` if it never did")] = None
+
+
+class PartRow(Fields, kw_only=True):
+    """A line of `parts.jsonl`: a part of a study that is done."""
+
+    part: Annotated[int, about("number of the part, from 0", ge=0, le=LAST)]
+    what: Annotated[str, about("which experiment")]
+    workload: Annotated[str, about("what it trains; empty where it trains nothing of the workloads")]
+    start: Annotated[int | None, about("which of the first states; `null` where it is of all")] = None
+    seconds: Annotated[float | None, about("wall time of the part")] = None
+    found: Annotated[dict[str, Any], about("what was found; `failed` says why nothing was")]

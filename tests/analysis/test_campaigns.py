@@ -11,10 +11,10 @@ import pytest
 from sdc.analysis.campaigns import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
 from sdc.campaigns.outcomes import ABFT, DETECTORS, OUTCOMES
-from sdc.records.files import RecordError, write_sealed
-from sdc.records.kinds import INJECTIONS, SUMMARY
+from sdc.records.contents import read_record
+from sdc.records.format import RecordError, write_sealed
+from sdc.records.layout import INJECTIONS, SUMMARY
 from sdc.records.lifecycle import Record
-from sdc.records.reading import read_record
 
 MANIFEST = {
     "kind": "campaign", "injections": 8, "steps": 9, "follow": 3, "where": "arithmetic", "faults": ["bitflip", "nan"],

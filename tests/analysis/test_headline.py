@@ -10,8 +10,8 @@ from sdc.analysis import conclude
 from sdc.analysis.headline import Headline, headline
 from sdc.analysis.summary import summarize, summary_of
 from sdc.records import Record
-from sdc.records.files import write_sealed
-from sdc.records.reading import read_record
+from sdc.records.contents import read_record
+from sdc.records.format import write_sealed
 
 from .records import manifest, step_row, steps, write_run
 

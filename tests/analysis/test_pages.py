@@ -9,8 +9,8 @@ import pytest
 from sdc.analysis import describe_difference, write_beside, write_difference, write_overview
 from sdc.analysis.beside import differing
 from sdc.analysis.report import summary_of_record
-from sdc.records.files import RecordError
-from sdc.records.reading import Contents, read_manifest
+from sdc.records.contents import Contents, read_manifest
+from sdc.records.format import RecordError
 from sdc.tools import cli
 from sdc.twins.traces import diff, read_trace
 from sdc.verdict import Exit

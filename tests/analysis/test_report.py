@@ -17,7 +17,7 @@ from sdc.analysis.canvas import power
 from sdc.analysis.findings import Chart, Line, draw
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summarize
-from sdc.records.files import RecordError, write_sealed
+from sdc.records.format import RecordError, write_sealed
 
 from .records import PUBLISHED, free_steps, manifest, step_row, steps, write_run
 
@@ -329,7 +329,7 @@ def test_a_full_disk_is_one_clear_line(corrupt: Path, monkeypatch: pytest.Monkey
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sdc.records.files.os.fsync", full)
+    monkeypatch.setattr("sdc.records.format.os.fsync", full)
     with pytest.raises(RecordError, match="No space left on device; make room") as caught:
         write_report(corrupt)
     assert "\n" not in str(caught.value)

@@ -32,8 +32,8 @@ from sdc.analysis.studies import findings_of, write_study
 from sdc.analysis.studies._paft import printed_divergence
 from sdc.analysis.studies.lossy import printed_pair_drift
 from sdc.records import stamp
-from sdc.records.files import RecordError
-from sdc.records.reading import read_record
+from sdc.records.contents import read_record
+from sdc.records.format import RecordError
 from sdc.train.studies import LossyStudy, PaftStudy, linear, study
 
 ABOUT: dict[str, Any] = {"workers": 4, "steps": 20, "seed": 0, "sources": {"linear": "points"}}
@@ -196,7 +196,7 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     assert (run.manifest["study"], run.manifest["workers"], run.manifest["workloads"]) == ("lossy", 4, ABOUT["sources"])
     added = ("sentence", "run", "report")
     told = json.loads(json.dumps({key: value for key, value in summary.items() if key not in added}))
-    assert run.summary == {**stamp(lasting=True), **told}
+    assert run.summary == {**stamp("jax-sdc record summary", lasting=True), **told}
     page, text = Path(summary["report"]).read_text(), (tmp_path / "run" / "report.md").read_text()
     assert "1 of 3 of the paper's statements" in text
     assert "0.9524" in text

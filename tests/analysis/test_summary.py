@@ -11,8 +11,8 @@ from etils import epath
 from sdc.analysis import product_tables
 from sdc.analysis.advice import excluded
 from sdc.analysis.summary import SUBMODULES, summarize, summary_of
-from sdc.records.kinds import kind_of
-from sdc.records.reading import Contents
+from sdc.records.contents import Contents
+from sdc.records.layout import kind_of
 
 from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from sdc.records.files import read_json, write_sealed
+from sdc.records.format import read_json, write_sealed
 from sdc.records.lifecycle import Record
 from sdc.tools import cli, parse
 from sdc.tools.errors import FLAGS, CommandError, run_errors, usage_errors

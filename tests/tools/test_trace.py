@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sdc.records import read_manifest
-from sdc.records.files import write_sealed
+from sdc.records.format import write_sealed
 from sdc.tools import cli
 from sdc.twins.traces import read_trace
 from sdc.verdict import Exit

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from sdc.analysis import conclude
-from sdc.records.files import write_sealed
-from sdc.records.integrity import start
-from sdc.records.lines import seal_lines
+from sdc.records.format import write_sealed
+from sdc.records.lines import link, start
 from sdc.train import Attempt, Decision, PolicyError, Training, Twins, run
 
 from .runs import WORKLOAD, execute, lines, loaded
@@ -93,8 +92,8 @@ def test_what_is_no_policy_is_refused_before_anything_is_read() -> None:
 
 
 def write_discarded(folder: Path, row: dict[str, Any]) -> None:
-    (folder / "discarded.jsonl").write_text(json.dumps(row) + "\n")
-    seal_lines(folder / "discarded.jsonl", "step", start("discarded.jsonl"))
+    line, _ = link(json.dumps(row).encode(), start("discarded.jsonl"))
+    (folder / "discarded.jsonl").write_bytes(line + b"\n")
 
 
 def test_what_a_policy_discards_is_not_forgotten(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sdc.analysis import conclude
 from sdc.faults.nodes import SUBMODULES, behaviour, expected_frequency, fitted
 from sdc.program.selectors import direction, probes
 from sdc.records import FolderTaken, RecordError, read_manifest
-from sdc.records.files import write_sealed
+from sdc.records.format import write_sealed
 from sdc.settings import SettingError
 from sdc.train import Checks, Incomparable, Tracing, Training, Twins, Workload, run
 from sdc.train.specs import CampaignJob

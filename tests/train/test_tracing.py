@@ -8,7 +8,7 @@ import pytest
 
 from sdc.analysis import conclude
 from sdc.records import RecordError, read_manifest
-from sdc.records.files import write_sealed
+from sdc.records.format import write_sealed
 from sdc.train import Tracing, run
 from sdc.train.policy import Golden
 from sdc.twins.traces import NotComparable, diff, read_trace

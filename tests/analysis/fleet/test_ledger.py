@@ -11,7 +11,7 @@ from sdc.analysis.fleet.ledger import Account, Accusation, Ledger, enter, limits
 from sdc.analysis.fleet.majority import vote
 from sdc.analysis.fleet.summarizing import summarize_results
 from sdc.analysis.fleet.suspects import find_suspects
-from sdc.records.files import RecordError
+from sdc.records.format import RecordError
 from sdc.records.lock import Lock, RecordBusy
 from tests.reports import DAY, WORKLOADS, make_finding, make_report, put_report
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from sdc.burnin.golden import Entry, Recording, Register, Seen, Subject, mark_of
-from sdc.records.identity import Host
+from sdc.records.header import Host
 from sdc.records.manifests import Device
 
 ENVIRONMENT = {"platform": "gpu", "driver": "550.1", "jax": "0.10.2", "jaxlib": "0.10.2", "xla_flags": "--a=1"}

@@ -16,7 +16,7 @@ from sdc.burnin.golden_merging import describe_dispute, merge
 from sdc.burnin.golden_using import foreign, itself_alone, usable
 from sdc.burnin.surroundings import flat_surroundings, surroundings
 from sdc.records.determinism import environment
-from sdc.records.files import write_sealed
+from sdc.records.format import write_sealed
 from sdc.records.storage import RecordError
 
 from .registers import BAD, ENVIRONMENT, GOOD, register, subject

@@ -15,7 +15,7 @@ from sdc.burnin.junit import junit
 from sdc.burnin.metrics import check_metrics_file, metrics
 from sdc.burnin.report import EndedRow, Report, write_report
 from sdc.burnin.schema import FILES, TABLES, file_schema
-from sdc.records.schema import render_tables
+from sdc.records.layout import render_tables
 from sdc.settings import SettingError
 from tests.reports import WORKLOADS, make_finding, make_report
 

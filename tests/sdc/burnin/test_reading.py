@@ -8,8 +8,7 @@ import pytest
 
 from sdc.burnin import report as reports
 from sdc.burnin.report import ElementsPart, Report, read_report
-from sdc.records.files import RecordError
-from sdc.records.integrity import seal
+from sdc.records.format import RecordError, seal
 from tests.reports import make_finding, make_report, put_report
 
 PARTS = ElementsPart(differing=1, total=9, first=[], largest=float("inf"), relative=0.5, nonfinite=1)

@@ -17,7 +17,7 @@ from orbax.checkpoint._src.serialization import replica_slices
 import sdc
 from sdc.checkpoints import CertificateError, Certified, Damaged, Status, audit, ledger
 from sdc.checkpoints.certificate import Draft
-from sdc.records.files import read_json, write_sealed
+from sdc.records.format import read_json, write_sealed
 from tests.storms import bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")

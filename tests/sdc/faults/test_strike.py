@@ -16,7 +16,7 @@ from sdc.faults._strike import LOOPS
 from sdc.faults.kinds import BitFlip, Rotate, Scale, Stuck
 from sdc.faults.patterns import Run
 from sdc.program.selectors import arithmetic, direction, everything, iteration, operations, primitive, scope
-from sdc.records.files import encode
+from sdc.records.format import encode
 from sdc.tools.commands.reports import DiffCommand, diff
 from sdc.twins.traces import TraceWriter
 

@@ -22,7 +22,7 @@ from sdc.records.devices import (
     pci_address,
     serials_of_nvidia,
 )
-from sdc.records.files import misfit
+from sdc.records.format import misfit
 from sdc.records.manifests import Device, RunManifest
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from sdc.records import Record, RecordError, read_record
-from sdc.records.files import write_sealed
-from sdc.records.integrity import FIELD
-from sdc.records.reading import Contents
+from sdc.records.contents import Contents
+from sdc.records.format import FIELD, write_sealed
 
 LINES = ("steps.jsonl", "mismatches.jsonl", "discarded.jsonl")
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from sdc.records import KINDS, FolderTaken, Record, RecordError, json_schema, read_manifest, read_record
-from sdc.records.identity import package_version
-from sdc.records.integrity import unlink
-from sdc.records.lines import Pace
+from sdc.records.header import package_version
+from sdc.records.lines import Pace, unlink
 
-OLD = Path(__file__).parent / "records_0_1"
+OLD = Path(__file__).parent / "records_1"
 NEEDED: dict[str, dict[str, Any]] = {
     "trace.jsonl": {"digests": "", "crc32": 0},
     "parts.jsonl": {"what": "criterion", "workload": "regression", "found": {}},
@@ -47,7 +46,7 @@ def test_every_kind_lives_the_same_life(tmp_path: Path, kind: str) -> None:
     assert contents.ended
     for written in (contents.manifest, contents.summary, json.loads(path.read_text())):
         assert written is not None
-        assert (written["schema"], written["version"]) == (3, "0.1.0")
+        assert (written["schema"], written["version"]) == (1, "0.1.0")
         # A result is the same file whichever process wrote it.
         process = {"boot", "pid", "process"} if written is contents.manifest else set()
         assert set(written["host"]) == {"name", "machine"} | process
@@ -128,34 +127,35 @@ def test_a_damaged_record_is_refused_before_anything_is_changed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["twin", "trace", "campaign"])
-def test_records_of_version_0_1_are_read_and_continued(tmp_path: Path, kind: str) -> None:
+def test_records_of_version_1_are_read_and_continued(tmp_path: Path, kind: str) -> None:
+    def bare(path: Path) -> Any:
+        return {name: value for name, value in json.loads(path.read_text()).items() if name != "checksum"}
+
     contents = read_record(OLD / kind, kind)
     number, names = contents.kind.number, [file.name for file in contents.kind.files]
-    assert contents.manifest["schema"] == 1
-    assert contents.manifest == json.loads((OLD / kind / "manifest.json").read_text())
-    assert contents.summary == json.loads((OLD / kind / "summary.json").read_text())
-    raw = {name: [json.loads(line) for line in (OLD / kind / name).read_text().splitlines()] for name in names}
-    assert contents.lines == raw[names[-1]]
-    assert contents.details == (raw[names[0]] if len(names) > 1 else [])
+    assert contents.manifest == bare(OLD / kind / "manifest.json")
+    assert contents.summary == bare(OLD / kind / "summary.json")
+    raw = {name: [unlink(line)[0] for line in (OLD / kind / name).read_bytes().splitlines()] for name in names}
+    assert contents.lines == list(map(json.loads, raw[names[-1]]))
+    assert contents.details == (list(map(json.loads, raw[names[0]])) if len(names) > 1 else [])
     copy = tmp_path / "run"
     copy.mkdir()
     for path in (OLD / kind).iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     Record.resume(copy, contents.manifest, at=1).close()
     manifest = read_manifest(copy)
-    assert (manifest["schema"], manifest["created"]) == (3, contents.manifest["created"])
+    assert (manifest["schema"], manifest["created"]) == (1, contents.manifest["created"])
     for name in names:
-        lines = (OLD / kind / name).read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)[number] < 1]
-        assert [unlink(line)[0] for line in (copy / name).read_bytes().splitlines()] == [line.rstrip() for line in kept]
-        assert 0 < len(kept) < len(lines)
+        kept = [line for line in raw[name] if json.loads(line)[number] < 1]
+        assert [unlink(line)[0] for line in (copy / name).read_bytes().splitlines()] == kept
+        assert 0 < len(kept) < len(raw[name])
 
 
 @pytest.mark.parametrize(
     ("changes", "writer"),
     [
         ({"schema": 4, "version": "9.1"}, "jax-sdc 9.1, which wrote it"),
-        ({"schema": 4, "environment": {"packages": {"jax-sdc": "9.2"}}}, "jax-sdc 9.2, which wrote it"),
+        ({"schema": 4, "environment": {"packages": {"jax-sdc": "9.2"}}}, "the version of jax-sdc that wrote it"),
         ({"schema": 4, "version": package_version("jax-sdc")}, "the version of jax-sdc that wrote it"),
         ({"schema": 4}, "the version of jax-sdc that wrote it"),
         ({"schema": True}, "the version of jax-sdc that wrote it"),
@@ -165,7 +165,7 @@ def test_records_of_version_0_1_are_read_and_continued(tmp_path: Path, kind: str
 def test_another_schema_is_refused_with_its_writer(tmp_path: Path, changes: dict[str, Any], writer: str) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"kind": "twin", **changes}))
     for act in (lambda: read_record(tmp_path), lambda: Record.resume(tmp_path, {}, at=0)):
-        with pytest.raises(RecordError, match=rf"has schema .* reads schemas 1, 2 and 3; read it with {writer}$"):
+        with pytest.raises(RecordError, match=rf"has layout .* reads 1; read it with {writer}, or restore it"):
             act()
 
 
@@ -175,10 +175,11 @@ def test_a_line_on_record_twice_is_refused(tmp_path: Path) -> None:
     file.write_text(file.read_text() + file.read_text().splitlines(keepends=True)[1])
     with pytest.raises(RecordError, match=r"steps.jsonl line 4 does not fit its checksum"):
         read_record(tmp_path / "run")
-    (tmp_path / "manifest.json").write_text('{"schema": 2, "kind": "train"}')  # its lines have no checksums
-    (tmp_path / "steps.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"step": 1}\n')
+    with Record.create(tmp_path / "twice", {}, kind="train") as record:
+        for step in (0, 1, 1):
+            record.line({"step": step})
     with pytest.raises(RecordError, match=r"steps.jsonl line 3 is of step 1, after step 1; remove what is repeated"):
-        read_record(tmp_path)
+        read_record(tmp_path / "twice")
 
 
 def test_objects_are_written_seldom_and_more_seldom_where_it_takes_long() -> None:
@@ -199,7 +200,7 @@ def test_objects_are_written_seldom_and_more_seldom_where_it_takes_long() -> Non
 def test_records_are_read_and_written_without_jax(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "import sdc.records.lifecycle, sdc.records.reading, sdc.records.determinism, sdc.records.schema\n"
+        "import sdc.records.lifecycle, sdc.records.contents, sdc.records.determinism, sdc.records.layout\n"
         "from sdc.records import *\n"
         "with Record.create(sys.argv[1], {}, kind='twin') as record:\n"
         "    record.line({'step': 0})\n"

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def test_without_the_kernel_rules_tell_who_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str | None, host: Any, changes: Any, free: bool
 ) -> None:
     without_kernel(monkeypatch)
-    monkeypatch.setattr("sdc.records.identity._machine", lambda: machine)
+    monkeypatch.setattr("sdc.records.header._machine", lambda: machine)
     path = left(tmp_path, host=host, **changes)
     if free:
         Lock(tmp_path).release()
@@ -149,17 +148,23 @@ def test_locks_of_other_hosts_are_left_alone(tmp_path: Path, host: dict[str, Any
     assert lock.read_bytes() == before
 
 
+FORK = """
+import os, sys, time
+from sdc.records import Lock
+lock = Lock(sys.argv[1], lasting=True)
+ready, done = os.pipe()
+if (child := os.fork()) == 0:
+    os.write(done, b".")
+    time.sleep(60)
+os.read(ready, 1)
+lock.release()
+Lock(sys.argv[1]).release()
+os.kill(child, 9)
+"""
+
+
 def test_a_child_keeps_no_lock_of_its_parent(tmp_path: Path) -> None:
-    lock = Lock(tmp_path, lasting=True)
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    child = context.Process(target=lambda: (ready.set(), time.sleep(60)))
-    child.start()
-    assert ready.wait(60)
-    lock.release()
-    Lock(tmp_path).release()
-    child.kill()
-    child.join()
+    subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], check=True, timeout=50)
 
 
 NESTED = '{"host": {"name": "a"}, "token": "b", "more": ' + 100_000 * "[" + 100_000 * "]" + "}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sdc.records.parsing import DEEPEST, parse_json
+from sdc.records.format import DEEPEST, parse_json
 
 
 def nested(levels: int, core: str, *, objects: bool) -> str:

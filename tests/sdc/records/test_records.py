@@ -6,14 +6,15 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sdc.records import kinds
-from sdc.records.files import RecordError, write_json
+from sdc.records import layout as kinds, stamp
+from sdc.records.contents import read_record
+from sdc.records.format import RecordError, write_json, write_sealed
 from sdc.records.lifecycle import Record
-from sdc.records.reading import read_record
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_round_trip(folder: Path) -> None:
     run = read_record(folder)
-    assert {"schema": 3, "kind": "twin"}.items() <= run.manifest.items()
+    assert {"schema": 1, "kind": "twin"}.items() <= run.manifest.items()
     assert [row["step"] for row in run.lines] == [0, 1, 2]
     assert run.lines[0]["loss"][0] == 1.5
     assert math.isnan(run.lines[0]["loss"][1])
@@ -50,7 +51,7 @@ def test_the_summary_ends_a_run(folder: Path) -> None:
         record.finish({"verdict": "clean", "values": np.arange(2)})
     summary = read_record(folder).summary
     assert summary is not None
-    assert {"schema": 3, "verdict": "clean", "values": [0, 1]}.items() <= summary.items()
+    assert {"schema": 1, "verdict": "clean", "values": [0, 1]}.items() <= summary.items()
 
 
 def test_a_last_line_cut_off_by_a_crash_is_passed_over(folder: Path) -> None:
@@ -101,15 +102,19 @@ def test_a_damaged_line_in_the_middle_is_an_error(folder: Path, line: str) -> No
 @pytest.mark.parametrize("content", ["", "[]", '{"schema": 99}', "\x00", "[" * 100_000])
 def test_a_damaged_or_foreign_file(folder: Path, content: str, name: str) -> None:
     (folder / name).write_text(content)
-    with pytest.raises(RecordError, match=rf"{name} (is damaged|has schema 99)"):
+    with pytest.raises(RecordError, match=rf"{name} (is damaged|has layout 99)"):
         read_record(folder)
+
+
+def sealed(format: str, **fields: Any) -> Callable[[Path], None]:
+    return lambda path: write_sealed(path, {**stamp(format), **fields})
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (kinds.MANIFEST, '{"schema": 2, "kind": "twin", "twins": "two"}', "is damaged (field twins: "),
-        (kinds.SUMMARY, '{"schema": 2, "steps": []}', "is damaged (field steps: "),
+        (kinds.MANIFEST, sealed("jax-sdc record", kind="twin", twins="two"), "is damaged (field twins: "),
+        (kinds.SUMMARY, sealed("jax-sdc record summary", steps=[]), "is damaged (field steps: "),
         (kinds.STEPS, Path.mkdir, "cannot be read (Is a directory); mend that and try again"),
         (kinds.MANIFEST, Path.mkdir, "is a folder, expected a file; name the file itself, or put it in its place"),
         (kinds.SUMMARY, "", "is damaged (it is empty); "),

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from sdc.records import FolderTaken, Record, RecordBusy, RecordError, identify, read_record, storage
-from sdc.records.integrity import link, seal, start
+from sdc.records import FolderTaken, Record, RecordBusy, RecordError, identify, read_record, stamp, storage
+from sdc.records.format import seal, to_text
+from sdc.records.lines import link, start
 from sdc.records.lock import LOCK, Holder, Lock, _namespace
 
 
@@ -76,7 +77,8 @@ def test_what_another_host_has_written_is_seen(store: Any) -> None:
     other = boto3.client("s3")
     line, _ = link(b'{"step": 0}', start("steps.jsonl"))
     other.put_object(Bucket="bucket", Key="runs/d/steps.jsonl", Body=line + b"\n")
-    other.put_object(Bucket="bucket", Key="runs/d/summary.json", Body=seal(b'{\n "steps": 1\n}\n'))
+    summary = {**stamp("jax-sdc record summary"), "steps": 1}
+    other.put_object(Bucket="bucket", Key="runs/d/summary.json", Body=seal(to_text(summary).encode()))
     contents = read_record(folder)
     assert (len(contents.lines), contents.ended) == (1, True)
 

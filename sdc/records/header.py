@@ -1,4 +1,7 @@
-"""Who wrote a record: the host, the process, and the version of jax-sdc."""
+"""How every file of this project begins, and what its fields have in common.
+
+A file says its format, the version of that, and who wrote it: the host, the process, and the version of jax-sdc.
+"""
 
 import functools
 import hashlib
@@ -7,14 +10,28 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from .fields import SCHEMA, Fields, about
-
+Number: TypeAlias = int | float | None
+"""A measured number or count; `null` was not measured. NaN and infinity are strings in files, and numbers when read."""
+Numbers: TypeAlias = Number | list[Number]
+"""One number for each twin, or a single one."""
 MACHINE_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 BOOT_FILE = "/proc/sys/kernel/random/boot_id"
+
+
+def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
+    """Describes a field in Markdown, for the published schema and the tables of the documentation.
+
+    It stands beside the type in `Annotated`. `ge` and `le` are the smallest and the largest number allowed, if any is.
+    """
+    return msgspec.Meta(description=text, ge=ge, le=le)
+
+
+class Fields(msgspec.Struct):
+    """A JSON object of a file. Fields that its type does not name are allowed."""
 
 
 class Host(Fields, kw_only=True):
@@ -29,14 +46,6 @@ class Host(Fields, kw_only=True):
     process: Annotated[int | None, about("index of the process among those of the run, from 0")] = None
 
 
-class Stamp(Fields, kw_only=True):
-    """What every JSON output begins with."""
-
-    schema: Annotated[int, about("version of the layout, 3; see [Versions](#versions)")]
-    version: Annotated[str | None, about("version of jax-sdc that wrote the file; absent in schema 1")] = None
-    host: Annotated[Host | None, about("who wrote the file; absent in schema 1")] = None
-
-
 def identify() -> Host:
     """The process that calls, and its host.
 
@@ -47,21 +56,6 @@ def identify() -> Host:
     return Host(
         name=platform.node(), machine=_machine(), boot=_first_line(BOOT_FILE), pid=os.getpid(), process=_index()
     )
-
-
-def stamp(*, lasting: bool = False) -> dict[str, Any]:
-    """What every JSON output carries: the version of its layout, the version of jax-sdc, and who wrote it.
-
-    Args:
-        lasting: leave out what is another one in each process, so that the same result gives the same file.
-
-    Returns:
-        `schema`, `version` and `host`, to be merged into the output.
-    """
-    host: dict[str, Any] = msgspec.to_builtins(identify())
-    if lasting:
-        host = {key: host[key] for key in ("name", "machine")}
-    return {"schema": SCHEMA, "version": package_version("jax-sdc"), "host": host}
 
 
 @functools.cache
@@ -93,3 +87,29 @@ def _index() -> int:
     if jax is None or not jax.distributed.is_initialized():
         return 0
     return int(jax.process_index())
+
+
+class Header(Fields, kw_only=True, tag_field="format"):
+    """How a file begins: with its format, which is the `tag` of its type, the version of that, and who wrote it."""
+
+    schema: Annotated[int, about("version of this layout, 1")] = 1
+    version: Annotated[str, about("version of jax-sdc that wrote the file")] = msgspec.field(
+        default_factory=lambda: package_version("jax-sdc")
+    )
+    host: Annotated[Host, about("who wrote the file")] = msgspec.field(default_factory=identify)
+
+
+def stamp(format: str = "jax-sdc output", *, lasting: bool = False) -> dict[str, Any]:
+    """What every JSON output begins with: its format, the version of that, the version of jax-sdc, and who wrote it.
+
+    Args:
+        format: the format.
+        lasting: leave out what is another one in each process, so that the same result gives the same file.
+
+    Returns:
+        `format`, `schema`, `version` and `host`, to be merged into the output.
+    """
+    host: dict[str, Any] = msgspec.to_builtins(identify())
+    if lasting:
+        host = {key: host[key] for key in ("name", "machine")}
+    return {"format": format, "schema": 1, "version": package_version("jax-sdc"), "host": host}

@@ -1,4 +1,4 @@
-"""Records as they are read: whole or under way, of this version or of an older one."""
+"""Records as they are read: whole, or of a run that goes on."""
 
 import collections
 import dataclasses
@@ -11,16 +11,21 @@ from typing import Any
 import msgspec
 from etils import epath
 
-from .fields import READABLE, SEALED
-from .files import read_json, read_lines
-from .identity import package_version
-from .integrity import start
-from .kinds import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
-from .manifests import CampaignManifest, RunManifest, StudyManifest, TraceManifest
-from .parts import PartRow
-from .rows import DiscardedRow, InjectionRow, MismatchRow, StepRow
+from .format import Format
+from .header import Header
+from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
+from .lines import read_lines, start
+from .manifests import (
+    CampaignManifest,
+    CampaignSummary,
+    Manifest,
+    RunManifest,
+    RunSummary,
+    StudyManifest,
+    TraceManifest,
+)
+from .rows import DiscardedRow, InjectionRow, MismatchRow, PartRow, StepRow
 from .storage import AnyPath, RecordError, names, reason
-from .summaries import CampaignSummary, RunSummary
 
 OTHERS = {
     "result.json": "; it is of a burn-in, which sdc verdict {path} and sdc fleet summarize {path} read",
@@ -149,7 +154,10 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
     folder = epath.Path(path)
     summary = None
     if SUMMARY in names(folder):
-        summary = _read_summary(folder / SUMMARY, kind.summary, sealed=manifest["schema"] >= SEALED)
+        try:
+            summary = _fields(folder / SUMMARY, kind.summary)
+        except RecordError as error:
+            raise RecordError(f"{error}, or remove it and resume the run, which writes it anew") from error
 
     ends = (summary or {}).get("lines") or {}
 
@@ -159,18 +167,17 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
         if ends and file.name not in ends and file is not kind.discarded:
             raise _lost(folder / SUMMARY, f"does not say where {file.name} ends")
         ended = summary is not None and file is not kind.discarded
-        first = start(file.name) if manifest["schema"] >= SEALED else None
         return read_lines(
-            folder / file.name, whole=ended, key=kind.number, type=file.row, start=first, end=ends.get(file.name)
-        )
+            folder / file.name, whole=ended, key=kind.number, type=file.row, start=start(file.name),
+            end=ends.get(file.name),
+        )  # fmt: skip
 
     lines = rows(kind.lines)
     if kind.lines is not None:
         _check_order(folder / kind.lines.name, [row[kind.number] for row in lines], kind.number)
     beside, discarded = rows(kind.details) if details else [], rows(kind.discarded)
     contents = Contents(folder, kind, manifest, lines, beside, summary, discarded)
-    if manifest["schema"] >= SEALED:
-        _check_counts(contents, details=details)
+    _check_counts(contents, details=details)
     return contents
 
 
@@ -186,14 +193,19 @@ def read_manifest(path: AnyPath, *kinds: str) -> dict[str, Any]:
     if MANIFEST not in inside:
         other = next((said for name, said in OTHERS.items() if name in inside), "").format(path=os.fspath(path))
         raise RecordError(f"{os.fspath(path)} is no run folder (it has no {MANIFEST}{other}); give the folder of a run")
-    manifest = read_json(file)
-    _check_schema(file, manifest)
-    kind = kind_of(manifest.get("kind"))
+    kind = kind_of(_fields(file, Manifest)["kind"])
     if kinds and kind.name not in kinds:
         raise RecordError(
             f"{os.fspath(path)} holds a record of kind {kind.name!r}; give the folder of a {' or '.join(kinds)}"
         )
-    return read_json(file, kind.manifest, sealed=manifest["schema"] >= SEALED)
+    return _fields(file, kind.manifest)
+
+
+def _fields(file: epath.Path, type: type[Header]) -> dict[str, Any]:
+    """The fields of a manifest or a summary, those that its type does not name as well."""
+    known = Format(type=type, noun="record of a run", remedy="restore it or start the run anew")
+    place = os.fspath(file)
+    return known.load(known.content(place), place)
 
 
 def _check_counts(record: Contents, *, details: bool) -> None:
@@ -222,30 +234,3 @@ def _check_order(file: epath.Path, numbers: list[int], key: str) -> None:
                 f"{os.fspath(file)} line {line} is of {key} {number}, after {key} {before}; remove what is repeated or "
                 "restore the file"
             )
-
-
-def _read_summary(file: epath.Path, type: type, *, sealed: bool) -> dict[str, Any]:
-    """A summary; those of 0.1 name no schema."""
-    try:
-        if "schema" in (found := read_json(file)):
-            _check_schema(file, found)
-        return read_json(file, type, sealed=sealed)
-    except RecordError as error:
-        raise RecordError(f"{error}, or remove it and resume the run, which writes it anew") from error
-
-
-def _check_schema(file: epath.Path, manifest: Mapping[str, Any]) -> None:
-    """A record of a schema that is not known could be misread."""
-    found = manifest.get("schema")
-    if type(found) is int and found in READABLE:
-        return
-    environment = manifest.get("environment")
-    packages = environment.get("packages") if isinstance(environment, Mapping) else None
-    known = packages.get("jax-sdc") if isinstance(packages, Mapping) else None
-    writer = manifest.get("version", known)
-    mine = package_version("jax-sdc")
-    writer = f"jax-sdc {writer}, which" if writer not in (None, mine) else "the version of jax-sdc that"
-    raise RecordError(
-        f"{os.fspath(file)} has schema {found!r}, this version of jax-sdc ({mine}) reads schemas "
-        f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}; read it with {writer} wrote it"
-    )
