@@ -4,7 +4,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sdc.records import read_record
+from sdc.records import read_record, write_summary
 
 from .report import report_of, summary_of_record, write_pages
 

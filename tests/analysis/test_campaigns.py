@@ -12,9 +12,9 @@ from sdc.analysis.campaigns import GROUPS, summarize_campaign
 from sdc.analysis.report import write_report
 from sdc.campaigns.outcomes import ABFT, DETECTORS, OUTCOMES
 from sdc.records.contents import read_record
-from sdc.records.format import RecordError, write_sealed
-from sdc.records.layout import INJECTIONS, SUMMARY
-from sdc.records.lifecycle import Record
+from sdc.records.format import RecordError
+from sdc.records.layout import INJECTIONS
+from sdc.records.lifecycle import Record, write_summary
 
 MANIFEST = {
     "kind": "campaign", "injections": 8, "steps": 9, "follow": 3, "where": "arithmetic", "faults": ["bitflip", "nan"],
@@ -186,7 +186,7 @@ def test_an_ended_campaign_must_be_what_its_summary_was_made_of(tmp_path: Path) 
     with Record.create(tmp_path / "run", MANIFEST) as record:
         for each in ROWS:
             record.line(each)
-    write_sealed(tmp_path / "run" / SUMMARY, summarize_campaign(MANIFEST, ROWS))
+    write_summary(tmp_path / "run", summarize_campaign(MANIFEST, ROWS))
     write_report(tmp_path / "run")
     lines = (tmp_path / "run" / INJECTIONS).read_text().splitlines(keepends=True)
     for damaged, problem in (

@@ -11,7 +11,7 @@ from sdc.analysis.headline import Headline, headline
 from sdc.analysis.summary import summarize, summary_of
 from sdc.records import Record
 from sdc.records.contents import read_record
-from sdc.records.format import write_sealed
+from sdc.records.lifecycle import write_summary
 
 from .records import manifest, step_row, steps, write_run
 
@@ -265,6 +265,6 @@ def test_terminal_markdown_and_page_say_the_same(tmp_path: Path) -> None:
 def test_what_devices_hold_may_be_little(tmp_path: Path) -> None:
     about = manifest(**REAL, devices=[{}, {"rank": {}}, {"host": None, "rank": {"twin": 1, "model": 1}}])
     assert told(tmp_path / "run", about, hits(3)).sentence.startswith("twin 1 (host ")
-    write_sealed(tmp_path / "run" / "summary.json", {"verdict": "corrupt", "reason": "so it is"})
+    write_summary(tmp_path / "run", {"verdict": "corrupt", "reason": "so it is"})
     run = read_record(tmp_path / "run")
     assert headline(run, summary_of(run) | {"odd_twins": "x"}).sentence

@@ -17,7 +17,8 @@ from sdc.analysis.canvas import power
 from sdc.analysis.findings import Chart, Line, draw
 from sdc.analysis.report import write_report
 from sdc.analysis.summary import summarize
-from sdc.records.format import RecordError, write_sealed
+from sdc.records.format import RecordError
+from sdc.records.lifecycle import write_summary
 
 from .records import PUBLISHED, free_steps, manifest, step_row, steps, write_run
 
@@ -211,7 +212,7 @@ def test_what_the_run_says_of_itself_wins(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", about, *steps(3), ended=False)
     digests = ["ab"] * 2
     verdict = {"verdict": "inconclusive", "reason": "the peer vanished at step 3", "state_digest": digests}
-    write_sealed(path / "summary.json", verdict)
+    write_summary(path, verdict)
     assert "The peer vanished at step 3." in Page(html(path)).words
 
 

@@ -20,6 +20,10 @@ RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 REAL = {"suspect": {"name": None, "simulated": False, "faults": []}, "published": None}
 
 
+AGREED = {"state_digest": ["ab"] * 2}
+"""What the summary of twins says that ended alike."""
+
+
 def contents(*parts: Any) -> Contents:
     return Contents(epath.Path("run"), kind_of("twin"), *parts)
 
@@ -100,7 +104,7 @@ def test_final_states_that_differ_are_corruption() -> None:
     """Bits may change after the last step was compared, as while the last checkpoint is written."""
     about, (rows, mismatches) = manifest(**REAL), steps(3)
     ended = summarize(about, rows, mismatches)
-    for digests, verdict in ((["ab", "ab"], "clean"), (["ab", "ac"], "corrupt"), ([], "clean")):
+    for digests, verdict in ((["ab", "ab"], "clean"), (["ab", "ac"], "corrupt"), ([], "inconclusive")):
         found = summary_of(contents(about, rows, mismatches, ended | {"state_digest": digests}))
         assert found["verdict"] == verdict
     single = contents({**about, "kind": "train"}, rows, [], ended | {"verdict": None, "state_digest": ["ab"]})
@@ -118,14 +122,14 @@ def test_digests_of_all_twins_are_needed() -> None:
         ({"steps": 9}, "3 of the 9 steps are on record"),
         ({"state_digest": None}, "0 final states of 2 twins"),
     ):
-        found = summary_of(contents(about | {"schema": 3}, rows, mismatches, stored | change))
+        found = summary_of(contents(about, rows, mismatches, stored | change))
         assert found["verdict"] == "inconclusive"
         assert words in found["reason"]
 
 
 def test_what_was_computed_from_the_lines_stands() -> None:
     about, (rows, mismatches) = manifest(**REAL), steps(3)
-    ended = summarize(about, rows, mismatches)
+    ended = summarize(about, rows, mismatches) | AGREED
     stored = {**ended, "submodules": {}, "hosts": 7, "note": "mine"}
     assert summary_of(contents(about, rows, mismatches, stored)) == {**ended, "note": "mine"}
 
@@ -254,7 +258,7 @@ def test_damaged_counts_are_neither_checked_nor_mismatched() -> None:
 
 def test_a_verdict_is_not_clean_before_its_time() -> None:
     about, (rows, mismatches) = manifest(**REAL), steps(3)
-    ended = summarize(about, rows, mismatches)
+    ended = summarize(about, rows, mismatches) | AGREED
     assert ended["verdict"] == "clean"
     assert summary_of(contents(about, rows, mismatches, ended))["verdict"] == "clean"
     early = summary_of(contents(about, rows, mismatches, None))
@@ -335,7 +339,7 @@ def test_steps_that_were_run_again_and_agreed_leave_a_run_clean() -> None:
     """As after a resumption: some of the last steps are in the record twice, and the first of them are not."""
     rows, _ = steps(6)
     about = manifest(**REAL)
-    run = contents(about, rows, [], summarize(about, rows, []), [rows[4], rows[3], rows[4]])
+    run = contents(about, rows, [], summarize(about, rows, []) | AGREED, [rows[4], rows[3], rows[4]])
     assert summary_of(run)["verdict"] == "clean"
     bare = {"step": 4, "loss": [1.0, 1.0]}  # a step at which nothing was compared
     assert summary_of(dataclasses.replace(run, discarded=[bare]))["verdict"] == "clean"

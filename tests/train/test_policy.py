@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sdc.analysis import conclude
-from sdc.records.format import write_sealed
+from sdc.records.lifecycle import write_summary
 from sdc.records.lines import link, start
 from sdc.train import Attempt, Decision, PolicyError, Training, Twins, run
 
@@ -110,7 +110,7 @@ def test_what_a_policy_discards_is_not_forgotten(tmp_path: Path) -> None:
     assert again["submodules"]["fwd/ffn"]["mismatched"] == 0
     rows[1]["sites"]["fwd/ffn"] |= {"mismatched": 0, "injected": 3}  # a fault that no check saw
     write_discarded(Path(str(job.folder)), rows[1])
-    write_sealed(Path(str(job.folder)) / "summary.json", found)
+    write_summary(str(job.folder), found)
     assert conclude(str(job.folder))["verdict"] == "inconclusive"
 
 
