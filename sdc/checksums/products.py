@@ -324,17 +324,12 @@ class Conv:
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
         if self._groups > 1:
             # XLA may compute groups together, with zeros in between, and zero times infinity is everywhere.
-            every = jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))
-            return every.reshape([1] * len(self._numbers.out_spec))
+            return _all_finite(a, b, len(self._numbers.out_spec))
         ones = jnp.ones(self.width(a, b), jnp.float32)
         return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        ones = jnp.ones(self.width(a, b), b.dtype)
-        of_b = jnp.max(self.fold(jnp.abs(b), ones, 1), initial=0.0)
-        of_a = jnp.max(self.apply(jnp.abs(a), self.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
-        rows = len(self._numbers.out_spec)
-        return (of_a / max(self.width(a, b), 1) * of_b).reshape([1] * rows)
+        return _norms_as_a_whole(self, a, b, len(self._numbers.out_spec))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,14 +419,10 @@ class Indexed:
 
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
         # What is left out may be computed with zeros in its place, and zero times infinity is everywhere.
-        every = jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))
-        return every.reshape([1] * self._rank(a, b))
+        return _all_finite(a, b, self._rank(a, b))
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        ones = jnp.ones(self.width(a, b), b.dtype)
-        of_b = jnp.max(self.fold(jnp.abs(b), ones, 1), initial=0.0)
-        of_a = jnp.max(self.apply(jnp.abs(a), self.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
-        return (of_a / max(self.width(a, b), 1) * of_b).reshape([1] * self._rank(a, b))
+        return _norms_as_a_whole(self, a, b, self._rank(a, b))
 
     def _rank(self, a: Any, b: Any) -> int:
         """Number of axes of the rows."""
@@ -442,6 +433,21 @@ class Indexed:
 
 Product: TypeAlias = Dot | Conv | Indexed
 """A product of two arrays that is linear in each."""
+
+
+def _all_finite(a: Shaped[Array, "*a"], b: Shaped[Array, "*b"], axes: int) -> Bool[Array, "*ones"]:
+    """Whether all inputs are finite, for all rows."""
+    return (jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))).reshape([1] * axes)
+
+
+def _norms_as_a_whole(
+    product: Product, a: Float[Array, "*a"], b: Float[Array, "*b"], axes: int
+) -> Float[Array, "*ones"]:
+    """The bound of `Dot.norms` where all rows have the largest."""
+    ones = jnp.ones(product.width(a, b), b.dtype)
+    of_b = jnp.max(product.fold(jnp.abs(b), ones, 1), initial=0.0)
+    of_a = jnp.max(product.apply(jnp.abs(a), product.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
+    return (of_a / max(product.width(a, b), 1) * of_b).reshape([1] * axes)
 
 
 def multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:

@@ -75,13 +75,6 @@ ONSET = 450
 """The first step with a mismatch of node 13, in a run without synchronization."""
 _BURST = {10: (4.0, 5.0), 11: (4.0, 5.0)}
 _SPIKE = {7: 1 / 50, 14: 1 / STEPS}
-_UNIFORM_WHEN = {
-    7: When(spike=1 / 50),
-    10: When(burst=4.0, decay=5.0),
-    11: When(burst=4.0, decay=5.0),
-    13: When(onset=ONSET),
-    14: When(spike=1 / STEPS),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +188,7 @@ def _times(rate: float | tuple[float, ...] | None, times: float) -> float | tupl
 
 def _uniform(name: str, layers: int) -> list[Fault]:
     """Every step as severe as the worst: elements uniform in (0, 2 severity]."""
-    when = _UNIFORM_WHEN.get(node_number(name), When())
+    when = _uniform_when(name)
     return [
         Fault(
             Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist())),
@@ -205,6 +198,12 @@ def _uniform(name: str, layers: int) -> list[Fault]:
         )
         for site, figures in published_layers(name).items()
     ]
+
+
+def _uniform_when(name: str) -> When:
+    number = node_number(name)
+    burst, decay = _BURST.get(number, (0.0, 1.0))
+    return When(burst=burst, decay=decay, spike=_SPIKE.get(number, 1.0), onset=ONSET if number == 13 else 0)
 
 
 def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
@@ -305,7 +304,7 @@ def expected_frequency(name: str, steps: int, *, sync: Load = "compute") -> dict
     if suspect.name == HEALTHY:
         return {}
     uniform = suspect.model == UNIFORM
-    when = _UNIFORM_WHEN.get(node_number(name), When()) if uniform else behaviour(name, sync)
+    when = _uniform_when(name) if uniform else behaviour(name, sync)
     few, level = 0.0 if uniform else fitted()["few"].value, when.average(steps) * suspect.times
     if not uniform and sync != "compute" and not published_layers(suspect.name):
         return {site: float(figures.frequency.mean()) * level for site, figures in silent().items()}

@@ -26,8 +26,9 @@ class One:
     """One element."""
 
     def setting(self) -> dict[str, str | None]:
-        """How a fault's text names the pattern: key and value, None for a word."""
-        return {}
+        """How a fault's text names the pattern: its name and its sizes, or None where it has none."""
+        sizes = "x".join(str(getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {} if type(self) is One else {type(self).__name__.lower(): sizes or None}
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Elements hit together, in a tensor of this shape, at most."""
@@ -50,9 +51,6 @@ class Run(One):
 
     def __post_init__(self) -> None:
         _positive(run=self.length)
-
-    def setting(self) -> dict[str, str | None]:
-        return {"run": str(self.length)}
 
     def size(self, shape: tuple[int, ...]) -> int:
         return self.length
@@ -105,9 +103,6 @@ class Tile(One):
     def __post_init__(self) -> None:
         _positive(rows=self.rows, columns=self.columns)
 
-    def setting(self) -> dict[str, str | None]:
-        return {"tile": f"{self.rows}x{self.columns}"}
-
     def size(self, shape: tuple[int, ...]) -> int:
         return self.rows * self.columns
 
@@ -125,9 +120,6 @@ class Tile(One):
 class Row(One):
     """All of the last axis."""
 
-    def setting(self) -> dict[str, str | None]:
-        return {"row": None}
-
     def size(self, shape: tuple[int, ...]) -> int:
         return shape[-1] if shape else 1
 
@@ -140,9 +132,6 @@ class Row(One):
 @dataclasses.dataclass(frozen=True)
 class Whole(One):
     """The whole tensor."""
-
-    def setting(self) -> dict[str, str | None]:
-        return {"whole": None}
 
     def size(self, shape: tuple[int, ...]) -> int:
         return math.prod(shape)
@@ -162,20 +151,18 @@ def _numbers(text: str, example: str, counts: tuple[int, ...]) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _run(text: str) -> Run:
-    return Run(*_numbers(text, "run=8", (1,)))
-
-
 def _stride(text: str) -> Stride:
     count, step, *align = _numbers(text, "stride=4x32", (2, 3))
     return Stride(count, step, *(align or [step]))
 
 
-def _tile(text: str) -> Tile:
-    return Tile(*_numbers(text, "tile=4x32", (2,)))
-
-
-PATTERNS: Mapping[str, Any] = {"run": _run, "stride": _stride, "tile": _tile, "row": None, "whole": None}
+PATTERNS: Mapping[str, Any] = {
+    "run": lambda text: Run(*_numbers(text, "run=8", (1,))),
+    "stride": _stride,
+    "tile": lambda text: Tile(*_numbers(text, "tile=4x32", (2,))),
+    "row": None,
+    "whole": None,
+}
 """Settings of a fault's text that name a pattern, and how each is read; None for a word."""
 WORDS: Mapping[str, Pattern] = {"row": Row(), "whole": Whole()}
 

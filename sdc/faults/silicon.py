@@ -95,7 +95,7 @@ def silicon_faults(
 
 
 def silicon_frequency(name: str) -> dict[str, float]:
-    """PublishedShare of the elements that a profile hits, by site: the counterpart of `expected_frequency`.
+    """Share of the elements that a profile hits, by site: the counterpart of `expected_frequency`.
 
     Tensors are taken to be large: at their edges patterns are cut. A row has as many elements as the last axis, which
     the profile does not know, so that nothing is returned for `silicon:cache-line`.

@@ -148,8 +148,7 @@ class _Lockstep:
     def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Mismatch]:
         return _synchronized(bind(*inputs), self.axis_name, self.compare)
 
-    def merge(self, total: Mismatch, new: Mismatch) -> Mismatch:
-        return merge_mismatches(total, new)
+    merge = staticmethod(merge_mismatches)
 
 
 @functools.partial(traced_once, static_argnums=(1, 2))
