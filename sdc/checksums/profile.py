@@ -2,23 +2,18 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sdc.records import RecordError
+import msgspec
 
 from ..program import compiled_for
-from ..records import endless, read_json, reason, write_json
+from ..records import Format, Header
 from .roundoff import PLATFORMS, Rounding, Settings
 
-SCHEMA = 1
-TITLE = "sdc abft profile"
 
-
-@dataclasses.dataclass(frozen=True)
-class Profile:
-    """How products are checked on one kind of device.
+class Profile(Header, tag="jax-sdc abft profile"):
+    """How products are checked on one kind of device: the file that `sdc abft calibrate` writes.
 
     Attributes:
         rounding: how the device rounds.
@@ -31,8 +26,8 @@ class Profile:
     rounding: Rounding
     second_tier: tuple[str, ...] = ()
     fused: bool = False
-    measured_on: Mapping[str, Any] | None = None
-    measurements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    measured_on: dict[str, Any] | None = None
+    measurements: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @classmethod
     def assumed(cls) -> "Profile":
@@ -62,47 +57,11 @@ class Profile:
     @classmethod
     def read(cls, path: Path | str) -> "Profile":
         """Reads a profile without a look at the devices at hand."""
-        remedy = "make one with sdc abft calibrate"
-        try:
-            if found := endless(path):
-                raise RecordError(f"it is {found}, not a file")
-            values = read_json(path)
-        except OSError as error:
-            raise ValueError(f"cannot read the profile {path} ({reason(error)}); {remedy}") from error
-        except RecordError as error:
-            raise ValueError(f"cannot read the profile {path} ({error}); {remedy}") from error
-        if values.get("title") != TITLE or values.get("schema") != SCHEMA:
-            raise ValueError(f"{path} is no profile of version {SCHEMA} (title and schema say so); {remedy}")
-        try:
-            names = values["second_tier"]
-            named = isinstance(names, list) and all(isinstance(name, str) for name in names)
-            if not isinstance(values["fused"], bool) or not named:
-                raise TypeError(f"fused={values['fused']!r}, second_tier={values['second_tier']!r}")
-            profile = cls(
-                Rounding(float(values["arithmetic"]["kappa"]), float(values["arithmetic"]["inputs"])),
-                tuple(names),
-                values["fused"],
-                dict(values["measured_on"]),
-                dict(values["measurements"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"the profile {path} is damaged ({error!r}); {remedy}") from error
-        return profile
+        return PROFILE.read(path)
 
     def save(self, path: Path) -> None:
         """Writes the profile, whole or not at all."""
-        write_json(
-            path,
-            {
-                "title": TITLE,
-                "schema": SCHEMA,
-                "measured_on": self.measured_on or hardware(),
-                "arithmetic": dataclasses.asdict(self.rounding),
-                "second_tier": self.second_tier,
-                "fused": self.fused,
-                "measurements": self.measurements,
-            },
-        )
+        PROFILE.write(path, msgspec.structs.replace(self, measured_on=self.measured_on or hardware()))
 
     def departs(self) -> list[str]:
         """What the devices and libraries at hand differ in from those that were measured, one line each."""
@@ -116,6 +75,9 @@ class Profile:
         """The settings of one site."""
         tier = 2 if site in self.second_tier else 1
         return dataclasses.replace(settings, rounding=self.rounding, tier=tier, fused=self.fused)
+
+
+PROFILE = Format(type=Profile, noun="profile of products", remedy="make one with sdc abft calibrate")
 
 
 def hardware() -> dict[str, Any]:

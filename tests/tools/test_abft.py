@@ -98,7 +98,7 @@ def test_corrected_twins_do_not_part(tmp_path: Path) -> None:
     [
         (("--abft-mode", "correct", "--abft-scheme", "paper"), "judges a product as a whole"),
         (("--abft-where", "dot_general"), "dot_general"),
-        (("--abft-profile", "none.json"), "cannot read the profile none.json"),
+        (("--abft-profile", "none.json"), "there is no none.json; make one with sdc abft calibrate"),
         (("--suspect", "node10", "--fault", "bitflip,rate=1"), "give one of them"),
         (("--abft-scheme", "huang"), "huang"),
         (("--least-coverage", "90"), "--least-coverage 90.0: expected a share, from 0 to 1"),

@@ -338,12 +338,12 @@ def test_profiles(tmp_path: Path) -> None:
             Profile.load(path)
     os.mkfifo(tmp_path / "pipe")
     for name, why in (
-        ("none.json", "No such file or directory"),
-        (5_000 * "x", "File name too long"),
-        ("x\0", "a path holds no zero byte"),
-        ("pipe", "it is a pipe, not a file"),
+        ("none.json", "there is no .*; make one with sdc abft calibrate"),
+        (5_000 * "x", r"cannot be read \(File name too long\)"),
+        ("x\0", r"cannot be read \(a path holds no zero byte\)"),
+        ("pipe", "is a pipe, not a file"),
     ):
-        with pytest.raises(ValueError, match=rf"cannot read the profile .* \({why}\); make one with sdc"):
+        with pytest.raises(ValueError, match=why):
             Profile.load(tmp_path / name)
     with pytest.raises(TypeError, match=r"sdc\.checksums\.Profile\.load"):
         sdc.abft(lambda x: x @ x, profile="profile.json")  # type: ignore[arg-type]
