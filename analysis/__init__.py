@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .pairing import Opening as Opening, judge_pair as judge_pair, stage_differs as stage_differs
     from .products import COUNTS as COUNTS
     from .rendering import render as render
-    from .resolving import resolve_pairs as resolve_pairs
+    from .resolving import Resolution as Resolution, resolve_pairs as resolve_pairs
     from .series import Row as Row, mapping as mapping, number as number, sequence as sequence
     from .summary import SUBMODULES as SUBMODULES
     from .tables import Table as Table, show as show

@@ -1,6 +1,6 @@
 """What follows from the stages of a comparison of hosts: which differ, where, how often, how severely, and what next.
 
-The stages are records of twins; see `sdc.burnin.pair_report` for the result.
+The stages are records of twins; see `sdc.burnin.pair` for the result.
 """
 
 import dataclasses
@@ -10,21 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from sdc.burnin import (
-    CODES,
-    FOLDERS,
-    Difference,
-    OperationRow,
-    Pair,
-    RankRow,
-    Stage,
-    StageRow,
-    TwinRow,
-    VerdictPart,
-    Word,
-)
-from sdc.burnin.pair_report import FORMAT, SCHEMA
-from sdc.records import MANIFEST, Contents, Environment, RecordError, identify, package_version, read_record
+from sdc.burnin import FOLDERS, Difference, OperationRow, Pair, RankRow, Stage, StageRow, TwinRow
+from sdc.records import MANIFEST, Contents, Environment, RecordError, read_record
+from sdc.verdict import Verdict
 
 from .devices import listed, whole
 from .equality import COMPARED, OPERATIONS
@@ -97,14 +85,13 @@ def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost:
     environment = next((m.get("environment") for m in manifests), None)
     named, open_ = _odd(stages, opening)
     found = _difference(stages)
-    word, sentences = _verdict(stages, opening, named, open_, found, lost, simulated=bool(faults))
+    verdict, sentences = _verdict(stages, opening, named, open_, found, lost, simulated=bool(faults))
     kinds = ["twins" if opening.kind == "pair" else "vote"] if stages and stages[0].row.checked else []
     return Pair(
-        format=FORMAT, schema=SCHEMA, kind=opening.kind, version=package_version("jax-sdc"), id=opening.id,
-        host=identify(), created=opening.created, ended=ended, seconds=seconds,
-        verdict=VerdictPart(word=word, code=CODES[word], kinds=kinds, sentences=sentences, simulated=bool(faults)),
+        kind=opening.kind, id=opening.id, created=opening.created, ended=ended, seconds=seconds,
+        verdict=verdict, evidence=kinds, sentences=sentences,
         hosts=list(opening.hosts), suspects=named, undecided=open_, stages=[stage.row for stage in stages],
-        difference=found, lost=lost, next=_next(word, opening, named, run), faults=faults, settings=opening.settings,
+        difference=found, lost=lost, next=_next(verdict, opening, named, run), faults=faults, settings=opening.settings,
         environment=None if environment is None else msgspec.convert(environment, Environment),
         command=list(opening.command) or None,
     )  # fmt: skip
@@ -119,8 +106,8 @@ def read_stage(run: Path, name: Stage, planned: int) -> Read | None:
         record = read_record(folder, "twin")
     except RecordError as error:
         row = StageRow(
-            name=name, folder=FOLDERS[name], verdict="inconclusive", sentence=str(error), steps=0, planned=planned,
-            ended=False, checked=0, mismatched=0, hits=0,
+            name=name, folder=FOLDERS[name], verdict=Verdict.INCONCLUSIVE, sentence=str(error), steps=0,
+            planned=planned, ended=False, checked=0, mismatched=0, hits=0,
         )  # fmt: skip
         return Read(row, None, {}, None)
     summary, evidence = summary_of(record), of_twins(record)
@@ -237,26 +224,26 @@ def _verdict(
     lost: str | None,
     *,
     simulated: bool,
-) -> tuple[Word, list[str]]:
+) -> tuple[Verdict, list[str]]:
     lines = [f"{stage.row.name}: {stage.row.sentence}" for stage in stages]
     ended = [f"ended early: {lost}"] if lost is not None else []
     if found is not None:
         what = f"{_who(opening, named, open_)}: {_what(stages, found, opening)}"
         said = "; ".join(filter(None, [what, _again(stages), _which(opening, open_)]))
-        return "FAIL", [_marked(said, simulated), *ended, *lines]
+        return Verdict.CORRUPT, [_marked(said, simulated), *ended, *lines]
     if not stages:
-        return "INCONCLUSIVE", [_marked(lost or "nothing was checked", simulated)]
+        return Verdict.INCONCLUSIVE, [_marked(lost or "nothing was checked", simulated)]
     first = stages[0]
-    clean = first.row.verdict == "clean" and first.row.ended
+    clean = first.row.verdict is Verdict.CLEAN and first.row.ended
     if lost is None and clean and opening.processes == 1 and not simulated:
         reason = "all twins belong to one process: this is no comparison of hosts; start a process on each of them"
-        return "INCONCLUSIVE", [reason, *lines]
+        return Verdict.INCONCLUSIVE, [reason, *lines]
     if lost is None and clean:
         hosts = f"{len(opening.hosts)} hosts agree ({listed([row.host for row in opening.hosts])})"
-        return "PASS", [_marked(f"{hosts}: {first.summary['reason']}", simulated)]
+        return Verdict.CLEAN, [_marked(f"{hosts}: {first.summary['reason']}", simulated)]
     said = lost or first.row.sentence
     so_far = f"{said}; until then {first.row.steps} steps, {amount(first.row.checked)} elements, no difference"
-    return "INCONCLUSIVE", [_marked(so_far if lost else said, simulated), *lines]
+    return Verdict.INCONCLUSIVE, [_marked(so_far if lost else said, simulated), *lines]
 
 
 def _marked(sentence: str, simulated: bool) -> str:
@@ -317,13 +304,13 @@ def _which(opening: Opening, open_: Sequence[str]) -> str:
     return "more hosts say which of them"
 
 
-def _next(word: Word, opening: Opening, named: Sequence[str], run: Path) -> list[str]:
+def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path) -> list[str]:
     """What to do, with the commands."""
     flags = " ".join(str(flag) for flag in opening.settings.get("flags", ()))
     flags = f"{flags} " if flags else ""
-    if word == "INCONCLUSIVE":
+    if verdict is Verdict.INCONCLUSIVE:
         return ["mend what the verdict names, and compare again, in a new folder"]
-    if word == "PASS":
+    if verdict is Verdict.CLEAN:
         return []
     if opening.kind == "pool" and named:
         report = "keep the run folder for the vendor"

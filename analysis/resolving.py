@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from sdc.burnin import CODES, Pair, Word
+from sdc.burnin import Pair
+from sdc.verdict import Verdict
 
 from .devices import listed
 
@@ -17,23 +18,18 @@ class Resolution:
     """What several pairs say together.
 
     Attributes:
-        word: FAIL if any pair differs, PASS if all agree.
+        verdict: corrupt if any pair differs, clean if all agree.
         suspects: hosts that are wrong in each of the likeliest explanations.
         undecided: hosts that are wrong in some of them.
         sentences: that in words.
         simulated: whether faults were simulated.
     """
 
-    word: Word
+    verdict: Verdict
     suspects: tuple[str, ...]
     undecided: tuple[str, ...]
     sentences: tuple[str, ...]
     simulated: bool
-
-    @property
-    def code(self) -> int:
-        """Exit code of a command that ends with it."""
-        return CODES[self.word]
 
 
 def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
@@ -59,24 +55,26 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
     void = []
     for pair in pairs:
         names = _names(pair)
-        if pair.verdict.word == "INCONCLUSIVE":
+        if pair.verdict is Verdict.INCONCLUSIVE:
             void.append(f"{listed(names)}: inconclusive, which counts for nothing")
             continue
-        edges[names] = edges.get(names, False) or pair.verdict.word == "FAIL"
-    simulated = any(pair.verdict.simulated for pair in pairs)
+        edges[names] = edges.get(names, False) or pair.verdict is Verdict.CORRUPT
+    simulated = any(pair.simulated for pair in pairs)
     mark = "SIMULATED: " if simulated else ""
     told = [f"{a} and {b} {'differ' if differ else 'agree'}" for (a, b), differ in edges.items()] + void
     if not edges:
-        return Resolution("INCONCLUSIVE", (), (), (f"{mark}no pair says anything", *told), simulated)
+        return Resolution(Verdict.INCONCLUSIVE, (), (), (f"{mark}no pair says anything", *told), simulated)
     if not any(edges.values()):
-        return Resolution("PASS", (), (), (f"{mark}no pair differs", *told), simulated)
+        return Resolution(Verdict.CLEAN, (), (), (f"{mark}no pair differs", *told), simulated)
     found = explain(edges)
     sure = frozenset.intersection(*found) if found else frozenset()
     open_ = frozenset.union(*found) - sure if found else frozenset(host for edge in edges for host in edge)
     first = f"{listed(sorted(sure))} {'is' if len(sure) == 1 else 'are'} wrong, if as few hosts are as can be"
     parts = [first] * bool(sure)
     parts += [f"of {listed(sorted(open_))} the pairs do not say which; pair each with another host"] * bool(open_)
-    return Resolution("FAIL", tuple(sorted(sure)), tuple(sorted(open_)), (mark + "; ".join(parts), *told), simulated)
+    return Resolution(
+        Verdict.CORRUPT, tuple(sorted(sure)), tuple(sorted(open_)), (mark + "; ".join(parts), *told), simulated
+    )
 
 
 def explain(edges: Mapping[Edge, bool]) -> list[frozenset[str]]:

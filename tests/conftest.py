@@ -42,7 +42,7 @@ def devices_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """Burn-ins in the processes of the suite do not lock each other out."""
     folder = tmp_path_factory.mktemp("locks")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdc.burnin.claiming.lock_folder", lambda: folder)
+        patch.setattr("sdc.burnin.host.lock_folder", lambda: folder)
         yield
 
 

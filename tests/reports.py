@@ -7,24 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from sdc.burnin.report import (
-    CODES,
-    FORMAT,
-    RESULT,
-    SCHEMA,
-    Course,
-    DeviceRow,
-    EndedRow,
-    FindingRow,
-    Report,
-    Sensors,
-    Settings,
-    VerdictPart,
-    Word,
-    WorkloadRow,
-    write_report,
-)
-from sdc.records.header import Host
+from sdc.burnin.judgement import BURN_IN, judge
+from sdc.burnin.results import RESULT, BurninResult, CheckedDevice, Ended, Evidence, Finding, Settings, Tally
+from sdc.burnin.sensors.base import Course, Sensors
+from sdc.records.identity import Host
 from sdc.records.manifests import Environment
 
 MARK = "made for tests: no device was tested"
@@ -48,19 +34,18 @@ def make_finding(
     workload: str = WORKLOADS[0],
     devices: Sequence[int] = (0,),
     *,
-    kinds: Sequence[str] = ("repeat", "vote"),
+    kinds: Sequence[Evidence] = ("repeat", "vote"),
     persistence: Literal["transient", "intermittent", "persistent"] | None = "transient",
     round: int = 0,
     host: str = "host-0",
     **changes: Any,
-) -> FindingRow:
+) -> Finding:
     """A difference."""
-    said = f"host {host}, device {' or '.join(map(str, devices))}, {workload}: seen by {', '.join(kinds)}"
     fields: dict[str, Any] = {
-        "sentence": said, "workload": workload, "devices": list(devices), "round": round, "kinds": list(kinds),
+        "workload": workload, "devices": tuple(devices), "round": round, "kinds": tuple(kinds),
         "digest": digest_of("wrong", host, workload), "expected": digest_of(workload), "persistence": persistence,
     }  # fmt: skip
-    return FindingRow(**(fields | changes))
+    return Finding(**(fields | changes))
 
 
 def make_report(
@@ -71,8 +56,8 @@ def make_report(
     kind: str = KIND,
     digests: Mapping[tuple[str, int], str | None] | None = None,
     rates: Mapping[tuple[str, int], float] | None = None,
-    findings: Sequence[FindingRow] = (),
-    unfinished: Sequence[EndedRow] = (),
+    findings: Sequence[Finding] = (),
+    unfinished: Sequence[Ended] = (),
     events: Mapping[int, Sequence[str]] | None = None,
     uncorrected: Mapping[int, int] | None = None,
     void: Iterable[tuple[str, int]] = (),
@@ -90,7 +75,7 @@ def make_report(
     environment: Mapping[str, Any] | None = None,
     device: Mapping[str, Any] | None = None,
     **changes: Any,
-) -> Report:
+) -> BurninResult:
     """The result of a burn-in that never ran, which contradicts itself nowhere.
 
     The verdict follows: FAIL with findings, INCONCLUSIVE if something did not run to the end, else PASS.
@@ -113,7 +98,7 @@ def make_report(
 
     Example:
         >>> from tests.reports import make_report
-        >>> make_report("gpu-17", devices=4).verdict.word
+        >>> make_report("gpu-17", devices=4).verdict.acceptance
         'PASS'
     """
     machine = digest_of("machine", host) if machine is None else machine
@@ -124,18 +109,15 @@ def make_report(
             differing = sum(each.workload == name and index in each.devices for each in findings)
             gone = (name, index) in throttled
             rows.append(
-                WorkloadRow(
+                Tally(
                     workload=name, device=index, family=name.partition("/")[0], runs=runs, elements=elements,
                     seconds=seconds, differences=differing, repeated=runs - 1, voted=runs if devices > 1 else 0,
-                    referred=0, golden=0, rate=(rates or {}).get((name, index), 1e12), best=1.1e12,
-                    share=0.3 if gone else 0.95, void=gone, key=key_of(name, kind),
-                    digest=(digests or {}).get((name, index), digest_of(name)),
+                    work=(rates or {}).get((name, index), 1e12), median=1.0, fastest=0.3 if gone else 0.95,
+                    key=key_of(name, kind), digest=(digests or {}).get((name, index), digest_of(name)),
                 )
             )  # fmt: skip
     described = []
     for index in range(devices):
-        counted = [row for row in rows if row.device == index and not row.void]
-        total, time = sum(row.elements for row in counted), sum(row.seconds for row in counted)
         told = (events or {}).get(index), (uncorrected or {}).get(index)
         sensors = None
         if any(each is not None for each in told):
@@ -146,28 +128,14 @@ def make_report(
         fields: dict[str, Any] = {
             "index": index, "host": host, "machine": machine, "id": index, "process": 0, "kind": kind,
             "serial": f"SN-{host}-{index}", "uuid": f"GPU-{digest_of(host, index)}", "bus": f"0000:{index:02x}:00.0",
-            "driver": "570.00", "elements": total, "runs": sum(row.runs for row in counted), "seconds": time,
-            "excluded_rate": min(1.0, 3 / total) if total else 1.0, "excluded_interval": time / 3 if time else None,
-            "sensors": sensors,
+            "driver": "570.00", "sensors": sensors,
         }  # fmt: skip
         given = {name: value(index) if callable(value) else value for name, value in (device or {}).items()}
-        described.append(DeviceRow(**(fields | given)))
-    word: Word = (
-        "FAIL"
-        if findings
-        else "INCONCLUSIVE"
-        if unfinished or stopped or throttled or events or uncorrected
-        else "PASS"
-    )
-    kinds = list(dict.fromkeys(kind for each in findings for kind in each.kinds)) or ["repeat", "vote"]
-    report = Report(
-        format=FORMAT, schema=SCHEMA, version="tests", id=id or digest_of("id", host, created) * 2,
+        described.append(CheckedDevice(**(fields | given)))
+    report = BurninResult(
+        version="tests", id=id or digest_of("id", host, created) * 2,
         host=Host(name=host, machine=machine, boot=digest_of("boot", host), pid=1, process=0),
         created=created, ended=ended or created.replace("T00:00", "T00:05"), seconds=300.0,
-        verdict=VerdictPart(
-            word=word, code=CODES[word], kinds=kinds, simulated=simulated,
-            sentences=[each.sentence for each in findings] or [MARK],
-        ),
         settings=Settings(
             level=level, rounds=runs, accept=list(accept), faults=["bitflip in tests"] if simulated else []
         ),
@@ -180,12 +148,14 @@ def make_report(
         rounds=runs, stopped=stopped, devices=described, workloads=rows, findings=list(findings),
         unfinished=list(unfinished), notes=[MARK], command=["made", "for", "tests"],
     )  # fmt: skip
-    return msgspec.structs.replace(report, **changes)
+    judged = judge(report)
+    judged.sentences = tuple(each.sentence for each in judged.findings) or (MARK,)
+    return msgspec.structs.replace(judged, **changes)
 
 
-def put_report(folder: Path, report: Report, name: str | None = None) -> Path:
+def put_report(folder: Path, report: BurninResult, name: str | None = None) -> Path:
     """Writes a result below a folder, in one of its own; returns its path."""
     place = folder / (name or f"{report.host.name}-{report.id[:8]}") / RESULT
     place.parent.mkdir(parents=True)
-    write_report(place, report)
+    BURN_IN.write(place, report)
     return place

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .burnin_output import show_report as show_report
+    from .burnin_output import show_result as show_result
     from .errors import (
         CommandError as CommandError,
         flag as flag,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         prepare_devices as prepare_devices,
         together as together,
     )
-    from .output import Output as Output, show as show, show_profile as show_profile, write as write
+    from .output import COLOURS as COLOURS, Output as Output, show as show, show_profile as show_profile, write as write
     from .parse import Only as Only, given as given
     from .progress import (
         BurninProgress as BurninProgress,

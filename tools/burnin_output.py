@@ -7,61 +7,54 @@ from pathlib import Path
 import msgspec
 from rich.text import Text
 
-from sdc.burnin import BUNDLE, RESULT, DeviceRow, Report
+from sdc.burnin import BUNDLE, RESULT, BurninResult, CheckedDevice
 from sdc.records import to_json
 
-from .output import Part, print_parts, table, write
+from .output import COLOURS, Part, print_parts, table, write
 
-STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 SENTENCES = 12
-"""Sentences that are printed; all of them are in the report."""
+"""Sentences that are printed; all of them are in the result."""
 
 
-def show_report(report: Report, folder: Path | None, *, as_json: bool) -> None:
-    """Prints the report of a burn-in on standard output.
-
-    Args:
-        report: the report.
-        folder: where it is; None if it could not be written.
-        as_json: as the file has it, and nothing else.
-    """
+def show_result(result: BurninResult, folder: Path | None, *, as_json: bool) -> None:
+    """Prints the result of a burn-in on standard output; its folder is None where it could not be written."""
     if as_json:
-        write(json.dumps(to_json(msgspec.to_builtins(report)), allow_nan=False, indent=1))
+        write(json.dumps(to_json(msgspec.to_builtins(result)), allow_nan=False, indent=1))
         return
-    print_parts([*_parts(report), *(_places(folder) if folder is not None else ())])
+    print_parts([*_parts(result), *(_places(folder) if folder is not None else ())])
 
 
-def headline(report: Report) -> Text:
+def headline(result: BurninResult) -> Text:
     """The verdict in a line: what it is, what it rests on, and whether it is a rehearsal."""
-    verdict = report.verdict
     return Text.assemble(
-        ("SIMULATION  ", "bold magenta") if verdict.simulated else "",
-        (verdict.word, STYLES[verdict.word]),
-        f"  host {report.host.name}, evidence: {', '.join(verdict.kinds) or 'none'}",
+        ("SIMULATION  ", "bold magenta") if result.simulated else "",
+        (result.verdict.acceptance, COLOURS[result.verdict]),
+        f"  host {result.host.name}, evidence: {', '.join(result.evidence) or 'none'}",
     )
 
 
-def _parts(report: Report) -> Iterator[Part]:
-    if report.workloads:
-        yield _families(report)
-        yield _devices(report)
-    for outlook in report.outlooks:
+def _parts(result: BurninResult) -> Iterator[Part]:
+    if any(row.runs for row in result.workloads):
+        yield _families(result)
+        yield _devices(result)
+    for outlook in result.outlooks:
         yield (
             f"a burst like that of {outlook.node} (one in {outlook.interval:,} steps, observed once): "
             f"{outlook.steps:,} training steps would show one with {outlook.probability:.0%} "
             f"({outlook.low:.0%} to {outlook.high:.0%})"
         )
-    yield headline(report)
-    sentences = report.verdict.sentences
+    yield headline(result)
+    sentences = result.sentences
     yield from (f"  {sentence}" for sentence in sentences[:SENTENCES])
     if len(sentences) > SENTENCES:
         yield f"  and {len(sentences) - SENTENCES} more in {RESULT}"
 
 
-def _families(report: Report) -> Part:
+def _families(result: BurninResult) -> Part:
     rows = []
-    for family in dict.fromkeys(row.family for row in report.workloads):
-        mine = [row for row in report.workloads if row.family == family]
+    ran = [row for row in result.workloads if row.runs]
+    for family in dict.fromkeys(row.family for row in ran):
+        mine = [row for row in ran if row.family == family]
         shares = [row.share for row in mine if row.share is not None]
         rows.append(
             [
@@ -74,14 +67,14 @@ def _families(report: Report) -> Part:
                 f"{sum(row.differences for row in mine):,}",
             ]
         )
-    title = f"Level {report.settings.level}: {report.rounds} rounds in {report.seconds:.0f} s"
+    title = f"Level {result.settings.level}: {result.rounds} rounds in {result.seconds:.0f} s"
     columns = ["family", "workloads", "runs", "elements", "s at load", "lowest throughput", "differences"]
     return table(title, columns, rows)
 
 
-def _devices(report: Report) -> Part:
+def _devices(result: BurninResult) -> Part:
     rows = []
-    for device in report.devices:
+    for device in result.devices:
         sensors = device.sensors
         interval = device.excluded_interval
         rows.append(
@@ -99,7 +92,7 @@ def _devices(report: Report) -> Part:
     return table("Devices: what would have been seen with 95 %, independent or in bursts", columns, rows)
 
 
-def name_of(device: DeviceRow) -> str:
+def name_of(device: CheckedDevice) -> str:
     """Kind and what tells a device from others of its kind."""
     marks = ((name, getattr(device, name)) for name in ("serial", "uuid", "bus"))
     mark = next((f", {name} {value}" for name, value in marks if value), "")

@@ -10,7 +10,7 @@ from rich.text import Text
 from .output import COLOURS, Output, Part, show
 
 SHORT = ("platform_version", "driver", "jax", "jaxlib", "machine", "processor", "cpu_threads")
-"""What is told of an environment in a line; flags and options follow below."""
+"""What stands of an environment in a line; flags and options follow below."""
 
 
 def show_golden(summary: Mapping[str, Any], *, as_json: bool) -> None:

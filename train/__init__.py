@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from . import programs as programs
 
 if TYPE_CHECKING:  # for the other packages of this project
+    from .burnin_steps import BURNIN_STEPS as BURNIN_STEPS, register_training as register_training
     from .injections import make_campaign as make_campaign, rows_done as rows_done
     from .checkpoints import NotWritten as NotWritten
     from .cluster import changes as changes, joined as joined

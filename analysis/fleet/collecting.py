@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sdc.burnin import RESULT, DeviceRow, EndedRow, FindingRow, Report, read_report
+from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding
 from sdc.records import AnyPath, Environment, RecordError, reason
 from sdc.settings import SettingError
+from sdc.verdict import Verdict
 
 from .identity import candidates, identities
 
@@ -25,7 +26,7 @@ class Host(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A workload on a device; see `sdc.burnin.report.WorkloadRow`.
+    """A workload on a device; see `sdc.burnin.results.Tally`.
 
     Attributes:
         context: what decides the bits: key of the row, versions, driver; None where nothing is told.
@@ -73,7 +74,7 @@ class HostResult:
 
     Attributes:
         file: where it was read.
-        host, id, level, created, ended, word, simulated, stopped: as in the result.
+        host, id, level, created, ended, verdict, simulated, stopped: as in the result.
         sentences: of its verdict.
         parts: its devices by index.
     """
@@ -84,14 +85,14 @@ class HostResult:
     level: str
     created: str
     ended: str
-    word: str
+    verdict: Verdict
     simulated: bool
     stopped: str | None
     sentences: tuple[str, ...]
     parts: dict[int, Part]
     rows: tuple[Row, ...]
-    findings: tuple[FindingRow, ...]
-    unfinished: tuple[EndedRow, ...]
+    findings: tuple[Finding, ...]
+    unfinished: tuple[Ended, ...]
 
 
 class Refused(NamedTuple):
@@ -177,7 +178,7 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
                 duplicates.append(Duplicate(file, visited[real]))
                 continue
             visited[real] = file
-            report = read_report(path)
+            report = BURN_IN.read(path)
             if problem := next(impossible(report), None):
                 raise RecordError(f"contradicts itself: {problem}; run the burn-in again")
         except (RecordError, OSError) as error:
@@ -191,7 +192,7 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
             conflicts[report.id].append(file)
         elif first is None:
             results[report.id] = reader.reduced(file, report)
-        elif read_report(first.file) == report:
+        elif BURN_IN.read(first.file) == report:
             duplicates.append(Duplicate(file, first.file))
         else:
             conflicts[report.id] = [first.file, file]
@@ -209,7 +210,7 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
     return Collection(tuple(settled), tuple(refused), tuple(duplicates), doubtful)
 
 
-def impossible(report: Report) -> Iterator[str]:
+def impossible(report: BurninResult) -> Iterator[str]:
     """What no burn-in counts, in words: sums over a fleet must not become smaller by what somebody claims."""
     indices = [device.index for device in report.devices]
     if len(set(indices)) < len(indices):
@@ -231,7 +232,7 @@ class _Reader:
         self._texts: dict[str, str] = {}
         self._contexts: dict[tuple[str, str, str | None], str] = {}
 
-    def reduced(self, file: str, report: Report) -> HostResult:
+    def reduced(self, file: str, report: BurninResult) -> HostResult:
         text = self._texts.setdefault
         named = [candidates(report, device) for device in report.devices]
         chosen = identities(named)
@@ -256,8 +257,8 @@ class _Reader:
         )
         return HostResult(
             file, Host(report.host.name, report.host.machine), report.id, report.settings.level, report.created,
-            report.ended, report.verdict.word, report.verdict.simulated, report.stopped,
-            tuple(report.verdict.sentences), parts, rows, tuple(report.findings), tuple(report.unfinished),
+            report.ended, report.verdict, report.simulated, report.stopped,
+            report.sentences, parts, rows, tuple(report.findings), tuple(report.unfinished),
         )  # fmt: skip
 
     def _context(self, key: str, around: str, driver: str | None) -> str:
@@ -276,7 +277,7 @@ def surroundings(environment: Environment) -> str:
     return "; ".join([*map(str, parts), *(f"{name} {named[name]}" for name in sorted(named))])
 
 
-def _part(device: DeviceRow, name: str, names: Sequence[str], environment: Environment) -> Part:
+def _part(device: CheckedDevice, name: str, names: Sequence[str], environment: Environment) -> Part:
     errors: list[str] = []
     if (course := device.sensors) is not None:
         errors += course.events

@@ -4,7 +4,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from sdc.burnin import DeviceRow, Report
+from sdc.burnin import BurninResult, CheckedDevice
 
 PLACEHOLDERS = {
     "", "na", "n/a", "[n/a]", "none", "null", "unknown", "default string", "not specified", "not available",
@@ -28,7 +28,7 @@ def printable(text: str, longest: int = LONGEST) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
 
 
-def candidates(report: Report, device: DeviceRow) -> tuple[str, ...]:
+def candidates(report: BurninResult, device: CheckedDevice) -> tuple[str, ...]:
     """What a device can be recognized by, the surest first: serial number, UUID, place in its machine, number."""
     host, machine = device.host or report.host.name, device.machine or report.host.machine
     core = "" if device.core is None else f" core {device.core}"

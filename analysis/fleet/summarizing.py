@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from sdc.verdict import Verdict
+
 from .collecting import Collection, Host, HostResult, Part
 from .identity import printable
 from .ledger import Added, Ledger, limits, past_of
@@ -192,7 +194,7 @@ def _watched(
             yield row(result, result.parts[index], f"throttled in {slow} workload{'s' if slow > 1 else ''}")
         told = result.unfinished or result.stopped or any(each.void for each in result.rows)
         told = told or any(part.errors for part in result.parts.values())
-        if result.word == "INCONCLUSIVE" and not told:
+        if result.verdict is Verdict.INCONCLUSIVE and not told:
             yield row(result, None, f"inconclusive: {'; '.join(result.sentences[:2]) or 'no reason is told'}")
 
 

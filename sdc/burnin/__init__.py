@@ -1,7 +1,22 @@
 """Burn-in: programs with known results, run again and again on every device of a host, and what their bits say of it.
 
-Nothing is loaded here: read `workload` and `registry` for what is run, `rounds` for how, `evidence` for what a run
-proves, `verdict` for what follows from all of it.
+workloads/   what is run: levels, families, data
+sensors/     what drivers and the kernel report meanwhile
+programs     workloads compiled for devices, and one run of them
+rounds       rounds through all workloads on all devices
+evidence     what runs prove of a device, and runs right after a difference
+comparison   outputs on the host: digests, and what differs
+rehearsal    simulated faults, and when they should be seen
+results      what a burn-in found, and `result.json`
+judgement    the verdict that follows from a result
+session      a burn-in of a host from its settings to its files
+host         devices that are asked for, locks of them, and what decides bits beside a program
+golden       registers of golden digests
+recorder     golden digests recorded and confirmed by the devices of this host
+bundle       evidence for the vendor, with a program (`reproduce`) that shows the fault by itself
+pair         what a comparison of hosts with each other found, `pair.json` and `pool.json`
+standing     the last result of a host
+exports      JUnit XML, metrics of Prometheus, JSON Schemas
 """
 
 from typing import TYPE_CHECKING
@@ -9,55 +24,55 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .asking import Asked as Asked, parse_devices as parse_devices
-    from .claiming import claim_names as claim_names, claimed as claimed
-    from .data import make_floats as make_floats, normal as normal, random_words as random_words
+    from .exports import check_metrics_file as check_metrics_file, junit as junit, metrics as metrics
     from .golden import (
         A_FOLDER as A_FOLDER,
+        GOLDEN as GOLDEN,
         Register as Register,
-        read_golden as read_golden,
-        write_golden as write_golden,
+        describe_dispute as describe_dispute,
+        merge as merge,
     )
-    from .golden_checking import Confirmed as Confirmed, record as record, verify as verify
-    from .golden_merging import describe_dispute as describe_dispute, merge as merge
-    from .levels import LEVELS as LEVELS, Level as Level, SMALLEST as SMALLEST
-    from .metrics import check_metrics_file as check_metrics_file
-    from .observed import Result as Result
-    from .pair_report import (
+    from .host import (
+        DeviceRequest as DeviceRequest,
+        claim_names as claim_names,
+        claimed as claimed,
+        parse_devices as parse_devices,
+    )
+    from .judgement import BURN_IN as BURN_IN, judge as judge
+    from .pair import (
         Difference as Difference,
         FOLDERS as FOLDERS,
         OperationRow as OperationRow,
         PAIR as PAIR,
+        PAIR_FORMAT as PAIR_FORMAT,
         POOL as POOL,
         Pair as Pair,
         RankRow as RankRow,
         Stage as Stage,
         StageRow as StageRow,
         TwinRow as TwinRow,
-        read_pair as read_pair,
-        write_pair as write_pair,
     )
-    from .predicting import chance_of_round as chance_of_round, rounds_for as rounds_for
     from .programs import Programs as Programs
-    from .registry import Request as Request, families as families, register as register, workloads as workloads
-    from .rehearsal import matching as matching, rehearsed as rehearsed
-    from .report import (
+    from .recorder import Confirmed as Confirmed, record as record, verify as verify
+    from .rehearsal import (
+        chance_of_round as chance_of_round,
+        matching as matching,
+        rehearsed as rehearsed,
+        rounds_for as rounds_for,
+    )
+    from .results import (
         BUNDLE as BUNDLE,
-        CODES as CODES,
-        DeviceRow as DeviceRow,
-        EndedRow as EndedRow,
-        FindingRow as FindingRow,
+        BurninResult as BurninResult,
+        Ended as Ended,
+        Finding as Finding,
         Outlook as Outlook,
         RESULT as RESULT,
-        Report as Report,
         Settings as Settings,
-        VerdictPart as VerdictPart,
-        Word as Word,
-        read_report as read_report,
+        Tally as Tally,
+        CheckedDevice as CheckedDevice,
     )
-    from .rounds import burn_in as burn_in
+    from .rounds import burn_in as burn_in, planned_result as planned_result
     from .session import NotOnRecord as NotOnRecord, Session as Session
     from .standing import Standing as Standing, standing_of as standing_of
-    from .workload import Workload as Workload
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

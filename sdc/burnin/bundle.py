@@ -1,7 +1,7 @@
 """What goes to the vendor: `bundle.tar.gz`, with evidence, environment, and a program that shows the fault by itself.
 
 manifest.json      what is in it, checksums, the cases
-result.json        the report; evidence element by element is in its findings
+result.json        the result; evidence element by element is in its findings
 events.jsonl       the log of the burn-in
 environment.json   versions, flags, devices
 programs/ inputs/ expected/ found/    of each case: the program as StableHLO, its data, right and wrong outputs
@@ -25,8 +25,9 @@ import numpy as np
 from ..records import AnyPath, package_version, to_json, write_bytes
 from . import reproduce
 from .programs import Programs
-from .report import EVENTS, RESULT, Report
-from .workload import Workload
+from .results import EVENTS, RESULT, BurninResult, Finding
+from .rounds import Kept
+from .workloads import Workload
 
 LARGEST = 2**28
 """Bytes of inputs that a case may have."""
@@ -38,42 +39,39 @@ CASES = 16
 """Cases of a bundle: the first differences of as many workloads."""
 
 
-def write_bundle(path: AnyPath, report: Report, result: Any, programs: Programs) -> list[str]:
-    """Writes the bundle of a burn-in that found something, whole or not at all.
+def write_bundle(
+    path: AnyPath,
+    result: BurninResult,
+    programs: Programs,
+    workloads: Sequence[Workload],
+    kept: Mapping[str, Kept],
+) -> list[str]:
+    """Writes the bundle of a burn-in that found something, whole or not at all; names cases that can be run again.
 
-    Args:
-        path: of the bundle; the report and the log of the burn-in lie beside it.
-        report: of the burn-in.
-        result: what it saw, a `Result`.
-        programs: what it compiled.
-
-    Returns:
-        Names of the cases that can be run again.
-
-    Raises:
-        OSError: it cannot be written.
+    The result and the log of the burn-in lie beside it; `kept` has the outputs of the first finding of each workload.
     """
     files: dict[str, bytes] = {}
     folder = Path(path).parent
     for name in (RESULT, EVENTS):
         if (folder / name).exists():
             files[name] = (folder / name).read_bytes()
-    files["environment.json"] = _json({"environment": report.environment, "variables": dict(_variables())})
+    files["environment.json"] = _json({"environment": result.environment, "variables": dict(_variables())})
     files["requirements.txt"] = _requirements().encode()
     files["reproduce.py"] = Path(reproduce.__file__).read_bytes()
-    workloads = {workload.name: workload for workload in result.workloads}
-    cases: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    known = {workload.name: workload for workload in workloads}
+    first: dict[str, Finding] = {}
     for finding in result.findings:
-        if finding.workload not in seen and len(cases) < CASES:
-            seen.add(finding.workload)
-            cases.append(_case(workloads[finding.workload], finding, report, programs, files))
+        first.setdefault(finding.workload, finding)
+    cases = [
+        _case(known[name], finding, kept.get(name, Kept(finding, None, None)), programs, files)
+        for name, finding in list(first.items())[:CASES]
+    ]
     manifest = {
         "format": "jax-sdc bundle",
         "schema": 1,
-        "id": report.id,
-        "host": report.host,
-        "simulated": report.verdict.simulated,
+        "id": result.id,
+        "host": result.host,
+        "simulated": result.simulated,
         "platform": programs.devices[0].platform,
         "kind": programs.devices[0].device_kind,
         "devices": len(programs.devices),
@@ -87,32 +85,31 @@ def write_bundle(path: AnyPath, report: Report, result: Any, programs: Programs)
 
 
 def _case(
-    workload: Workload, finding: Any, report: Report, programs: Programs, files: dict[str, bytes]
+    workload: Workload, first: Finding, kept: Kept, programs: Programs, files: dict[str, bytes]
 ) -> dict[str, Any]:
     slug = "".join(c if c.isalnum() else "-" for c in workload.name)
-    sentence = next(row.sentence for row in report.findings if row.workload == workload.name)
-    way = workload.name.split("/")[1] if workload.drive is not None else ""  # what is tested is the way
+    finding = kept.finding
     case: dict[str, Any] = {
-        "name": slug, "workload": workload.name, "sentence": sentence, "devices": list(finding.devices),
-        "multi": workload.multi, "way": way,
-        "wait": RETENTION if way == "retention" else 0.0, "program": None, "missing": "", "right": {},
-        "expected": None, "expected_types": [], "inputs": None, "types": [], "outputs": 0,
+        "name": slug, "workload": workload.name, "sentence": first.sentence, "devices": list(finding.devices),
+        "multi": workload.multi, "way": workload.way, "wait": RETENTION if workload.way == "retention" else 0.0,
+        "program": None, "missing": "", "right": {}, "expected": None, "expected_types": [], "inputs": None,
+        "types": [], "outputs": 0,
     }  # fmt: skip
     # Only of outputs that all devices should have alike does one of them say what is right for the others.
-    if finding.sums is not None and finding.expected is not None:
-        case["right"] = {"all" if workload.alike else str(finding.devices[0]): finding.sums[0]}
-    if finding.outputs is not None:
-        for name, arrays in zip(("expected", "found"), finding.outputs, strict=True):
+    if kept.sums is not None and finding.expected is not None:
+        case["right"] = {"all" if workload.alike else str(finding.devices[0]): kept.sums[0]}
+    if kept.outputs is not None:
+        for name, arrays in zip(("expected", "found"), kept.outputs, strict=True):
             files[f"{name}/{slug}.npz"] = _arrays(arrays)
         if case["right"]:
             case["expected"] = f"expected/{slug}.npz"
-            case["expected_types"] = [str(array.dtype) for array in finding.outputs[0]]
+            case["expected_types"] = [str(array.dtype) for array in kept.outputs[0]]
     inputs = list(map(np.asarray, jax.tree.leaves(programs.host(workload))))
     if (size := sum(array.nbytes for array in inputs)) > LARGEST:
         case["missing"] = f"its inputs have {size:,} bytes, more than a bundle holds; run sdc burnin on that host"
         return case
     try:
-        program, outputs = programs.exported(workload, 0 if not workload.multi else None)
+        program, outputs = programs.exported(workload)
     except Exception as error:  # whatever cannot be written as a text for other programs
         case["missing"] = f"the program cannot be exported ({type(error).__name__}: {str(error)[:200]})"
         return case

@@ -5,89 +5,38 @@ vote        the devices of one kind give the same bits; the majority names the o
 golden      a device gives the bits that were recorded; blind to nothing, where they are of the same program
 reference   a device gives the bits that the host computes, where it can
 checksums   the sums of a matrix product agree with those of its factors, and what did not is right when repeated
+
+A difference is run again at once: does it come again, and what differs.
 """
 
-import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from ..twins import ALGORITHM
-from .golden import Subject
-from .host import Elements
-from .programs import Checks, Outcome
-from .workload import Workload
+from .comparison import compare_outputs
+from .programs import Outcome, Programs
+from .results import Evidence, Finding, Persistence
+from .workloads import Workload
 
-Evidence: TypeAlias = Literal["repeat", "vote", "golden", "reference", "checksums"]
-Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
-
-
-def golden_key(workload: Workload, fingerprint: str, kind: str, index: int, environment: str) -> str:
-    """Under what the digest of a workload's outputs is recorded: everything that decides its bits and is known here.
-
-    Args:
-        workload: whose outputs they are.
-        fingerprint: of its program.
-        kind: of the device.
-        index: of the device, which counts where each has a shard of its own.
-        environment: name of what else decides bits; see `golden.mark_of` and `surroundings`.
-    """
-    return Subject(
-        workload=workload.name,
-        shard=index if workload.multi else None,
-        seed=workload.seed,
-        program=fingerprint,
-        algorithm=ALGORITHM,
-        kind=kind,
-        environment=environment,
-    ).key
-
-
-def persistence_of(wrong: Sequence[bool]) -> Persistence:
-    """What it is called that a difference came again in some of the runs right after it.
-
-    Example:
-        >>> from sdc.burnin.evidence import persistence_of
-        >>> [persistence_of(wrong) for wrong in ([False, False], [True, False], [True, True])]
-        ['transient', 'intermittent', 'persistent']
-    """
-    if not any(wrong):
-        return "transient"
-    return "persistent" if all(wrong) else "intermittent"
+RERUNS = 3
+"""Runs right after a difference."""
+Place = int | None
+"""Index of a device; None for all of them together."""
+Run = Callable[[Place], "list[Outcome] | Exception"]
 
 
 class Vote(NamedTuple):
-    """What the devices say of each other.
+    """What the devices say of each other."""
 
-    Attributes:
-        odd: for each device that the others outvote, what these have.
-        ties: groups of devices that differ without a majority.
-        agreed: devices that others agree with.
-    """
-
-    odd: dict[int, str]
-    ties: tuple[tuple[int, ...], ...]
-    agreed: tuple[int, ...]
+    odd: dict[int, str]  # for each device that the others outvote, what these have
+    ties: tuple[tuple[int, ...], ...]  # groups of devices that differ without a majority
+    agreed: tuple[int, ...]  # devices that others agree with
 
 
 def vote(digests: Mapping[int, str], kinds: Mapping[int, str]) -> Vote:
-    """Lets the devices of each kind vote on a digest.
-
-    The majority is the digest that more devices have than any other, and two at the least.
-
-    Args:
-        digests: by device.
-        kinds: kind of each device.
-
-    Example:
-        >>> from sdc.burnin.evidence import vote
-        >>> vote({0: "a", 1: "b", 2: "a"}, dict.fromkeys(range(3), "cpu")).odd
-        {1: 'a'}
-        >>> vote({0: "a", 1: "b"}, dict.fromkeys(range(2), "cpu")).ties
-        ((0, 1),)
-    """
+    """Lets the devices of each kind vote: the majority is what more of them have than anything else, two at least."""
     odd: dict[int, str] = {}
     ties: list[tuple[int, ...]] = []
     agreed: list[int] = []
@@ -108,17 +57,11 @@ def vote(digests: Mapping[int, str], kinds: Mapping[int, str]) -> Vote:
 
 
 class Suspicion(NamedTuple):
-    """A device whose outputs differ, or several of which nothing says which.
+    """A device whose outputs differ, or several of which nothing says which."""
 
-    Attributes:
-        devices: one, or those that are tied.
-        kinds: evidence that sees it.
-        expected: digest of what the outputs should be; None where nobody knows.
-    """
-
-    devices: tuple[int, ...]
-    kinds: tuple[Evidence, ...]
-    expected: str | None
+    devices: tuple[int, ...]  # one, or those that are tied
+    kinds: tuple[Evidence, ...]  # evidence that sees it
+    expected: str | None  # digest of what the outputs should be, where it is known
 
 
 def examine(
@@ -130,16 +73,7 @@ def examine(
     golden: Mapping[int, str],
     references: Mapping[int, str],
 ) -> list[Suspicion]:
-    """What the outcomes of one workload, run once on each device, say.
-
-    Args:
-        outcomes: one for each device.
-        alike: whether all devices should have the same outputs.
-        kinds: kind of each device.
-        before: what each device gave before, where it did.
-        golden: what is recorded, where it is.
-        references: what the host computes, where it can.
-    """
+    """What the outcomes of one workload, run once on each device, say beside earlier, recorded and computed digests."""
     digests = {outcome.device: outcome.digest for outcome in outcomes}
     voted = vote(digests, kinds) if alike else Vote({}, (), ())
     found: list[Suspicion] = []
@@ -167,41 +101,107 @@ def examine(
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A difference that was seen, and run again at once.
+class Confirmation(NamedTuple):
+    """What the runs right after a difference say of it."""
 
-    Attributes:
-        workload: its name.
-        devices: the device that differs; several where nothing says which of them does.
-        round: number of the round.
-        kinds: evidence that sees it.
-        persistence: whether it came again in the runs right after it; None where it was not run again.
-        digest: of the outputs of the first of the devices.
-        expected: digest of what they should be, where that is known.
-        elements: what differs; None where no right outputs were at hand.
-        checks: what the checksums of the run said.
-        simulated: elements that simulated faults changed; in the runs before where repetition alone tells of them.
-        note: what else there is to say.
-        outputs: right and wrong ones, where they were compared and are small.
-        sums: SHA-256 of these, also where they are large.
+    finding: Finding
+    baselines: dict[int, str]  # what each device is to be compared with from now on
+    errors: tuple[tuple[Place, Exception], ...]  # what the runs threw, and where
+    outputs: tuple[Any, Any] | None  # right and wrong ones on the host, where right ones were at hand
+
+
+def confirm(
+    workload: Workload, suspicion: Suspicion, outcomes: Sequence[Outcome], run: Run, programs: Programs, round: int
+) -> Confirmation:
+    """Runs a workload again where it differed."""
+    first = {outcome.device: outcome for outcome in outcomes}
+    again: dict[int, list[Outcome]] = {device: [] for device in suspicion.devices}
+    errors: list[tuple[Place, Exception]] = []
+    places: Sequence[Place] = [None] if workload.multi else suspicion.devices
+    for place in places:
+        for _ in range(RERUNS):
+            done = run(place)
+            if isinstance(done, Exception):
+                errors.append((place, done))
+                break
+            for outcome in done:
+                if outcome.device in again:
+                    again[outcome.device].append(outcome)
+    usual = {
+        device: Counter(outcome.digest for outcome in runs).most_common(1)[0][0]
+        for device, runs in again.items()
+        if runs
+    }
+    devices, kinds, expected = suspicion.devices, suspicion.kinds, suspicion.expected
+    note = ""
+    if len(devices) > 1:  # a tie: who errs but now and then gives other bits in the runs after it
+        settled = set(usual.values())
+        odd = tuple(device for device in devices if first[device].digest not in settled)
+        if len(settled) == 1 and len(usual) == len(devices) and odd:
+            devices, kinds, expected = odd, (*kinds, "repeat"), settled.pop()
+        else:
+            note = "a tie: the devices differ, and nothing says which of them is wrong"
+    wrong = [_wrong(outcome, first[each], expected) for each in devices for outcome in again[each]]
+    persistence = persistence_of(wrong) if wrong else None
+    if kinds == ("repeat",) and persistence == "persistent":
+        note = "the bits changed and stayed: either the runs before were wrong or those since are"
+    outputs = _outputs(workload, first, again, devices, expected, programs)
+    elements = None if outputs is None else compare_outputs(*outputs)
+    if elements is None and not note:
+        note = "no right outputs were at hand to compare with"
+    finding = Finding(
+        workload=workload.name, devices=devices, round=round, kinds=kinds, digest=first[devices[0]].digest,
+        expected=expected, persistence=persistence, elements=elements, confirmed=first[devices[0]].checks.confirmed,
+        note=note,
+    )  # fmt: skip
+    baselines = {each: _baseline(runs, usual[each], expected) for each, runs in again.items() if runs}
+    return Confirmation(finding, baselines, tuple(errors), outputs)
+
+
+def persistence_of(wrong: Sequence[bool]) -> Persistence:
+    """What it is called that a difference came again in some of the runs right after it."""
+    if not any(wrong):
+        return "transient"
+    return "persistent" if all(wrong) else "intermittent"
+
+
+def _baseline(runs: Sequence[Outcome], usual: str, expected: str | None) -> str:
+    """What a device repeats from now on: what is right if it gives that as well, else what it gives again and again.
+
+    Wrong bits that came once must not become it, or the next right ones would count as another difference.
     """
-
-    workload: str
-    devices: tuple[int, ...]
-    round: int
-    kinds: tuple[Evidence, ...]
-    persistence: Persistence | None
-    digest: str
-    expected: str | None
-    elements: Elements | None
-    checks: Checks
-    simulated: int
-    note: str = ""
-    outputs: tuple[Any, Any] | None = dataclasses.field(default=None, repr=False, compare=False)
-    sums: tuple[str, str] | None = dataclasses.field(default=None, compare=False)
+    digests = [run.digest for run in runs]
+    if expected is not None and (expected in digests or digests.count(usual) == 1):
+        return expected
+    return usual
 
 
-def devices_kinds(devices: Sequence[jax.Device]) -> dict[int, str]:
-    """Kind of each device by its index, with its platform."""
-    return {index: f"{device.platform} {device.device_kind}" for index, device in enumerate(devices)}
+def _wrong(outcome: Outcome, first: Outcome, expected: str | None) -> bool:
+    if expected is None:  # checksums alone, or a tie that stays
+        return outcome.digest == first.digest and (not first.checks.confirmed or outcome.checks.confirmed > 0)
+    return outcome.digest != expected
+
+
+def _outputs(
+    workload: Workload,
+    first: Mapping[int, Outcome],
+    again: Mapping[int, Sequence[Outcome]],
+    devices: Sequence[int],
+    expected: str | None,
+    programs: Programs,
+) -> tuple[Any, Any] | None:
+    """Whatever right outputs there are, and the wrong ones of the first device; of a tie those of two of them."""
+    wrong = first[devices[0]]
+    right: Any = None
+    if expected is None:
+        others = [first[other] for other in devices if first[other].digest != wrong.digest]
+        right = others[0].outputs if others else None
+    else:
+        candidates = [*first.values(), *(outcome for runs in again.values() for outcome in runs)]
+        right = next((outcome.outputs for outcome in candidates if outcome.digest == expected), None)
+        known = programs.reference(workload, wrong.device)
+        if right is None and known is not None and known.digest == expected:
+            right = programs.expected(workload, wrong.device)
+    if right is None:
+        return None
+    return jax.device_get(right), jax.device_get(wrong.outputs)

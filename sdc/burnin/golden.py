@@ -1,27 +1,27 @@
-"""A register of golden digests as a file: what healthy devices computed, who saw it, and what decides the bits.
+"""A register of golden digests: what healthy devices computed, who saw it, and what decides the bits.
 
-A key names everything that decides the bits of a workload's outputs. Digests of another key are never compared.
+A key names everything that decides the bits of a workload's outputs. Digests of another key are never compared. Where
+hosts disagree on a digest, none is believed, and each is named.
 """
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from sdc.records import RecordError
 
-from ..records import AnyPath, Device, Fields, Host, about, identify, package_version, read_json, write_sealed
+from ..records import Device, Fields, Format, Header, Host, about
+from .results import BurninResult
 
-FORMAT = "jax-sdc golden"
-SCHEMA = 1
-"""Version of the layout. It changes with every change that an older reader would misread."""
-READABLE = (1,)
 MARK = 12
 """Hexadecimal digits of the SHA-256 by which a key names an environment."""
+SHOWN = 3
+"""Reasons that are given one by one."""
 A_FOLDER = (
     "is a folder, expected the file of a golden register; name the file, or write one with sdc golden record FILE"
 )
@@ -68,31 +68,14 @@ class Subject(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def key(self) -> str:
-        """All of it as one text.
-
-        Example:
-            >>> from sdc.burnin.golden import Subject
-            >>> parts = {"seed": 0, "program": "5feb", "algorithm": "one", "kind": "cpu cpu", "environment": "e3b0c442"}
-            >>> Subject(workload="ordering/int32/64/random", shard=None, **parts).key
-            'ordering/int32/64/random | seed 0 | 5feb | one | cpu cpu | e3b0c442'
-        """
+        """All of it as one text: `ordering/int32/64/random | seed 0 | 5feb... | one | cpu cpu | e3b0c442...`."""
         place = "" if self.shard is None else f" device {self.shard}"
         parts = (f"{self.workload}{place}", f"seed {self.seed}", self.program, self.algorithm, self.kind)
         return " | ".join([*parts, self.environment])
 
 
 def parse_key(key: str) -> Subject:
-    """What a digest is of, from its key.
-
-    Raises:
-        ValueError: the text is no key.
-
-    Example:
-        >>> from sdc.burnin.golden import parse_key
-        >>> subject = parse_key("collectives/psum/4x16 device 2 | seed 0 | 5feb | one | cpu cpu | e3b0c442")
-        >>> subject.workload, subject.shard, subject.kind
-        ('collectives/psum/4x16', 2, 'cpu cpu')
-    """
+    """What a digest is of, from its key; a ValueError if the text is none."""
     found = _KEY.fullmatch(key)
     if found is None:
         raise ValueError(f"{key!r} is no key of a golden digest")
@@ -123,15 +106,9 @@ class Disputed(msgspec.Struct, kw_only=True, frozen=True):
     claims: Annotated[dict[str, tuple[Seen, ...]], about("who saw each digest")]
 
 
-class Register(Fields, kw_only=True):
+class Register(Header, kw_only=True, tag="jax-sdc golden"):
     """The file."""
 
-    format: Annotated[Literal["jax-sdc golden"], about("`jax-sdc golden`")] = "jax-sdc golden"
-    schema: Annotated[int, about("version of this layout, 1")] = SCHEMA
-    version: Annotated[str, about("version of jax-sdc that wrote the file")] = msgspec.field(
-        default_factory=lambda: package_version("jax-sdc")
-    )
-    host: Annotated[Host, about("who wrote the file")] = msgspec.field(default_factory=identify)
     environments: Annotated[dict[str, dict[str, str]], about("versions, flags and options that decide bits, by name")]
     recordings: Annotated[dict[str, Recording], about("burn-ins, by random names")]
     entries: Annotated[list[Entry], about("golden digests, in the order of what they are of")]
@@ -141,15 +118,7 @@ class Register(Fields, kw_only=True):
 
 
 def mark_of(environment: Mapping[str, str]) -> str:
-    """The name of an environment: the beginning of a SHA-256, equal for equal ones.
-
-    Example:
-        >>> from sdc.burnin.golden import mark_of
-        >>> mark_of({"jax": "0.10.2", "driver": "550.1"}) == mark_of({"driver": "550.1", "jax": "0.10.2"})
-        True
-        >>> mark_of({"driver": "545.2", "jax": "0.10.2"}) == mark_of({"driver": "550.1", "jax": "0.10.2"})
-        False
-    """
+    """The name of an environment: the beginning of a SHA-256, equal for equal ones."""
     text = json.dumps(dict(sorted(environment.items())), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:MARK]
 
@@ -159,60 +128,13 @@ def lookup(register: Register) -> dict[str, str]:
     return {entry.subject.key: entry.digest for entry in register.entries}
 
 
-def write_golden(path: AnyPath, register: Register) -> None:
-    """Writes a register with its checksum, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-        ValueError: it contradicts itself.
-    """
-    if problem := next(contradictions(register), None):
-        raise ValueError(f"this register contradicts itself: {problem}")
-    write_sealed(path, msgspec.to_builtins(register))
-
-
-def read_golden(path: AnyPath) -> Register:
-    """Reads a register, and looks whether it is whole and says one thing.
-
-    Raises:
-        RecordError: it is not there, damaged, of another format or layout, or contradicts itself; the message says
-            which.
-    """
-    name = os.fspath(path)
-    if not os.path.exists(name):
-        raise RecordError(f"there is no {name}; sdc golden record {name} writes one")
-    if os.path.isdir(name):
-        raise RecordError(f"{name} {A_FOLDER}")
-    try:
-        value = read_json(path, sealed=True)
-    except RecordError as error:
-        raise RecordError(str(error).replace("start the run anew", "record it anew")) from error
-    if value.get("format") != FORMAT:
-        raise RecordError(f"{name} is no register of golden digests (its format is {value.get('format')!r})")
-    if value.get("schema") not in READABLE:
-        raise RecordError(
-            f"{name} has layout {value.get('schema')!r}, this version of jax-sdc reads {', '.join(map(str, READABLE))}"
-        )
-    try:
-        register = msgspec.convert(value, Register)
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{name} is damaged ({error}); restore it or record it anew") from error
-    if problem := next(contradictions(register), None):
-        raise RecordError(f"{name} contradicts itself: {problem}; restore it or record it anew")
-    return register
-
-
 def contradictions(register: Register) -> Iterator[str]:
     """What in a register cannot be so, in words."""
     for mark, environment in register.environments.items():
         if mark_of(environment) != mark:
             yield f"environment {mark} is another one than its name says"
     keys: set[str] = set()
-    rows: list[tuple[Subject, Mapping[str, tuple[Seen, ...]]]] = [
-        *((entry.subject, {entry.digest: entry.seen}) for entry in register.entries),
-        *((disputed.subject, disputed.claims) for disputed in register.disputed),
-    ]
-    for subject, claims in rows:
+    for subject, claims in _claims(register):
         if subject.key in keys:
             yield f"{subject.key} stands there twice"
         keys.add(subject.key)
@@ -237,3 +159,186 @@ def _unseen(register: Register, subject: Subject, seen: tuple[Seen, ...]) -> Ite
             yield f"burn-in {each.recording} has no devices {', '.join(map(str, each.devices))}"
         elif not each.agreed or each.runs < 1:
             yield f"nothing agreed on {subject.key} in burn-in {each.recording}"
+
+
+GOLDEN = Format(
+    type=Register,
+    noun="register of golden digests",
+    remedy="restore it or record it anew",
+    source="sdc golden record writes one",
+    contradictions=contradictions,
+)
+
+
+def shortfall(register: Register, keys: Iterable[str], environment: Mapping[str, str] | None = None) -> str | None:
+    """What stands against a PASS that rests on the digests for what ran here; None where all of it has one.
+
+    With the environment of this process (`surroundings`) the text says what differs.
+    """
+    here = set(keys)
+    found = here & set(lookup(register))
+    if not here:
+        return "nothing ran that a digest could be of"
+    if found == here:
+        return None
+    reasons = foreign(register, here, environment)
+    told = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more reasons" if len(reasons) > SHOWN else "")
+    what = "none" if not found else f"only {len(found)}"
+    return f"{what} of {len(here)} digests that are needed here are in it: {told}"
+
+
+def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys of digests that were not compared: of another program or device, and of workloads that were not to run.
+
+    A register of all families is no worse for a burn-in of one: what it has of the others is not needed.
+    """
+    other: list[str] = []
+    unneeded: list[str] = []
+    for key in sorted(keys):
+        try:
+            needed = parse_key(key).workload in workloads
+        except ValueError:  # whoever calls `burn_in` may give anything
+            needed = True
+        (other if needed else unneeded).append(key)
+    return tuple(other), tuple(unneeded)
+
+
+def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str] | None = None) -> list[str]:
+    """Why there are no digests of what runs here, in words, the most frequent reason first."""
+    known, disputed = lookup(register), {each.subject.key for each in register.disputed}
+    recorded: dict[tuple[str, int | None], list[Subject]] = {}
+    for entry in register.entries:
+        recorded.setdefault((entry.subject.workload, entry.subject.shard), []).append(entry.subject)
+    reasons: Counter[str] = Counter()
+    for key in set(keys) - set(known):
+        if key in disputed:
+            reasons["hosts disagree on it"] += 1
+            continue
+        subject = parse_key(key)
+        near = [
+            _differences(register, subject, other, environment)
+            for other in recorded.get((subject.workload, subject.shard), [])
+        ]
+        reasons["is not in the file" if not near else min(near, key=lambda each: (len(each), each))[0]] += 1
+    ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{reason} ({count} {'workload' if count == 1 else 'workloads'})" for reason, count in ranked]
+
+
+def _differences(
+    register: Register, here: Subject, there: Subject, environment: Mapping[str, str] | None
+) -> tuple[str, ...]:
+    """What differs, in words: all of it as the first text, which is what is told."""
+    named = {"kind": "device", "algorithm": "digest algorithm", "seed": "seed"}
+    pairs = [(words, getattr(here, name), getattr(there, name)) for name, words in named.items()]
+    if here.environment != there.environment:
+        theirs = register.environments[there.environment]
+        if environment is None:
+            pairs.append(("environment", here.environment, there.environment))
+        else:
+            pairs += [
+                (name, environment.get(name, "nothing"), theirs.get(name, "nothing"))
+                for name in sorted({*environment, *theirs})
+            ]
+    texts = [f"{words} {mine} here, {other} there" for words, mine, other in pairs if mine != other]
+    if not texts and here.program != there.program:
+        texts = [f"program {here.program[:12]} here, {there.program[:12]} there"]
+    return (", ".join(texts), *texts)
+
+
+def itself_alone(register: Register, result: BurninResult) -> str | None:
+    """What to say where digests were recorded by the very device that is tested.
+
+    A fault that repeats itself would be in such a digest too: it proves no more than repetition does.
+    """
+    entries = {entry.subject.key: entry for entry in register.entries}
+    here = {device.index: _identity(device) for device in result.devices}
+    alone = set()
+    for tally in result.workloads:
+        seen = {
+            _identity(register.recordings[each.recording].devices[place])
+            for each in (entries[tally.key].seen if tally.key in entries else ())
+            for place in each.devices
+        }
+        if seen == {here[tally.device]}:
+            alone.add(tally.key)
+    if not alone:
+        return None
+    return (
+        f"{len(alone)} of the golden digests were recorded on the tested device itself and on no other: a fault that "
+        "repeats itself would be in them"
+    )
+
+
+def _identity(device: Device) -> tuple[object, ...]:
+    """What stays the same of a device. Those that a process makes of one processor are one."""
+    place = tuple(device.coordinates or ())
+    return (device.machine, device.kind, device.serial, device.uuid, device.bus, place, device.core)
+
+
+def merge(registers: Iterable[Register]) -> Register:
+    """One register with what all of them have; what they disagree on is `disputed`.
+
+    The order does not matter, nor that some of them were merged before, or stand there twice. What is disputed stays
+    so, whoever joins later: leave out the register that is wrong, and merge the others.
+    """
+    environments: dict[str, dict[str, str]] = {}
+    recordings: dict[str, Recording] = {}
+    heard: dict[Subject, dict[str, set[Seen]]] = {}
+    for register in registers:
+        environments |= register.environments  # their names say what is in them
+        for name, recording in register.recordings.items():
+            if recordings.setdefault(name, recording) != recording:
+                raise RecordError(
+                    f"burn-in {name} is described differently in two of these files; one of them is wrong"
+                )
+        for subject, claims in _claims(register):
+            known = heard.setdefault(subject, {})
+            for digest, seen in claims.items():
+                known.setdefault(digest, set()).update(seen)
+    found = {
+        subject: {digest: tuple(sorted(seen, key=_order)) for digest, seen in sorted(known.items())}
+        for subject, known in heard.items()
+    }
+    subjects = sorted(found, key=lambda subject: subject.key)
+    return Register(
+        environments=dict(sorted(environments.items())),
+        recordings=dict(sorted(recordings.items())),
+        entries=[
+            Entry(subject=subject, digest=next(iter(found[subject])), seen=next(iter(found[subject].values())))
+            for subject in subjects
+            if len(found[subject]) == 1
+        ],
+        disputed=[Disputed(subject=subject, claims=found[subject]) for subject in subjects if len(found[subject]) > 1],
+    )
+
+
+def _claims(register: Register) -> Iterator[tuple[Subject, Mapping[str, tuple[Seen, ...]]]]:
+    yield from ((entry.subject, {entry.digest: entry.seen}) for entry in register.entries)
+    yield from ((disputed.subject, disputed.claims) for disputed in register.disputed)
+
+
+def _order(seen: Seen) -> tuple[str, tuple[int, ...], int]:
+    return seen.recording, seen.devices, seen.runs
+
+
+def describe_dispute(register: Register, disputed: Disputed) -> str:
+    """Who recorded which digest, in a sentence."""
+    claims = "; ".join(f"{digest} by {_who(register, seen)}" for digest, seen in disputed.claims.items())
+    return f"{disputed.subject.key}: {claims}"
+
+
+def _who(register: Register, seen: Iterable[Seen]) -> str:
+    parts = []
+    for each in seen:
+        recording = register.recordings[each.recording]
+        devices = ", ".join(describe_device(recording, device) for device in each.devices)
+        parts.append(f"{recording.host.name} ({devices}; {each.runs} runs, {recording.created})")
+    return " and ".join(parts)
+
+
+def describe_device(recording: Recording, place: int) -> str:
+    """A device of a burn-in by its number and what identifies it."""
+    device = recording.devices[place]
+    marks = ((name, getattr(device, name)) for name in ("serial", "uuid", "bus"))
+    mark = next((f" {name} {value}" for name, value in marks if value), "")
+    return f"device {place}{mark}{' (simulated)' if device.simulated else ''}"

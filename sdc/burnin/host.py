@@ -1,164 +1,166 @@
-"""Outputs on the host: their digest as NumPy computes it, and what two of them differ in, element by element."""
+"""The host of a burn-in: which of its devices are asked for, who has them, and what decides bits beside a program.
 
-import dataclasses
-from typing import Any, TypeAlias
+One burn-in runs on a device at a time: two would slow each other down, and each void the other's time at load. The
+kernel gives up the lock of a device when the process that claimed it ends, however it ends.
+"""
 
-import jax
-import numpy as np
-from jaxtyping import Shaped, UInt, UInt32
+import functools
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..twins import GOLDEN, MIX
+from sdc.settings import SettingError
 
-BLOCK = 2**20
-"""Elements whose digest is computed at a time."""
-LISTED = 8
-"""Differing elements that are told one by one."""
-Words: TypeAlias = "UInt32[np.ndarray, 'n']"
+from ..records import Lock, RecordBusy, Sources, describe_devices, environment, package_version
+
+if TYPE_CHECKING:
+    import jax
+
+MOST_DEVICES = 1024
+LIBRARIES = ("cublas", "cuda-nvcc", "cuda-nvrtc", "cudnn", "nccl")
+"""Libraries of NVIDIA whose kernels and compilers decide bits; each release of CUDA has packages of its own."""
+VARIABLES = {"gpu": ("NVIDIA_TF32_OVERRIDE",), "tpu": ("LIBTPU_INIT_ARGS",), "cpu": ()}
+"""Variables of the environment that decide bits beside XLA_FLAGS."""
 
 
-def host_digest(tree: Any) -> str:
-    """The digest of a pytree of NumPy arrays: what `sdc.twins.tree_digest` gives on a device, by other arithmetic.
+class DeviceRequest(NamedTuple):
+    """Devices that were asked for."""
 
-    Args:
-        tree: real numbers of 8 to 64 bits, or truth values.
+    platform: str | None  # `cpu`, `gpu` or `tpu`; None for the best there is
+    number: int | None  # None for all there are
 
-    Returns:
-        16 hexadecimal digits.
+    @property
+    def simulated(self) -> int:
+        """Devices to simulate on a CPU."""
+        return (self.number or 1) if self.platform in ("cpu", None) else 1
 
-    Example:
-        >>> import numpy as np
-        >>> from sdc.burnin.host import digest_text, host_digest
-        >>> from sdc.twins import tree_digest
-        >>> x = np.arange(5, dtype=np.float32)
-        >>> host_digest(x) == digest_text(np.asarray(tree_digest(x)))
-        True
+    def doubts(self, platform: str | None, count: int) -> list[str]:
+        """What stands against a PASS on so many devices of a platform, or on none."""
+        if self.platform is None:
+            doubt = "no accelerator was found, and the CPU was not asked for; give --devices cpu if it is meant"
+            return [doubt] if platform == "cpu" else []
+        if platform != self.platform:
+            return [f"{self.platform} was asked for, and there is {platform or 'no device at all'}"]
+        if self.number is not None and count < self.number:
+            return [f"{self.number} {self.platform} were asked for, and there are {count}"]
+        return []
+
+
+def parse_devices(text: str | None) -> DeviceRequest:
+    """Reads `gpu`, `tpu`, `cpu`, one of them with a number as in `gpu:8`, or a number of simulated devices."""
+    if text is None:
+        return DeviceRequest(None, None)
+    found = re.fullmatch(r"(?:(cpu|gpu|tpu)(?::(\d{1,6}))?|(\d{1,6}))", text, re.ASCII)
+    if found is None:
+        raise SettingError("devices", text, "expected gpu, tpu or cpu, with a number as in gpu:8, or a number alone")
+    platform, count = found[1] or "cpu", found[2] or found[3]
+    if count is not None and not 1 <= int(count) <= MOST_DEVICES:
+        raise SettingError("devices", text, f"expected a number from 1 to {MOST_DEVICES:,}")
+    return DeviceRequest(platform, None if count is None else int(count))
+
+
+def claim_names(described: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each device is called on its host: by its bus address, UUID or serial number, else by its number."""
+    names = []
+    for known in described:
+        part = next((str(known[name]) for name in ("bus", "uuid", "serial", "coordinates") if name in known), "")
+        # Several processes of one host may have some of its chips each, and number them alike.
+        names.append("".join(c if c.isalnum() else "-" for c in f"{known.get('kind', '')}-{part or known['id']}"))
+    return names
+
+
+def lock_folder() -> Path:
+    """Where locks are: the system's folder for temporary files."""
+    return Path(tempfile.gettempdir())
+
+
+@contextmanager
+def claimed(names: Iterable[str], folder: Path | None = None) -> Iterator[list[str]]:
+    """Claims devices for the time of the block; yields what could not be claimed because of the folder, in words.
+
+    By default locks are in the system's folder for temporary files, which is one for all processes of a host, but not
+    for those of its containers. A `SettingError` says which device another burn-in has.
     """
-    total = np.zeros(2, np.uint32)
-    for position, leaf in enumerate(jax.tree.leaves(tree)):
-        total += _finalized(_digest(np.asarray(leaf)) + np.uint32(position * GOLDEN % 2**32))
-    return digest_text(total)
+    held: list[Lock] = []
+    problems: list[str] = []
+    try:
+        for name in sorted(set(names)):
+            place, file = folder or lock_folder(), f"jax-sdc-{name}.lock"
+            try:
+                held.append(Lock(place, file, lasting=True))
+            except RecordBusy as error:
+                raise SettingError(
+                    "devices", None,
+                    f"{name} is being tested by {error.holder or 'another process'} ({place / file}); "
+                    "wait until that has ended",
+                ) from error  # fmt: skip
+            except OSError as error:
+                problems.append(f"{name} is not locked against a second burn-in ({error.strerror}: {place / file})")
+        yield problems
+    finally:
+        for lock in held:
+            lock.release()
 
 
-def digest_text(words: UInt32[np.ndarray, "2"]) -> str:
-    """A digest as text."""
-    return f"{int(words[0]):08x}{int(words[1]):08x}"
+def surroundings(devices: "Sequence[jax.Device]") -> dict[str, str]:
+    """What decides bits beside a program and its device, as one flat table of texts.
 
-
-def _digest(x: Shaped[np.ndarray, "*shape"]) -> UInt32[np.ndarray, "2"]:
-    bits = bits_of(x)
-    total = np.zeros(2, np.uint32)
-    for start in range(0, bits.size, BLOCK):
-        block = bits[start : start + BLOCK]
-        at = np.arange(start, start + block.size, dtype=np.uint32)
-        wide = bits.dtype.itemsize == 8
-        words = [block.astype(np.uint32), (block >> 32).astype(np.uint32)] if wide else [block.astype(np.uint32)]
-        for number, word in enumerate(words):
-            v = word + at * np.uint32(GOLDEN * len(words) % 2**32) + np.uint32(number * GOLDEN % 2**32)
-            p = (v if bits.dtype.itemsize <= 2 else v ^ (v >> np.uint32(16))) * np.uint32(MIX)
-            h = p ^ (p >> np.uint32(15))
-            total += np.asarray([h.sum(dtype=np.uint32), (h * h).sum(dtype=np.uint32)])
-    return total
-
-
-def _finalized(h: UInt32[np.ndarray, "2"]) -> UInt32[np.ndarray, "2"]:
-    """The finalizer of MurmurHash3."""
-    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return h ^ (h >> np.uint32(16))
-
-
-def bits_of(x: Shaped[np.ndarray, "*shape"]) -> UInt[np.ndarray, "n"]:
-    """The bits of the elements, row-major, as unsigned integers of their width."""
-    return np.ascontiguousarray(x).reshape(-1).view(f"uint{8 * x.dtype.itemsize}")
-
-
-def equal_bits(a: Any, b: Any) -> bool:
-    """Whether two pytrees of arrays have the same bits."""
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(bits_of(np.asarray(x)), bits_of(np.asarray(y))) for x, y in pairs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Element:
-    """One element that differs.
-
-    Attributes:
-        output: path of the output in the pytree, empty where there is only one.
-        index: flat index in it, row-major.
-        old, new: bits as they should be and as they are, in hexadecimal digits.
-        expected, found: the numbers, as text.
+    Equal tables where healthy devices of one kind have equal bits. What does not decide them, such as names of hosts
+    and the number of devices, is not in it.
     """
-
-    output: str
-    index: int
-    old: str
-    new: str
-    expected: str
-    found: str
+    return flat_surroundings(environment(), _driver(devices[0].platform), os.environ)
 
 
-@dataclasses.dataclass(frozen=True)
-class Elements:
-    """What outputs differ in.
+def flat_surroundings(
+    environment: Mapping[str, Any], driver: str | None, variables: Mapping[str, str]
+) -> dict[str, str]:
+    """The table, from what `sdc.records.environment` returned, the driver's version, and the process's variables."""
+    platform = environment["platform"]
+    packages = environment["packages"]
+    found: dict[str, str | None] = {
+        "platform": platform,
+        # A whole paragraph on TPUs, with line ends.
+        "platform_version": " ".join(str(environment["platform_version"]).split()),
+        "driver": driver,
+        "jax": packages["jax"],
+        "jaxlib": packages["jaxlib"],
+        "machine": environment["machine"],
+        "xla_flags": " ".join(_flags(environment["xla_flags"].split(), platform)),
+        **environment["options"],
+        **{name: variables.get(name) for name in VARIABLES.get(platform, ())},
+    }
+    if platform == "cpu":
+        found["processor"] = environment["processor"]
+        found["cpu_threads"] = environment["cpu_threads"] or str(environment["processors"])
+    if platform == "gpu":
+        found |= _libraries()
+    return {name: value for name, value in found.items() if value is not None}
 
-    Attributes:
-        differing: number of elements that differ in any bit.
-        total: elements compared.
-        first: the first of those that differ.
-        largest: largest difference in size, of the elements that are finite in both.
-        relative: largest difference relative to the element as it should be, where that is finite and not zero.
-        nonfinite: differing elements that are not finite in one of the two.
-    """
 
-    differing: int
-    total: int
-    first: tuple[Element, ...]
-    largest: float
-    relative: float
-    nonfinite: int
+def _flags(flags: Sequence[str], platform: str) -> list[str]:
+    """Without those that are for other platforms. Their order means nothing, but that the last of a name counts."""
+    others = tuple(f"--xla_{other}_" for other in VARIABLES if other != platform)
+    last = {flag.partition("=")[0]: flag for flag in flags if not flag.startswith(others)}
+    return sorted(last.values())
 
 
-def compare_outputs(expected: Any, found: Any) -> Elements:
-    """Compares outputs element by element.
+@functools.cache
+def _libraries() -> dict[str, str]:
+    names = [f"nvidia-{library}{release}" for library in LIBRARIES for release in ("", "-cu12", "-cu13")]
+    found = {name: package_version(name) for name in names}
+    return {name: version for name, version in found.items() if version != "not installed"}
 
-    Args:
-        expected: a pytree of arrays, as they should be.
-        found: the same as they are, of the same shapes and types.
 
-    Raises:
-        ValueError: shapes or types differ.
+@functools.cache
+def _driver(platform: str) -> str | None:
+    """Asked once in a process; a driver does not change under it. Commands that take seconds are not run."""
+    if platform == "cpu":
+        return None
+    import jax
 
-    Example:
-        >>> import numpy as np
-        >>> from sdc.burnin.host import compare_outputs
-        >>> seen = compare_outputs(np.float32([1, 2]), np.float32([1, 3]))
-        >>> seen.differing, seen.first[0].old, seen.first[0].new, seen.largest, seen.relative
-        (1, '40000000', '40400000', 1.0, 0.5)
-    """
-    differing, total, nonfinite = 0, 0, 0
-    largest, relative = 0.0, 0.0
-    first: list[Element] = []
-    pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True)
-    for (path, a), b in pairs:
-        x, y = np.asarray(a), np.asarray(b)
-        if (x.shape, x.dtype) != (y.shape, y.dtype):
-            raise ValueError(f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)}: expected outputs of one program")
-        old, new = bits_of(x), bits_of(y)
-        (at,) = np.nonzero(old != new)
-        differing, total = differing + at.size, total + old.size
-        if not at.size:
-            continue
-        wanted, got = x.reshape(-1)[at], y.reshape(-1)[at]
-        digits = 2 * x.dtype.itemsize
-        for k in range(min(at.size, LISTED - len(first))):
-            texts = f"{int(old[at[k]]):0{digits}x}", f"{int(new[at[k]]):0{digits}x}"
-            first.append(Element(jax.tree_util.keystr(path), int(at[k]), *texts, str(wanted[k]), str(got[k])))
-        with np.errstate(invalid="ignore"):  # a flipped bit may well make a signalling NaN
-            right, wrong = wanted.astype(np.float64), got.astype(np.float64)
-        finite = np.isfinite(right) & np.isfinite(wrong)
-        nonfinite += int((~finite).sum())
-        off = np.abs(wrong[finite] - right[finite])
-        largest = max(largest, float(off.max(initial=0.0)))
-        known = right[finite] != 0
-        relative = max(relative, float((off[known] / np.abs(right[finite][known])).max(initial=0.0)))
-    return Elements(differing, total, tuple(first), largest, relative, nonfinite)
+    told = describe_devices(jax.local_devices(backend=platform)[:1], sources=Sources(run=lambda _: None))
+    return told[0].get("driver") if told else None

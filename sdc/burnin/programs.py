@@ -1,28 +1,36 @@
-"""Workloads compiled for devices, and one run of them: digest, flags and time."""
+"""Workloads compiled for devices, and one run of them: digest, flags and time.
+
+There is one compilation for all devices of a kind: what was compiled for one of them is loaded on the others. It is the
+same machine code, so that a difference between devices is none of the compiler, and it takes milliseconds.
+"""
 
 import contextlib
 import dataclasses
+import io
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
+from jax._src import compiler
+from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
 from sdc.checksums import abft
-from sdc.faults import Fault
+from sdc.faults import Fault, Moment, inject
+from sdc.program import probe
 
 from ..records import program_fingerprint
 from ..twins import tree_digest
-from .corrupting import Corrupter, faults_of
-from .exporting import export_flat
-from .host import digest_text, equal_bits, host_digest
-from .loading import Loadable
-from .workload import AXIS, Bench, Workload
+from .comparison import digest_text, equal_bits, host_digest
+from .rehearsal import faults_of
+from .workloads import AXIS, Bench, Workload
 
 
 class Checks(NamedTuple):
@@ -35,106 +43,70 @@ class Checks(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run of a workload on a device came to.
-
-    Attributes:
-        workload: its name.
-        device: index of the device among those of the burn-in.
-        digest: of the outputs, 16 hexadecimal digits.
-        right: whether it is that of the outputs as the host computes them; None where the host cannot.
-        checks: of its matrix products.
-        elements: numbers that were checked.
-        seconds: from the call to the end of the program, without waits, digest and comparison.
-        simulated: elements that simulated faults changed.
-        outputs: the arrays themselves, on the device, or on the host where that is where they are compared.
-    """
+    """What a run of a workload on a device came to."""
 
     workload: str
-    device: int
-    digest: str
-    right: bool | None
+    device: int  # index among those of the burn-in
+    digest: str  # of the outputs, 16 hexadecimal digits
+    right: bool | None  # whether it is that of the outputs as the host computes them; None where the host cannot
     checks: Checks
-    elements: int
-    seconds: float
-    simulated: int
-    outputs: Any = dataclasses.field(repr=False, compare=False)
+    elements: int  # numbers that were checked
+    seconds: float  # from the call to the end of the program, without waits, digest and comparison
+    simulated: int  # elements that simulated faults changed
+    outputs: Any = dataclasses.field(repr=False, compare=False)  # on the device, or on the host if compared there
 
 
 class Ready(NamedTuple):
-    """A workload on one device, or, if it spans them all, on all.
+    """A workload on one device, or, if it spans them all, on all."""
 
-    Attributes:
-        call: the compiled program; returns outputs and the counts of `Checks`.
-        arguments: placed.
-        fingerprint: SHA-256 of the program's text.
-    """
-
-    call: Callable[..., Any]
+    call: Callable[..., Any]  # the compiled program; returns outputs and the counts of `Checks`
     arguments: tuple[Any, ...]
-    fingerprint: str
+    fingerprint: str  # SHA-256 of the program's text
 
 
 class Reference(NamedTuple):
-    """What the host computes.
-
-    Attributes:
-        digest: of the outputs.
-        outputs: themselves, where they are compared on the host at each run.
-    """
+    """What the host computes; the outputs themselves only where they are compared on the host at each run."""
 
     digest: str
     outputs: Any
 
 
 class Programs:
-    """Everything that is compiled for a burn-in, once; several burn-ins on the same devices may share it.
-
-    Args:
-        devices: of this process; outcomes count them from 0.
-
-    Example:
-        >>> import jax
-        >>> from sdc.burnin.programs import Programs
-        >>> from sdc.burnin.registry import workloads
-        >>> devices = jax.local_devices()[:1]
-        >>> workload = workloads("quick", devices, only=["ordering"])[0]
-        >>> Programs(devices).run(workload, 0)[0].right
-        True
-    """
+    """Everything that is compiled for a burn-in, once; several burn-ins on the same devices may share it."""
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self.devices = tuple(devices)
-        self.corrupter = Corrupter(self.devices[0])
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._loadable: dict[tuple[str, str], tuple[Loadable, str]] = {}
         self._compiled: dict[tuple[str, int | None], tuple[Callable[..., Any], str]] = {}
         self._ready: dict[tuple[str, int | None], Ready] = {}
         self._host: dict[str, tuple[Any, ...]] = {}
-        self._driven: set[str] = set()
+        self._travelling: set[str] = set()
         self._references: dict[str, Reference] = {}
+        self._corruptions: dict[tuple[str, ...], Callable[..., Any]] = {}
         self._digest = jax.jit(tree_digest)
 
     def host(self, workload: Workload) -> tuple[Any, ...]:
-        """Its arguments as NumPy arrays; kept for those that need them at each run, and for the last one."""
+        """Its arguments as NumPy arrays; kept for those that may need them at each run, and for the last one."""
         key = _identity(workload)
         if key not in self._host:
-            self._host = {name: kept for name, kept in self._host.items() if name in self._driven}
+            self._host = {name: kept for name, kept in self._host.items() if name in self._travelling}
             self._host[key] = workload.inputs()
-            if workload.drive is not None:
-                self._driven.add(key)
+            if workload.on_host:
+                self._travelling.add(key)
         return self._host[key]
 
     def expected(self, workload: Workload, index: int) -> Any:
         """Outputs of a device as the host computes them; None where the host cannot."""
-        if workload.reference is None:
+        if not workload.exact:
             return None
         outputs = jax.tree.map(np.asarray, workload.reference(*self.host(workload)))
         return jax.tree.map(lambda x: x[index : index + 1], outputs) if workload.multi else outputs
 
     def reference(self, workload: Workload, index: int) -> Reference | None:
         """Digest of the outputs of a device as the host computes them; None where the host cannot."""
-        if workload.reference is None:
+        if not workload.exact:
             return None
         key = f"{_identity(workload)} {index if workload.multi else ''}"
         if key not in self._references:
@@ -143,11 +115,9 @@ class Programs:
         return self._references[key]
 
     def prepare(self, workload: Workload, index: int | None) -> Ready:
-        """Compiles a workload and places its arguments, unless that was done; threads may do so for several devices.
+        """Compiles a workload for a device, or for all together, and places its arguments, unless that was done.
 
-        Args:
-            workload: what to run.
-            index: of the device; None for a workload that spans all of them.
+        Threads may do so for several devices at a time.
         """
         key, program = (_identity(workload), index), (workload.program, index)
         if key in self._ready:
@@ -192,21 +162,12 @@ class Programs:
         seed: int = 0,
         rest: Callable[[float], None] = time.sleep,
     ) -> list[Outcome]:
-        """Runs a workload once.
+        """Runs a workload once on a device, or on all together: one outcome, or one for each device.
 
-        Args:
-            workload: what to run.
-            index: of the device; None for a workload that spans all of them.
-            faults: simulated ones.
-            moment: number of the run, for the times of simulated faults.
-            seed: of what simulated faults draw.
-            rest: waits for so many seconds, for workloads that wait.
-
-        Returns:
-            One outcome, or one for each device.
+        Simulated faults draw from `seed`, and take the number of the run, `moment`, as the step of their times.
         """
         ready = self.prepare(workload, index)
-        waited = 0.0
+        waited, counts = 0.0, None
 
         def rested(seconds: float) -> None:
             nonlocal waited
@@ -214,21 +175,19 @@ class Programs:
             rest(seconds)
             waited += time.perf_counter() - since
 
+        def call(*arguments: Any) -> Any:
+            nonlocal counts
+            outputs, counts = ready.call(*arguments)
+            return outputs
+
         began = time.perf_counter()
-        if workload.drive is not None and index is not None:
+        if index is None:
+            outputs = call(*ready.arguments)
+        else:
             device = self.devices[index]
             others = [other for other in self.devices if other != device]
-            bench = Bench(
-                lambda *arguments: ready.call(*arguments)[0],
-                ready.arguments,
-                self.host(workload),
-                device,
-                others,
-                rested,
-            )
-            outputs, counts = jax.block_until_ready(workload.drive(bench)), None
-        else:
-            outputs, counts = jax.block_until_ready(ready.call(*ready.arguments))
+            outputs = workload.drive(Bench(call, ready.arguments, lambda: self.host(workload), device, others, rested))
+        jax.block_until_ready((outputs, counts))
         seconds = time.perf_counter() - began - waited
         checks = Checks(*map(int, np.asarray(counts))) if counts is not None else Checks()
         each = [(index, outputs)] if index is not None else list(enumerate(self._shards(outputs)))
@@ -254,7 +213,7 @@ class Programs:
             )
         changed = 0
         if faults:
-            outputs, changed = self.corrupter.corrupt(faults, workload, outputs, moment, seed)
+            outputs, changed = self._corrupt(faults, workload, outputs, moment, seed)
         known = self.reference(workload, index)
         if workload.on_host:
             outputs = jax.device_get(outputs)
@@ -265,9 +224,40 @@ class Programs:
         right = None if known is None else digest == known.digest
         return Outcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
 
-    def exported(self, workload: Workload, index: int | None) -> tuple[bytes, int]:
-        """A workload's program for those who have JAX alone; see `exporting.export_flat`."""
-        return export_flat(self._traceable(workload), self.prepare(workload, index).arguments)
+    def _corrupt(
+        self, faults: Sequence[Fault], workload: Workload, outputs: Any, moment: int, seed: int
+    ) -> tuple[Any, int]:
+        """Corrupts outputs by simulated faults, and counts the elements that changed.
+
+        All are corrupted on one device, and one program serves the same faults, shapes and types.
+        """
+        key = tuple(map(str, faults))
+        if key not in self._corruptions:
+            self._corruptions[key] = jax.jit(_corruption(faults))
+        random = jax.random.fold_in(jax.random.key(seed), zlib.crc32(workload.name.encode()))
+        (device,) = jax.tree.leaves(outputs)[0].devices()
+        at, there = jax.device_put((Moment(random, jnp.int32(moment)), outputs), self.devices[0])
+        corrupted, changed = self._corruptions[key](at, there)
+        return jax.device_put(corrupted, device), int(changed)
+
+    def exported(self, workload: Workload) -> tuple[bytes, int]:
+        """A program of plain arrays, as bytes, for those who have JAX alone; and how many of its outputs count.
+
+        Counts of checks follow after the outputs of the workload.
+        """
+        traceable, arguments = (
+            self._traceable(workload),
+            self.prepare(workload, None if workload.multi else 0).arguments,
+        )
+        leaves, structure = jax.tree.flatten(tuple(arguments))
+
+        def flat(*leaves: Any) -> tuple[Any, ...]:
+            outputs, counts = traceable(*jax.tree.unflatten(structure, leaves))
+            return (*jax.tree.leaves(outputs), *jax.tree.leaves(counts))
+
+        exported = export.export(jax.jit(flat))(*leaves)
+        outputs, _ = jax.eval_shape(traceable, *arguments)
+        return bytes(exported.serialize()), len(jax.tree.leaves(outputs))
 
     @property
     def _mesh(self) -> Mesh:
@@ -304,3 +294,48 @@ class Programs:
 def _identity(workload: Workload) -> str:
     """Workloads of one name and other data are two."""
     return f"{workload.name} {workload.seed}"
+
+
+def _corruption(faults: Sequence[Fault]) -> Callable[..., Any]:
+    injected = inject(lambda outputs: probe(outputs, "output"), list(faults))
+
+    def corruption(moment: Moment, outputs: Any) -> Any:
+        corrupted, events = injected(moment, outputs)
+        changed = jnp.zeros((), jnp.uint32)
+        for event in jax.tree.leaves(events, is_leaf=lambda x: hasattr(x, "changed")):
+            changed += jnp.sum(event.changed, dtype=jnp.uint32)
+        return corrupted, changed
+
+    return corruption
+
+
+class Loadable:
+    """A compiled program of one device, for other devices of its kind; whatever JAX raises is raised.
+
+    JAX has a door for this only where the devices are the same as before (`serialize_executable`); that of its
+    compilation cache takes the device as an option.
+    """
+
+    def __init__(self, compiled: jax.stages.Compiled) -> None:
+        self._bytes, self._inputs, self._outputs = serialize_executable.serialize(compiled)
+
+    def load(self, device: jax.Device) -> jax.stages.Compiled:
+        """The program on a device."""
+        unpickler = _Onto(io.BytesIO(self._bytes), device.client, [device])
+        program, arguments, no_keywords = unpickler.load()
+        return jax.stages.Compiled(
+            program.load(), [], self._inputs.unflatten(arguments), self._outputs, no_kwargs=no_keywords
+        )
+
+
+class _Onto(serialize_executable._JaxPjrtUnpickler):
+    """Puts one device in the place of the one that the program was compiled for."""
+
+    def persistent_load(self, pid: tuple[Any, ...]) -> Any:
+        (device,) = self.devices_by_id.values()
+        if pid[0] == "exec":
+            options = compiler.get_compile_options(
+                num_replicas=1, num_partitions=1, device_assignment=np.asarray([[device.id]])
+            )
+            return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
+        return device if pid[0] == "device" else super().persistent_load(pid)

@@ -1,39 +1,36 @@
-"""Simulated faults for rehearsals of a burn-in, from a node of the published study or from lines of text."""
+"""Simulated faults for rehearsals of a burn-in: those that flags ask for, what they hit, and when they should be seen.
+
+A fault comes from a node of the published study or from a line of text. It corrupts the outputs of the workloads whose
+name its `site` matches, on the device of its `at`, or on all; `programs` applies it.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from sdc.settings import SettingError
 
 from ..faults import Fault, node_faults, parse_fault
-from .workload import AXIS
+from .workloads import AXIS, Workload
+
+if TYPE_CHECKING:
+    import jax
 
 SITES = {"fwd/attn": "attention/*", "fwd/ffn": "matrix/*", "bwd/attn": "training/*", "bwd/ffn": "training/*"}
 """Workloads whose outputs stand for those of the study's submodules: its frequencies are of elements of these."""
+POINTS = 4096
+"""Points at which the draw that varies a rate is averaged over."""
 
 
 def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[Fault]:
-    """The simulated faults that flags ask for.
+    """The simulated faults that flags ask for, on a device where a line does not say another.
 
     A node's frequencies are those of wrong elements in the outputs of submodules, at each training step, of nodes that
     do not wait for each other. Here they strike outputs of workloads, at each run: the times of bursts count runs.
-
-    Args:
-        suspect: a node, see `sdc.faults.nodes.parse_suspect`; None for none.
-        faults: lines of text, see `sdc.faults.parse_fault`; `site` is a pattern of workloads' names, and `device=2` the
-            device.
-        device: index of the device that has them where a line does not say another.
-
-    Raises:
-        SettingError: a line cannot be understood, or both are given.
-
-    Example:
-        >>> from sdc.burnin.rehearsal import rehearsed
-        >>> [fault.site for fault in rehearsed("node13", [], 3)]
-        ['training/*']
-        >>> rehearsed(None, ["bitflip,rate=1e-3,site=matrix/*,device=1"], 3)[0].at
-        {'device': 1}
     """
     if suspect is not None and faults:
         raise SettingError("suspect", suspect, "faults are given too; give one of them, since both simulate")
@@ -54,14 +51,71 @@ def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[F
     return read
 
 
-def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
-    """Those whose site matches a workload's name: a node's strike families that may not run.
+def strikes(fault: Fault, workload: str) -> bool:
+    """Whether a fault hits a workload of this name, on some device."""
+    return fnmatchcase(workload, str(fault.site))
 
-    Raises:
-        SettingError: there are faults, and none matches.
-    """
-    found = [fault for fault in faults if any(fnmatchcase(name, str(fault.site)) for name in names)]
+
+def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
+    """Those whose site matches a workload's name: a node's strike families that may not run."""
+    found = [fault for fault in faults if any(strikes(fault, name) for name in names)]
     if faults and not found:
         sites = ", ".join(dict.fromkeys(str(fault.site) for fault in faults))
         raise SettingError("fault", sites, "matches no workload; give a site such as matrix/*, or run more families")
     return found
+
+
+def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workloads: Sequence[Workload]) -> None:
+    """Refuses faults that have no rate, are no pattern of names, or hit no device or workload here."""
+    for fault in faults:
+        if not isinstance(fault, Fault):
+            raise SettingError("inject", fault, "expected several sdc.Fault")
+        if fault.rate is None:
+            raise SettingError("inject", fault, "has no rate; give the probability of a hit, as in rate=1e-4")
+        if not fault.by_name or fault.layer is not None:
+            raise SettingError(
+                "inject", fault, "expected site to be a pattern of workloads' names, such as 'matrix/*', and no layer"
+            )
+        if set(fault.at) - {AXIS}:
+            raise SettingError("inject", fault, f"expected its place as at={{'{AXIS}': 1}}")
+        if not 0 <= fault.at.get(AXIS, 0) < len(devices):
+            raise SettingError("inject", fault, f"expected a device from 0 to {len(devices) - 1}")
+        if not any(strikes(fault, workload.name) for workload in workloads):
+            raise SettingError("inject", fault, "its site matches no workload; give a pattern such as 'matrix/*'")
+
+
+def faults_of(faults: Sequence[Fault], workload: Workload, index: int) -> tuple[Fault, ...]:
+    """The faults that hit a workload on a device, without their place."""
+    mine = [fault for fault in faults if fault.at.get(AXIS, index) == index and strikes(fault, workload.name)]
+    return tuple(dataclasses.replace(fault, at={}, site="*") for fault in mine)
+
+
+def chance_of_run(fault: Fault, elements: int) -> float:
+    """Probability that a fault changes one of so many elements in one run.
+
+    A run is hit with a probability of `spike`, and then each of n elements with rate/spike, times (1 + few) u^few for a
+    uniform u where the kind varies its rate (`Tailed`); so the chance is spike E_u[1 - exp(-n rate (1 + few) u^few /
+    spike)]. The excess of a burst at the onset is left out: the chance is a little higher in the first runs.
+    """
+    rate = float(np.mean(np.asarray(fault.rate, np.float64)))
+    few = float(getattr(fault.what, "few", 0.0))
+    u = (np.arange(POINTS) + 0.5) / POINTS
+    most = np.minimum(rate / fault.when.spike * (1 + few) * u**few, 1.0)
+    return float(fault.when.spike * np.mean(-np.expm1(elements * np.log1p(-np.minimum(most, 1 - 1e-12)))))
+
+
+def chance_of_round(faults: Iterable[Fault], workloads: Sequence[Workload]) -> float:
+    """Probability that a round through workloads shows a difference on the device that has the faults."""
+    quiet = 0.0
+    for fault in faults:
+        for workload in workloads:
+            if strikes(fault, workload.name):
+                quiet += math.log1p(-min(chance_of_run(fault, workload.elements), 1 - 1e-16))
+    return -math.expm1(quiet)
+
+
+def rounds_for(chance: float, confidence: float = 0.95) -> float:
+    """Rounds until a difference is seen with a confidence; infinite where the chance is 0."""
+    if chance <= 0:
+        return math.inf
+    return 1 if chance >= confidence else math.ceil(math.log1p(-confidence) / math.log1p(-chance))

@@ -1,29 +1,32 @@
 """The burn-in itself: rounds through all workloads on all devices, until they are over or somebody stops them."""
 
 import functools
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
+import msgspec
+import numpy as np
 
 from sdc.faults import Fault
 from sdc.settings import SettingError
 
-from .confirming import Confirmation, confirm
-from .corrupting import check_faults
-from .data import keeps_subnormals
-from .evidence import Finding, Suspicion, devices_kinds, examine, golden_key, vote
-from .exporting import kept_outputs
-from .golden import mark_of
-from .golden_using import left_over
-from .observed import ACCEPTED, Ended, Result
+from ..twins import ALGORITHM
+from .evidence import Confirmation, Place, Suspicion, confirm, examine, vote
+from .golden import Subject, left_over, mark_of
+from .host import surroundings
 from .programs import Outcome, Programs, Ready
-from .surroundings import surroundings
-from .tally import Tally
-from .workload import Workload
+from .rehearsal import check_faults
+from .reproduce import sum_of
+from .results import ON_REQUEST, BurninResult, CheckedDevice, Ended, Finding, GoldenUse, Settings, Tally
+from .workloads import Workload, keeps_subnormals
 
+ACCEPTED = ("repeat",)
+"""What may be accepted."""
 DETAILED = 4
 """Differences of a workload on a device that are run again and compared; those after them are counted."""
 NAP = 0.05
@@ -32,9 +35,45 @@ LIMIT = 1800.0
 """Seconds after which a device that does not answer is given up: a large program compiles in less."""
 THREADS = 8
 """Threads for each device: one that waits for a device for ever is not used again."""
+SMALL = 2**24
+"""Bytes of outputs that are kept whole; of larger ones the differing elements that the result lists."""
+STEPS = 16
+"""Classes of times in a doubling: a median is known to 4 %."""
 Event = Mapping[str, Any]
-Place = int | None
-"""Index of a device; None for all of them together."""
+
+
+class Kept(NamedTuple):
+    """A finding with right and wrong outputs: themselves where they are small, and their SHA-256."""
+
+    finding: Finding
+    outputs: tuple[list[np.ndarray], list[np.ndarray]] | None
+    sums: tuple[str, str] | None
+
+
+def planned_result(
+    workloads: Sequence[Workload],
+    devices: Sequence[jax.Device],
+    described: Sequence[Mapping[str, Any]] = (),
+    **fields: Any,
+) -> BurninResult:
+    """A result in which nothing has run.
+
+    `described` is what `sdc.records.describe_devices` says of the devices; `fields` are further ones of the result.
+    """
+    known = described or [{"kind": device.device_kind} for device in devices]
+    result = BurninResult(**fields)
+    result.devices = [
+        msgspec.convert({**each, "index": index}, CheckedDevice) for index, each in enumerate(known[: len(devices)])
+    ]
+    result.workloads = [
+        Tally(
+            workload=workload.name, device=index, family=workload.family, alike=workload.alike, work=workload.work,
+            unit=workload.unit,
+        )
+        for workload in workloads
+        for index in range(len(devices))
+    ]  # fmt: skip
+    return result
 
 
 def burn_in(
@@ -52,64 +91,81 @@ def burn_in(
     programs: Programs | None = None,
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
-    result: Result | None = None,
+    result: BurninResult | None = None,
+    kept: dict[str, Kept] | None = None,
     limit: float = LIMIT,
-) -> Result:
-    """Runs workloads on devices again and again, and compares what comes of it.
+) -> BurninResult:
+    """Runs workloads on devices again and again, and compares what comes of it; `judge` says what follows.
+
+    A device that fails midway ends what it fails in, with its reason: that is no result of its own.
 
     Args:
         workloads: what to run, as `registry.workloads` gives them.
         devices: devices of this process.
         minutes: how long; the run that is at work when they are over is finished.
         rounds: how often; either this or `minutes`.
-        golden: digests by `golden_key`, as `Result.recorded` gives them.
+        golden: digests by `golden_key`, as `recorded` gives them.
         accept: `"repeat"` accepts that nothing but repetition is compared, which is blind to faults that repeat.
-        on_event: is told of each round, run, finding and end, as JSON.
+        on_event: receives each round, run, finding and end, as JSON.
         stop: asked before each run, and while workloads wait, by several threads; what is known then is the result.
-        inject: simulated faults, for rehearsals; see `corrupting.check_faults`.
+        inject: simulated faults, for rehearsals; see `rehearsal.check_faults`.
         pauses: seconds before each run, by round in turns; 0 is load that stays.
         programs: what earlier burn-ins on these devices compiled.
         seed: of what simulated faults draw.
         clock: seconds, which never go back.
         result: what an earlier burn-in of the same workloads on the same devices saw, to go on from there; it is
             filled while the burn-in is at work, so that others can look at it.
+        kept: filled with the outputs of the first finding of each workload.
         limit: seconds after which a device that does not answer is given up.
-
-    Returns:
-        What was seen; `verdict.judge` says what follows. A device that fails midway ends what it fails in, with its
-        reason: that is no result of its own.
-
-    Raises:
-        SettingError: a setting makes no sense, or a fault hits nothing.
-
-    Example:
-        >>> import jax
-        >>> from sdc.burnin.levels import SMALLEST
-        >>> from sdc.burnin.registry import workloads
-        >>> from sdc.burnin.rounds import burn_in
-        >>> devices = jax.local_devices()[:1]
-        >>> result = burn_in(workloads(SMALLEST, devices, only=["ordering"]), devices, rounds=2)
-        >>> result.rounds, len(result.findings)
-        (2, 0)
     """
-    accepted = (accept,) if isinstance(accept, str) else tuple(accept)
+    accepted = [accept] if isinstance(accept, str) else list(accept)
     _check(workloads, devices, minutes, rounds, accepted, pauses, programs)
     check_faults(inject, devices, workloads)
     if result is None:
-        result = Result(workloads, devices, accepted, tuple(map(str, inject)))
+        settings = Settings(accept=accepted, faults=list(map(str, inject)))
+        result = planned_result(workloads, devices, settings=settings)
     running = _BurnIn(
         tuple(workloads),
         programs or Programs(devices),
-        dict(golden or {}),
+        golden,
         tuple(inject),
         on_event or (lambda event: None),
         stop or (lambda: False),
         seed,
         clock,
         result,
+        {} if kept is None else kept,
         limit,
     )
     return running.go(minutes, rounds, tuple(pauses))
+
+
+def golden_key(workload: Workload, fingerprint: str, device: jax.Device, index: int, environment: str) -> str:
+    """Under what the digest of a workload's outputs is recorded: everything that decides its bits and is known here."""
+    return Subject(
+        workload=workload.name,
+        shard=index if workload.multi else None,
+        seed=workload.seed,
+        program=fingerprint,
+        algorithm=ALGORITHM,
+        kind=f"{device.platform} {device.device_kind}",
+        environment=environment,
+    ).key
+
+
+def step_of(seconds: float) -> int:
+    """Class of a time."""
+    return round(math.log2(max(seconds, 1e-9)) * STEPS)
+
+
+def median_of(times: Counter[int]) -> float:
+    """The median of times by their classes."""
+    rank, runs = 0, times.total()
+    for step, count in sorted(times.items()):
+        rank += count
+        if 2 * rank >= runs:
+            return float(2.0 ** (step / STEPS))
+    return 0.0
 
 
 def _check(
@@ -117,7 +173,7 @@ def _check(
     devices: Sequence[jax.Device],
     minutes: float | None,
     rounds: int | None,
-    accept: tuple[str, ...],
+    accept: Sequence[str],
     pauses: Sequence[float],
     programs: Programs | None,
 ) -> None:
@@ -149,27 +205,31 @@ class _BurnIn:
         self,
         workloads: tuple[Workload, ...],
         programs: Programs,
-        golden: dict[str, str],
+        golden: Mapping[str, str] | None,
         faults: tuple[Fault, ...],
         tell: Callable[[Event], None],
         stop: Callable[[], bool],
         seed: int,
         clock: Callable[[], float],
-        result: Result,
+        result: BurninResult,
+        kept: dict[str, Kept],
         limit: float,
     ) -> None:
         self.workloads, self.programs, self.faults = workloads, programs, faults
         self.tell, self.stop, self.seed, self.clock, self.result = tell, stop, seed, clock, result
-        self.kinds = devices_kinds(programs.devices)
-        self.given = golden
+        self.kinds = {index: f"{d.platform} {d.device_kind}" for index, d in enumerate(programs.devices)}
+        self.given, self.kept = golden, kept
         self.golden: dict[str, dict[int, str]] = {}
-        done = [(device, tally.runs) for (_, device), tally in result.tallies.items()]
-        self.moments = {index: sum(n for at, n in done if at == index) for index in range(len(programs.devices))}
+        self.tallies = result.tallies
+        self.times = {place: Counter({step_of(tally.median): tally.runs}) for place, tally in self.tallies.items()}
+        self.moments = dict.fromkeys(self.kinds, 0)
+        for tally in result.workloads:
+            self.moments[tally.device] += tally.runs
         self.last = float("inf")
         self.limit = limit
         self.pool = ThreadPoolExecutor(max_workers=THREADS * len(programs.devices))
 
-    def go(self, minutes: float | None, rounds: int | None, pauses: tuple[float, ...]) -> Result:
+    def go(self, minutes: float | None, rounds: int | None, pauses: tuple[float, ...]) -> BurninResult:
         """All of it."""
         began, before = self.clock(), self.result.seconds
         try:
@@ -202,8 +262,8 @@ class _BurnIn:
 
     def _over(self) -> bool:
         if self.stop():
-            self.result.stopped = True
-        return self.result.stopped or self.clock() >= self.last
+            self.result.stopped = ON_REQUEST
+        return self.result.stopped is not None or self.clock() >= self.last
 
     def _rest(self, seconds: float) -> None:
         until = self.clock() + seconds
@@ -216,7 +276,11 @@ class _BurnIn:
     def _indices(self, workload: Workload) -> list[Place]:
         """Devices that a workload runs on; None stands for all of them together."""
         places: list[Place] = [None] if workload.multi else list(range(len(self.programs.devices)))
-        return [place for place in places if not self.result.has_ended(workload.name, place)]
+        return [place for place in places if not self.result.has_ended(workload.name, self._devices_of(place))]
+
+    def _devices_of(self, place: Place) -> range:
+        """Indices of a device, or of all."""
+        return range(len(self.programs.devices)) if place is None else range(place, place + 1)
 
     def _prepare(self) -> None:
         """Compiles everything, places all data, and finds the golden digests that are of these programs."""
@@ -234,15 +298,43 @@ class _BurnIn:
                 if (error := self._unreferred(workload, place)) is not None:
                     self._end(workload, place, error)
                     continue
-                for index in self.result.devices_of(place):
-                    key = golden_key(workload, ready.fingerprint, self.kinds[index], index, environment)
-                    self.result.learn((workload.name, index), key)
-                    if key in self.given:
+                for index in self._devices_of(place):
+                    key = golden_key(workload, ready.fingerprint, self.programs.devices[index], index, environment)
+                    self._learn(self.tallies[workload.name, index], key)
+                    if self.given is not None and key in self.given:
                         used.add(key)
                         self.golden.setdefault(workload.name, {})[index] = self.given[key]
-        names = {workload.name for workload in self.result.workloads}
-        self.result.foreign, self.result.unneeded = left_over(set(self.given) - used, names)
+        self._note_golden(used)
         self._note_flushed()
+
+    def _learn(self, tally: Tally, key: str) -> None:
+        """Keeps the key of a workload on a device; what ran under another key before is nothing to compare with."""
+        if tally.key not in (None, key):
+            tally.digest = None
+            self._note(
+                f"{tally.workload} on device {tally.device} is another program now, not compared with earlier runs"
+            )
+        tally.key = key
+
+    def _note(self, text: str) -> None:
+        """A burn-in that goes on may know it already."""
+        if text not in self.result.notes:
+            self.result.notes.append(text)
+
+    def _note_golden(self, used: set[str]) -> None:
+        """Says which golden digests are not compared."""
+        if self.given is None:
+            return
+        foreign, unneeded = left_over(set(self.given) - used, {workload.name for workload in self.workloads})
+        known = self.result.golden or GoldenUse()
+        self.result.golden = msgspec.structs.replace(known, foreign=len(foreign), unneeded=len(unneeded))
+        if foreign:
+            self._note(
+                f"{len(foreign)} golden digests are of other programs or devices and were not compared, "
+                f"such as {foreign[0]}"
+            )
+        if unneeded:
+            self._note(f"{len(unneeded)} golden digests are of workloads that were not to run, and not needed")
 
     def _ready(self, workload: Workload, place: Place) -> Ready | Exception:
         try:
@@ -253,7 +345,7 @@ class _BurnIn:
     def _unreferred(self, workload: Workload, place: Place) -> Exception | None:
         """Computes on the host what outputs are compared with; returns what went wrong."""
         try:
-            for index in self.result.devices_of(place):
+            for index in self._devices_of(place):
                 self.programs.reference(workload, index)
         except Exception as error:  # such as a host that has no memory for it
             return error
@@ -269,12 +361,12 @@ class _BurnIn:
                 except Exception:  # a device that fails here fails in its workloads too, and is recorded there
                     continue
                 if not kept:
-                    self.result.notes.append(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
+                    self._note(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
 
     def _run(self, workload: Workload, place: Place) -> list[Outcome] | Exception:
         """One run; what it throws is a result too."""
-        moment = max(self.moments[index] for index in self.result.devices_of(place))
-        for index in self.result.devices_of(place):
+        moment = max(self.moments[index] for index in self._devices_of(place))
+        for index in self._devices_of(place):
             self.moments[index] = moment + 1
         try:
             return self.programs.run(
@@ -305,7 +397,11 @@ class _BurnIn:
             outcomes,
             alike=workload.alike,
             kinds=self.kinds,
-            before=self.result.baselines(workload.name),
+            before={
+                device: digest
+                for device in self.kinds
+                if (digest := self.tallies[workload.name, device].digest) is not None
+            },
             golden=golden,
             references=references,
         )
@@ -317,14 +413,24 @@ class _BurnIn:
         voted = vote({each.device: each.digest for each in outcomes}, self.kinds)
         heard = {*voted.agreed, *voted.odd} if workload.alike else set()
         for outcome in outcomes:
-            tally = self.result.tallies.setdefault((workload.name, outcome.device), Tally())
-            tally.add(outcome)
-            tally.repeated += tally.baseline is not None
+            place = (workload.name, outcome.device)
+            tally, times = self.tallies[place], self.times[place]
+            times[step_of(outcome.seconds)] += 1
+            tally.fastest = min(tally.fastest, outcome.seconds) if tally.runs else outcome.seconds
+            tally.median = median_of(times)
+            tally.runs += 1
+            tally.elements += outcome.elements
+            tally.seconds += outcome.seconds
+            tally.checked += outcome.checks.checked
+            tally.flagged += outcome.checks.flagged
+            tally.confirmed += outcome.checks.confirmed
+            tally.simulated += outcome.simulated
+            tally.repeated += tally.digest is not None
             tally.voted += outcome.device in heard
             tally.referred += outcome.right is not None
             tally.golden += outcome.device in golden
-            if tally.baseline is None:
-                tally.baseline = outcome.digest
+            if tally.digest is None:
+                tally.digest = outcome.digest
             self.tell(
                 {
                     "event": "run",
@@ -338,7 +444,7 @@ class _BurnIn:
 
     def _follow(self, workload: Workload, suspicion: Suspicion, outcomes: Sequence[Outcome]) -> None:
         """Runs a difference again, and keeps what was found; those of the same place are counted after a while."""
-        tallies = [self.result.tallies[workload.name, device] for device in suspicion.devices]
+        tallies = [self.tallies[workload.name, device] for device in suspicion.devices]
         for tally in tallies:
             tally.differences += 1
         if all(tally.differences > DETAILED for tally in tallies):
@@ -348,44 +454,32 @@ class _BurnIn:
             (done,) = self._each(functools.partial(self._run, workload), [place])
             return cast("list[Outcome] | Exception", done)
 
-        confirmed = confirm(workload, suspicion, outcomes, run, self.programs)
+        confirmed = confirm(workload, suspicion, outcomes, run, self.programs, self.result.rounds)
         for place, error in confirmed.errors:
             self._end(workload, place, error)
         for device, digest in confirmed.baselines.items():
-            self.result.tallies[workload.name, device].baseline = digest
-        self._found(workload, confirmed, outcomes)
+            self.tallies[workload.name, device].digest = digest
+        self._keep(workload, confirmed, outcomes)
 
-    def _found(self, workload: Workload, confirmed: Confirmation, outcomes: Sequence[Outcome]) -> None:
-        first = next(outcome for outcome in outcomes if outcome.device == confirmed.devices[0])
-        simulated = sum(outcome.simulated for outcome in outcomes if outcome.device in confirmed.devices)
-        if confirmed.kinds == ("repeat",) and not simulated:  # it may be the runs before that erred
-            simulated = sum(self.result.tallies[workload.name, device].simulated for device in confirmed.devices)
-        finding = Finding(
-            workload.name,
-            confirmed.devices,
-            self.result.rounds,
-            confirmed.kinds,
-            confirmed.persistence,
-            first.digest,
-            confirmed.expected,
-            confirmed.elements,
-            first.checks,
-            simulated,
-            confirmed.note,
-            *kept_outputs(confirmed.outputs),
-        )
+    def _keep(self, workload: Workload, confirmed: Confirmation, outcomes: Sequence[Outcome]) -> None:
+        finding = confirmed.finding
+        finding.simulated = sum(outcome.simulated for outcome in outcomes if outcome.device in finding.devices)
+        if finding.kinds == ("repeat",) and not finding.simulated:  # it may be the runs before that erred
+            finding.simulated = sum(self.tallies[workload.name, device].simulated for device in finding.devices)
+        self.kept.setdefault(workload.name, _kept(confirmed))
         self.result.findings.append(finding)
-        self.tell({"event": "finding", "workload": workload.name, "devices": list(confirmed.devices)})
+        self.tell({"event": "finding", "workload": workload.name, "devices": list(finding.devices)})
 
     def _end(self, workload: Workload, place: Place, error: Exception) -> None:
         """What failed does not run again: a workload on a device, or all of a device that answers no more."""
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        lost = [index for index in self.result.devices_of(place) if self._is_lost(error, place, index)]
-        ends = [Ended(None, index, self.result.rounds, f"device lost: {reason}") for index in lost]
+        lost = [index for index in self._devices_of(place) if self._is_lost(error, place, index)]
+        ends: list[tuple[str | None, Place, str]] = [(None, index, f"device lost: {reason}") for index in lost]
         if place is None or place not in lost:
-            ends.append(Ended(workload.name, place, self.result.rounds, reason))
-        for end in ends:
-            self.result.ended.append(end)
+            ends.append((workload.name, place, reason))
+        for name, device, why in ends:
+            end = Ended(workload=name, device=device, round=self.result.rounds, reason=why)
+            self.result.unfinished.append(end)
             self.tell({"event": "ended", "workload": end.workload, "device": end.device, "reason": end.reason})
 
     def _is_lost(self, error: Exception, place: Place, index: int) -> bool:
@@ -398,3 +492,11 @@ def _alive(device: jax.Device) -> bool:
         return int(jax.device_put(1, device) + jax.device_put(1, device)) == 2
     except Exception:  # it does not matter what a lost device throws
         return False
+
+
+def _kept(confirmed: Confirmation) -> Kept:
+    if confirmed.outputs is None:
+        return Kept(confirmed.finding, None, None)
+    right, wrong = (list(map(np.asarray, jax.tree.leaves(each))) for each in confirmed.outputs)
+    small = sum(array.nbytes for array in right) <= SMALL
+    return Kept(confirmed.finding, (right, wrong) if small else None, (sum_of(right), sum_of(wrong)))

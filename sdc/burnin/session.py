@@ -12,144 +12,110 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 
 from sdc.faults import Fault
 from sdc.records import RecordError, describe_devices
+from sdc.settings import SettingError
 
-from ..records import Lock, environment, reason, to_json
+from ..records import Environment, Lock, environment, reason, to_json
 from .bundle import write_bundle
-from .claiming import claim_names, claimed
-from .golden import Register, lookup, read_golden
-from .golden_using import itself_alone, usable
-from .levels import find_level
-from .observed import Result
+from .golden import GOLDEN, Register, itself_alone, lookup, shortfall
+from .host import claim_names, claimed, surroundings
+from .judgement import BURN_IN, judge
 from .programs import Programs
-from .registry import workloads
-from .report import BUNDLE, EVENTS, RESULT, GoldenPart, Outlook, Report, Settings, read_report, write_report
-from .reporting import Circumstances, clock_shift, report_of, restored
-from .rounds import LIMIT, burn_in
-from .sensors import Monitor, driver_errors
-from .surroundings import surroundings
+from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, GoldenUse, Outlook, Settings, now
+from .rounds import Kept, burn_in, planned_result
+from .sensors import Monitor
+from .workloads import Workload, find_level, workloads
 
 EVERY = 10.0
-"""Seconds from one snapshot of the report to the next."""
+"""Seconds from one snapshot of the result to the next."""
 STEPS_OF = "training"
 """Family whose runs are training steps."""
+SHIFT = 5.0
+"""Seconds by which the clock of the host may be corrected during a burn-in without a word."""
 
 
 class NotOnRecord(Exception):
-    """Something differed, and the disk takes no report of it.
+    """Something differed, and the disk takes no result of it; `result` is what is known."""
 
-    Attributes:
-        report: what is known.
-    """
-
-    def __init__(self, report: Report, error: OSError) -> None:
+    def __init__(self, result: BurninResult, error: OSError) -> None:
         super().__init__(reason(error))
-        self.report = report
+        self.result = result
 
 
 @dataclasses.dataclass
 class Session:
-    """A burn-in of the devices of this host.
-
-    Attributes:
-        settings: what was asked for.
-        folder: where the report, the log and the bundle go; it exists.
-        golden: file of golden digests.
-        inject: simulated faults.
-        resume: whether to go on from the report in the folder.
-        command: the command line.
-        outlooks: what a number of training steps would have seen of published bursts.
-        steps: training steps in a run of a workload of the family `training`.
-        doubts: what stands against a PASS from the beginning.
-        on_event: is told of what `burn_in` tells.
-        on_report: is given each report, those of a burn-in under way too.
-        limit: seconds after which a device that does not answer is given up.
-    """
+    """A burn-in of the devices of this host."""
 
     settings: Settings
-    folder: Path
-    golden: Path | None = None
+    folder: Path  # where the result, the log and the bundle go
+    golden: Path | None = None  # file of golden digests
     inject: Sequence[Fault] = ()
-    resume: bool = False
+    resume: bool = False  # whether to go on from the result in the folder
     command: list[str] | None = None
-    outlooks: Callable[[int], Sequence[Outlook]] | None = None
-    steps: int = 1
-    doubts: Sequence[str] = ()
+    outlooks: Callable[[int], Sequence[Outlook]] | None = None  # what training steps would have seen of known bursts
+    steps: int = 1  # training steps in a run of a workload of the family `training`
+    doubts: Sequence[str] = ()  # what stands against a PASS from the beginning
     on_event: Callable[[Mapping[str, Any]], None] = lambda event: None
-    on_report: Callable[[Report], None] = lambda report: None
-    limit: float = LIMIT
+    on_result: Callable[[BurninResult], None] = lambda result: None  # also for those of a burn-in under way
 
     def __post_init__(self) -> None:
         self.stopped: str | None = None
-        self.hung = False
         self._lock = threading.Lock()
         self._written = 0.0
         self._begun = datetime.datetime.now(datetime.UTC)
         self._watch = time.monotonic()
-        self._result: Result | None = None
-        self._known: Circumstances | None = None
+        self._result: BurninResult | None = None
         self._monitor: Monitor | None = None
         self._golden: _Golden | None = None
+
+    @property
+    def hung(self) -> bool:
+        """Whether a device never answered: a thread waits for it still."""
+        return self._result is not None and self._result.hung
 
     def stop(self, why: str) -> None:
         """Asks for the end, from any thread; the run that is at work is finished."""
         self.stopped = self.stopped or why
 
-    def run(self, devices: Sequence[jax.Device]) -> Report:
-        """All of it.
+    def run(self, devices: Sequence[jax.Device]) -> BurninResult:
+        """All of it, on devices of this process: the result, which is on record.
 
-        Args:
-            devices: of this process.
-
-        Returns:
-            The report, which is on record.
-
-        Raises:
-            SettingError: another burn-in has one of the devices, or what is continued is another burn-in.
-            RecordError: what is continued is damaged, or somebody else writes the folder.
-            OSError: the folder cannot be written.
-            NotOnRecord: nor can it be any more, and something differed before.
+        It raises what goes wrong: a `SettingError` where another burn-in has a device, or what is continued is another
+        burn-in; a `RecordError` where that is damaged, or somebody else writes the folder; an `OSError` where the
+        folder cannot be written, and `NotOnRecord` where something differed before.
         """
         described = describe_devices(devices)
-        earlier = read_report(self.folder) if self.resume else None
-        self._known = Circumstances(self.settings, environment(), described, self.command)
-        if earlier is not None:
-            self._known = dataclasses.replace(self._known, id=earlier.id, created=earlier.created)
+        earlier = BURN_IN.read(self.folder) if self.resume else None
         with claimed(claim_names(described)) as problems, self._locked(), Monitor(described) as self._monitor:
-            result, programs, golden = self._begin(devices, earlier, problems)
-            self._tell({"event": "begin", "devices": described, "workloads": len(result.workloads)})
+            found, programs = self._begin(devices, described, earlier, problems)
+            assert self._result is not None
+            kept: dict[str, Kept] = {}
+            self._tell({"event": "begin", "devices": described, "workloads": len(found)})
             try:
-                result = burn_in(
-                    result.workloads, devices, golden=golden, accept=self.settings.accept, on_event=self._tell,
-                    stop=lambda: self.stopped is not None, inject=self.inject, programs=programs, result=result,
-                    limit=self.limit, pauses=find_level(self.settings.level).pauses,
+                burn_in(
+                    found, devices, golden=self._golden.digests if self._golden is not None else None,
+                    accept=self.settings.accept, on_event=self._tell, stop=lambda: self.stopped is not None,
+                    inject=self.inject, programs=programs, result=self._result, kept=kept,
+                    pauses=find_level(self.settings.level).pauses,
                     **self._length(earlier.seconds if earlier else 0.0),
                 )  # fmt: skip
-                self.hung = result.hung
-                report = self.save(final=True)
+                result = self.save(final=True)
                 if result.findings and not result.hung:
-                    self._bundle(report, programs)
-                self._log({"event": "end", "verdict": report.verdict.word})
+                    self._bundle(result, programs, found, kept)
+                self._log({"event": "end", "verdict": result.verdict.acceptance})
             except OSError as error:
-                if not result.findings:
+                if not self._result.findings:
                     raise
                 self.stop(f"a disk that takes no more ({reason(error)})")
-                raise NotOnRecord(self._report(final=False), error) from error
-        return report
+                raise NotOnRecord(self._known(final=False), error) from error
+        return result
 
-    def without(self, reason: str) -> Report:
-        """The report where no device could be tested.
-
-        Args:
-            reason: why.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        self._known = Circumstances(self.settings, {}, [], self.command)
-        self._result = Result([], [], tuple(self.settings.accept), doubts=[reason])
+    def without(self, reason: str) -> BurninResult:
+        """The result where no device could be tested."""
+        self._result = BurninResult(settings=self.settings, command=self.command, doubts=[reason])
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.save(final=True)
 
@@ -170,24 +136,32 @@ class Session:
         return {"minutes": max(self.settings.minutes - seconds / 60, 1e-3)}
 
     def _begin(
-        self, devices: Sequence[jax.Device], earlier: Report | None, problems: Sequence[str]
-    ) -> tuple[Result, Programs, Mapping[str, str]]:
-        settings, accept, faults = self.settings, tuple(self.settings.accept), tuple(map(str, self.inject))
+        self,
+        devices: Sequence[jax.Device],
+        described: Sequence[Mapping[str, Any]],
+        earlier: BurninResult | None,
+        problems: Sequence[str],
+    ) -> tuple[Sequence[Workload], Programs]:
+        settings = self.settings
         found = workloads(settings.level, devices, settings.dtypes, only=settings.only, seed=settings.seed)
-        result = Result(found, devices, accept, faults)
+        result = planned_result(
+            found, devices, described, settings=settings, command=self.command,
+            environment=msgspec.convert(environment(), Environment),
+        )  # fmt: skip
         if earlier is not None:
-            result = restored(earlier, found, devices, accept=accept, inject=self.inject)
+            go_on(result, earlier)
         result.doubts += self.doubts
-        result.notes += problems
+        result.notes += [problem for problem in problems if problem not in result.notes]
         if settings.only:
-            told = f"only {', '.join(settings.only)} of the level's workloads were asked for"
-            result.notes += [told] if told not in result.notes else []
+            note = f"only {', '.join(settings.only)} of the level's workloads were asked for"
+            result.notes += [note] if note not in result.notes else []
         self._golden = _Golden(self.golden, devices) if self.golden is not None else None
+        result.golden = GoldenUse(file=str(self.golden)) if self.golden is not None else None
         self._result = result
-        return result, Programs(devices), self._golden.digests if self._golden is not None else {}
+        return found, Programs(devices)
 
     def _tell(self, event: Mapping[str, Any]) -> None:
-        """Keeps the log, and a report that says what is known so far, in case that nobody gets to say more."""
+        """Keeps the log, and a result that says what is known so far, in case that nobody gets to say more."""
         if event["event"] != "run":
             self._log(event)
         if event["event"] in ("finding", "ended") or time.monotonic() - self._written > EVERY:
@@ -199,102 +173,118 @@ class Session:
         with (self.folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def known(self, why: str) -> Report:
-        """What is known at this moment, on record; for a thread that ends the process.
-
-        Args:
-            why: it ends.
-        """
+    def known(self, why: str) -> BurninResult:
+        """What is known at this moment, on record; for a thread that ends the process."""
         self.stop(why)
         return self.without(f"ended by {why} before the devices had started") if self._result is None else self.save()
 
-    def save(self, *, final: bool = False) -> Report:
-        """Writes what is known now; called by other threads too.
-
-        Args:
-            final: whether the burn-in has ended. Before that, the report says that it was stopped.
-        """
+    def save(self, *, final: bool = False) -> BurninResult:
+        """Writes what is known now; called by other threads too. Before the end it says that it was stopped."""
         with self._lock:
-            report = self._report(final=final)
-            write_report(self.folder / RESULT, report)
+            result = self._known(final=final)
+            BURN_IN.write(self.folder / RESULT, result)
             self._written = time.monotonic()
-        self.on_report(report)
-        return report
+        self.on_result(result)
+        return result
 
-    def _report(self, *, final: bool) -> Report:
+    def _known(self, *, final: bool) -> BurninResult:
+        """What is known now, judged; a copy of what the burn-in goes on filling."""
         assert self._result is not None
-        assert self._known is not None
-        result = dataclasses.replace(
-            self._result, tallies=dict(self._result.tallies), findings=list(self._result.findings),
-            ended=list(self._result.ended), notes=list(self._result.notes), doubts=list(self._result.doubts),
-            stopped=self._result.stopped or not final,
-            stopper=f"stopped by {self.stopped}" if self.stopped else "under way",
+        live = self._result
+        result = msgspec.structs.replace(
+            live, ended=now(), workloads=list(live.workloads), devices=list(live.devices), findings=list(live.findings),
+            unfinished=list(live.unfinished), notes=list(live.notes), doubts=list(live.doubts),
         )  # fmt: skip
-        courses = self._monitor.courses() if self._monitor is not None else []
-        result.notes += self._monitor.notes() if self._monitor is not None else []
-        for index, course in enumerate(courses):
-            if course is not None:
-                result.doubts += [f"device {index}: {error}" for error in driver_errors(course)]
+        if not final or live.stopped is not None:
+            result.stopped = self.stopped or live.stopped or UNDER_WAY
+        if self._monitor is not None:
+            result.notes += self._monitor.notes()
+            result.devices = [
+                msgspec.structs.replace(device, sensors=course)
+                for device, course in zip(live.devices, self._monitor.courses(), strict=True)
+            ]
         shift = clock_shift(self._begun, datetime.datetime.now(datetime.UTC), time.monotonic() - self._watch)
         result.notes += [shift] if shift else []
-        golden = None
-        if self._golden is not None:
-            golden = self._golden.part(result)
-            result.doubts += self._golden.doubts(result, self._known.described) if final else []
+        if self._golden is not None and result.golden is not None:
+            doubt = self._golden.doubt(result, final=final)
+            result.golden = msgspec.structs.replace(result.golden, doubt=doubt)
         steps = self._training_steps(result)
-        return report_of(
-            result, self._known, courses=courses, golden=golden,
-            outlooks=self.outlooks(steps) if self.outlooks is not None and steps else (),
-            stopped=self.stopped or ("under way" if not final else None),
-        )  # fmt: skip
+        result.outlooks = list(self.outlooks(steps)) if self.outlooks is not None and steps else []
+        return judge(result)
 
-    def _training_steps(self, result: Result) -> int:
+    def _training_steps(self, result: BurninResult) -> int:
         """Steps that each device did at least."""
-        training = {workload.name for workload in result.workloads if workload.family == STEPS_OF}
-        runs = dict.fromkeys(range(len(result.devices)), 0)
-        for (name, device), tally in result.tallies.items():
-            runs[device] += tally.runs if name in training else 0
+        runs = dict.fromkeys((device.index for device in result.devices), 0)
+        for tally in result.workloads:
+            runs[tally.device] += tally.runs if tally.family == STEPS_OF else 0
         return self.steps * min(runs.values(), default=0)
 
-    def _bundle(self, report: Report, programs: Programs) -> None:
+    def _bundle(
+        self, result: BurninResult, programs: Programs, found: Sequence[Workload], kept: Mapping[str, Kept]
+    ) -> None:
         """A bundle that cannot be made takes nothing from the verdict."""
         path = self.folder / BUNDLE
         try:
-            write_bundle(path, report, self._result, programs)
+            write_bundle(path, result, programs, found, kept)
         except Exception as error:  # a full disk, a device that has gone
             with contextlib.suppress(OSError):
                 os.unlink(path)
             self._log({"event": "no bundle", "reason": f"{type(error).__name__}: {error}"})
 
 
+def clock_shift(begun: datetime.datetime, ended: datetime.datetime, seconds: float) -> str | None:
+    """What to say where the host's clock went another way than one that does not jump; None where it did not."""
+    shift = (ended - begun).total_seconds() - seconds
+    if abs(shift) <= SHIFT + 0.01 * seconds:
+        return None
+    return f"the host's clock was set by {shift:+.0f} s meanwhile: the times of begin and end do not fit"
+
+
+def go_on(result: BurninResult, earlier: BurninResult) -> None:
+    """Fills a planned result with what an earlier burn-in of the same workloads, devices and faults saw."""
+    names = {tally.workload for tally in result.workloads}
+    for what, before, here in (
+        ("devices", [row.kind for row in earlier.devices], [row.kind for row in result.devices]),
+        ("simulated faults", earlier.settings.faults, result.settings.faults),
+        ("workloads", sorted({row.workload for row in earlier.workloads} - names), []),
+    ):
+        if before != here:
+            raise SettingError(
+                "resume", None, f"the {what} were {_short(before)}, and are {_short(here)}; give the same flags"
+            )
+    result.id, result.created = earlier.id, earlier.created
+    result.rounds, result.seconds = earlier.rounds, earlier.seconds
+    result.notes = list(earlier.notes)
+    done = earlier.tallies
+    result.workloads = [done.get((tally.workload, tally.device), tally) for tally in result.workloads]
+    result.findings, result.unfinished = list(earlier.findings), list(earlier.unfinished)
+
+
+def _short(values: Sequence[str | None]) -> str:
+    return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
+
+
 class _Golden:
     """Golden digests as a burn-in uses them: what is damaged or foreign stands against a PASS."""
 
     def __init__(self, file: Path, devices: Sequence[jax.Device]) -> None:
-        self.file, self.here = file, surroundings(devices)
+        self.here = surroundings(devices)
         self.register: Register | None = None
-        self.damage: str | None = None
+        self.damage = ""
         try:
-            self.register = read_golden(file)
-        except (RecordError, OSError) as error:
+            self.register = GOLDEN.read(file)
+        except RecordError as error:
             self.damage = str(error)
         self.digests = lookup(self.register) if self.register is not None else {}
 
-    def part(self, result: Result) -> GoldenPart:
-        """What the report says of them."""
-        used = sum(tally.golden > 0 for tally in result.tallies.values())
-        return GoldenPart(
-            file=str(self.file), used=used, foreign=len(result.foreign), problem=self.damage or self._missing(result)
-        )
-
-    def doubts(self, result: Result, described: Sequence[Mapping[str, Any]]) -> list[str]:
+    def doubt(self, result: BurninResult, *, final: bool) -> str | None:
         """What stands against a PASS: a file that could not be used, or digests of nobody but the device itself."""
         if self.register is None:
-            return [f"the golden digests were not used: {self.damage}"]
-        if (missing := self._missing(result)) is not None:
-            return [f"golden digests: {missing}"]
-        alone = itself_alone(self.register, result.keys, described)
-        return [] if alone is None or any(tally.voted for tally in result.tallies.values()) else [alone]
-
-    def _missing(self, result: Result) -> str | None:
-        return None if self.register is None else usable(self.register, result.keys.values(), self.here)[1]
+            return f"the golden digests were not used: {self.damage}"
+        if not final:
+            return None
+        keys = [tally.key for tally in result.workloads if tally.key is not None]
+        if (missing := shortfall(self.register, keys, self.here)) is not None:
+            return f"golden digests: {missing}"
+        alone = itself_alone(self.register, result)
+        return None if any(tally.voted for tally in result.workloads) else alone

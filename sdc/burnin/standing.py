@@ -8,8 +8,10 @@ from typing import Annotated
 from sdc.records import RecordError
 
 from ..records import Fields, about, read_json
-from .pair_report import PAIR, POOL, read_pair
-from .report import EVENTS, RESULT, Word, read_report
+from ..verdict import Verdict
+from .judgement import BURN_IN
+from .pair import PAIR, PAIR_FORMAT, POOL
+from .results import EVENTS, RESULT
 
 NAMES = (RESULT, PAIR, POOL)
 AHEAD = 300.0
@@ -19,8 +21,7 @@ AHEAD = 300.0
 class Standing(Fields, kw_only=True):
     """What the last result says now."""
 
-    word: Annotated[Word, about("`PASS`, `FAIL` or `INCONCLUSIVE`")]
-    code: Annotated[int, about("exit code: 0, 1 or 3")]
+    verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")]
     reason: Annotated[str, about("the first sentence of the verdict, or why there is none")]
     simulated: Annotated[bool, about("whether faults were simulated")] = False
     file: Annotated[str | None, about("the result")] = None
@@ -28,23 +29,10 @@ class Standing(Fields, kw_only=True):
 
 
 def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datetime | None = None) -> Standing:
-    """Reads the last result.
+    """Reads the last result: a file, the folder of a burn-in, pair or pool, or the newest of such folders below one.
 
-    Args:
-        path: a result file, the folder of a burn-in, a pair or a pool, or one that holds such folders, of which the
-            newest counts.
-        max_age: seconds after which a result says nothing; None for any age.
-        now: the time; by default that of the host.
-
-    Returns:
-        The verdict. What is missing, damaged, too old or of the future is INCONCLUSIVE: never a PASS. A simulation says
-        nothing about the hardware, and is INCONCLUSIVE unless it is what was asked for by its own name.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from sdc.burnin.standing import standing_of
-        >>> standing_of(Path("nowhere")).code
-        3
+    What is missing, damaged, too old (in seconds) or of the future is INCONCLUSIVE: never a PASS. A simulation says
+    nothing about the hardware, and is INCONCLUSIVE unless it is what was asked for by its own name.
     """
     try:
         place, named = _newest(path)
@@ -53,15 +41,14 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
     if place is None:
         return _unknown(f"there is no result in {path}; run sdc burnin")
     try:
-        report = read_report(place) if place.name not in (PAIR, POOL) else read_pair(place)
-    except (RecordError, OSError) as error:
+        result = (PAIR_FORMAT if place.name in (PAIR, POOL) else BURN_IN).read(place)
+    except RecordError as error:
         return _unknown(str(error), place)
-    verdict = report.verdict
     found = Standing(
-        word=verdict.word, code=verdict.code, reason=next(iter(verdict.sentences), verdict.word),
-        simulated=verdict.simulated, file=str(place), ended=report.ended,
+        verdict=result.verdict, reason=next(iter(result.sentences), result.verdict.acceptance),
+        simulated=result.simulated, file=str(place), ended=result.ended,
     )  # fmt: skip
-    return _aged(found, report.ended, max_age, now or datetime.datetime.now(datetime.UTC), named=named)
+    return _aged(found, result.ended, max_age, now or datetime.datetime.now(datetime.UTC), named=named)
 
 
 def _aged(found: Standing, ended: str, max_age: float | None, now: datetime.datetime, *, named: bool) -> Standing:
@@ -74,7 +61,9 @@ def _aged(found: Standing, ended: str, max_age: float | None, now: datetime.date
     if age < -AHEAD:
         return _unknown(f"{found.file} is of the future ({ended}): a clock was set; run sdc burnin again", found.file)
     if max_age is not None and age > max_age:
-        return _unknown(f"the last result is {_span(age)} old ({found.word}); run sdc burnin again", found.file)
+        return _unknown(
+            f"the last result is {_span(age)} old ({found.verdict.acceptance}); run sdc burnin again", found.file
+        )
     return found
 
 
@@ -85,7 +74,7 @@ def _span(seconds: float) -> str:
 
 
 def _unknown(reason: str, place: object = None) -> Standing:
-    return Standing(word="INCONCLUSIVE", code=3, reason=reason, file=None if place is None else str(place))
+    return Standing(verdict=Verdict.INCONCLUSIVE, reason=reason, file=None if place is None else str(place))
 
 
 def _newest(path: Path) -> tuple[Path | None, bool]:

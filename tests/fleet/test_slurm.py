@@ -48,7 +48,7 @@ def test_a_burn_in_that_passes_lets_the_job_start(slurm: Slurm) -> None:
     job = slurm.submit("--nodelist=n1", "--wrap", "true")
     assert slurm.ended(job)["JobState"] == "COMPLETED"
     (result,) = (slurm.folder / "results-n1").glob(f"job-{job}-*/result.json")
-    assert read(result)["verdict"]["word"] == "PASS"
+    assert read(result)["verdict"] == "clean"
     assert not slurm.drained("n1")
 
 
@@ -136,7 +136,7 @@ def test_a_cancelled_burn_in_leaves_a_result(slurm: Slurm, tmp_path: Path) -> No
     until(lambda: result.exists() and read(result)["rounds"] != 0, 60, lambda: slurm.output(job))
     slurm.run("scancel", job)
     until(lambda: read(result)["stopped"] == "SIGTERM", 15, lambda: slurm.output(job))
-    assert read(result)["verdict"]["word"] == "INCONCLUSIVE"
+    assert read(result)["verdict"] == "inconclusive"
 
 
 def test_a_pair_and_a_pool_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_pair_and_a_pool_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
     ended = slurm.ended(pair, 240)
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), slurm.output(pair)
     found = read(tmp_path / f"pair-{pair}-0" / "pair.json")
-    assert found["verdict"]["word"] == "PASS"
+    assert found["verdict"] == "clean"
     assert [host["processes"] for host in found["hosts"]] == [[0], [1]]  # type: ignore[attr-defined]
     pool = slurm.submit(
         DEPLOY / "slurm" / "pool.sbatch", "--devices", 3, "--steps", 1, "--fault", "bitflip,rate=1e-2",
@@ -156,5 +156,5 @@ def test_a_pair_and_a_pool_are_jobs(slurm: Slurm, tmp_path: Path) -> None:
     ended = slurm.ended(pool, 300)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), slurm.output(pool)
     found = read(tmp_path / f"pool-{pool}-0" / "pool.json")
-    assert found["verdict"]["word"] == "FAIL"
-    assert found["verdict"]["simulated"] is True
+    assert found["verdict"] == "corrupt"
+    assert found["faults"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from sdc.burnin.pair_report import Pair, read_pair
+from sdc.burnin.pair import PAIR_FORMAT, Pair
 from sdc.records.storage import RecordError
 from sdc.tools.bench.network import ADDRESSES, LINKS, ip, two_hosts
 
@@ -104,7 +104,7 @@ def _trial(tally: Tally, draw: random.Random, names: tuple[str, str], trial: Tri
         process.kill()
         process.wait()
     try:
-        _judge(tally, trial, read_pair(folder / "run"), where)
+        _judge(tally, trial, PAIR_FORMAT.read(folder / "run"), where)
     except (OSError, RecordError) as error:
         tally.fail("odd exit code", f"no result ({error}) of {where}")
 
@@ -119,11 +119,12 @@ def _await(ready: Callable[[], bool], processes: list["subprocess.Popen[bytes]"]
 
 def _judge(tally: Tally, trial: Trial, found: Pair, where: str) -> None:
     if found.verdict.code != trial.code:
-        tally.fail("false clean" if trial.code else "false corrupt", f"{found.verdict.sentences[0]} of {where}")
+        tally.fail("false clean" if trial.code else "false corrupt", f"{found.sentences[0]} of {where}")
     if trial.hosts > 2 and found.suspects != [found.hosts[-1].host] * trial.faulty:
         tally.fail("false corrupt", f"{found.suspects} of {where}")
     if (found.lost is None) != (trial.harm is None):
         tally.fail("odd exit code", f"lost: {found.lost} of {where}")
     tally.note(
-        f"{found.kind}, {'faulty' if trial.faulty else 'sound'}, {trial.harm or 'left alone'}: {found.verdict.word}"
+        f"{found.kind}, {'faulty' if trial.faulty else 'sound'}, {trial.harm or 'left alone'}: "
+        f"{found.verdict.acceptance}"
     )

@@ -11,11 +11,13 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
-from sdc.burnin.pair_report import PAIR, POOL
-from sdc.burnin.report import RESULT, read_report
-from sdc.burnin.schema import file_schema
+from sdc.burnin.exports import file_schema
+from sdc.burnin.judgement import BURN_IN
+from sdc.burnin.pair import PAIR, POOL
+from sdc.burnin.results import RESULT
 from sdc.records import determinism
 from sdc.tools import cli
+from sdc.verdict import Verdict
 from tests.tools.command import Started
 
 JUNIT = xmlschema.XMLSchema(Path(__file__).parents[1] / "sdc" / "burnin" / "junit.xsd")
@@ -53,14 +55,14 @@ def test_every_verdict(
     )
     assert cli.run([*words.split(), "--json"]) == code
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["verdict"]["word"], printed["verdict"]["code"]) == (word, code)
-    assert set(kinds) <= set(printed["verdict"]["kinds"])
-    assert any(sentence in each for each in printed["verdict"]["sentences"]), printed["verdict"]
-    assert printed["verdict"]["simulated"] is ("--fault" in flags)
+    assert (Verdict(printed["verdict"]).acceptance, Verdict(printed["verdict"]).code) == (word, code)
+    assert set(kinds) <= set(printed["evidence"])
+    assert any(sentence in each for each in printed["sentences"]), printed["sentences"]
+    assert bool(printed["settings"]["faults"]) is ("--fault" in flags)
     assert not printed["workloads"] or any("only transfers" in note for note in printed["notes"])
 
     jsonschema.validate(printed, file_schema("result"))
-    assert read_report(places["run"]).id == printed["id"]
+    assert BURN_IN.read(places["run"]).id == printed["id"]
     JUNIT.validate(str(places["junit.xml"]))
     suites = ElementTree.parse(places["junit.xml"]).getroot().findall("testsuite")
     bad = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("failures", "errors")}
@@ -108,9 +110,9 @@ def test_people_read_the_verdict_and_where_it_is(tmp_path: Path, capsys: pytest.
 def test_short_tests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"burnin --only transfers --devices 4 --run {tmp_path / 'run'} --rounds"
     assert cli.run([*words.split(), "1"]) == 0
-    first = read_report(tmp_path / "run")
+    first = BURN_IN.read(tmp_path / "run")
     assert cli.run([*words.split(), "3", "--resume"]) == 0
-    both = read_report(tmp_path / "run")
+    both = BURN_IN.read(tmp_path / "run")
     assert (both.id, both.created) == (first.id, first.created)
     assert [row.runs for row in both.workloads] == [3] * len(first.workloads)
     capsys.readouterr()
@@ -118,7 +120,7 @@ def test_short_tests_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "simulated faults were none" in capsys.readouterr().err
     assert cli.run([*words.split(), "4"]) == 2
     assert "exists already" in capsys.readouterr().err
-    assert read_report(tmp_path / "run") == both
+    assert BURN_IN.read(tmp_path / "run") == both
     (tmp_path / "run" / RESULT).write_text("{}")
     assert cli.run([*words.split(), "4", "--resume"]) == 2
     assert "damaged" in capsys.readouterr().err
@@ -133,8 +135,8 @@ def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
         assert time.monotonic() < until
         assert not started.ended, started.end()
         time.sleep(0.1)
-    under_way = read_report(tmp_path / "run")
-    assert (under_way.verdict.word, under_way.stopped) == ("INCONCLUSIVE", "under way")
+    under_way = BURN_IN.read(tmp_path / "run")
+    assert (under_way.verdict.acceptance, under_way.stopped) == ("INCONCLUSIVE", "under way")
     code, _, err = Started(("burnin", "--only", "transfers", "--devices", "2"), None).end()
     assert code == 2
     assert "is being tested by process" in err
@@ -145,12 +147,12 @@ def test_ended_by_a_signal_it_says_what_is_known(tmp_path: Path) -> None:
     assert time.monotonic() - asked < 5
     assert code == 3
     assert "stopped by SIGTERM" in out
-    ended = read_report(tmp_path / "run")
+    ended = BURN_IN.read(tmp_path / "run")
     assert ended.stopped == "SIGTERM"
 
     code, out, err = Started((*words, "--rounds", str(ended.rounds + 1), "--resume"), None).end()
     assert code == 0, err
-    assert read_report(tmp_path / "run").rounds == ended.rounds + 1
+    assert BURN_IN.read(tmp_path / "run").rounds == ended.rounds + 1
 
 
 @pytest.mark.parametrize(
@@ -175,5 +177,5 @@ def test_killed_it_leaves_what_was_known(tmp_path: Path) -> None:
     while not (tmp_path / "run" / RESULT).exists() and not started.ended:
         time.sleep(0.05)
     started.kill()
-    assert read_report(tmp_path / "run").verdict.word == "INCONCLUSIVE"
+    assert BURN_IN.read(tmp_path / "run").verdict.acceptance == "INCONCLUSIVE"
     assert cli.run(["verdict", str(tmp_path / "run")]) == 3

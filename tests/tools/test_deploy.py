@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sdc.burnin.metrics import metrics
+from sdc.burnin.exports import metrics
 from sdc.tools.parse import COMMANDS, parse
 
 from ..reports import make_finding, make_report

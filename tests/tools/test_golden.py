@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from sdc.burnin import golden_checking
-from sdc.burnin.golden import Register, lookup, mark_of, read_golden, write_golden
+from sdc.burnin.golden import GOLDEN, Register, lookup, mark_of
 from sdc.burnin.rounds import burn_in
 from sdc.faults import BitFlip, Fault
 from sdc.tools import cli
@@ -62,7 +61,7 @@ def recorded(once: Path, tmp_path: Path) -> Path:
 def test_what_is_recorded_is_confirmed(run: Told, recorded: Path, tmp_path: Path) -> None:
     told = run.json("record", tmp_path / "again.golden", *ONLY, code=0)
     assert (told["verdict"], told["recorded"], told["sentences"]) == ("clean", 1, [])
-    assert lookup(read_golden(tmp_path / "again.golden")) == lookup(read_golden(recorded))
+    assert lookup(GOLDEN.read(tmp_path / "again.golden")) == lookup(GOLDEN.read(recorded))
     found = run.json("verify", recorded, code=0)
     assert (found["verdict"], found["confirmed"], found["elsewhere"]) == ("clean", 1, 0)
     assert "1 digests confirmed by this host" in run("verify", recorded, "--rounds", 1, "--devices", 1, code=0).out
@@ -108,14 +107,14 @@ def rewritten(path: Path, **differs: Any) -> None:
     """A register in which somebody wrote something else."""
     import msgspec
 
-    value = read_golden(path)
+    value = GOLDEN.read(path)
     entry = value.entries[0]
     if "environment" in differs:
         there = next(iter(value.environments.values())) | differs.pop("environment")
         value.environments = {mark_of(there): there}
         differs["subject"] = msgspec.structs.replace(entry.subject, environment=mark_of(there))
     value.entries[0] = msgspec.structs.replace(entry, **differs)
-    write_golden(path, value)
+    GOLDEN.write(path, value)
 
 
 def test_other_bits_are_found(run: Told, recorded: Path) -> None:
@@ -135,7 +134,7 @@ def test_a_register_of_elsewhere_is_inconclusive(run: Told, recorded: Path) -> N
 @pytest.mark.parametrize("words", ["verify {}", "verify --no-run {}", "merge {}.new {}", "list {}"])
 def test_a_damaged_register_is_inconclusive(words: str, run: Told, tmp_path: Path) -> None:
     path = tmp_path / "a.golden"
-    write_golden(path, register())
+    GOLDEN.write(path, register())
     path.write_bytes(path.read_bytes().replace(GOOD.encode(), BAD.encode()))
     told = run(*words.format(path, path).split(), code=3)
     assert told.err.startswith("sdc: inconclusive: ")
@@ -171,7 +170,7 @@ def test_repetition_alone_is_warned_of(run: Told, tmp_path: Path) -> None:
 
 def written(folder: Path, **registers: Register) -> list[Path]:
     for name, value in registers.items():
-        write_golden(folder / f"{name}.golden", value)
+        GOLDEN.write(folder / f"{name}.golden", value)
     return [folder / f"{name}.golden" for name in registers]
 
 
@@ -179,7 +178,7 @@ def test_registers_are_merged_and_listed(run: Told, tmp_path: Path) -> None:
     files = written(tmp_path, a=register("a"), b=register("b", {"w": GOOD, "x": BAD}))
     out = tmp_path / "out.golden"
     assert f"2 digests in {out}" in run("merge", out, *files, code=0).out
-    assert len(read_golden(out).entries) == 2
+    assert len(GOLDEN.read(out).entries) == 2
     told = run("list", out, code=0).out
     for words in ("driver 550.1", "xla_flags=--a=1", "host host-a", "gpu H100", GOOD, BAD, "repeat, vote"):
         assert words in told
@@ -196,7 +195,7 @@ def test_a_disagreement_ends_with_one(run: Told, tmp_path: Path) -> None:
     assert (found["verdict"], found["digests"]) == ("corrupt", 1)
     assert "host-a" in found["sentences"][0]
     assert "host-b" in found["sentences"][0]
-    merged = read_golden(out)
+    merged = GOLDEN.read(out)
     assert [entry.subject.workload for entry in merged.entries] == ["x"]
     assert [each.subject.workload for each in merged.disputed] == ["w"]
     assert "disputed: w | seed 0" in run("list", out, code=0).out

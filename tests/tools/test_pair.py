@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sdc.burnin.pair_report import read_pair
+from sdc.burnin.pair import PAIR_FORMAT
 from sdc.tools import cli
 from sdc.verdict import Exit
 from tests.tools.command import several, start, wait
@@ -26,17 +26,17 @@ def test_two_processes_go_through_all_stages(tmp_path: Path) -> None:
     folder = tmp_path / "pair"
     ends = [process.end() for process in several(2, *PAIR, *FAULT, "--run", folder, "--json")]
     assert [code for code, _, _ in ends] == [1, 1], [err[-2000:] for _, _, err in ends]
-    pair = read_pair(folder)
+    pair = PAIR_FORMAT.read(folder)
     assert json.loads(ends[0][1])["id"] == pair.id
     assert ends[1][1] == ""
     assert [stage.name for stage in pair.stages] == ["step", "probes", "operations"]
-    assert pair.verdict.simulated
+    assert pair.simulated
     assert [row.processes for row in pair.hosts] == [[0], [1]]
     assert pair.undecided == [row.host for row in pair.hosts]
     assert pair.difference is not None
     assert pair.difference.operation is not None
     assert pair.difference.operation.source.startswith(str(Path(__file__).parents[2] / "train" / "model.py"))
-    assert "SIMULATED: hosts " in pair.verdict.sentences[0]
+    assert "SIMULATED: hosts " in pair.sentences[0]
     assert "sdc pool --config mini --steps 2 --run " in pair.next[0]
     assert not [*folder.rglob("checkpoints")]
 
@@ -51,8 +51,8 @@ def test_a_silent_host_ends_a_clean_pair_as_inconclusive(tmp_path: Path) -> None
     assert time.monotonic() - sent < 15
     processes[1].kill()
     assert (code, out) == (3, ""), err[-2000:]
-    pair = read_pair(folder)
-    assert pair.verdict.word == "INCONCLUSIVE"
+    pair = PAIR_FORMAT.read(folder)
+    assert pair.verdict.acceptance == "INCONCLUSIVE"
     assert pair.lost is not None
     assert pair.lost.startswith("process 1 was lost")
     assert pair.stages[0].steps > 0
@@ -69,8 +69,8 @@ def test_a_pool_that_loses_the_coordinator_keeps_what_it_saw(tmp_path: Path) -> 
     ends = [process.end() for process in processes[1:]]
     assert time.monotonic() - sent < 15
     assert [code for code, _, _ in ends] == [1, 1], [err[-2000:] for _, _, err in ends]
-    pool = read_pair(folder)
-    assert pool.verdict.word == "FAIL"
+    pool = PAIR_FORMAT.read(folder)
+    assert pool.verdict.acceptance == "FAIL"
     assert pool.suspects == [pool.hosts[2].host]
     assert pool.undecided == []
     assert pool.lost is not None
@@ -86,9 +86,9 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
         code, _, err = process.end()
         assert code == 3, err[-2000:]
         assert "config.model.dtype: process 0 has float32, process 1 has bfloat16" in err
-    pair = read_pair(folder)
-    assert pair.verdict.word == "INCONCLUSIVE"
-    assert "not comparable" in pair.verdict.sentences[0]
+    pair = PAIR_FORMAT.read(folder)
+    assert pair.verdict.acceptance == "INCONCLUSIVE"
+    assert "not comparable" in pair.sentences[0]
     assert pair.stages == []
 
 

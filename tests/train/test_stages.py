@@ -10,13 +10,14 @@ import pytest
 
 from sdc.analysis.pairing import Opening, judge_pair, stage_differs
 from sdc.analysis.resolving import explain, resolve_pairs
-from sdc.burnin.pair_report import FOLDERS, PAIR, Pair, TwinRow, contradictions, read_pair, write_pair
-from sdc.burnin.report import CODES, Word
+from sdc.burnin.golden import contradictions
+from sdc.burnin.pair import FOLDERS, PAIR, PAIR_FORMAT, Pair, TwinRow
 from sdc.records.storage import RecordError
 from sdc.tools import cli
 from sdc.train import run, stages
 from sdc.train.loop import StepFailed, _advance
 from sdc.train.specs import Compared, FullLoad, Operations, Simulated
+from sdc.verdict import Verdict
 from tests.train.runs import WORKLOAD, loaded
 
 FAULT = "bitflip,rate=1e-2,site=fwd/ffn"
@@ -38,8 +39,8 @@ def compared(folder: Path, *faults: str, twins: int = 2, model: int = 1) -> Pair
         run(Compared(**settings, folder=folder / FOLDERS["step"]), **there)
     pair = judge_pair(folder, opening(twins), ended="now", seconds=1.0)
     assert list(contradictions(pair)) == []
-    write_pair(folder / PAIR, pair)
-    assert read_pair(folder) == pair
+    PAIR_FORMAT.write(folder / PAIR, pair)
+    assert PAIR_FORMAT.read(folder) == pair
     return pair
 
 
@@ -64,8 +65,8 @@ def test_a_rank_of_a_pair_is_found_down_to_the_operation(tmp_path: Path) -> None
     assert (found.operation.site, found.operation.ranks) == ("fwd/ffn", [{"twin": 1, "data": 0, "model": 1}])
     assert found.mismatched == pair.stages[0].mismatched > 0
     assert (pair.suspects, pair.undecided) == ([], ["a", "b"])
-    assert pair.verdict.sentences[0].startswith("SIMULATED: hosts a and b differ: rank model=1, layers 0 and 1, ffn, ")
-    assert "a third host or a swap of parts says which of them" in pair.verdict.sentences[0]
+    assert pair.sentences[0].startswith("SIMULATED: hosts a and b differ: rank model=1, layers 0 and 1, ffn, ")
+    assert "a third host or a swap of parts says which of them" in pair.sentences[0]
 
 
 def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,26 +88,26 @@ def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, m
     assert [(stage.name, stage.verdict, stage.steps) for stage in pair.stages] == [
         ("step", "corrupt", 2), ("probes", "clean", 2), ("operations", "clean", 2)
     ]  # fmt: skip
-    assert pair.verdict.word == "FAIL"
+    assert pair.verdict is Verdict.CORRUPT
     assert pair.difference is not None
     assert (pair.difference.course, pair.difference.operation) == ("transient", None)
-    assert "not seen again by the stages probes (2 steps) and operations (2 steps)" in pair.verdict.sentences[0]
+    assert "not seen again by the stages probes (2 steps) and operations (2 steps)" in pair.sentences[0]
 
 
 def test_a_pair_that_agrees(clean: Path) -> None:
-    pair = read_pair(clean)
-    assert (pair.verdict.word, pair.verdict.kinds, len(pair.stages)) == ("PASS", ["twins"], 1)
-    assert "no mismatch in " in pair.verdict.sentences[0]
+    pair = PAIR_FORMAT.read(clean)
+    assert (pair.verdict, pair.evidence, len(pair.stages)) == (Verdict.CLEAN, ["twins"], 1)
+    assert "no mismatch in " in pair.sentences[0]
     alone = judge_pair(clean, opening(2, processes=1), ended="now", seconds=1.0)
-    assert (alone.verdict.word, list(contradictions(alone))) == ("INCONCLUSIVE", [])
+    assert (alone.verdict, list(contradictions(alone))) == (Verdict.INCONCLUSIVE, [])
     lost = judge_pair(clean, opening(2), ended="now", seconds=1.0, lost="process 1 was lost")
-    assert (lost.verdict.word, list(contradictions(lost))) == ("INCONCLUSIVE", [])
+    assert (lost.verdict, list(contradictions(lost))) == (Verdict.INCONCLUSIVE, [])
 
 
 def test_a_majority_names_two_suspects(tmp_path: Path) -> None:
     pool = compared(tmp_path / "pool", f"{FAULT},twin=1", f"{FAULT},twin=4", twins=5)
     assert (pool.suspects, pool.undecided) == (["b", "e"], [])
-    assert "hosts b and e differ from the majority of 5 hosts" in pool.verdict.sentences[0]
+    assert "hosts b and e differ from the majority of 5 hosts" in pool.sentences[0]
     assert pool.next[0].startswith("take b and e out of service")
 
 
@@ -118,36 +119,37 @@ def test_a_tie_names_nobody(tmp_path: Path) -> None:
         "scale,rate=1,factor=2,site=fwd/ffn,twin=3",
         twins=4,
     )
-    assert (pool.verdict.word, pool.suspects, pool.undecided) == ("FAIL", [], ["a", "b", "c", "d"])
-    assert "no majority among 4 hosts says which of a, b, c and d is wrong" in pool.verdict.sentences[0]
+    assert (pool.verdict, pool.suspects, pool.undecided) == (Verdict.CORRUPT, [], ["a", "b", "c", "d"])
+    assert "no majority among 4 hosts says which of a, b, c and d is wrong" in pool.sentences[0]
 
 
-def result(clean: Path, a: str, b: str, word: Word) -> Pair:
+def result(clean: Path, a: str, b: str, verdict: Verdict) -> Pair:
     """A result as two other hosts would have had it."""
-    pair = read_pair(clean)
+    pair = PAIR_FORMAT.read(clean)
     pair.hosts = [TwinRow(twin=twin, host=host, processes=[twin], devices=[]) for twin, host in enumerate((a, b))]
-    pair.verdict.word, pair.verdict.code = word, CODES[word]
+    pair.verdict = verdict
     return pair
 
 
 def test_pairs_together_name_a_host(clean: Path) -> None:
-    pairs = [result(clean, "a", "b", "FAIL"), result(clean, "a", "c", "PASS"), result(clean, "c", "b", "FAIL")]
+    pairs = [result(clean, "a", "b", Verdict.CORRUPT), result(clean, "a", "c", Verdict.CLEAN)]
+    pairs.append(result(clean, "c", "b", Verdict.CORRUPT))
     found = resolve_pairs(pairs)
-    assert (found.word, found.code, found.suspects, found.undecided) == ("FAIL", 1, ("b",), ())
+    assert (found.verdict, found.verdict.code, found.suspects, found.undecided) == (Verdict.CORRUPT, 1, ("b",), ())
     assert resolve_pairs(pairs[:2]).suspects == ("b",)
     assert resolve_pairs(pairs[:1]).undecided == ("a", "b")
-    assert resolve_pairs(pairs[1:2]).word == "PASS"
-    assert resolve_pairs([result(clean, "a", "b", "INCONCLUSIVE")]).code == 3
+    assert resolve_pairs(pairs[1:2]).verdict is Verdict.CLEAN
+    assert resolve_pairs([result(clean, "a", "b", Verdict.INCONCLUSIVE)]).verdict.code == 3
 
 
 def test_files_of_pairs_are_resolved_by_the_command(
     clean: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = read_pair(clean)
+    pair = PAIR_FORMAT.read(clean)
     for name, hosts in (("one", "ab"), ("two", "bc")):
         pair.hosts = [TwinRow(twin=twin, host=host, processes=[twin], devices=[]) for twin, host in enumerate(hosts)]
         (tmp_path / name).mkdir()
-        write_pair(tmp_path / name / PAIR, pair)
+        PAIR_FORMAT.write(tmp_path / name / PAIR, pair)
     assert cli.run(["pair", "--resolve", str(tmp_path / "one"), str(tmp_path / "two" / PAIR)]) == 0
     assert capsys.readouterr().out.splitlines() == ["PASS", "no pair differs", "a and b agree", "b and c agree"]
     (tmp_path / "two" / PAIR).write_text("{}")
@@ -174,11 +176,11 @@ def test_the_fewest_hosts_explain_differences() -> None:
 def test_results_that_contradict_themselves_are_refused(
     clean: Path, tmp_path: Path, key: str, value: object, told: str
 ) -> None:
-    pair = read_pair(clean)
+    pair = PAIR_FORMAT.read(clean)
     setattr(pair, key, value)
-    write_pair(tmp_path / PAIR, pair)
+    PAIR_FORMAT.write(tmp_path / PAIR, pair)
     with pytest.raises(RecordError, match=told):
-        read_pair(tmp_path)
+        PAIR_FORMAT.read(tmp_path)
 
 
 @pytest.mark.parametrize(("processes", "kind"), [(1, StepFailed), (2, jax.errors.JaxRuntimeError)])

@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from sdc.burnin import LEVELS, SMALLEST, Level, Programs, Workload, burn_in, families, register, workloads
-from sdc.train import burning, get_config
+from sdc.burnin import Programs, burn_in
+from sdc.burnin.workloads import LEVELS, SMALLEST, Level, Workload, workloads
+from sdc.train import get_config, register_training
 
 from ._fleet import summarize_results
 from ._pool import pool_bytes
@@ -57,8 +58,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "summarize_seconds": fleet["seconds"],
         "summarize_megabytes": fleet["megabytes"],
     }
-    if burning.FAMILY not in families():
-        register(burning.FAMILY, burning.build)
+    register_training()
     for level in (LEVELS["quick"], _middle()):
         found |= {f"{name}_{level.name}": value for name, value in _costs(level, options.steps).items()}
     products = dataclasses.replace(LEVELS["acceptance"], data=("normal",))
@@ -99,7 +99,7 @@ def _healthy(rounds: int = 1000) -> tuple[int, int]:
     """Findings of rounds of all workloads in the smallest sizes on healthy devices, and how many rounds these were."""
     devices = jax.local_devices()[:DEVICES]
     result = burn_in(workloads(SMALLEST, devices), devices, rounds=rounds)
-    return len(result.findings) + len(result.ended), result.rounds
+    return len(result.findings) + len(result.unfinished), result.rounds
 
 
 def _round(programs: Programs, workload: Workload) -> tuple[float, float]:

@@ -5,11 +5,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from sdc.burnin import RESULT
-from sdc.burnin.report import FORMAT, SCHEMA
-from sdc.records import seal, write_sealed
+from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Settings, Tally, judge
+from sdc.burnin.sensors import Course, Sensors
+from sdc.records import Environment, Host, seal
 
 REPORTS, WORKLOADS, DEVICES = 1000, 58, 8
 BARS = {"seconds": 10.0}
@@ -55,11 +54,7 @@ def summarize_results(reports: int = REPORTS, *, pages: bool = True) -> dict[str
 def write_results(folder: Path, reports: int, *, bad: tuple[int, ...] = (3, 14, 15)) -> int:
     """Results of hosts that agree with each other but for a device each of the bad ones; returns their size."""
     total = 0
-    first = folder / "first.json"
-    folder.mkdir(parents=True)
-    write_sealed(first, _result())
-    text = first.read_bytes().rpartition(b',\n "checksum"')[0] + b"\n}\n"  # as it was sealed
-    first.unlink()
+    text = BURN_IN.encode(_result()).rpartition(b',\n "checksum"')[0] + b"\n}\n"  # as it was sealed
     for host in range(reports):
         mine = text.replace(b"host-name", f"host-{host:04}".encode())
         if host in bad:
@@ -70,42 +65,37 @@ def write_results(folder: Path, reports: int, *, bad: tuple[int, ...] = (3, 14, 
     return total
 
 
-def _result() -> dict[str, Any]:
+def _result() -> BurninResult:
     """The result of a host called `host-name`, as `sdc burnin` writes it."""
     names = [f"family{number % 8}/float32/{number}x256x32/normal" for number in range(WORKLOADS)]
     rows = [
-        {
-            "workload": name, "device": device, "family": name.partition("/")[0], "runs": 3, "elements": 2_000_000,
-            "seconds": 1.5, "differences": 0, "repeated": 2, "voted": 3, "referred": 0, "golden": 0, "checked": 100,
-            "flagged": 0, "confirmed": 0, "simulated": 0, "rate": 9.1e13 + device, "best": 9.3e13, "unit": "flop",
-            "share": 0.97, "void": False, "digest": f"{5 * 10**15 + number:016}",
-            "key": f"{name} | seed 0 | {number:064x} | murmur3 finalizer of sums, 64 bits | gpu NVIDIA H100 80GB HBM3",
-        }
+        Tally(
+            workload=name, device=device, family=name.partition("/")[0], runs=3, elements=2_000_000, seconds=1.5,
+            repeated=2, voted=3, checked=100, work=4.55e13 + device, median=0.5, fastest=0.49,
+            digest=f"{5 * 10**15 + number:016}",
+            key=f"{name} | seed 0 | {number:064x} | murmur3 finalizer of sums, 64 bits | gpu NVIDIA H100 80GB HBM3",
+        )
         for number, name in enumerate(names)
         for device in range(DEVICES)
     ]  # fmt: skip
-    about = {"host": "host-name", "machine": "host-name", "process": 0, "kind": "NVIDIA H100 80GB HBM3"}
-    sensor = {"temperature": 61.0, "power": 512.5, "clock": 1755.0, "corrected": 0, "uncorrected": 0, "slowed": []}
+    sensor = Sensors(temperature=61.0, power=512.5, clock=1755.0, corrected=0, uncorrected=0, slowed=[])
     devices = [
-        {
-            **about, "index": device, "id": device, "serial": f"host-name/{device}", "uuid": f"GPU-host-name-{device}",
-            "bus": f"0000:{device:02x}:00.0", "driver": "570.86", "elements": 2_000_000 * WORKLOADS,
-            "runs": 3 * WORKLOADS, "seconds": 1.5 * WORKLOADS, "excluded_rate": 2.6e-8, "excluded_interval": 29.0,
-            "sensors": {"source": "nvml", "before": sensor, "after": sensor, "samples": 40, "events": []},
-        }
+        CheckedDevice(
+            host="host-name", machine="host-name", process=0, kind="NVIDIA H100 80GB HBM3", index=device, id=device,
+            serial=f"host-name/{device}", uuid=f"GPU-host-name-{device}", bus=f"0000:{device:02x}:00.0",
+            driver="570.86", sensors=Course(source="nvml", before=sensor, after=sensor, samples=40),
+        )
         for device in range(DEVICES)
     ]  # fmt: skip
-    value: dict[str, Any] = {
-        "format": FORMAT, "schema": SCHEMA, "version": "0.1.0", "id": "host-name" * 2,
-        "host": {"name": "host-name", "machine": "host-name", "boot": "host-name", "pid": 1, "process": 0},
-        "created": "2026-01-05T00:00:00+00:00", "ended": "2026-01-05T00:05:00+00:00", "seconds": 300.0,
-        "verdict": {
-            "word": "PASS", "code": 0, "kinds": ["repeat", "vote"], "sentences": ["made for a benchmark"],
-            "simulated": False,
-        },
-        "settings": {"level": "quick", "rounds": 3, "dtypes": ["float32"]},
-        "environment": {"python": "3.11.2", "packages": {"jax": "0.10.2", "jaxlib": "0.10.2"}, "platform": "gpu"},
-        "rounds": 3, "devices": devices, "workloads": rows, "findings": [], "unfinished": [],
-        "notes": ["made for a benchmark: no device was tested"],
-    }  # fmt: skip
-    return value
+    return judge(
+        BurninResult(
+            version="0.1.0", id="host-name" * 2,
+            host=Host(name="host-name", machine="host-name", boot="host-name", pid=1, process=0),
+            created="2026-01-05T00:00:00+00:00", ended="2026-01-05T00:05:00+00:00", seconds=300.0,
+            settings=Settings(level="quick", rounds=3, dtypes=["float32"]),
+            environment=Environment(
+                python="3.11.2", packages={"jax": "0.10.2", "jaxlib": "0.10.2"}, platform="gpu"
+            ),
+            rounds=3, devices=devices, workloads=rows, notes=["made for a benchmark: no device was tested"],
+        )
+    )  # fmt: skip

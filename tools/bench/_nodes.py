@@ -9,20 +9,10 @@ from typing import Any
 
 import jax
 
-from sdc.burnin import (
-    Programs,
-    Result,
-    Workload,
-    burn_in,
-    chance_of_round,
-    families,
-    register,
-    rehearsed,
-    rounds_for,
-    workloads,
-)
+from sdc.burnin import Programs, burn_in, chance_of_round, planned_result, rehearsed, rounds_for
+from sdc.burnin.workloads import Workload, workloads
 from sdc.faults import NODES
-from sdc.train import burning
+from sdc.train import register_training
 from sdc.train.studies import find_node
 
 from .options import BenchOptions
@@ -45,8 +35,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     `pair found`, `pool found`: step in which a pair and a pool of three see it, of at most 20; -1 where they do not.
     `pair expected`: wrong elements that the model of the node predicts in as many steps.
     """
-    if burning.FAMILY not in families():
-        register(burning.FAMILY, burning.build)
+    register_training()
     devices = jax.local_devices()[:DEVICES]
     programs = Programs(devices)
     sizes = {name: workloads(name, devices, only=STRUCK) for name in ("quick", "prejob", "acceptance")}
@@ -71,7 +60,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
 def _simulated(found: Sequence[Workload], faults: Any, programs: Programs) -> dict[str, float]:
     rounds, missed, seconds = [], 0, []
     for trial in range(TRIALS):
-        result = Result(found, programs.devices, (), tuple(map(str, faults)))
+        result = planned_result(found, programs.devices)
         findings = result.findings
         began = time.perf_counter()
         burn_in(

@@ -14,18 +14,18 @@ import tyro
 
 from sdc.burnin import (
     A_FOLDER,
-    LEVELS,
-    Asked,
-    Report,
+    BURN_IN,
+    BurninResult,
+    DeviceRequest,
     Settings,
     check_metrics_file,
+    junit,
     matching,
+    metrics,
     parse_devices,
-    read_report,
     rehearsed,
 )
-from sdc.burnin.junit import junit
-from sdc.burnin.metrics import metrics
+from sdc.burnin.workloads import LEVELS
 from sdc.records import RecordError, write_text
 from sdc.settings import SettingError
 
@@ -111,40 +111,39 @@ def run(options: BurninCommand) -> int:
         rehearsed(options.suspect, options.fault, 0)
         folder = _folder(options)
     from sdc.analysis.bursts import outlooks
-    from sdc.burnin import NotOnRecord, Session, families, register
-    from sdc.train import burning
+    from sdc.burnin import NotOnRecord, Session
+    from sdc.train import BURNIN_STEPS, register_training
 
     from .. import BurninProgress
 
-    if burning.FAMILY not in families():
-        register(burning.FAMILY, burning.build)
+    register_training()
     onward.folder = folder
     with BurninProgress(settings.minutes, settings.rounds) as progress:
         session = Session(
             settings, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], outlooks=outlooks,
-            steps=burning.STEPS, on_event=progress.update, on_report=functools.partial(_publish, options),
+            steps=BURNIN_STEPS, on_event=progress.update, on_result=functools.partial(_publish, options),
         )  # fmt: skip
         gently(functools.partial(_end, session, options))
         unwritten = None
         with run_errors(folder):
             try:
-                report = _burn(options, asked, session)
+                result = _burn(options, asked, session)
             except NotOnRecord as error:
-                report, unwritten = error.report, error
+                result, unwritten = error.result, error
     if unwritten is None:
-        _say(options, report, folder)
+        _say(options, result, folder)
     else:
         _say_unwritten(options, unwritten, folder)
     if session.hung:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(report.verdict.code)  # a thread waits for its device for ever
-    return report.verdict.code
+        os._exit(result.verdict.code)  # a thread waits for its device for ever
+    return result.verdict.code
 
 
-def _burn(options: BurninCommand, asked: Asked, session: "Session") -> Report:
+def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> BurninResult:
     """Starts the devices and tests them, or says why there are none to test."""
-    from sdc.burnin import workloads
+    from sdc.burnin.workloads import workloads
 
     starting = threading.Timer(STARTING, _leave, [session, options, f"devices that do not start in {STARTING:g} s"])
     starting.daemon = True
@@ -166,7 +165,7 @@ def _burn(options: BurninCommand, asked: Asked, session: "Session") -> Report:
     return session.run(devices)
 
 
-def _devices(asked: Asked) -> "tuple[Sequence[jax.Device], str | None]":
+def _devices(asked: DeviceRequest) -> "tuple[Sequence[jax.Device], str | None]":
     """The devices of this process, or what went wrong with them."""
     import jax
 
@@ -192,35 +191,35 @@ def _end(session: "Session", options: BurninCommand, why: str) -> None:
 
 def _leave(session: "Session", options: BurninCommand, why: str) -> None:
     """The main thread waits for a device or for the compiler, perhaps for ever."""
-    report = session.known(why)
-    _say(options, report, session.folder)
+    result = session.known(why)
+    _say(options, result, session.folder)
     sys.stdout.flush()
     give_up(f"ended by {why}, and no run came to its end within {PATIENCE:g} s")
 
 
-def _publish(options: BurninCommand, report: Report) -> None:
+def _publish(options: BurninCommand, result: BurninResult) -> None:
     """Writes what others read, each time that there is something new to say."""
     if options.junit is not None:
-        write_text(options.junit, junit(report))
+        write_text(options.junit, junit(result))
     if options.prometheus is not None:
-        write_text(options.prometheus, metrics(report))
+        write_text(options.prometheus, metrics(result))
 
 
 def _say_unwritten(options: BurninCommand, unwritten: "NotOnRecord", folder: Path) -> None:
     """What was found is told, and where it can still be written."""
-    _say(options, unwritten.report, None)
+    _say(options, unwritten.result, None)
     with contextlib.suppress(OSError):  # of the same disk
-        _publish(options, unwritten.report)
+        _publish(options, unwritten.result)
     print(f"sdc: cannot write to {folder} ({unwritten}): what was found is not on record there", file=sys.stderr)
 
 
-def _say(options: BurninCommand, report: Report, folder: Path | None) -> None:
-    from .. import show_report
+def _say(options: BurninCommand, result: BurninResult, folder: Path | None) -> None:
+    from .. import show_result
 
-    show_report(report, folder, as_json=options.json)
+    show_result(result, folder, as_json=options.json)
 
 
-def settings_of(options: Load) -> tuple[Asked, Settings]:
+def settings_of(options: Load) -> tuple[DeviceRequest, Settings]:
     """What the flags of a load ask for.
 
     Raises:
@@ -272,7 +271,7 @@ def _folder(options: BurninCommand) -> Path:
     if options.run is None:
         raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
     try:
-        read_report(options.run)
+        BURN_IN.read(options.run)
     except RecordError as error:
         raise SettingError("resume", options.run, str(error)) from error
     return options.run.absolute()

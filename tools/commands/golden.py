@@ -12,15 +12,14 @@ import tyro
 
 from sdc.burnin import (
     A_FOLDER,
-    Asked,
+    GOLDEN,
+    DeviceRequest,
     Register,
     claim_names,
     claimed,
     describe_dispute,
     merge,
     parse_devices,
-    read_golden,
-    write_golden,
 )
 from sdc.records import RecordError
 from sdc.settings import SettingError
@@ -145,10 +144,11 @@ def _record(options: RecordCommand) -> int:
         _check_new("FILE", options.file)
     devices = _devices(asked)
     from sdc.burnin import record
+    from sdc.train import register_training
 
     from .. import BurninProgress
 
-    _register_training()
+    register_training()
     with (
         BurninProgress(settings.minutes, settings.rounds) as progress,
         run_errors(options.file, resumable=False),
@@ -156,7 +156,7 @@ def _record(options: RecordCommand) -> int:
     ):
         register, found = record(settings, devices, on_event=progress.update)
         if register is not None:
-            write_golden(options.file, register)
+            GOLDEN.write(options.file, register)
     if register is None:
         said = "a difference was found" if found.differs else "there is nothing that healthy devices agree on"
         return _end(found, {"file": str(options.file), "recorded": 0}, f"nothing is recorded: {said}", options.json)
@@ -178,10 +178,11 @@ def _verify(options: VerifyCommand) -> int:
         asked = parse_devices(str(max(1, most)))
     devices = _devices(asked)
     from sdc.burnin import verify
+    from sdc.train import register_training
 
     from .. import BurninProgress
 
-    _register_training()
+    register_training()
     progress = BurninProgress(None, options.rounds)
     with progress, run_errors(options.file, resumable=False), _alone(devices):
         found = verify(register, devices, rounds=options.rounds, on_event=progress.update)
@@ -210,10 +211,9 @@ def _whole(options: VerifyCommand, register: Register) -> int:
 def _end(found: "Confirmed", about: dict[str, Any], sentence: str, as_json: bool) -> int:
     from .. import show_golden
 
-    verdict = Verdict.CORRUPT if found.differs else Verdict.INCONCLUSIVE if found.problem else Verdict.CLEAN
-    summary = {"verdict": verdict, **about, "sentence": sentence, "sentences": found.sentences}
+    summary = {"verdict": found.verdict, **about, "sentence": sentence, "sentences": found.sentences}
     show_golden(summary, as_json=as_json)
-    return verdict.code
+    return found.verdict.code
 
 
 def _merge(options: MergeCommand) -> int:
@@ -229,7 +229,7 @@ def _merge(options: MergeCommand) -> int:
     except RecordError as error:
         raise CommandError(str(error), Exit.INCONCLUSIVE) from error
     with usage_errors():
-        write_golden(options.out, merged)
+        GOLDEN.write(options.out, merged)
     disputes = [describe_dispute(merged, each) for each in merged.disputed]
     said = f"{len(merged.entries)} digests in {options.out}"
     if disputes:
@@ -266,7 +266,7 @@ def _read(files: Sequence[Path]) -> list[Register]:
         if file.is_dir():
             raise CommandError(f"{file} {A_FOLDER}")
     try:
-        return [read_golden(file) for file in files]
+        return [GOLDEN.read(file) for file in files]
     except RecordError as error:
         raise CommandError(str(error), Exit.INCONCLUSIVE) from error
 
@@ -281,7 +281,7 @@ def _check_new(setting: str, file: Path) -> None:
         raise SettingError(setting, file, f"cannot be written: {there} {problem}; name another place")
 
 
-def _devices(asked: Asked) -> "Sequence[jax.Device]":
+def _devices(asked: DeviceRequest) -> "Sequence[jax.Device]":
     """Starts the devices. Others than were asked for are not tested in their place."""
     from sdc.records import determinism
 
@@ -300,11 +300,3 @@ def _devices(asked: Asked) -> "Sequence[jax.Device]":
     if doubts := asked.doubts(devices[0].platform, len(devices)):
         raise CommandError("; ".join(doubts), Exit.INCONCLUSIVE)
     return devices[: asked.simulated if devices[0].platform == "cpu" else asked.number]
-
-
-def _register_training() -> None:
-    from sdc.burnin import families, register
-    from sdc.train import burning
-
-    if burning.FAMILY not in families():
-        register(burning.FAMILY, burning.build)

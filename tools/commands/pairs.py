@@ -10,11 +10,11 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from sdc.burnin import FOLDERS, PAIR, POOL, Pair, Stage, TwinRow, read_pair, write_pair
+from sdc.burnin import FOLDERS, PAIR, PAIR_FORMAT, POOL, Pair, Stage, TwinRow
 from sdc.records import Device, to_json
 from sdc.settings import SettingError
 from sdc.train import FullLoad
@@ -22,9 +22,11 @@ from sdc.verdict import Exit
 
 from .. import CommandError, JobCommand, Joint, Only, check_job, given, onward, together, usage_errors
 
+if TYPE_CHECKING:
+    from sdc.analysis import Resolution
+
 Kind = Literal["pair", "pool"]
 FILES: Mapping[Kind, str] = {"pair": PAIR, "pool": POOL}
-STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 FLAGS = ("config", "model", "data", "dtype", "steps", "seed", "corpus", "tokenizer")
 """Flags that decide what is computed, for commands that compare more hosts in the same way."""
 Load = Annotated[FullLoad, Only("workload", "steps", "data", "model", "folder", "suspect", "faults")]
@@ -121,7 +123,7 @@ def compare(command: ComparisonCommand, kind: Kind, twins: int) -> int:
             joint.stop.over()
             asked = joint.stop.asked
             pair = result.write(None if asked is None else f"interrupted by {asked}") if joint.first else None
-            code = int(everyone(str(pair.verdict.code if pair else ""))[0])
+            code = int(everyone(str(int(pair.verdict.code) if pair else ""))[0])
     except CommandError as error:
         if result is None or error.code is not Exit.INCONCLUSIVE:
             raise
@@ -163,13 +165,13 @@ class _Result:
         pair = self.judge(lost)
         with self._lock:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_pair(self.file, pair)
+            PAIR_FORMAT.write(self.file, pair)
         return pair
 
     def last_words(self, why: str) -> tuple[int, str]:
         """Writes what is known, since the process ends at once."""
         pair = self.write(why)
-        return pair.verdict.code, f"{why}. {pair.verdict.sentences[0]}. The result is in {self.file}"
+        return pair.verdict.code, f"{why}. {pair.sentences[0]}. The result is in {self.file}"
 
 
 def _hosts(twins: int) -> tuple[list[TwinRow], int]:
@@ -235,17 +237,15 @@ def _show(pair: Pair, file: Path, *, as_json: bool) -> None:
 
         write(json.dumps(to_json(msgspec.to_builtins(pair)), allow_nan=False, indent=1))
         return
-    _show_sentences(
-        pair.verdict, [*pair.verdict.sentences, *(f"next: {step}" for step in pair.next), f"result: {file}"]
-    )
+    _show_sentences(pair, [*pair.sentences, *(f"next: {step}" for step in pair.next), f"result: {file}"])
 
 
-def _show_sentences(verdict: Any, sentences: Sequence[str]) -> None:
-    from .. import Output
+def _show_sentences(found: "Pair | Resolution", sentences: Sequence[str]) -> None:
+    from .. import COLOURS, Output
 
     console = Output()
-    mark = "  (simulated faults)" if verdict.simulated else ""
-    console.print(f"{verdict.word}{mark}", style=STYLES[verdict.word], markup=False)
+    mark = "  (simulated faults)" if found.simulated else ""
+    console.print(f"{found.verdict.acceptance}{mark}", style=COLOURS[found.verdict], markup=False)
     for text in sentences:
         console.print(text, soft_wrap=True, markup=False)
 
@@ -263,11 +263,11 @@ def resolve(files: Sequence[Path], *, as_json: bool) -> int:
     from sdc.analysis import resolve_pairs
 
     with usage_errors():
-        found = resolve_pairs([read_pair(file) for file in files])
+        found = resolve_pairs([PAIR_FORMAT.read(file) for file in files])
     if as_json:
         from .. import write
 
-        write(json.dumps({**dataclasses.asdict(found), "code": found.code}, indent=1))
+        write(json.dumps({**dataclasses.asdict(found), "code": found.verdict.code}, indent=1))
     else:
         _show_sentences(found, found.sentences)
-    return found.code
+    return found.verdict.code

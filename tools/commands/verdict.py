@@ -48,7 +48,7 @@ def run(options: VerdictCommand) -> int:
     except SettingError as error:  # code 2 is critical for Nagios
         raise CommandError(flag(error), Exit.INCONCLUSIVE if options.format == "nagios" else Exit.USAGE) from error
     standing = standing_of(options.result, age)
-    word, code = NAGIOS[Exit(standing.code)]
+    word, code = NAGIOS[standing.verdict.code]
     if options.json:
         told = json.dumps(to_json(msgspec.to_builtins(standing)), allow_nan=False, indent=1)
     elif options.format == "nagios":
@@ -60,13 +60,13 @@ def run(options: VerdictCommand) -> int:
         print(told, flush=True)
     except OSError as error:
         raise CommandError(f"standard output takes nothing ({error.strerror})", Exit.INCONCLUSIVE) from error
-    return code if options.format == "nagios" else standing.code
+    return code if options.format == "nagios" else standing.verdict.code
 
 
 def _line(standing: Standing) -> str:
     marked = "SIMULATION  " if standing.simulated else ""
     when = f"  ({standing.ended}, {standing.file})" if standing.ended else ""
-    line = f"{marked}{standing.word}  {' '.join(standing.reason.split())}{when}"
+    line = f"{marked}{standing.verdict.acceptance}  {' '.join(standing.reason.split())}{when}"
     return "".join(c if c.isprintable() else "?" for c in line)  # sentences hold names of hosts, which are foreign text
 
 

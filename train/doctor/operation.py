@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
-from sdc.burnin import normal
+from sdc.burnin.workloads import normal
 
 AXIS = "devices"
 

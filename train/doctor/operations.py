@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from sdc.burnin import normal, random_words
+from sdc.burnin.workloads import normal, random_words
 
 from .. import TrainConfig, get_config
 from ..programs import ModelConfig, OptimizerConfig, check, place, plain, sharded

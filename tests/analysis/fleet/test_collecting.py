@@ -7,8 +7,8 @@ import pytest
 
 from sdc.analysis.fleet.collecting import Host, collect
 from sdc.analysis.fleet.summarizing import summarize_results
-from sdc.burnin.report import RESULT
-from sdc.records.format import seal
+from sdc.burnin.results import RESULT
+from sdc.records.integrity import seal
 from sdc.settings import SettingError
 from tests.reports import DAY, WORKLOADS, digest_of, make_finding, make_report, put_report
 
@@ -27,15 +27,15 @@ def reseal(path: Path, old: str, new: str) -> None:
     [
         ('"schema": 1', '"schema": 2', "layout 2"),
         ('"format": "jax-sdc burn-in"', '"format": "x"', "no result of sdc burnin"),
-        ('"word": "PASS"', '"word": "FAIL"', "contradicts itself: the verdict is FAIL with code 0"),
-        ('"differences": 0', '"differences": 1', "contradicts itself: differences were seen, and the verdict is PASS"),
+        ('"verdict": "clean"', '"verdict": "corrupt"', "contradicts itself: the verdict is FAIL, and PASS follows"),
+        ('"differences": 0', '"differences": 1', "contradicts itself: the verdict is PASS, and FAIL follows"),
         ('"elements": 1000', '"elements": 999', "contradicts itself: "),
-        ('"simulated": false', '"simulated": true', "faults are simulated in one place and not in another"),
+        ('"simulated": 0', '"simulated": 4', "faults changed elements, and none is named"),
         ('"index": 1', '"index": 0', "contradicts itself: "),
         ('"runs": 9', '"runs": -9', "-9 runs"),
         ('"seconds": 2.0', '"seconds": -2.0', "less than nothing"),
         ('"seconds": 2.0', '"seconds": "Infinity"', "inf seconds"),
-        ('"rate": 1000000000000.0', '"rate": -1', "throughput of -1"),
+        ('"work": 1000000000000.0', '"work": "Infinity"', "throughput of inf"),
         ('"devices": [', '"devices": 5, "x": [', "damaged"),
         ('"notes": [', '"x": ' + 200 * "[" + 200 * "]" + ', "notes": [', "nested deeper"),
     ],
@@ -133,12 +133,12 @@ def test_a_number_that_two_hosts_claim_at_once_is_no_identity(tmp_path: Path) ->
 
 
 def test_what_is_no_suspect_and_not_clean_is_told(tmp_path: Path) -> None:
-    from sdc.burnin.report import EndedRow
+    from sdc.burnin.results import Ended
 
     for report in (
         make_report("xid", events={1: ["Xid 48"]}),
         make_report("ecc", uncorrected={0: 2}),
-        make_report("lost", unfinished=[EndedRow(workload=None, device=1, round=2, reason="device lost")]),
+        make_report("lost", unfinished=[Ended(workload=None, device=1, round=2, reason="device lost")]),
         make_report("stopped", stopped="SIGTERM"),
         make_report("hot", void=[(WORKLOADS[0], 1)]),
         make_report("found", findings=[make_finding(persistence="persistent")], events={0: ["Xid 63"]}),

@@ -12,14 +12,14 @@ from sdc.analysis.fleet.majority import majority, vote
 from sdc.analysis.fleet.pace import outliers
 from sdc.analysis.fleet.summarizing import summarize_results
 from sdc.analysis.fleet.suspects import find_suspects
-from sdc.burnin.report import Report
+from sdc.burnin.results import BurninResult
 from tests.reports import DAY, WORKLOADS, digest_of, make_finding, make_report
 
 A, B, C, D = (Host(name, None) for name in "abcd")
 NEXT_DAY = DAY.replace("-05T", "-06T")
 
 
-def reduced(*reports: Report) -> list[HostResult]:
+def reduced(*reports: BurninResult) -> list[HostResult]:
     reader = _Reader()
     return [reader.reduced(f"{number}.json", report) for number, report in enumerate(reports)]
 

@@ -1,12 +1,14 @@
 """Four devices, and programs that are compiled once for all tests of a process."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import pytest
 
-from sdc.burnin.levels import SMALLEST
 from sdc.burnin.programs import Programs
-from sdc.burnin.registry import workloads
-from sdc.burnin.workload import Workload
+from sdc.burnin.workloads.base import Workload
+from sdc.burnin.workloads.registry import SMALLEST, workloads
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +34,11 @@ def few(every: list[Workload]) -> list[Workload]:
     names = ("matrix/float32/8x8x8/normal", "functions/float32/roots/64/normal", "ordering/int32/64/random")
     names += ("memory/random/64", "transfers/host-device-host/64", "collectives/psum/4x16")
     return [workload for workload in every if workload.name in names]
+
+
+def changed(workload: Workload, **changes: Any) -> Workload:
+    """A workload with other fields, and other methods than those of its family."""
+    methods = {name: staticmethod(value) for name, value in changes.items() if callable(value)}
+    fields = {field.name: getattr(workload, field.name) for field in dataclasses.fields(workload)}
+    kind = type("Changed", (type(workload),), methods)
+    return kind(**fields | {name: value for name, value in changes.items() if name not in methods})

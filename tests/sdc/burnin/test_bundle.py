@@ -6,22 +6,20 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 
 from sdc.burnin.bundle import write_bundle
-from sdc.burnin.evidence import Finding
-from sdc.burnin.observed import Result
+from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.programs import Programs
-from sdc.burnin.report import EVENTS, RESULT, Settings, write_report
-from sdc.burnin.reporting import Circumstances, report_of
-from sdc.burnin.rounds import burn_in
-from sdc.burnin.workload import Workload
+from sdc.burnin.results import EVENTS, RESULT, BurninResult, Settings
+from sdc.burnin.rounds import Kept, burn_in, planned_result
+from sdc.burnin.workloads.base import Workload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices
-from sdc.records.determinism import environment
 
 ALONE = """
 import runpy, sys
@@ -32,20 +30,28 @@ runpy.run_path("reproduce.py", run_name="__main__")
 """
 
 
+class Struck(NamedTuple):
+    result: BurninResult
+    workloads: list[Workload]
+    kept: dict[str, Kept]
+
+
 @pytest.fixture(scope="module")
-def struck(programs: Programs, few: list[Workload]) -> Result:
+def struck(programs: Programs, few: list[Workload]) -> Struck:
     fault = Fault(BitFlip(), rate=0.1, site="*", at={"device": 1})
-    return burn_in(few, programs.devices, rounds=1, programs=programs, inject=[fault])
+    settings = Settings(level="smallest", rounds=1, faults=[str(fault)])
+    result = planned_result(few, programs.devices, describe_devices(programs.devices), settings=settings)
+    kept: dict[str, Kept] = {}
+    burn_in(few, programs.devices, rounds=1, programs=programs, inject=[fault], result=result, kept=kept)
+    return Struck(judge(result), few, kept)
 
 
-def bundled(folder: Path, result: Result, programs: Programs) -> Path:
+def bundled(folder: Path, struck: Struck, programs: Programs) -> Path:
     """Writes a bundle and unpacks it."""
-    settings = Settings(level="smallest", rounds=1, faults=list(result.simulated))
-    report = report_of(result, Circumstances(settings, environment(), describe_devices(programs.devices)))
-    write_report(folder / RESULT, report)
+    BURN_IN.write(folder / RESULT, struck.result)
     (folder / EVENTS).write_text("{}\n")
-    cases = write_bundle(folder / "bundle.tar.gz", report, result, programs)
-    assert len(cases) == len({finding.workload for finding in result.findings})
+    cases = write_bundle(folder / "bundle.tar.gz", struck.result, programs, struck.workloads, struck.kept)
+    assert len(cases) == len({finding.workload for finding in struck.result.findings})
     with tarfile.open(folder / "bundle.tar.gz") as archive:
         archive.extractall(folder, filter="data")
     return folder / "bundle"
@@ -61,9 +67,9 @@ def reproduce(folder: Path, *words: str) -> tuple[int, str]:
 
 
 def test_the_cases_run_again_without_this_package(
-    programs: Programs, few: list[Workload], struck: Result, tmp_path: Path
+    programs: Programs, few: list[Workload], struck: Struck, tmp_path: Path
 ) -> None:
-    assert len(struck.findings) == len(few), struck.ended
+    assert len(struck.result.findings) == len(few), struck.result.unfinished
     folder = bundled(tmp_path, struck, programs)
     names = {path.relative_to(folder).parts[0] for path in folder.rglob("*")}
     assert {"manifest.json", RESULT, EVENTS, "environment.json", "requirements.txt", "reproduce.py"} < names
@@ -73,25 +79,25 @@ def test_the_cases_run_again_without_this_package(
     assert "0 of 2 runs wrong" in out
     assert " 1 of 2" not in out
     assert " 2 of 2" not in out
-    for finding in struck.findings:
-        assert finding.outputs is not None
+    for finding in struck.result.findings:
+        assert struck.kept[finding.workload].outputs is not None
         slug = "".join(c if c.isalnum() else "-" for c in finding.workload)
         kept = [np.load(folder / f"{name}/{slug}.npz")["a0"] for name in ("expected", "found")]
         assert not np.array_equal(*kept)
 
 
 def test_wrong_bits_are_told_element_by_element(
-    programs: Programs, few: list[Workload], struck: Result, tmp_path: Path
+    programs: Programs, few: list[Workload], struck: Struck, tmp_path: Path
 ) -> None:
     """The found outputs are put in the place of the right ones: then every run is wrong, as on a faulty device."""
-    swapped: list[Finding] = []
-    for finding in struck.findings[:1]:
-        assert finding.outputs is not None
-        assert finding.sums is not None
-        changes: dict[str, Any] = {"outputs": finding.outputs[::-1], "sums": finding.sums[::-1]}
-        swapped.append(finding.__class__(**{**vars(finding), **changes}))
-    result = Result(**{**vars(struck), "findings": swapped})
-    folder = bundled(tmp_path, result, programs)
+    finding = struck.result.findings[0]
+    kept = struck.kept[finding.workload]
+    assert kept.outputs is not None
+    assert kept.sums is not None
+    (right, wrong), (good, bad) = kept.outputs, kept.sums
+    swapped = Kept(kept.finding, (wrong, right), (bad, good))
+    result = msgspec.structs.replace(struck.result, findings=[finding])
+    folder = bundled(tmp_path, Struck(judge(result), struck.workloads, {finding.workload: swapped}), programs)
     code, out = reproduce(folder, "--runs", "2")
     assert code == 1, out
     assert out.count("2 of 2 runs wrong") == 4
@@ -99,7 +105,7 @@ def test_wrong_bits_are_told_element_by_element(
     assert "elements differ" in out
 
 
-def test_a_damaged_bundle_and_unknown_cases_are_no_verdict(programs: Programs, struck: Result, tmp_path: Path) -> None:
+def test_a_damaged_bundle_and_unknown_cases_are_no_verdict(programs: Programs, struck: Struck, tmp_path: Path) -> None:
     folder = bundled(tmp_path, struck, programs)
     assert reproduce(folder, "nothing") == (3, "no such case: nothing\n")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -110,10 +116,8 @@ def test_a_damaged_bundle_and_unknown_cases_are_no_verdict(programs: Programs, s
     assert "damaged" in out
 
 
-def test_the_same_evidence_gives_the_same_bytes(programs: Programs, struck: Result, tmp_path: Path) -> None:
-    settings = Settings(level="smallest", rounds=1, faults=list(struck.simulated))
-    report = report_of(struck, Circumstances(settings, environment(), describe_devices(programs.devices)))
+def test_the_same_evidence_gives_the_same_bytes(programs: Programs, struck: Struck, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a.tar.gz", "b.tar.gz")]
     for path in paths:
-        write_bundle(path, report, struck, programs)
+        write_bundle(path, struck.result, programs, struck.workloads, struck.kept)
     assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -11,10 +11,20 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from sdc.burnin.golden import Register, lookup, mark_of, parse_key, read_golden, write_golden
-from sdc.burnin.golden_merging import describe_dispute, merge
-from sdc.burnin.golden_using import foreign, itself_alone, usable
-from sdc.burnin.surroundings import flat_surroundings, surroundings
+from sdc.burnin.golden import (
+    GOLDEN,
+    Register,
+    describe_dispute,
+    foreign,
+    itself_alone,
+    lookup,
+    mark_of,
+    merge,
+    parse_key,
+    shortfall,
+)
+from sdc.burnin.host import flat_surroundings, surroundings
+from sdc.burnin.results import BurninResult, CheckedDevice, Tally
 from sdc.records.determinism import environment
 from sdc.records.format import write_sealed
 from sdc.records.storage import RecordError
@@ -24,8 +34,8 @@ from .registers import BAD, ENVIRONMENT, GOOD, register, subject
 
 def test_a_register_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = register(digests={"w": GOOD, "x": BAD})
-    write_golden(tmp_path / "a.golden", written)
-    read = read_golden(tmp_path / "a.golden")
+    GOLDEN.write(tmp_path / "a.golden", written)
+    read = GOLDEN.read(tmp_path / "a.golden")
     assert read == written
     assert lookup(read) == {subject("w").key: GOOD, subject("x").key: BAD}
     assert [path.name for path in tmp_path.iterdir()] == ["a.golden"]
@@ -33,16 +43,16 @@ def test_a_register_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_any_flipped_bit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.golden"
-    write_golden(path, register())
+    GOLDEN.write(path, register())
     whole = path.read_bytes()
     for place in [*range(0, len(whole) - 40, 3), *range(len(whole) - 40, len(whole))]:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
         with pytest.raises(RecordError):
-            read_golden(path)
+            GOLDEN.read(path)
     for length in (0, 1, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(RecordError, match="is damaged"):
-            read_golden(path)
+            GOLDEN.read(path)
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -74,17 +84,17 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_what_cannot_be_so_is_refused(change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path) -> None:
     changed(tmp_path / "a.golden", change)
     with pytest.raises(RecordError, match=message):
-        read_golden(tmp_path / "a.golden")
+        GOLDEN.read(tmp_path / "a.golden")
 
 
 def test_a_file_that_is_not_there_or_nothing_of_the_kind(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"there is no .*sdc golden record"):
-        read_golden(tmp_path / "a.golden")
-    (tmp_path / "b.golden").write_text(json.dumps({"format": "jax-sdc golden"}))
+        GOLDEN.read(tmp_path / "a.golden")
+    (tmp_path / "b.golden").write_text(json.dumps(msgspec.to_builtins(register())))
     with pytest.raises(RecordError, match="no checksum"):
-        read_golden(tmp_path / "b.golden")
+        GOLDEN.read(tmp_path / "b.golden")
     with pytest.raises(ValueError, match="is no digest"):
-        write_golden(tmp_path / "c.golden", register(digests={"w": "what"}))
+        GOLDEN.write(tmp_path / "c.golden", register(digests={"w": "what"}))
     assert not (tmp_path / "c.golden").exists()
 
 
@@ -104,8 +114,8 @@ def test_a_disagreement_is_told_and_nobody_is_believed(tmp_path: Path) -> None:
     told = describe_dispute(merged, disputed)
     assert told.startswith(f"{subject('w').key}: {GOOD} by host-a (device 0 uuid GPU-a0, device 1 uuid GPU-a1; 4 runs")
     assert f"{BAD} by host-b (device 0 uuid GPU-b0" in told
-    write_golden(tmp_path / "m.golden", merged)
-    again = read_golden(tmp_path / "m.golden")
+    GOLDEN.write(tmp_path / "m.golden", merged)
+    again = GOLDEN.read(tmp_path / "m.golden")
     # A majority that comes later, and is asked of the merged file alone, does not settle it in silence.
     assert merge([again, c]) == merge([c, b, a])
     assert subject("w").key not in lookup(merge([again, c]))
@@ -199,20 +209,19 @@ def test_this_process_has_surroundings() -> None:
 def test_digests_that_apply_here() -> None:
     known = register(digests={"w": GOOD, "x": BAD})
     both = [subject("w").key, subject("x").key]
-    assert usable(known, both) == (lookup(known), None)
-    assert usable(known, both[:1]) == ({both[0]: GOOD}, None)
-    some, problem = usable(known, [*both, subject("new").key])
-    assert some == lookup(known)
-    assert problem == "only 2 of 3 digests that are needed here are in it: is not in the file (1 workload)"
+    assert shortfall(known, both) is None
+    assert shortfall(known, both[:1]) is None
+    assert shortfall(known, []) == "nothing ran that a digest could be of"
+    assert shortfall(known, [*both, subject("new").key]) == (
+        "only 2 of 3 digests that are needed here are in it: is not in the file (1 workload)"
+    )
 
 
 def test_foreign_digests_are_explained() -> None:
     known = register(digests={"w": GOOD, "x": BAD})
     here = {**ENVIRONMENT, "driver": "560.9", "NVIDIA_TF32_OVERRIDE": "0"}
     keys = [subject(workload, here).key for workload in "wx"]
-    found, problem = usable(known, keys, here)
-    assert found == {}
-    assert problem == (
+    assert shortfall(known, keys, here) == (
         "none of 2 digests that are needed here are in it: NVIDIA_TF32_OVERRIDE 0 here, nothing there, "
         "driver 560.9 here, 550.1 there (2 workloads)"
     )
@@ -239,17 +248,20 @@ def test_a_device_that_is_its_own_witness_is_told() -> None:
     known.entries[0] = msgspec.structs.replace(
         known.entries[0], seen=(msgspec.structs.replace(known.entries[0].seen[0], devices=(1,)),)
     )
-    keys = {("w", 0): subject("w").key}
-    itself = [{"machine": "a", "kind": "H100", "uuid": "GPU-a1", "id": 3}]
-    told = itself_alone(known, keys, itself)
+
+    def tested(uuid: str = "GPU-a1", key: str = subject("w").key) -> BurninResult:
+        device = CheckedDevice(index=0, machine="a", kind="H100", uuid=uuid, id=3)
+        return BurninResult(devices=[device], workloads=[Tally(workload="w", device=0, family="", work=1.0, key=key)])
+
+    told = itself_alone(known, tested())
     assert told is not None
     assert told.startswith("1 of the golden digests were recorded on the tested device itself")
-    assert itself_alone(known, keys, [{**itself[0], "uuid": "GPU-a0"}]) is None
-    assert itself_alone(register("a"), keys, itself) is None  # the other device had it too
-    assert itself_alone(known, {("w", 0): subject("new").key}, itself) is None
+    assert itself_alone(known, tested(uuid="GPU-a0")) is None
+    assert itself_alone(register("a"), tested()) is None  # the other device had it too
+    assert itself_alone(known, tested(key=subject("new").key)) is None
 
 
 def test_registers_of_the_first_layout_stay_readable() -> None:
-    read = read_golden(Path(__file__).parent / "schema_1.golden")
+    read = GOLDEN.read(Path(__file__).parent / "schema_1.golden")
     assert (read.schema, read.host.name) == (1, "host-a")
     assert (read.entries, read.recordings) == (register().entries, register().recordings)

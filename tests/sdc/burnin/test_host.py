@@ -1,50 +1,83 @@
-"""Digests by NumPy are those of the devices, and comparisons name the elements that differ."""
+"""One burn-in on a device at a time, and locks that their process's end gives up."""
 
-import jax.numpy as jnp
-import numpy as np
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from sdc.burnin.host import compare_outputs, digest_text, equal_bits, host_digest
-from sdc.twins import tree_digest
+from sdc.burnin.host import DeviceRequest, claim_names, claimed, parse_devices
+from sdc.settings import SettingError
+
+HOLD = """
+import sys
+from pathlib import Path
+from sdc.burnin.host import claimed
+with claimed(["a"], Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "bool"])
-def test_the_digest_is_that_of_the_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdc.burnin.host.BLOCK", 11)
-    x = np.random.default_rng(0).normal(size=(3, 17)).astype(jnp.dtype(dtype))
-    tree = {"b": x, "a": (x[1], np.float32(3))}
-    assert host_digest(tree) == digest_text(np.asarray(tree_digest(tree)))
-    changed = x.copy()
-    changed[2, 5] = 1 - changed[2, 5] if dtype != "bool" else ~changed[2, 5]
-    assert host_digest({**tree, "b": changed}) != host_digest(tree)
+def test_a_second_burn_in_is_refused_until_the_first_has_gone(tmp_path: Path) -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(SettingError, match=f"process {first.pid}"), claimed(["b", "a"], tmp_path):
+            pass
+        with claimed(["b"], tmp_path) as problems:
+            assert problems == []
+        first.kill()
+    with claimed(["a", "b"], tmp_path):
+        pass
 
 
-def test_elements_that_differ_are_named() -> None:
-    old = {"x": np.float32([1, 2, 0, np.nan, 5]), "y": np.int32([[7, 8]])}
-    new = {"x": np.float32([1, 2.5, 4, 1, 5]), "y": np.int32([[7, 8 ^ 4]])}
-    found = compare_outputs(old, new)
-    assert (found.differing, found.total, found.nonfinite) == (4, 7, 1)
-    assert [(e.output, e.index) for e in found.first] == [("['x']", 1), ("['x']", 2), ("['x']", 3), ("['y']", 1)]
-    assert (found.first[0].old, found.first[0].new) == ("40000000", "40200000")
-    assert (found.first[3].old, found.first[3].new, found.first[3].expected) == ("00000008", "0000000c", "8")
-    assert (found.largest, found.relative) == (4.0, 0.5)
-    assert not equal_bits(old, new)
+def test_a_folder_that_takes_no_locks_is_told_and_no_obstacle(tmp_path: Path) -> None:
+    with claimed(["a"], tmp_path / "nowhere") as problems:
+        assert "not locked against a second burn-in" in problems[0]
 
 
-def test_bits_count_and_not_values() -> None:
-    zeros, minus = np.float32([0.0]), np.float32([-0.0])
-    assert compare_outputs(zeros, minus).differing == 1
-    assert not equal_bits(zeros, minus)
-    nan = np.float32([np.nan])
-    assert compare_outputs(nan, nan).differing == 0
-    assert equal_bits(nan, nan)
+def test_names_tell_devices_apart() -> None:
+    described = [
+        {"kind": "NVIDIA H100", "id": 0, "bus": "0000:3b:00.0", "uuid": "GPU-1"},
+        {"kind": "NVIDIA H100", "id": 1, "bus": "0000:5e:00.0"},
+        {"kind": "TPU v5", "id": 0, "coordinates": [0, 1, 0]},
+        {"kind": "TPU v5", "id": 1, "coordinates": [1, 1, 0]},
+        {"kind": "cpu", "id": 0},
+    ]
+    names = claim_names(described)
+    assert len(set(names)) == len(names)
+    assert names[0] == "NVIDIA-H100-0000-3b-00-0"
+    assert not any("/" in name or " " in name for name in names)
 
 
-def test_the_first_ones_are_listed() -> None:
-    found = compare_outputs(np.zeros(100, np.uint32), np.ones(100, np.uint32))
-    assert (found.differing, len(found.first)) == (100, 8)
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        (None, DeviceRequest(None, None)),
+        ("gpu", DeviceRequest("gpu", None)),
+        ("tpu:4", DeviceRequest("tpu", 4)),
+        ("4", DeviceRequest("cpu", 4)),
+        ("cpu", DeviceRequest("cpu", None)),
+    ],
+)
+def test_what_devices_are_asked_for(text: str | None, asked: DeviceRequest) -> None:
+    assert parse_devices(text) == asked
+    assert parse_devices(text).simulated == (4 if text == "4" else 1)
 
 
-def test_outputs_of_two_programs_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected outputs of one program"):
-        compare_outputs(np.zeros(3, np.float32), np.zeros(4, np.float32))
+@pytest.mark.parametrize("text", ["", "0", "gpu:0", "gpu:", "-1", "xpu", "1025", "cpu:1e3", "٤", "gpu 8"])
+def test_what_is_no_device(text: str) -> None:
+    with pytest.raises(SettingError, match="expected"):
+        parse_devices(text)
+
+
+def test_doubts_on_the_devices_that_there_are() -> None:
+    assert "not asked for" in parse_devices(None).doubts("cpu", 1)[0]
+    assert parse_devices(None).doubts("gpu", 1) == []
+    assert parse_devices("gpu").doubts("cpu", 1) == ["gpu was asked for, and there is cpu"]
+    assert parse_devices("gpu").doubts(None, 0) == ["gpu was asked for, and there is no device at all"]
+    assert parse_devices("tpu:4").doubts("tpu", 4) == []

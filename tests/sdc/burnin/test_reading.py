@@ -1,17 +1,18 @@
 """A result that leaves no doubt is decoded at once, and says what a close look at it says."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from sdc.burnin import report as reports
-from sdc.burnin.report import ElementsPart, Report, read_report
-from sdc.records.format import RecordError, seal
+from sdc.burnin.judgement import BURN_IN
+from sdc.burnin.results import Elements
+from sdc.records import Format
+from sdc.records.files import RecordError
+from sdc.records.integrity import seal
 from tests.reports import make_finding, make_report, put_report
 
-PARTS = ElementsPart(differing=1, total=9, first=[], largest=float("inf"), relative=0.5, nonfinite=1)
+PARTS = Elements(differing=1, total=9, first=(), largest=float("inf"), relative=0.5, nonfinite=1)
 RESULTS = {
     "clean": make_report(),
     "found": make_report(findings=[make_finding(note="[[{ of a text")]),
@@ -22,15 +23,15 @@ RESULTS = {
 @pytest.mark.parametrize("name", RESULTS)
 def test_both_ways_of_reading_give_the_same(name: str, tmp_path: Path) -> None:
     path = put_report(tmp_path, RESULTS[name])
-    assert read_report(path) == RESULTS[name] == reports._converted(path)
+    assert BURN_IN.read(path) == RESULTS[name] == BURN_IN._examined(path.read_bytes(), str(path))
 
 
 def test_what_leaves_no_doubt_is_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(_: Path) -> Report:
+    def slow(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(reports, "_converted", slow)
-    assert read_report(put_report(tmp_path, RESULTS["clean"])) == RESULTS["clean"]
+    monkeypatch.setattr(Format, "_examined", slow)
+    assert BURN_IN.read(put_report(tmp_path, RESULTS["clean"])) == RESULTS["clean"]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_what_leaves_no_doubt_is_decoded_at_once(tmp_path: Path, monkeypatch: py
         ('"runs": 3', '"runs": "three"', "is damaged"),
         ('"runs": 3', '"runs": NaN', "is damaged"),
         ('"notes": [', '"deep": ' + 101 * "[" + 101 * "]" + ', "notes": [', "nested deeper than 100 levels"),
-        ('"code": 0', '"code": 3', "contradicts itself"),
+        ('"verdict": "clean"', '"verdict": "corrupt"', "contradicts itself"),
     ],
 )
 def test_what_is_wrong_is_told_in_the_words_of_a_close_look(old: str, new: str, problem: str, tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_what_is_wrong_is_told_in_the_words_of_a_close_look(old: str, new: str, 
     assert old in text
     path.write_bytes(seal(text.replace(old, new, 1).encode()))
     with pytest.raises(RecordError, match=re.escape(problem)):
-        read_report(path)
-    path.write_text(json.dumps({"schema": 1}))
+        BURN_IN.read(path)
+    path.write_text(text)
     with pytest.raises(RecordError, match="no checksum"):
-        read_report(path)
+        BURN_IN.read(path)

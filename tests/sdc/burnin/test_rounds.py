@@ -8,13 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from sdc.burnin.observed import Result
+from sdc.burnin.judgement import judge
 from sdc.burnin.programs import Programs
+from sdc.burnin.recorder import recorded
+from sdc.burnin.results import ON_REQUEST
 from sdc.burnin.rounds import DETAILED, burn_in
-from sdc.burnin.verdict import judge
-from sdc.burnin.workload import Workload
+from sdc.burnin.workloads.base import Workload
 from sdc.faults import BitFlip, Fault, When
 from sdc.settings import SettingError
+
+from .conftest import changed
 
 ALWAYS = Fault(BitFlip(bits=(20,)), rate=1.0, site="ordering/*", at={"device": 0})
 """The same bits in the same elements each time."""
@@ -49,9 +52,9 @@ def test_fifty_random_faults_are_attributed_by_vote(programs: Programs, few: lis
         assert "repeat" not in finding.kinds  # there was no run before
         assert finding.elements is not None
         assert finding.elements.differing == finding.simulated > 0  # found equals injected
-        verdict = judge(result)
-        assert (verdict.word, verdict.code, verdict.simulated) == ("FAIL", 1, True)
-        assert f"device {device}, {workload.name}: {finding.simulated} of" in verdict.sentences[0]
+        judged = judge(result)
+        assert (judged.verdict.acceptance, judged.verdict.code, judged.simulated) == ("FAIL", 1, True)
+        assert f"device {device}, {workload.name}: {finding.simulated} of" in judged.sentences[0]
         seen.append((device, workload.name))
     assert len(set(seen)) > 15
 
@@ -73,22 +76,22 @@ def test_right_bits_after_wrong_ones_are_no_finding(programs: Programs, rounding
 def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, rounding: list[Workload]) -> None:
     fault = dataclasses.replace(ALWAYS, site="functions/*")
     good = burn_in(rounding, alone.devices, rounds=2, programs=alone)
-    recorded = good.recorded()
-    assert list(recorded) == [good.keys[rounding[0].name, 0]]
+    digests = recorded(good)
+    assert list(digests) == [good.tallies[rounding[0].name, 0].key]
 
     blind = burn_in(rounding, alone.devices, rounds=4, programs=alone, inject=[fault])
     assert blind.findings == []
     assert blind.tallies[rounding[0].name, 0].simulated > 0
-    verdict = judge(blind)
-    assert (verdict.word, verdict.code, verdict.kinds) == ("INCONCLUSIVE", 3, ("repeat",))
-    assert verdict.sentences[0] == "repeat only: blind to faults that repeat themselves"
-    assert blind.recorded() == {}  # nothing of a simulation is recorded
+    judged = judge(blind)
+    assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("INCONCLUSIVE", 3, ("repeat",))
+    assert judged.sentences[0] == "repeat only: blind to faults that repeat themselves"
+    assert recorded(blind) == {}  # nothing of a simulation is recorded
 
-    found = burn_in(rounding, alone.devices, rounds=2, programs=alone, inject=[fault], golden=recorded)
+    found = burn_in(rounding, alone.devices, rounds=2, programs=alone, inject=[fault], golden=digests)
     assert [finding.kinds for finding in found.findings] == [("golden",)] * 2
     assert found.findings[0].persistence == "persistent"
-    assert found.findings[0].expected == recorded[good.keys[rounding[0].name, 0]]
-    assert judge(found).code == 1
+    assert found.findings[0].expected == digests[good.tallies[rounding[0].name, 0].key]
+    assert judge(found).verdict.code == 1
 
     voted = burn_in(rounding, programs.devices, rounds=2, programs=programs, inject=[fault])
     assert [(finding.kinds, finding.devices) for finding in voted.findings] == [(("vote",), (0,))] * 2
@@ -96,26 +99,26 @@ def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, roundi
 
 
 def test_golden_digests(alone: Programs, ordering: list[Workload]) -> None:
-    recorded = burn_in(ordering, alone.devices, rounds=2, programs=alone).recorded()
-    result = burn_in(ordering, alone.devices, rounds=1, programs=alone, golden={**recorded, "another program": "00"})
-    assert (result.findings, result.foreign) == ([], ("another program",))
-    verdict = judge(result)
-    assert (verdict.word, verdict.kinds) == ("PASS", ("golden",))
-    assert "1 golden digests are of other programs or devices" in verdict.sentences[-1]
-    more = {f"matrix/else | {next(iter(recorded)).partition(' | ')[2]}": "00"}  # a register of all families
-    part = burn_in(ordering, alone.devices, rounds=1, programs=alone, golden={**recorded, **more})
-    assert (part.foreign, part.unneeded) == ((), tuple(more))
-    assert judge(part).word == "PASS"
+    digests = recorded(burn_in(ordering, alone.devices, rounds=2, programs=alone))
+    result = burn_in(ordering, alone.devices, rounds=1, programs=alone, golden={**digests, "another program": "00"})
+    assert (result.findings, result.golden and result.golden.foreign) == ([], 1)
+    judged = judge(result)
+    assert (judged.verdict.acceptance, judged.evidence) == ("PASS", ("golden",))
+    assert "1 golden digests are of other programs or devices" in judged.sentences[-1]
+    more = {f"matrix/else | {next(iter(digests)).partition(' | ')[2]}": "00"}  # a register of all families
+    part = burn_in(ordering, alone.devices, rounds=1, programs=alone, golden={**digests, **more})
+    assert (part.golden and (part.golden.foreign, part.golden.unneeded)) == (0, 1)
+    assert judge(part).verdict.acceptance == "PASS"
     assert "1 golden digests are of workloads that were not to run" in judge(part).sentences[-1]
     foreign = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, golden={"another program": "00"}))
-    assert (foreign.word, foreign.kinds) == ("INCONCLUSIVE", ("repeat",))
+    assert (foreign.verdict.acceptance, foreign.evidence) == ("INCONCLUSIVE", ("repeat",))
 
 
 def test_a_golden_digest_of_each_shard(programs: Programs, few: list[Workload]) -> None:
     (workload,) = (each for each in few if each.multi)
-    recorded = burn_in([workload], programs.devices, rounds=2, programs=programs).recorded()
-    assert len(recorded) == 4
-    wrong = {key: "0" * 16 if "device 2" in key else digest for key, digest in recorded.items()}
+    digests = recorded(burn_in([workload], programs.devices, rounds=2, programs=programs))
+    assert len(digests) == 4
+    wrong = {key: "0" * 16 if "device 2" in key else digest for key, digest in digests.items()}
     result = burn_in([workload], programs.devices, rounds=1, programs=programs, golden=wrong)
     assert [(finding.devices, finding.kinds) for finding in result.findings] == [((2,), ("golden",))]
 
@@ -136,7 +139,7 @@ def test_what_differs_is_run_again(when: When, persistence: str, alone: Programs
     else:
         assert first.elements is not None
         assert first.elements.differing == first.simulated == rounding[0].elements
-    assert judge(result).word == "FAIL"
+    assert judge(result).verdict.acceptance == "FAIL"
 
 
 def test_bits_and_magnitudes_are_evidence(programs: Programs, rounding: list[Workload]) -> None:
@@ -164,10 +167,10 @@ def test_a_tie_is_said(devices: list[jax.Device], rounding: list[Workload]) -> N
     assert (finding.devices, finding.kinds, finding.persistence) == ((0, 1), ("vote",), "persistent")
     assert finding.elements is not None
     assert finding.elements.differing == finding.simulated
-    verdict = judge(result)
-    assert verdict.word == "FAIL"
-    assert "device 0 or host" in verdict.sentences[0]
-    assert "nothing says which of them is wrong" in verdict.sentences[0]
+    judged = judge(result)
+    assert judged.verdict.acceptance == "FAIL"
+    assert "device 0 or host" in judged.sentences[0]
+    assert "nothing says which of them is wrong" in judged.sentences[0]
     # One that does not come again is named: it does not repeat itself.
     passing = dataclasses.replace(fault, when=When(end=1))
     (finding,) = burn_in(rounding, devices[:2], rounds=1, programs=programs, inject=[passing]).findings
@@ -189,11 +192,11 @@ def test_a_collective_names_the_device_whose_outputs_differ(programs: Programs, 
 
 
 def test_repetition_may_be_accepted(alone: Programs, ordering: list[Workload]) -> None:
-    verdict = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, accept=["repeat"]))
-    assert (verdict.word, verdict.code, verdict.kinds) == ("PASS", 0, ("repeat",))
-    assert verdict.sentences[1] == "accepted: repeat only: blind to faults that repeat themselves"
+    judged = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, accept=["repeat"]))
+    assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("PASS", 0, ("repeat",))
+    assert judged.sentences[1] == "accepted: repeat only: blind to faults that repeat themselves"
     once = judge(burn_in(ordering, alone.devices, rounds=1, programs=alone, accept=["repeat"]))
-    assert (once.word, once.kinds) == ("INCONCLUSIVE", ())
+    assert (once.verdict.acceptance, once.evidence) == ("INCONCLUSIVE", ())
 
 
 def failing(workload: Workload, device: jax.Device, message: str) -> Workload:
@@ -207,20 +210,20 @@ def failing(workload: Workload, device: jax.Device, message: str) -> Workload:
                 raise RuntimeError(message)
         return bench.call(*bench.arguments)
 
-    return dataclasses.replace(workload, name="failing", drive=drive)
+    return changed(workload, name="failing", drive=drive)
 
 
 def test_an_exception_midway_ends_a_workload_on_a_device(programs: Programs, ordering: list[Workload]) -> None:
     broken = failing(ordering[0], programs.devices[1], "RESOURCE_EXHAUSTED: out of memory")
     result = burn_in([broken, *ordering], programs.devices, rounds=5, programs=programs)
-    (end,) = result.ended
+    (end,) = result.unfinished
     assert (end.workload, end.device, end.round) == ("failing", 1, 2)
     assert end.reason == "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
     assert [result.tallies["failing", device].runs for device in range(4)] == [5, 2, 5, 5]
     assert result.tallies[ordering[0].name, 1].runs == 5
-    verdict = judge(result)
-    assert (verdict.word, verdict.code) == ("INCONCLUSIVE", 3)
-    assert "failing on device 1 ended in round 2: RuntimeError: RESOURCE_EXHAUSTED" in verdict.sentences[0]
+    judged = judge(result)
+    assert (judged.verdict.acceptance, judged.verdict.code) == ("INCONCLUSIVE", 3)
+    assert "failing on device 1 ended in round 2: RuntimeError: RESOURCE_EXHAUSTED" in judged.sentences[0]
 
 
 def test_a_lost_device_ends(
@@ -230,27 +233,27 @@ def test_a_lost_device_ends(
     monkeypatch.setattr("sdc.burnin.rounds._alive", lambda device: device != lost)
     both = [failing(ordering[0], lost, "gone"), *ordering, *(each for each in few if each.multi)]
     result = burn_in(both, programs.devices, rounds=4, programs=programs)
-    (end,) = result.ended
+    (end,) = result.unfinished
     assert (end.workload, end.device, end.reason) == (None, 1, "device lost: RuntimeError: gone")
     assert [result.tallies[ordering[0].name, device].runs for device in range(4)] == [4, 2, 4, 4]
     assert result.tallies[both[-1].name, 0].runs == 2  # it spans all devices
-    assert judge(result).word == "INCONCLUSIVE"
+    assert judge(result).verdict.acceptance == "INCONCLUSIVE"
 
 
 def test_what_does_not_compile_is_missing(programs: Programs, ordering: list[Workload]) -> None:
     def run(*arguments: Any) -> Any:
         raise NotImplementedError("no such operation here")
 
-    broken = dataclasses.replace(ordering[0], name="broken", program="broken", run=run)
+    broken = changed(ordering[0], name="broken", program="broken", run=run)
     result = burn_in([broken, *ordering], programs.devices, rounds=2, programs=programs)
-    assert {end.reason for end in result.ended} == {"NotImplementedError: no such operation here"}
-    assert judge(result).word == "INCONCLUSIVE"
+    assert {end.reason for end in result.unfinished} == {"NotImplementedError: no such operation here"}
+    assert judge(result).verdict.acceptance == "INCONCLUSIVE"
 
     def reference(*arguments: Any) -> Any:
         raise MemoryError("the host is full")
 
-    unknown = dataclasses.replace(ordering[0], name="unknown", reference=reference)
-    (*_, end) = burn_in([unknown, *ordering], programs.devices, rounds=2, programs=programs).ended
+    unknown = changed(ordering[0], name="unknown", reference=reference)
+    (*_, end) = burn_in([unknown, *ordering], programs.devices, rounds=2, programs=programs).unfinished
     assert (end.workload, end.reason) == ("unknown", "MemoryError: the host is full")
     only = burn_in([broken], programs.devices, rounds=2, programs=programs)
     assert only.rounds == 0
@@ -271,12 +274,12 @@ def test_it_stops_between_runs(programs: Programs, few: list[Workload]) -> None:
         stop=stop,
         on_event=lambda event: events.append(event["event"]),
     )
-    assert (result.stopped, result.rounds) == (True, 0)
-    assert len(result.tallies) == 12
-    verdict = judge(result)
-    assert verdict.code == 3
-    assert verdict.sentences[0] == "stopped after 0 rounds"
-    assert any("and 11 more did not run" in sentence for sentence in verdict.sentences)
+    assert (result.stopped, result.rounds) == (ON_REQUEST, 0)
+    assert sum(tally.runs > 0 for tally in result.workloads) == 12
+    judged = judge(result)
+    assert judged.verdict.code == 3
+    assert judged.sentences[0] == "stopped after 0 rounds"
+    assert any("and 11 more did not run" in sentence for sentence in judged.sentences)
 
 
 def test_a_pause_ends_when_it_is_told_to(programs: Programs, ordering: list[Workload]) -> None:
@@ -287,7 +290,7 @@ def test_a_pause_ends_when_it_is_told_to(programs: Programs, ordering: list[Work
         return len(asked) > 5
 
     result = burn_in(ordering, programs.devices, rounds=2, programs=programs, stop=stop, pauses=[3600.0])
-    assert (result.stopped, result.rounds) == (True, 0)
+    assert (result.stopped, result.rounds) == (ON_REQUEST, 0)
     assert result.seconds < 60
 
 
@@ -307,8 +310,8 @@ def test_minutes(programs: Programs, ordering: list[Workload]) -> None:
 
     result = burn_in(ordering, programs.devices, minutes=1.0, programs=programs, clock=clock)
     assert 10 < result.rounds < 60
-    assert not result.stopped
-    assert judge(result).word == "PASS"
+    assert result.stopped is None
+    assert judge(result).verdict.acceptance == "PASS"
 
 
 def test_events(programs: Programs, ordering: list[Workload]) -> None:
@@ -325,7 +328,7 @@ def test_subnormal_data_on_a_device_that_flushes(every: list[Workload], programs
     assert (programs.host(workload)[0] != 0).all()
     (outcome,) = programs.run(workload, 0)
     np.testing.assert_array_equal(outcome.outputs["columns"], 0)
-    result: Result = burn_in([workload], programs.devices, rounds=1, programs=programs)
+    result = burn_in([workload], programs.devices, rounds=1, programs=programs)
     assert result.notes == ["cpu cpu takes subnormal numbers of float32 for zero: such data are zeros"]
 
 
@@ -372,10 +375,10 @@ def test_a_device_that_never_answers(programs: Programs, few: list[Workload], mo
     result = burn_in(plain, programs.devices, rounds=2, programs=programs, limit=0.5)
     ended.set()
     assert result.hung
-    assert [(end.workload, end.device) for end in result.ended] == [(None, 2)]
-    assert "no answer within 0.5 s" in result.ended[0].reason
+    assert [(end.workload, end.device) for end in result.unfinished] == [(None, 2)]
+    assert "no answer within 0.5 s" in result.unfinished[0].reason
     assert [result.tallies[plain[0].name, device].runs for device in (0, 1, 3)] == [2, 2, 2]
-    assert judge(result).word == "INCONCLUSIVE"
+    assert judge(result).verdict.acceptance == "INCONCLUSIVE"
 
 
 def test_going_on_where_an_earlier_burn_in_ended(programs: Programs, few: list[Workload]) -> None:
@@ -391,10 +394,9 @@ def test_going_on_where_an_earlier_burn_in_ended(programs: Programs, few: list[W
 def test_a_workload_that_checks_less_than_it_says_is_no_pass(
     empty: Any, programs: Programs, ordering: list[Workload]
 ) -> None:
-    less = dataclasses.replace(
-        ordering[0], name="mine/less", program=f"mine/{empty}", run=lambda x, *more: empty(x), elements=64,
-        reference=None,
+    less = changed(
+        ordering[0], name="mine/less", program=f"mine/{empty}", run=lambda x, *more: empty(x), elements=64, exact=False,
     )  # fmt: skip
-    verdict = judge(burn_in([less], programs.devices, rounds=2, programs=programs))
-    assert verdict.word == "INCONCLUSIVE"
-    assert any("says that a run checks 64" in sentence for sentence in verdict.sentences)
+    judged = judge(burn_in([less], programs.devices, rounds=2, programs=programs))
+    assert judged.verdict.acceptance == "INCONCLUSIVE"
+    assert any("says that a run checks 64" in sentence for sentence in judged.sentences)

@@ -1,0 +1,214 @@
+"""Results for other programs: JUnit XML, metrics of Prometheus, and JSON Schemas of what is written."""
+
+import datetime
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import msgspec
+
+from sdc.settings import SettingError
+
+from ..records import Fields
+from ..verdict import Verdict
+from .golden import Register
+from .pair import Pair
+from .results import (
+    BurninResult,
+    CheckedDevice,
+    Element,
+    Elements,
+    Ended,
+    Finding,
+    GoldenUse,
+    Outlook,
+    Settings,
+    Tally,
+)
+from .sensors import Course, Sensors
+from .standing import Standing
+
+FILES: Mapping[str, type[Fields]] = MappingProxyType(
+    {"result": BurninResult, "pair": Pair, "golden": Register, "verdict": Standing}
+)
+"""Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, what `sdc verdict --json` prints."""
+TABLES: tuple[type[Fields], ...] = (
+    BurninResult, Settings, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
+    Outlook,
+)  # fmt: skip
+"""Types of which docs/burnin.md has a table."""
+SUFFIX = ".prom"
+"""The node exporter reads files of that name only."""
+
+
+def junit(result: BurninResult) -> str:
+    """A result as JUnit XML, which continuous integration reads: a suite for each device, a case for each workload.
+
+    A case fails where a difference was seen, is an error where it did not run to the end, and is skipped where its time
+    at load is void or nothing was compared. The last suite is the verdict itself, so that what is inconclusive cannot
+    look like success: it is an error there.
+    """
+    root = ET.Element("testsuites", name="sdc burnin")
+    for device in result.devices:
+        label = f"{result.host.name}.device{device.index}"
+        suite = _suite(result, label)
+        _properties(suite, _about(result, device))
+        for row in result.workloads:
+            if row.device == device.index and row.runs:
+                _add_case(suite, result, row, label)
+        for end in result.unfinished:
+            if end.device in (None, device.index):
+                case = ET.SubElement(suite, "testcase", name=end.workload or "device", classname=label, time="0")
+                ET.SubElement(case, "error", type="ended", message=_clean(end.reason))
+        root.append(suite)
+    suite = _suite(result, f"{result.host.name}.verdict")
+    case = ET.SubElement(suite, "testcase", name="verdict", classname="sdc.burnin", time=f"{result.seconds:.3f}")
+    word = result.verdict.acceptance
+    sentences = _clean("\n".join(result.sentences))
+    if result.verdict is not Verdict.CLEAN:
+        kind = "failure" if result.verdict is Verdict.CORRUPT else "error"
+        ET.SubElement(case, kind, type=word, message=result.headline).text = sentences
+    ET.SubElement(case, "system-out").text = f"{result.headline}\n{sentences}"
+    root.append(suite)
+    for each in root:
+        _count(each)
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _suite(result: BurninResult, name: str) -> ET.Element:
+    return ET.Element("testsuite", name=_clean(name), hostname=_clean(result.host.name), timestamp=result.created[:19])
+
+
+def _about(result: BurninResult, device: CheckedDevice) -> dict[str, str]:
+    names = ("kind", "serial", "uuid", "bus", "driver", "firmware")
+    known = {name: str(value) for name in names if (value := getattr(device, name)) is not None}
+    known |= {"elements": str(device.elements), "seconds": f"{device.seconds:.3f}", "jax-sdc": result.version}
+    return known | ({"simulated": "true"} if result.simulated else {})
+
+
+def _properties(suite: ET.Element, named: dict[str, str]) -> None:
+    properties = ET.SubElement(suite, "properties")
+    for name, value in named.items():
+        ET.SubElement(properties, "property", name=name, value=_clean(value))
+
+
+def _add_case(suite: ET.Element, result: BurninResult, row: Tally, label: str) -> None:
+    case = ET.SubElement(
+        suite, "testcase", name=_clean(row.workload), classname=_clean(label), time=f"{row.seconds:.3f}"
+    )
+    found = [
+        finding.sentence
+        for finding in result.findings
+        if finding.workload == row.workload and row.device in finding.devices
+    ]
+    if found or row.differences:
+        text = "\n".join(found) or f"differences in {row.differences} of {row.runs} runs"
+        ET.SubElement(case, "failure", type="difference", message=_clean(text.partition("\n")[0])).text = _clean(text)
+    elif row.void:
+        ET.SubElement(case, "skipped", message=f"throttled: {row.share or 0:.0%} of what it should reach")
+    elif not (row.repeated or row.voted or row.referred or row.golden):
+        ET.SubElement(case, "skipped", message="nothing to compare with")
+
+
+def _count(suite: ET.Element) -> None:
+    cases = suite.findall("testcase")
+    suite.set("tests", str(len(cases)))
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(sum(case.find(tag) is not None for case in cases)))
+    suite.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
+
+
+def _clean(text: str) -> str:
+    """XML has no place for most control characters, and names of hosts and reasons of drivers are foreign text."""
+    return "".join(
+        c if c in "\t\n" or " " <= c < "\ud800" or "\ue000" <= c < "\ufffe" or c > "\uffff" else "?" for c in text
+    )
+
+
+def metrics(result: BurninResult) -> str:
+    """A result as metrics in the text format of Prometheus, for the textfile collector of its node exporter.
+
+    Every metric has a label `simulated`, so that no alert takes a rehearsal for a fault: alert on `simulated="false"`.
+    """
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+    registry = CollectorRegistry()
+    simulated = str(result.simulated).lower()
+
+    def gauge(name: str, about: str, labels: Iterable[str] = ()) -> Gauge:
+        return Gauge(f"sdc_burnin_{name}", about, ["simulated", *labels], registry=registry)
+
+    verdict = gauge("verdict", "1 for the verdict of the last burn-in, 0 for the others", ["verdict"])
+    for each in Verdict:
+        verdict.labels(simulated, each.acceptance).set(each is result.verdict)
+    gauge("exit_code", "Exit code: 0 pass, 1 fail, 3 inconclusive").labels(simulated).set(result.verdict.code)
+    ended = datetime.datetime.fromisoformat(result.ended).timestamp()
+    gauge("end_time_seconds", "When the last burn-in ended, Unix time").labels(simulated).set(ended)
+    gauge("duration_seconds", "How long it took").labels(simulated).set(result.seconds)
+    gauge("rounds", "Rounds that were completed").labels(simulated).set(result.rounds)
+    about = gauge("info", "What was tested with what", ["level", "version", "schema", "evidence"])
+    about.labels(simulated, result.settings.level, result.version, str(result.schema), ",".join(result.evidence)).set(1)
+
+    part = ["device", "kind", "serial", "uuid", "bus"]
+    by_device = {
+        "differences": "Runs with a difference",
+        "elements": "Numbers that were checked",
+        "load_seconds": "Time at load",
+        "excluded_rate": "Rate of independent mismatches that would have been seen with 95 %",
+        "unfinished": "Workloads that did not run to the end",
+        "temperature_celsius": "Highest temperature",
+        "power_watts": "Highest power",
+        "driver_errors": "Errors that the driver reported meanwhile",
+    }
+    gauges = {name: gauge(name, text, part) for name, text in by_device.items()}
+    for device in result.devices:
+        labels = [simulated, str(device.index), *(str(getattr(device, name) or "") for name in part[1:])]
+        for name, value in _values(result, device).items():
+            if value is not None:
+                gauges[name].labels(*labels).set(value)
+    rate = gauge("throughput", "Median throughput by workload, in unit a second", ["device", "workload", "unit"])
+    for row in result.workloads:
+        if row.rate is not None and not row.void:
+            rate.labels(simulated, str(row.device), row.workload, row.unit).set(row.rate)
+    text: str = generate_latest(registry).decode("utf-8")
+    return text
+
+
+def _values(result: BurninResult, device: CheckedDevice) -> dict[str, float | None]:
+    sensors = device.sensors
+    rows = [row for row in result.workloads if row.device == device.index]
+    return {
+        "differences": sum(row.differences for row in rows),
+        "elements": device.elements,
+        "load_seconds": device.seconds,
+        "excluded_rate": device.excluded_rate,
+        "unfinished": sum(end.device in (None, device.index) for end in result.unfinished),
+        "temperature_celsius": sensors.hottest if sensors else None,
+        "power_watts": sensors.strongest if sensors else None,
+        "driver_errors": len(sensors.events) if sensors else None,
+    }
+
+
+def check_metrics_file(path: Path) -> None:
+    """Refuses a name that the node exporter would pass over."""
+    if path.suffix != SUFFIX:
+        raise SettingError("prometheus", path, f"expected a name that ends with {SUFFIX}: others are not collected")
+
+
+def file_schema(name: str) -> dict[str, Any]:
+    """A layout of `FILES` as JSON Schema (draft 2020-12); files have a field `checksum` besides."""
+    ((reference,), definitions) = msgspec.json.schema_components([FILES[name]], ref_template="#/$defs/{name}")
+    for definition in definitions.values():
+        if "properties" in definition:
+            for field in {"format"} & set(definition["properties"]):
+                definition["properties"][field]["description"] = "what the file is"
+            definition["required"] = list(definition["properties"])  # readers may rely on all that is written
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"jax-sdc {name}",
+        **reference,
+        "$defs": definitions,
+    }

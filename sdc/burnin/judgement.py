@@ -1,0 +1,265 @@
+"""What follows from a result: the verdict, the evidence that it rests on, and what would have been seen.
+
+Any difference is a FAIL. A PASS takes that every workload ran on every device to the end, and that other devices or
+recorded digests agreed with each of them; repetition alone passes only if that is accepted.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+
+import msgspec
+
+from ..records import Format
+from ..verdict import Verdict
+from .results import ON_REQUEST, RESULT, UNDER_WAY, BurninResult, CheckedDevice, Evidence, Finding, Tally
+from .sensors import driver_errors
+
+THROTTLED = 0.5
+"""Share of its own best rate, or of the usual one of the other devices, below which a device was not at load."""
+MEASURABLE = 2e-3
+"""Seconds below which the time of a run says more about the host than about the device."""
+WAITS = -math.log(0.05)
+"""Elements without a mismatch, or mean intervals of bursts, that exclude a rate with 95 %: the rule of three."""
+NO_KIND = "neither runs nor devices nor records could be compared in all workloads"
+REPEAT_ONLY = "repeat only: blind to faults that repeat themselves"
+
+
+def judge(result: BurninResult) -> BurninResult:
+    """The result with what follows from its counts, whatever it said before."""
+    tallies = _paced(result)
+    result = msgspec.structs.replace(
+        result, workloads=tallies, devices=[_tested(device, tallies) for device in result.devices]
+    )
+    result.findings = [
+        msgspec.structs.replace(finding, sentence=_finding_sentence(result, finding)) for finding in result.findings
+    ]
+    reasons = [*result.doubts, *_driver_doubts(result)]
+    if result.golden is not None:
+        used = sum(tally.golden > 0 for tally in tallies)
+        result.golden = msgspec.structs.replace(result.golden, used=used)
+        reasons += [result.golden.doubt] if result.golden.doubt is not None else []
+    reasons += [*_missing(result), *_throttled(result), *_unconfirmed(result)]
+    notes = list(result.notes)
+    if shares_processor(result):
+        notes.append("the devices share one processor: throughput is not judged, and a fault of it is in all of them")
+    if result.findings or any(tally.differences or tally.confirmed for tally in tallies):
+        result.verdict = Verdict.CORRUPT
+        result.evidence = tuple(dict.fromkeys(kind for finding in result.findings for kind in finding.kinds))
+        found = [finding.sentence for finding in result.findings]
+        result.sentences = (*found, *_uncounted(result), *reasons, *notes)
+        return result
+    result.evidence = _evidence(result)
+    independent = {"vote", "golden"} & set(result.evidence)
+    if not reasons and not result.evidence:
+        reasons.append(NO_KIND)
+    elif not reasons and not independent and "repeat" not in result.settings.accept:
+        reasons.append(REPEAT_ONLY)
+    if reasons:
+        result.verdict, result.sentences = Verdict.INCONCLUSIVE, (*reasons, *notes)
+        return result
+    accepted = [] if independent else [f"accepted: {REPEAT_ONLY}"]
+    result.verdict, result.sentences = Verdict.CLEAN, (_statement(result), *accepted, *notes)
+    return result
+
+
+def shares_processor(result: BurninResult) -> bool:
+    """Whether the devices are simulated by one processor, and so slow each other down."""
+    return len(result.devices) > 1 and all(device.kind == "cpu" for device in result.devices)
+
+
+def _paced(result: BurninResult) -> list[Tally]:
+    """The counts, with shares of the throughput that there should be; time at load of a slow device is void."""
+    shared = shares_processor(result)
+    kinds = {device.index: device.kind for device in result.devices}
+    medians: dict[tuple[str, str | None], dict[int, float]] = defaultdict(dict)
+    for tally in result.workloads:
+        if tally.runs:
+            medians[tally.workload, kinds.get(tally.device)][tally.device] = tally.median
+    paced = []
+    for tally in result.workloads:
+        share = None
+        if tally.runs and tally.median >= MEASURABLE and not shared:
+            group = medians[tally.workload, kinds.get(tally.device)]
+            others = [median for device, median in group.items() if device != tally.device]
+            usual = [statistics.median(others) / tally.median] if others else []
+            share = min(1.0, tally.fastest / tally.median, *usual)
+        paced.append(msgspec.structs.replace(tally, share=share, void=share is not None and share < THROTTLED))
+    return paced
+
+
+def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
+    """A device with what was checked on it, and so what would have been seen.
+
+    For elements that are independent of each other, n of them without a mismatch exclude rates above -ln(0.05) / n at
+    95 %; of bursts at random times, one is seen with 95 % in as many mean intervals.
+    """
+    mine = [tally for tally in tallies if tally.device == device.index and not tally.void]
+    elements, seconds = sum(tally.elements for tally in mine), sum(tally.seconds for tally in mine)
+    return msgspec.structs.replace(
+        device,
+        elements=elements,
+        runs=sum(tally.runs for tally in mine),
+        seconds=seconds,
+        excluded_rate=min(1.0, WAITS / elements) if elements else 1.0,
+        excluded_interval=seconds / WAITS if seconds else None,
+    )
+
+
+def _finding_sentence(result: BurninResult, finding: Finding) -> str:
+    """A sentence: host, device, workload, elements, whether it came again, and who says so."""
+    seen = []
+    if finding.elements is not None:
+        seen.append(f"{finding.elements.differing} of {finding.elements.total:.3g} elements")
+    if finding.persistence is not None:
+        seen.append(finding.persistence)
+    seen.append(f"seen by {', '.join(finding.kinds)}")
+    if finding.confirmed:
+        seen.append(f"checksums confirm {finding.confirmed} rows")
+    if finding.simulated:
+        seen.append("simulated")
+    if finding.note:
+        seen.append(finding.note)
+    who = " or ".join(_device(result, device) for device in finding.devices)
+    return f"{who}, {finding.workload}: {', '.join(seen)}"
+
+
+def _device(result: BurninResult, index: int) -> str:
+    device = next(each for each in result.devices if each.index == index)
+    marks = [f"{name} {value}" for name in ("serial", "uuid", "bus") if (value := getattr(device, name)) is not None]
+    return f"host {device.host or result.host.name}, device {index}{f' ({marks[0]})' if marks else ''}"
+
+
+def _uncounted(result: BurninResult) -> Iterator[str]:
+    """Where there were more differences than were looked at one by one."""
+    for tally in result.workloads:
+        told = sum(each.workload == tally.workload and tally.device in each.devices for each in result.findings)
+        if tally.differences > told:
+            where = _device(result, tally.device)
+            yield f"{where}, {tally.workload}: differences in {tally.differences} of {tally.runs} runs"
+
+
+def _driver_doubts(result: BurninResult) -> Iterator[str]:
+    for device in result.devices:
+        for error in driver_errors(device.sensors) if device.sensors is not None else ():
+            yield f"device {device.index}: {error}"
+
+
+def _missing(result: BurninResult) -> Iterator[str]:
+    if not any(tally.runs for tally in result.workloads):
+        yield "nothing was checked"
+    if result.stopped:
+        known = {UNDER_WAY: UNDER_WAY, ON_REQUEST: "stopped"}
+        yield f"{known.get(result.stopped, f'stopped by {result.stopped}')} after {result.rounds} rounds"
+    for end in result.unfinished:
+        yield f"{end.where} ended in round {end.round}: {end.reason}"
+    never = [
+        tally
+        for tally in result.workloads
+        if not tally.runs and not result.has_ended(tally.workload, range(tally.device, tally.device + 1))
+    ]
+    if never and len(never) < len(result.workloads):
+        more = f" and {len(never) - 1} more" if len(never) > 1 else ""
+        yield f"{never[0].workload} on device {never[0].device}{more} did not run"
+
+
+def _throttled(result: BurninResult) -> Iterator[str]:
+    for tally in result.workloads:
+        if tally.void:
+            yield (
+                f"{_device(result, tally.device)}, {tally.workload}: throttled, {tally.share:.0%} of what it should "
+                f"reach; {tally.seconds:.3g} s at load are void"
+            )
+
+
+def _unconfirmed(result: BurninResult) -> Iterator[str]:
+    """Rows that checksums flag and that come out the same again are false alarms where all devices flag as many."""
+    rows: dict[str, list[Tally]] = defaultdict(list)
+    for tally in result.workloads:
+        if tally.runs:
+            rows[tally.workload].append(tally)
+    for name, tallies in rows.items():
+        shares = {each.device: each.flagged / each.runs for each in tallies if each.flagged > each.confirmed}
+        if shares and (len(tallies) < 2 or len(shares) < len(tallies) or len(set(shares.values())) > 1):
+            device = max(shares, key=lambda device: shares[device])
+            yield (
+                f"{_device(result, device)}, {name}: checksums flag {shares[device]:.3g} rows a run, which come out "
+                "the same again: a fault that repeats itself, or a false alarm"
+            )
+
+
+def _evidence(result: BurninResult) -> tuple[Evidence, ...]:
+    """Kinds of evidence that every workload on every device has; a reference stands in where devices cannot vote."""
+    tallies = result.workloads
+    if not tallies or not all(tally.runs for tally in tallies):
+        return ()
+    kinds: list[Evidence] = []
+    if all(tally.repeated for tally in tallies):
+        kinds.append("repeat")
+    if all(tally.voted if tally.alike else tally.referred for tally in tallies) and any(t.alike for t in tallies):
+        kinds.append("vote")
+    if all(tally.golden for tally in tallies):
+        kinds.append("golden")
+    return tuple(kinds)
+
+
+def _statement(result: BurninResult) -> str:
+    devices = result.devices
+    return (
+        f"{len({tally.workload for tally in result.workloads})} workloads on "
+        f"{'1 device' if len(devices) == 1 else f'{len(devices)} devices'}, at least "
+        f"{min(device.elements for device in devices):.3g} elements in {min(device.runs for device in devices)} runs "
+        f"of each, no difference: mismatches of independent elements above a rate of "
+        f"{max(device.excluded_rate for device in devices):.2g} would have been seen with 95 %"
+    )
+
+
+def contradictions(result: BurninResult) -> Iterator[str]:
+    """What in a result cannot be so, in words: a verdict never beats what was counted."""
+    indices = {device.index for device in result.devices}
+    places = [(tally.workload, tally.device) for tally in result.workloads]
+    if len(set(places)) < len(places):
+        yield "a workload stands there twice"
+    named = {device for _, device in places} | {device for each in result.findings for device in each.devices}
+    if not named <= indices:
+        yield f"device {min(named - indices)} is not described"
+        return
+    if len({tally.workload for tally in result.workloads}) * len(indices) != len(places):
+        yield "not every workload stands there for every device"
+    counts = [result.rounds, result.seconds, *(count for tally in result.workloads for count in _counts(tally))]
+    if not all(count >= 0 for count in counts):
+        yield "it counts less than nothing"
+        return
+    if any(tally.simulated for tally in result.workloads) and not result.simulated:
+        yield "faults changed elements, and none is named"
+    again = judge(result)
+    if again.verdict != result.verdict:
+        yield (
+            f"the verdict is {result.verdict.acceptance}, and {again.verdict.acceptance} follows from what it counts "
+            f"({again.sentences[0]})"
+        )
+    if again.evidence != result.evidence:
+        said, found = (", ".join(each.evidence) or "no evidence" for each in (result, again))
+        yield f"the verdict rests on {said}, and what it counts is {found}"
+    for device, counted in zip(result.devices, again.devices, strict=True):
+        if device.elements != counted.elements:
+            yield f"{device.elements} elements on device {device.index}, where its workloads have {counted.elements}"
+
+
+def _counts(tally: Tally) -> tuple[float, ...]:
+    return (
+        tally.runs, tally.elements, tally.seconds, tally.median, tally.fastest, tally.work, tally.differences,
+        tally.repeated, tally.voted, tally.referred, tally.golden, tally.checked, tally.flagged, tally.confirmed,
+        tally.simulated,
+    )  # fmt: skip
+
+
+BURN_IN = Format(
+    type=BurninResult,
+    noun="result of sdc burnin",
+    remedy="run the burn-in again",
+    source="give a file that sdc burnin wrote, or its folder",
+    names=(RESULT,),
+    contradictions=contradictions,
+)

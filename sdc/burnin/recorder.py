@@ -1,0 +1,198 @@
+"""Golden digests recorded and confirmed by the devices of this host."""
+
+import dataclasses
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import msgspec
+
+from sdc.records import describe_devices
+
+from ..records import Device, identify, package_version
+from ..verdict import Verdict
+from .golden import Agreed, Entry, Recording, Register, Seen, foreign, lookup, mark_of, parse_key
+from .host import surroundings
+from .judgement import judge
+from .results import BurninResult, Settings, Tally, now
+from .rounds import burn_in, planned_result
+from .sensors import Monitor, driver_errors
+from .workloads import Workload, find_level, workloads
+
+
+@dataclasses.dataclass
+class Confirmed:
+    """What became of it."""
+
+    differs: bool = False
+    problem: bool = False  # whether something stands against relying on it
+    sentences: list[str] = dataclasses.field(default_factory=list)  # the gravest first
+    confirmed: int = 0  # digests that this host computed too
+    elsewhere: int = 0  # digests that are of nothing that ran here
+    repeated_only: int = 0  # recorded digests that only repetition on one device agreed on
+
+    @property
+    def verdict(self) -> Verdict:
+        """What follows."""
+        return Verdict.CORRUPT if self.differs else Verdict.INCONCLUSIVE if self.problem else Verdict.CLEAN
+
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+def record(
+    settings: Settings, devices: Sequence[jax.Device], *, on_event: Tell | None = None
+) -> tuple[Register | None, Confirmed]:
+    """Runs the workloads of a level, and records what runs or devices agree on.
+
+    There is no register where anything differed, did not run to its end, or nothing agreed.
+    """
+    found = workloads(settings.level, devices, settings.dtypes, only=settings.only, seed=settings.seed)
+    result, told = _run(
+        found, devices, settings.level, minutes=settings.minutes, rounds=settings.rounds, on_event=on_event
+    )
+    told.sentences += [f"not recorded: {each}" for each in doubtful(result)]
+    if told.differs or told.problem:
+        return None, told
+    register = register_of(result, surroundings(devices), level=settings.level, dtypes=settings.dtypes)
+    if not register.entries:
+        told.problem = True
+        told.sentences.append("no workload ran twice on a device, or on two devices of a kind")
+        return None, told
+    confirmed = {tally.key for tally in result.workloads if tally.voted or tally.referred}
+    told.repeated_only = sum(entry.subject.key not in confirmed for entry in register.entries)
+    if told.repeated_only:
+        told.sentences.append(
+            f"warning: {told.repeated_only} of {len(register.entries)} digests rest on repetition on one device alone: "
+            "a fault that repeats itself would be recorded too; record on other hosts, and merge their registers"
+        )
+    return register, told
+
+
+def verify(
+    register: Register, devices: Sequence[jax.Device], *, rounds: int = 2, on_event: Tell | None = None
+) -> Confirmed:
+    """Runs the workloads of a register, and compares what comes of it.
+
+    It is a problem where no digest applies here, or some that should do not.
+    """
+    golden = lookup(register)
+    told, used, wrong, missing = Confirmed(), set[str | None](), set[str | None](), set[str]()
+    for level, dtypes, seed, names in _recorded_kinds(register):
+        every = workloads(level, devices, dtypes, seed=seed)
+        found = [workload for workload in every if workload.name in names]
+        if not found:
+            continue
+        result, part = _run(found, devices, level, rounds=rounds, golden=golden, on_event=on_event)
+        told.differs |= part.differs
+        told.problem |= part.problem
+        told.sentences += part.sentences
+        used |= {tally.key for tally in result.workloads if tally.golden}
+        wrong |= {tally.key for tally in result.workloads if tally.differences}
+        missing |= {tally.key for tally in result.workloads if tally.key is not None and tally.key not in golden}
+    if missing or not used:
+        told.problem = True
+        told.sentences += foreign(register, missing, surroundings(devices))
+    if not used and not missing:
+        told.sentences.append("none of its workloads can run on the devices of this host")
+    told.confirmed, told.elsewhere = len(used - wrong), len(golden) - len(used)
+    return told
+
+
+def _recorded_kinds(register: Register) -> Iterator[tuple[str, tuple[str, ...], int, set[str]]]:
+    """Level, types and seed of each kind of burn-in that was recorded, and the workloads that are known of it."""
+    found: dict[tuple[str, tuple[str, ...], int], set[str]] = defaultdict(set)
+    for entry in register.entries:
+        for seen in entry.seen:
+            recording = register.recordings[seen.recording]
+            found[recording.level, tuple(recording.dtypes), entry.subject.seed].add(entry.subject.workload)
+    for (level, dtypes, seed), names in found.items():
+        yield level, dtypes, seed, names
+
+
+def _run(
+    found: Sequence[Workload], devices: Sequence[jax.Device], level: str, **length: Any
+) -> tuple[BurninResult, Confirmed]:
+    """A burn-in, and what is to be said of it. How fast it was does not matter."""
+    described = describe_devices(devices)
+    planned = planned_result(found, devices, described)
+    with Monitor(described) as monitor:
+        result = burn_in(found, devices, result=planned, pauses=find_level(level).pauses, **length)
+    judged = judge(result)
+    told = Confirmed(differs=judged.verdict is Verdict.CORRUPT)
+    if told.differs:
+        told.sentences += judged.sentences
+    for end in result.unfinished:
+        told.problem = True
+        told.sentences.append(f"{end.where} did not run to the end: {end.reason}")
+    for index, course in enumerate(monitor.courses()):
+        for error in driver_errors(course) if course is not None else ():
+            told.problem = True
+            told.sentences.append(f"device {index}: {error}")
+    told.problem |= result.stopped is not None
+    return result, told
+
+
+def doubtful(result: BurninResult) -> list[str]:
+    """Workloads whose digests are not to be recorded although all of their runs agree, each with the reason.
+
+    Rows that checksums flag, and that come out the same again, are a false alarm or a fault that repeats itself.
+    """
+    names = {tally.workload for tally in result.workloads if tally.flagged > tally.confirmed}
+    return sorted(f"{name}: checksums flag rows that come out the same again" for name in names)
+
+
+def recorded(result: BurninResult) -> dict[str, str]:
+    """Digests by key of workloads in which nothing differed and runs or devices agreed; of a simulation none."""
+    if result.simulated:
+        return {}
+    bad = {tally.workload for tally in result.workloads if tally.differences}
+    return {
+        tally.key: tally.digest
+        for tally in result.workloads
+        if tally.workload not in bad
+        and tally.key is not None
+        and tally.digest is not None
+        and (tally.repeated or tally.voted)
+    }
+
+
+def register_of(result: BurninResult, environment: Mapping[str, str], *, level: str, dtypes: Sequence[str]) -> Register:
+    """The digests of a burn-in in an environment (`surroundings`) in which runs or devices agreed."""
+    name, mark = uuid.uuid4().hex, mark_of(environment)
+    doubts = {each.partition(":")[0] for each in doubtful(result)}
+    rows: dict[str | None, list[Tally]] = defaultdict(list)
+    for tally in result.workloads:
+        rows[tally.key].append(tally)
+    entries = []
+    for key, digest in sorted(recorded(result).items()):
+        subject = parse_key(key)
+        if subject.environment != mark:
+            raise ValueError(f"the burn-in ran in environment {subject.environment}, expected {mark}")
+        if subject.workload in doubts:
+            continue
+        tallies = [tally for tally in rows[key] if tally.digest == digest]
+        agreed: list[Agreed] = []
+        if any(tally.repeated for tally in tallies):
+            agreed.append("repeat")
+        if any(tally.voted for tally in tallies):
+            agreed.append("vote")
+        seen = Seen(
+            recording=name,
+            devices=tuple(sorted(tally.device for tally in tallies)),
+            runs=sum(tally.runs for tally in tallies),
+            agreed=tuple(agreed),
+        )
+        entries.append(Entry(subject=subject, digest=digest, seen=(seen,)))
+    recording = Recording(
+        host=identify(),
+        devices=[msgspec.convert(device, Device, from_attributes=True) for device in result.devices],
+        created=now(),
+        version=package_version("jax-sdc"),
+        level=level,
+        dtypes=list(dtypes),
+        rounds=result.rounds,
+    )
+    return Register(environments={mark: dict(environment)}, recordings={name: recording}, entries=entries)

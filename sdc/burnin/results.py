@@ -1,0 +1,256 @@
+"""What a burn-in found, as an object and as the file `result.json`: a burn-in fills it while it is at work.
+
+`judgement.judge` says what follows from it. Reading and judging a file does without JAX.
+"""
+
+import datetime
+import uuid
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from ..records import Device, Environment, Fields, Header, about
+from ..verdict import Verdict
+from .sensors import Course
+
+RESULT = "result.json"
+"""Name of the file in the folder of a burn-in."""
+EVENTS = "events.jsonl"
+"""Name of the log beside it."""
+BUNDLE = "bundle.tar.gz"
+"""Name of the evidence beside it, where something was found."""
+UNDER_WAY, ON_REQUEST = "under way", "asked to stop"
+"""Why a burn-in is not at its end: nothing stopped it, or its caller did."""
+Evidence: TypeAlias = Literal["repeat", "vote", "golden", "reference", "checksums"]
+Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
+
+
+def now() -> str:
+    """The time, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+class CheckedDevice(Device, kw_only=True):
+    """A device, and how much was checked on it."""
+
+    index: Annotated[int, about("number of the device among those of the burn-in, from 0")]
+    elements: Annotated[int, about("numbers that were checked, without those of runs whose time at load is void")] = 0
+    runs: Annotated[int, about("runs that were checked, without the same")] = 0
+    seconds: Annotated[float, about("time at load, without what is void")] = 0.0
+    excluded_rate: Annotated[
+        float,
+        about("independent mismatches at this rate per element would have been seen with 95 %; 1 if nothing was"),
+    ] = 1.0
+    excluded_interval: Annotated[
+        float | None,
+        about("bursts that come every so many seconds at load would have been seen with 95 %; `null` without time"),
+    ] = None
+    sensors: Annotated[Course | None, about("temperature, power, clocks and errors, where a driver reports them")] = (
+        None
+    )
+
+
+class Tally(Fields, kw_only=True):
+    """Counts of a workload on a device; all of them are 0 where it did not run."""
+
+    workload: Annotated[str, about("name: family, type, sizes, data")]
+    device: Annotated[int, about("`index` of the device")]
+    family: Annotated[str, about("part of the device that it is for")]
+    alike: Annotated[bool, about("whether all devices have equal outputs, so that they can vote")] = True
+    work: Annotated[float, about("operations or bytes of a run, in `unit`")]
+    unit: Annotated[str, about("`flop` or `byte`")] = "flop"
+    runs: Annotated[int, about("runs that were checked, without those right after a difference")] = 0
+    elements: Annotated[int, about("numbers that these checked")] = 0
+    seconds: Annotated[float, about("time at load")] = 0.0
+    median: Annotated[float, about("median time of a run, seconds, known to 4 %")] = 0.0
+    fastest: Annotated[float, about("shortest time of a run, seconds")] = 0.0
+    differences: Annotated[int, about("runs with a difference")] = 0
+    repeated: Annotated[int, about("runs that could be compared with one before")] = 0
+    voted: Annotated[int, about("runs in which other devices of its kind agreed with it, or outvoted it")] = 0
+    referred: Annotated[int, about("runs that were compared with what the host computed")] = 0
+    golden: Annotated[int, about("runs that were compared with what was recorded")] = 0
+    checked: Annotated[int, about("rows of products that checksums judged")] = 0
+    flagged: Annotated[int, about("rows that checksums flagged")] = 0
+    confirmed: Annotated[int, about("flagged rows that came out otherwise when computed again")] = 0
+    simulated: Annotated[int, about("elements that simulated faults changed")] = 0
+    share: Annotated[
+        float | None,
+        about(
+            "throughput at the median as a share of the best run's, or of that of the other devices, whichever is "
+            "lower; `null` where runs are too short or devices share a processor"
+        ),
+    ] = None
+    void: Annotated[bool, about("throttled: its time at load counts for nothing")] = False
+    key: Annotated[
+        str | None, about("what decides the bits: workload, program, digest algorithm, device, versions")
+    ] = None
+    digest: Annotated[
+        str | None, about("of the outputs, 16 hexadecimal digits; those of a healthy device. Later runs must repeat it")
+    ] = None
+
+    @property
+    def rate(self) -> float | None:
+        """Throughput at the median, `unit` per second."""
+        return self.work / self.median if self.median else None
+
+
+class Element(Fields, kw_only=True):
+    """An element that differs."""
+
+    output: Annotated[str, about("path of the output among those of the workload")]
+    index: Annotated[int, about("flat index in it, row-major")]
+    old: Annotated[str, about("bits as they should be, hexadecimal")]
+    new: Annotated[str, about("bits as they are")]
+    expected: Annotated[str, about("the number as it should be")]
+    found: Annotated[str, about("the number as it is")]
+
+
+class Elements(Fields, kw_only=True):
+    """What outputs differ in."""
+
+    differing: Annotated[int, about("elements that differ in any bit")]
+    total: Annotated[int, about("elements compared")]
+    first: Annotated[tuple[Element, ...], about("the first of them")]
+    largest: Annotated[float, about("largest difference in size, of those finite in both")]
+    relative: Annotated[float, about("largest difference relative to the element as it should be")]
+    nonfinite: Annotated[int, about("differing elements that are not finite in one of the two")]
+
+
+class Finding(Fields, kw_only=True):
+    """A difference that was seen, and run again at once."""
+
+    sentence: Annotated[str, about("all of it in words")] = ""
+    workload: Annotated[str, about("name of the workload")]
+    devices: Annotated[tuple[int, ...], about("the device that differs; several where nothing says which of them does")]
+    round: Annotated[int, about("number of the round")]
+    kinds: Annotated[
+        tuple[Evidence, ...], about("evidence that sees it: `repeat`, `vote`, `golden`, `reference`, `checksums`")
+    ]
+    digest: Annotated[str, about("of the outputs of the first of the devices")]
+    expected: Annotated[str | None, about("digest of what they should be, where that is known")] = None
+    persistence: Annotated[
+        Persistence | None, about("whether it came again in the runs after it; `null` where there were none")
+    ] = None
+    elements: Annotated[Elements | None, about("what differs; `null` where no right outputs were at hand")] = None
+    confirmed: Annotated[int, about("rows of products that checksums flag, and that came out otherwise again")] = 0
+    simulated: Annotated[
+        int, about("elements that simulated faults changed; in the runs before, if only `repeat` sees it")
+    ] = 0
+    note: Annotated[str, about("what else there is to say")] = ""
+
+
+class Ended(Fields, kw_only=True):
+    """What did not run to the end."""
+
+    workload: Annotated[str | None, about("name; `null` for all of a device")]
+    device: Annotated[int | None, about("index of the device; `null` for all")]
+    round: Annotated[int, about("round in which it ended")]
+    reason: Annotated[str, about("what was thrown")]
+
+    @property
+    def where(self) -> str:
+        """Workload and device in words."""
+        device = "all devices" if self.device is None else f"device {self.device}"
+        return f"{self.workload or 'all workloads'} on {device}"
+
+
+class Outlook(Fields, kw_only=True):
+    """Whether bursts such as a node of the published study showed would have been seen.
+
+    Each published figure is an interval between bursts that was observed once, and taken as that.
+    """
+
+    node: Annotated[str, about("the node of arXiv:2502.12340")]
+    interval: Annotated[int, about("steps between bursts, as observed once")]
+    steps: Annotated[int, about("training steps of the burn-in on each device")]
+    probability: Annotated[float, about("that one burst falls into so many steps, the interval being observed once")]
+    low: Annotated[float, about("the same at the upper limit (97.5 %) of the mean interval")]
+    high: Annotated[float, about("the same at the lower limit (2.5 %)")]
+
+
+class GoldenUse(Fields, kw_only=True):
+    """What became of the golden digests that were given."""
+
+    file: Annotated[str | None, about("name of the file, as it was given")] = None
+    used: Annotated[int, about("digests that were compared")] = 0
+    foreign: Annotated[int, about("digests of other programs or devices, which were not")] = 0
+    unneeded: Annotated[int, about("digests of workloads that were not to run")] = 0
+    doubt: Annotated[str | None, about("what stands against a PASS that rests on them")] = None
+
+
+class Settings(Fields, kw_only=True):
+    """What was asked for."""
+
+    level: Annotated[str, about("`quick`, `prejob`, `acceptance` or `soak`")] = ""
+    minutes: Annotated[float | None, about("how long; `null` for a number of rounds")] = None
+    rounds: Annotated[int | None, about("how often; `null` for a time")] = None
+    only: Annotated[list[str] | None, about("families of workloads; `null` for all")] = None
+    dtypes: Annotated[list[str], about("types of floating-point numbers")] = msgspec.field(default_factory=list)
+    seed: Annotated[int, about("from which data are made")] = 0
+    accept: Annotated[list[str], about("what was accepted, such as `repeat`")] = msgspec.field(default_factory=list)
+    faults: Annotated[list[str], about("simulated faults, one readable line each")] = msgspec.field(
+        default_factory=list
+    )
+
+
+class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
+    """`result.json` of a burn-in."""
+
+    id: Annotated[str, about("random, another one for each burn-in; a continued one keeps it")] = msgspec.field(
+        default_factory=lambda: uuid.uuid4().hex
+    )
+    created: Annotated[str, about("when the burn-in began, UTC")] = msgspec.field(default_factory=now)
+    ended: Annotated[str, about("when the result was written, UTC")] = ""
+    seconds: Annotated[float, about("how long it took by a clock that does not jump, compilation included")] = 0.0
+    verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")] = Verdict.INCONCLUSIVE
+    evidence: Annotated[
+        tuple[Evidence, ...],
+        about("kinds of evidence that every workload on every device rests on; of a corrupt one those that saw it"),
+    ] = ()
+    sentences: Annotated[tuple[str, ...], about("findings and reasons, the gravest first")] = ()
+    settings: Annotated[Settings, about("what was asked for")] = msgspec.field(default_factory=Settings)
+    environment: Annotated[Environment, about("what must be equal for bits to be comparable")] = msgspec.field(
+        default_factory=Environment
+    )
+    rounds: Annotated[int, about("rounds that were completed")] = 0
+    stopped: Annotated[str | None, about("why it was stopped early, such as `SIGTERM`; `null` if it was not")] = None
+    hung: Annotated[bool, about("whether a device never answered")] = False
+    devices: Annotated[list[CheckedDevice], about("where, and how much was checked")] = msgspec.field(
+        default_factory=list
+    )
+    workloads: Annotated[list[Tally], about("counts by workload and device")] = msgspec.field(default_factory=list)
+    findings: Annotated[list[Finding], about("differences that were run again, in order")] = msgspec.field(
+        default_factory=list
+    )
+    unfinished: Annotated[list[Ended], about("what did not run to the end")] = msgspec.field(default_factory=list)
+    doubts: Annotated[list[str], about("what stands against a PASS whatever was compared")] = msgspec.field(
+        default_factory=list
+    )
+    notes: Annotated[list[str], about("what else there is to say")] = msgspec.field(default_factory=list)
+    outlooks: Annotated[list[Outlook], about("what is known of published bursts")] = msgspec.field(default_factory=list)
+    golden: Annotated[GoldenUse | None, about("the golden digests; `null` where none were given")] = None
+    command: Annotated[list[str] | None, about("the command line")] = None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether faults were simulated: then nothing here is about the hardware."""
+        return bool(self.settings.faults)
+
+    @property
+    def headline(self) -> str:
+        """The verdict and what it rests on."""
+        mark = "SIMULATION: " if self.simulated else ""
+        return f"{mark}{self.verdict.acceptance} ({', '.join(self.evidence) or 'no evidence'})"
+
+    @property
+    def tallies(self) -> dict[tuple[str, int], Tally]:
+        """Counts by name of the workload and index of the device."""
+        return {(tally.workload, tally.device): tally for tally in self.workloads}
+
+    def has_ended(self, workload: str, devices: range) -> bool:
+        """Whether a workload runs no more on devices; one that spans all of them ends with any of these."""
+        return any(
+            (end.workload is None and end.device in devices)
+            or (end.workload == workload and (end.device is None or end.device in devices))
+            for end in self.unfinished
+        )

@@ -1,0 +1,205 @@
+"""Temperature, power, clocks and errors of the devices while a burn-in runs, by all sources that know them.
+
+Nothing here may raise into a burn-in, or hold it up: drivers of devices that fail do both. Each source is asked by a
+daemon thread of its own, for which nobody waits longer than a few seconds.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
+
+import msgspec
+
+from .amd_smi import open_amd_smi
+from .base import Course, Described, Opener, SensorBackend, Sensors, Silent
+from .hwmon import open_hwmon
+from .kernel_log import open_kernel_log
+from .nvml import open_nvml
+from .tpu_metrics import open_tpu_metrics
+
+SOURCES: Mapping[str, Opener] = MappingProxyType(
+    {
+        "nvml": open_nvml,
+        "amdsmi": open_amd_smi,
+        "tpumonitoring": open_tpu_metrics,
+        "hwmon": open_hwmon,
+        "kernel log": open_kernel_log,
+    }
+)
+"""Sources by name. Of those that know a device, the first one's readings are taken, and the errors of all."""
+PATIENCE = 5.0
+"""Seconds that are waited for all sources before a burn-in, and as many after it."""
+MOST = 32
+"""Different errors of a device that are listed one by one."""
+
+
+class Monitor:
+    """Watches devices from `with` to its end, with a reading every so many seconds."""
+
+    def __init__(
+        self,
+        described: Described,
+        every: float = 1.0,
+        sources: Mapping[str, Opener] = SOURCES,
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._described, self._patience = list(described), patience
+        self._watches = [_Watch(name, opener, self._described, every) for name, opener in sources.items()]
+
+    def __enter__(self) -> "Monitor":
+        until = time.monotonic() + self._patience
+        for watch in self._watches:
+            watch.start()
+        for watch in self._watches:
+            if not watch.ready.wait(max(0.0, until - time.monotonic())):
+                watch.give_up(f"{watch.name} did not answer within {self._patience:g} s, and is not asked again")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        until = time.monotonic() + self._patience
+        for watch in self._watches:
+            watch.over.set()
+        for watch in self._watches:
+            watch.join(max(0.0, until - time.monotonic()))
+            if watch.is_alive() and not watch.given_up:
+                watch.give_up(
+                    f"{watch.name} did not answer within {self._patience:g} s at the end: what it told last is taken "
+                    "for what it tells after",
+                    keep=True,
+                )
+
+    def courses(self) -> list[Course | None]:
+        """What the sources reported of each device until now, in their order; None where no source knows it."""
+        return [self._course(index) for index in range(len(self._described))]
+
+    def notes(self) -> list[str]:
+        """Which sources report nothing although they should, or stopped, and why."""
+        return [note for watch in self._watches for note in watch.notes()]
+
+    def _course(self, index: int) -> Course | None:
+        told = [(watch.name, watch.course(index), watch.events(index)) for watch in self._watches]
+        course = next((course for _, course, _ in told if course is not None), None)
+        counts = {text: count for _, _, texts in told for text, count in texts.items()}
+        # NVML gives the number of an Xid, and the kernel's log the same one with more words.
+        words = [
+            text if count == 1 else f"{text} ({count} times)"
+            for text, count in counts.items()
+            if not any(other.startswith(f"{text}:") for other in counts)
+        ]
+        if course is None and not words:
+            return None
+        if course is None:
+            by = next(name for name, _, texts in told if texts)
+            course = Course(source=by, before=Sensors(), after=Sensors(), samples=0)
+        more = [f"and {len(words) - MOST} more"] if len(words) > MOST else []
+        course.events = [*words[:MOST], *more]
+        return course
+
+
+class _Watch(threading.Thread):
+    """One source, asked again and again."""
+
+    def __init__(self, name: str, opener: Opener, described: Described, every: float) -> None:
+        super().__init__(name=name, daemon=True)
+        self.ready, self.over, self.given_up = threading.Event(), threading.Event(), False
+        self._opener, self._described, self._every = opener, described, every
+        self._lock = threading.Lock()
+        self._notes: list[str] = []
+        self._courses: dict[int, Course] = {}
+        self._events: Counter[tuple[int | None, str]] = Counter()
+
+    def give_up(self, note: str, *, keep: bool = False) -> None:
+        """Nobody waits any more; later reports are not taken."""
+        with self._lock:
+            self.given_up = True
+            self._notes.append(note)
+            if not keep:
+                self._courses.clear()
+                self._events.clear()
+        self.over.set()
+
+    def notes(self) -> list[str]:
+        """What there is to say of the source."""
+        with self._lock:
+            return list(self._notes)
+
+    def course(self, index: int) -> Course | None:
+        """What it reported of a device until now."""
+        with self._lock:
+            known = self._courses.get(index)
+            return None if known is None else msgspec.structs.replace(known)
+
+    def events(self, index: int) -> dict[str, int]:
+        """How often errors of a device, or of the host, were reported."""
+        with self._lock:
+            return {text: count for (device, text), count in self._events.items() if device in (index, None)}
+
+    def run(self) -> None:
+        try:
+            source = self._opener(self._described)
+        except Silent as silent:
+            self._note(f"{self.name}: {silent}")
+            source = None
+        except Exception as error:  # whatever a driver's library throws ends its reports, and nothing else
+            self._note(f"{self.name} tells nothing: {type(error).__name__}: {error}")
+            source = None
+        if source is None:
+            self.ready.set()
+            return
+        try:
+            self._watch(source)
+        except Exception as error:
+            self._note(f"{self.name} stopped telling: {type(error).__name__}: {error}")
+        finally:
+            self.ready.set()
+            source.close()
+
+    def _watch(self, source: SensorBackend) -> None:
+        for index in range(len(self._described)):
+            if (found := source.read(index, between=False)) is not None:
+                course = Course(source=source.name, before=found, after=found, samples=0)
+                _widen(course, found)
+                with self._lock:
+                    if not self.given_up:
+                        self._courses[index] = course
+        self.ready.set()
+        while not self.over.wait(self._every):
+            self._ask(source, between=True)
+        self._ask(source, between=False)
+
+    def _ask(self, source: SensorBackend, *, between: bool) -> None:
+        told = source.events()
+        with self._lock:
+            if not self.given_up:
+                self._events.update((each.device, each.text) for each in told)
+            known = list(self._courses)
+        for index in known:
+            found = source.read(index, between=between) or Sensors()
+            with self._lock:
+                if self.given_up or (course := self._courses.get(index)) is None:
+                    return
+                course.after = found
+                _widen(course, found)
+                if between:  # before and after, the device is idle
+                    course.samples += 1
+                    course.slowest = _of(min, course.slowest, found.clock)
+
+    def _note(self, text: str) -> None:
+        with self._lock:
+            if not self.given_up:
+                self._notes.append(text)
+
+
+def _widen(course: Course, found: Sensors) -> None:
+    course.hottest = _of(max, course.hottest, found.temperature)
+    course.strongest = _of(max, course.strongest, found.power)
+
+
+def _of(choose: Callable[[list[float]], float], *values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return choose(known) if known else None

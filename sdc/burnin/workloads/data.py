@@ -1,0 +1,151 @@
+"""Data that provoke: functions of a seed and a shape, with the same bits on every host.
+
+Everything is made of the counter-based generator Philox, whose stream NumPy guarantees, and of operations that IEEE 754
+rounds exactly, one after the other: no library of functions and no matrix product, which differ between processors.
+
+What a platform does with subnormal numbers is its own: XLA sets CPUs and TPUs to take them, and what would become one,
+for zero; NVIDIA's GPUs keep them unless a flag says otherwise. `keeps_subnormals` asks. Where they are flushed, such
+data are zeros to the arithmetic units, and exercise copies and memory alone.
+"""
+
+import math
+import zlib
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Float64, Shaped, UInt32, UInt64
+
+from sdc.settings import SettingError
+
+BLOCK = 2**20
+"""Elements that are drawn at a time."""
+TOKENS = 2**10
+"""Rows of the small network's outputs; more data repeat them."""
+WIDTH, HIDDEN = 8, 16
+
+
+def normal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
+    """Numbers of mean 0 and variance 1: the sum of 12 uniform ones, less 6, scaled so that all mantissa bits occur."""
+    total = math.prod(shape)
+    stream = _stream("normal", seed)
+    parts = [_sums(stream, min(BLOCK, total - start)) for start in range(0, total, BLOCK)]
+    flat = np.concatenate(parts) if parts else np.zeros(0)
+    return _typed(flat * 0.9999694831743187, dtype).reshape(shape)
+
+
+def ones(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
+    """Numbers whose mantissa bits are all ones, of 1/2 to 4 in size, of both signs."""
+    raw = _raw("ones", seed, math.prod(shape))
+    exponents = ((raw >> np.uint64(1)) % np.uint64(3)).astype(np.int32) - 1
+    x = _sign(raw) * np.ldexp(2.0 - 2.0 ** -_mantissa(dtype), exponents)
+    return _typed(x, dtype).reshape(shape)
+
+
+def subnormal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
+    """Subnormal numbers of both signs, none of them zero."""
+    raw = _raw("subnormal", seed, math.prod(shape))
+    kind, mantissa = jnp.dtype(dtype), _mantissa(dtype)
+    bits = (raw >> np.uint64(1)) % np.uint64(2**mantissa - 1) + np.uint64(1)
+    bits |= (raw & np.uint64(1)) << np.uint64(kind.itemsize * 8 - 1)
+    return bits.astype(f"uint{kind.itemsize * 8}").view(kind).reshape(shape)
+
+
+def alternating(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
+    """Numbers of which each has the other sign than the one before, so that their sums cancel."""
+    size = np.abs(normal(shape, "float64", seed).reshape(-1)) + 2.0**-8
+    size[1::2] *= -1
+    return _typed(size, dtype).reshape(shape)
+
+
+def activations(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
+    """Outputs of a fixed small network, row by row: gated units (SwiGLU), then weights of an attention (softmax)."""
+    h = normal((TOKENS, WIDTH), "float64", seed)
+    up, gate, keys = normal((3, WIDTH, HIDDEN), "float64", seed + 1)
+    gates = _product(h, gate)
+    gated = gates / (1 + _exp(-gates)) * _product(h, up)
+    scores = _product(h, keys)
+    weights = _exp(scores - scores.max(axis=1, keepdims=True))
+    total = weights[:, 0].copy()
+    for column in range(1, HIDDEN):
+        total += weights[:, column]
+    rows = np.stack([gated, weights / total[:, None]], axis=1)
+    return _typed(np.resize(rows, shape), dtype)
+
+
+def random_words(shape: tuple[int, ...], seed: int) -> UInt32[np.ndarray, "*shape"]:
+    """Random 32-bit words."""
+    return (_raw("words", seed, math.prod(shape)) >> np.uint64(32)).astype(np.uint32).reshape(shape)
+
+
+FLOATS: dict[str, Callable[[tuple[int, ...], str, int], Float[np.ndarray, "*shape"]]] = {
+    "normal": normal,
+    "ones": ones,
+    "subnormal": subnormal,
+    "alternating": alternating,
+    "activations": activations,
+}
+"""Kinds of floating-point data by name; each is a function of shape, type and seed."""
+
+
+def make_floats(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
+    """Data of a kind in `FLOATS`, others for each seed."""
+    if kind not in FLOATS:
+        raise SettingError("kind", kind, f"expected one of {', '.join(FLOATS)}")
+    if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        raise SettingError("dtype", dtype, "expected a type of floating-point numbers")
+    return FLOATS[kind](shape, dtype, seed)
+
+
+def keeps_subnormals(dtype: str, device: jax.Device) -> bool:
+    """Whether a device multiplies a subnormal number by one and gets it back, rather than zero."""
+    smallest = subnormal((8,), dtype, 0)
+    one = np.ones(8, jnp.dtype(dtype))
+    got = jax.jit(lambda x, y: x * y)(*jax.device_put((smallest, one), device))
+    return bool((np.asarray(got) != 0).all())
+
+
+def _stream(kind: str, seed: int) -> np.random.Philox:
+    return np.random.Philox(key=np.asarray([seed, zlib.crc32(kind.encode())], np.uint64))
+
+
+def _raw(kind: str, seed: int, count: int) -> UInt64[np.ndarray, "count"]:
+    return np.asarray(_stream(kind, seed).random_raw(count), np.uint64)
+
+
+def _sums(stream: np.random.Philox, count: int) -> Float64[np.ndarray, "count"]:
+    """Sums of 12 whole numbers of 16 bits, which are exact, centred and scaled by a power of two."""
+    lanes = np.asarray(stream.random_raw(3 * count), np.uint64).view(np.uint16).reshape(count, 12)
+    return (lanes.sum(axis=1, dtype=np.int64) - 6 * 65535) / 65536.0
+
+
+def _sign(raw: UInt64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    return 1.0 - 2.0 * (raw & np.uint64(1)).astype(np.float64)
+
+
+def _mantissa(dtype: str) -> int:
+    return int(jnp.finfo(jnp.dtype(dtype)).nmant)
+
+
+def _typed(x: Float64[np.ndarray, "*shape"], dtype: str) -> Float[np.ndarray, "*shape"]:
+    """Rounded by way of float32, as every host can."""
+    return x if dtype == "float64" else x.astype(np.float32).astype(jnp.dtype(dtype))
+
+
+def _product(a: Float64[np.ndarray, "m k"], b: Float64[np.ndarray, "k n"]) -> Float64[np.ndarray, "m n"]:
+    """A matrix product whose sums are rounded one by one, in order."""
+    out = a[:, :1] * b[:1]
+    for k in range(1, a.shape[1]):
+        out = out + a[:, k : k + 1] * b[k : k + 1]
+    return out
+
+
+def _exp(x: Shaped[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    """The exponential function by its series, to some 1e-15, of exactly rounded operations."""
+    doublings = np.rint(x * 1.4426950408889634)
+    r = x - doublings * 0.6931471805599453
+    out = np.ones_like(r)
+    for k in range(14, 0, -1):
+        out = out * r / k + 1.0
+    return np.ldexp(out, doublings.astype(np.int32))

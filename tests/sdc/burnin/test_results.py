@@ -1,0 +1,182 @@
+"""The report says what was seen, survives being written and read, and refuses what contradicts itself."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sdc.burnin.judgement import BURN_IN, contradictions, judge
+from sdc.burnin.programs import Programs
+from sdc.burnin.results import BurninResult, Settings
+from sdc.burnin.rounds import burn_in, planned_result
+from sdc.burnin.session import clock_shift, go_on
+from sdc.burnin.workloads.base import Workload
+from sdc.faults import BitFlip, Fault
+from sdc.records import describe_devices, write_sealed
+from sdc.records.storage import RecordError
+from sdc.settings import SettingError
+from sdc.verdict import Verdict
+
+FAULT = Fault(BitFlip(), rate=0.1, site="ordering/*", at={"device": 2})
+
+
+def planned(programs: Programs, few: list[Workload], *faults: Fault) -> BurninResult:
+    settings = Settings(level="smallest", rounds=2, faults=list(map(str, faults)))
+    return planned_result(few, programs.devices, describe_devices(programs.devices), settings=settings)
+
+
+def going_on(
+    earlier: BurninResult, programs: Programs, few: list[Workload], *faults: Fault, devices: int = 4
+) -> BurninResult:
+    result = planned(programs, few, *faults)
+    result.devices = result.devices[:devices]
+    go_on(result, earlier)
+    return result
+
+
+@pytest.fixture(scope="module")
+def healthy(programs: Programs, few: list[Workload]) -> BurninResult:
+    return judge(burn_in(few, programs.devices, rounds=2, programs=programs, result=planned(programs, few)))
+
+
+@pytest.fixture(scope="module")
+def struck(programs: Programs, few: list[Workload]) -> BurninResult:
+    result = planned(programs, few, FAULT)
+    return judge(burn_in(few, programs.devices, rounds=2, programs=programs, inject=[FAULT], result=result))
+
+
+def test_the_report_of_healthy_devices(healthy: BurninResult, few: list[Workload]) -> None:
+    assert (healthy.verdict, healthy.evidence) == ("clean", ("repeat", "vote"))
+    assert len(healthy.workloads) == 4 * len(few)
+    assert [row.index for row in healthy.devices] == [0, 1, 2, 3]
+    for row in healthy.devices:
+        assert row.excluded_rate == pytest.approx(2.9957 / row.elements, rel=1e-3)
+        assert row.excluded_interval == pytest.approx(row.seconds / 2.9957, rel=1e-3)
+    assert all(row.key and row.digest and len(row.digest) == 16 for row in healthy.workloads)
+
+
+@pytest.mark.parametrize("which", ["healthy", "struck"])
+def test_written_and_read(which: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    report = request.getfixturevalue(which)
+    BURN_IN.write(tmp_path / "result.json", report)
+    assert BURN_IN.read(tmp_path) == report == BURN_IN.read(tmp_path / "result.json")
+
+
+def test_findings_are_told_element_by_element(struck: BurninResult) -> None:
+    assert (struck.verdict, struck.simulated) == (Verdict.CORRUPT, True)
+    finding = struck.findings[0]
+    assert finding.devices == (2,)
+    assert finding.elements is not None
+    assert finding.elements.differing == finding.simulated
+    assert finding.elements.first[0].old != finding.elements.first[0].new
+    assert "device 2" in finding.sentence
+    assert "simulated" in finding.sentence
+
+
+def damaged(report: BurninResult, **changes: Any) -> BurninResult:
+    return msgspec.convert({**msgspec.to_builtins(report), **changes}, BurninResult)
+
+
+def test_a_report_that_contradicts_itself_is_refused(
+    healthy: BurninResult, struck: BurninResult, tmp_path: Path
+) -> None:
+    devices = msgspec.to_builtins(healthy.devices)
+    told = {"source": "nvml", "before": {}, "after": {}, "samples": 1, "events": ["Xid 48"]}
+
+    def rows(**changes: Any) -> list[dict[str, Any]]:
+        return [{**row, **changes} for row in msgspec.to_builtins(healthy.workloads)]
+
+    lies = {
+        "the verdict is PASS, and FAIL follows": damaged(struck, verdict="clean"),
+        "the verdict is FAIL, and PASS follows": damaged(healthy, verdict="corrupt"),
+        "INCONCLUSIVE follows .*nothing was checked": damaged(
+            healthy, workloads=rows(runs=0, elements=0), devices=[{**device, "elements": 0} for device in devices]
+        ),
+        "repeat only": damaged(healthy, workloads=rows(voted=0, golden=0, referred=0)),
+        "stopped by SIGTERM": damaged(healthy, stopped="SIGTERM"),
+        "INCONCLUSIVE follows .*a doubt": damaged(healthy, doubts=["a doubt"]),
+        "is not described": damaged(healthy, devices=devices[:3]),
+        "elements on device": damaged(healthy, devices=[{**device, "elements": 10**15} for device in devices]),
+        "rests on repeat, vote, and what it counts is repeat": damaged(
+            healthy, workloads=rows(voted=0, referred=0), settings={"accept": ["repeat"]}
+        ),
+        "rests on repeat, vote, and what it counts is vote": damaged(healthy, workloads=rows(repeated=0)),
+        "rests on vote, golden": damaged(healthy, evidence=["vote", "golden"]),
+        "less than nothing": damaged(healthy, workloads=rows(repeated=-3)),
+        "the verdict is PASS, and FAIL": damaged(healthy, workloads=rows(confirmed=5)),
+        "none is named": damaged(healthy, workloads=rows(simulated=5)),
+        "for every device": damaged(healthy, workloads=rows()[:-1]),
+        "INCONCLUSIVE follows .*Xid 48": damaged(healthy, devices=[{**row, "sensors": told} for row in devices]),
+        "INCONCLUSIVE follows .*not used": damaged(healthy, golden={"file": "x", "doubt": "they were not used"}),
+        "stands there twice": damaged(healthy, workloads=2 * msgspec.to_builtins(healthy.workloads)),
+    }
+    assert not list(contradictions(healthy))
+    assert not list(contradictions(struck))
+    for message, report in lies.items():
+        (tmp_path / "result.json").write_bytes(BURN_IN.encode(report))
+        with pytest.raises(RecordError, match=message):
+            BURN_IN.read(tmp_path)
+
+
+def test_damaged_and_foreign_files_are_refused(healthy: BurninResult, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    BURN_IN.write(path, healthy)
+    text = path.read_text()
+    for change, message in (
+        (text.replace('"clean"', '"corrupt"'), "checksum is wrong"),
+        (text[: len(text) // 2], "damaged"),
+        (json.dumps(json.loads(text)), "checksum"),
+        ("[]", "JSON object"),
+        ("", "damaged"),
+    ):
+        assert change != text
+        path.write_text(change)
+        with pytest.raises(RecordError, match=message):
+            BURN_IN.read(path)
+    plain = msgspec.to_builtins(healthy)
+    for name, value, message in (("schema", 99, "layout 99"), ("format", "other", "no result of sdc burnin")):
+        write_sealed(path, {**plain, name: value})
+        with pytest.raises(RecordError, match=message):
+            BURN_IN.read(path)
+    with pytest.raises(RecordError, match=r"there is no .*nowhere"):
+        BURN_IN.read(tmp_path / "nowhere")
+
+
+def test_going_on_from_a_report(
+    healthy: BurninResult, struck: BurninResult, programs: Programs, few: list[Workload]
+) -> None:
+    again = going_on(healthy, programs, few)
+    assert judge(again).workloads == healthy.workloads
+    result = burn_in(few, programs.devices, rounds=3, programs=programs, result=again)
+    assert {tally.runs for tally in result.tallies.values()} == {3}
+    assert not result.findings
+
+    old = going_on(struck, programs, few, FAULT)
+    assert judge(old).findings == struck.findings
+    with pytest.raises(SettingError, match="simulated faults"):
+        going_on(struck, programs, few)
+    with pytest.raises(SettingError, match="workloads"):
+        going_on(healthy, programs, few[:1])
+    with pytest.raises(SettingError, match="devices"):
+        going_on(healthy, programs, few, devices=2)
+
+
+def test_another_program_is_not_compared_with_earlier_runs(
+    healthy: BurninResult, programs: Programs, few: list[Workload]
+) -> None:
+    again = going_on(healthy, programs, few)
+    place = (few[0].name, 1)
+    again.tallies[place].key, again.tallies[place].digest = "an older program", "0" * 16
+    result = burn_in(few, programs.devices, rounds=3, programs=programs, result=again)
+    assert not result.findings
+    assert any("another program" in note for note in result.notes)
+
+
+def test_a_clock_that_jumps_is_told() -> None:
+    noon = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+    hour = datetime.timedelta(hours=1)
+    assert clock_shift(noon, noon + hour, 3600.0) is None
+    assert "+3600 s" in str(clock_shift(noon, noon + 2 * hour, 3600.0))
