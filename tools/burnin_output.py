@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from rich.text import Text
 
-from sdc.burnin import BUNDLE, RESULT, BurninResult, CheckedDevice
+from sdc.burnin import BUNDLE, RESULT, BurninResult
 from sdc.records import to_json
 
 from .output import COLOURS, Part, print_parts, table, write
@@ -79,7 +79,7 @@ def _devices(result: BurninResult) -> Part:
         interval = device.excluded_interval
         rows.append(
             [
-                f"{device.index} {name_of(device)}",
+                f"{device.index} {device.kind or 'device'}{device.mark and f', {device.mark}'}",
                 f"{device.elements:.3g}",
                 f"{device.seconds:.3g}",
                 f"{device.excluded_rate:.2g}",
@@ -90,13 +90,6 @@ def _devices(result: BurninResult) -> Part:
         )
     columns = ["device", "elements", "s at load", "rate excluded", "bursts excluded", "hottest", "power"]
     return table("Devices: what would have been seen with 95 %, independent or in bursts", columns, rows)
-
-
-def name_of(device: CheckedDevice) -> str:
-    """Kind and what tells a device from others of its kind."""
-    marks = ((name, getattr(device, name)) for name in ("serial", "uuid", "bus"))
-    mark = next((f", {name} {value}" for name, value in marks if value), "")
-    return f"{device.kind or 'device'}{mark}"
 
 
 def _places(folder: Path) -> Iterator[Part]:

@@ -66,27 +66,24 @@ class Suspicion(NamedTuple):
 
 def examine(
     outcomes: Sequence[Outcome],
+    voted: Vote,
     *,
-    alike: bool,
-    kinds: Mapping[int, str],
-    before: Mapping[int, str],
+    before: Mapping[int, str | None],
     golden: Mapping[int, str],
     references: Mapping[int, str],
 ) -> list[Suspicion]:
     """What the outcomes of one workload, run once on each device, say beside earlier, recorded and computed digests."""
     digests = {outcome.device: outcome.digest for outcome in outcomes}
-    voted = vote(digests, kinds) if alike else Vote({}, (), ())
     found: list[Suspicion] = []
     for outcome in outcomes:
         device = outcome.device
-        sources: tuple[tuple[Evidence, Mapping[int, str]], ...] = (
-            ("vote", voted.odd),
-            ("reference", references),
-            ("golden", golden),
-            ("repeat", before),
-        )
+        sources: dict[Evidence, Mapping[int, str | None]] = {
+            "vote": voted.odd, "reference": references, "golden": golden, "repeat": before,
+        }  # fmt: skip
         against: list[tuple[Evidence, str]] = [
-            (kind, known[device]) for kind, known in sources if known.get(device, outcome.digest) != outcome.digest
+            (kind, known)
+            for kind, each in sources.items()
+            if (known := each.get(device)) is not None and known != outcome.digest
         ]
         seen: tuple[Evidence, ...] = tuple(kind for kind, _ in against)
         if outcome.checks.confirmed:

@@ -331,14 +331,10 @@ def _who(register: Register, seen: Iterable[Seen]) -> str:
     parts = []
     for each in seen:
         recording = register.recordings[each.recording]
-        devices = ", ".join(describe_device(recording, device) for device in each.devices)
+        devices = ", ".join(_device(recording.devices[place], place) for place in each.devices)
         parts.append(f"{recording.host.name} ({devices}; {each.runs} runs, {recording.created})")
     return " and ".join(parts)
 
 
-def describe_device(recording: Recording, place: int) -> str:
-    """A device of a burn-in by its number and what identifies it."""
-    device = recording.devices[place]
-    marks = ((name, getattr(device, name)) for name in ("serial", "uuid", "bus"))
-    mark = next((f" {name} {value}" for name, value in marks if value), "")
-    return f"device {place}{mark}{' (simulated)' if device.simulated else ''}"
+def _device(device: Device, place: int) -> str:
+    return f"device {place}{device.mark and f' {device.mark}'}{' (simulated)' if device.simulated else ''}"

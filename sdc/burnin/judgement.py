@@ -127,8 +127,7 @@ def _finding_sentence(result: BurninResult, finding: Finding) -> str:
 
 def _device(result: BurninResult, index: int) -> str:
     device = next(each for each in result.devices if each.index == index)
-    marks = [f"{name} {value}" for name in ("serial", "uuid", "bus") if (value := getattr(device, name)) is not None]
-    return f"host {device.host or result.host.name}, device {index}{f' ({marks[0]})' if marks else ''}"
+    return f"host {device.host or result.host.name}, device {index}{f' ({device.mark})' if device.mark else ''}"
 
 
 def _uncounted(result: BurninResult) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The burn-in itself: rounds through all workloads on all devices, until they are over or somebody stops them."""
 
+import dataclasses
 import functools
 import math
 import time
@@ -16,7 +17,7 @@ from sdc.faults import Fault
 from sdc.settings import SettingError
 
 from ..twins import ALGORITHM
-from .evidence import Confirmation, Place, Suspicion, confirm, examine, vote
+from .evidence import Confirmation, Place, Suspicion, Vote, confirm, examine, vote
 from .golden import Subject, left_over, mark_of
 from .host import surroundings
 from .programs import Outcome, Programs, Ready
@@ -80,43 +81,24 @@ def burn_in(
     workloads: Sequence[Workload],
     devices: Sequence[jax.Device],
     *,
-    minutes: float | None = None,
-    rounds: int | None = None,
-    golden: Mapping[str, str] | None = None,
-    accept: Iterable[str] = (),
-    on_event: Callable[[Event], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    inject: Sequence[Fault] = (),
-    pauses: Sequence[float] = (0.0,),
-    programs: Programs | None = None,
-    seed: int = 0,
+    minutes: float | None = None,  # how long; the run that is at work when they are over is finished
+    rounds: int | None = None,  # how often; either this or `minutes`
+    golden: Mapping[str, str] | None = None,  # digests by `golden_key`, as `recorded` gives them
+    accept: Iterable[str] = (),  # "repeat" accepts that nothing but repetition is compared
+    on_event: Callable[[Event], None] = lambda event: None,  # receives each round, run, finding and end, as JSON
+    stop: Callable[[], bool] = lambda: False,  # asked before each run, and while workloads wait, by several threads
+    inject: Sequence[Fault] = (),  # simulated faults, for rehearsals
+    pauses: Sequence[float] = (0.0,),  # seconds before each run, by round in turns; 0 is load that stays
+    programs: Programs | None = None,  # what earlier burn-ins on these devices compiled
+    seed: int = 0,  # of what simulated faults draw
     clock: Callable[[], float] = time.monotonic,
-    result: BurninResult | None = None,
-    kept: dict[str, Kept] | None = None,
-    limit: float = LIMIT,
+    result: BurninResult | None = None,  # filled while the burn-in is at work; an earlier one to go on from
+    kept: dict[str, Kept] | None = None,  # filled with the outputs of the first finding of each workload
+    limit: float = LIMIT,  # seconds after which a device that does not answer is given up
 ) -> BurninResult:
     """Runs workloads on devices again and again, and compares what comes of it; `judge` says what follows.
 
     A device that fails midway ends what it fails in, with its reason: that is no result of its own.
-
-    Args:
-        workloads: what to run, as `registry.workloads` gives them.
-        devices: devices of this process.
-        minutes: how long; the run that is at work when they are over is finished.
-        rounds: how often; either this or `minutes`.
-        golden: digests by `golden_key`, as `recorded` gives them.
-        accept: `"repeat"` accepts that nothing but repetition is compared, which is blind to faults that repeat.
-        on_event: receives each round, run, finding and end, as JSON.
-        stop: asked before each run, and while workloads wait, by several threads; what is known then is the result.
-        inject: simulated faults, for rehearsals; see `rehearsal.check_faults`.
-        pauses: seconds before each run, by round in turns; 0 is load that stays.
-        programs: what earlier burn-ins on these devices compiled.
-        seed: of what simulated faults draw.
-        clock: seconds, which never go back.
-        result: what an earlier burn-in of the same workloads on the same devices saw, to go on from there; it is
-            filled while the burn-in is at work, so that others can look at it.
-        kept: filled with the outputs of the first finding of each workload.
-        limit: seconds after which a device that does not answer is given up.
     """
     accepted = [accept] if isinstance(accept, str) else list(accept)
     _check(workloads, devices, minutes, rounds, accepted, pauses, programs)
@@ -124,20 +106,9 @@ def burn_in(
     if result is None:
         settings = Settings(accept=accepted, faults=list(map(str, inject)))
         result = planned_result(workloads, devices, settings=settings)
-    running = _BurnIn(
-        tuple(workloads),
-        programs or Programs(devices),
-        golden,
-        tuple(inject),
-        on_event or (lambda event: None),
-        stop or (lambda: False),
-        seed,
-        clock,
-        result,
-        {} if kept is None else kept,
-        limit,
-    )
-    return running.go(minutes, rounds, tuple(pauses))
+    programs, kept = programs or Programs(devices), {} if kept is None else kept
+    running = _BurnIn(workloads, programs, golden, inject, on_event, stop, seed, clock, result, kept, limit)
+    return running.go(minutes, rounds, pauses)
 
 
 def golden_key(workload: Workload, fingerprint: str, device: jax.Device, index: int, environment: str) -> str:
@@ -198,38 +169,35 @@ def _check(
         raise SettingError("workloads", names, "expected names that differ")
 
 
+@dataclasses.dataclass
 class _BurnIn:
     """A burn-in at work."""
 
-    def __init__(
-        self,
-        workloads: tuple[Workload, ...],
-        programs: Programs,
-        golden: Mapping[str, str] | None,
-        faults: tuple[Fault, ...],
-        tell: Callable[[Event], None],
-        stop: Callable[[], bool],
-        seed: int,
-        clock: Callable[[], float],
-        result: BurninResult,
-        kept: dict[str, Kept],
-        limit: float,
-    ) -> None:
-        self.workloads, self.programs, self.faults = workloads, programs, faults
-        self.tell, self.stop, self.seed, self.clock, self.result = tell, stop, seed, clock, result
-        self.kinds = {index: f"{d.platform} {d.device_kind}" for index, d in enumerate(programs.devices)}
-        self.given, self.kept = golden, kept
+    workloads: Sequence[Workload]
+    programs: Programs
+    given: Mapping[str, str] | None
+    faults: Sequence[Fault]
+    tell: Callable[[Event], None]
+    stop: Callable[[], bool]
+    seed: int
+    clock: Callable[[], float]
+    result: BurninResult
+    kept: dict[str, Kept]
+    limit: float
+
+    def __post_init__(self) -> None:
+        devices = self.programs.devices
+        self.kinds = {index: f"{device.platform} {device.device_kind}" for index, device in enumerate(devices)}
         self.golden: dict[str, dict[int, str]] = {}
-        self.tallies = result.tallies
+        self.tallies = self.result.tallies
         self.times = {place: Counter({step_of(tally.median): tally.runs}) for place, tally in self.tallies.items()}
         self.moments = dict.fromkeys(self.kinds, 0)
-        for tally in result.workloads:
+        for tally in self.result.workloads:
             self.moments[tally.device] += tally.runs
-        self.last = float("inf")
-        self.limit = limit
-        self.pool = ThreadPoolExecutor(max_workers=THREADS * len(programs.devices))
+        self.last = math.inf
+        self.pool = ThreadPoolExecutor(max_workers=THREADS * len(devices))
 
-    def go(self, minutes: float | None, rounds: int | None, pauses: tuple[float, ...]) -> BurninResult:
+    def go(self, minutes: float | None, rounds: int | None, pauses: Sequence[float]) -> BurninResult:
         """All of it."""
         began, before = self.clock(), self.result.seconds
         try:
@@ -253,12 +221,12 @@ class _BurnIn:
         return self.result
 
     def _each(self, function: Callable[[Place], Any], places: Sequence[Place]) -> list[Any]:
-        """What a function returns for each device, all at the same time; a TimeoutError where there is no answer."""
+        """What a function returns or throws for each device, all at the same time; a TimeoutError without an answer."""
         futures = [self.pool.submit(function, place) for place in places]
         wait(futures, timeout=self.limit)
         slow = TimeoutError(f"no answer within {self.limit:g} s")
         self.result.hung |= not all(future.done() for future in futures)
-        return [future.result() if future.done() else slow for future in futures]
+        return [(future.exception() or future.result()) if future.done() else slow for future in futures]
 
     def _over(self) -> bool:
         if self.stop():
@@ -291,11 +259,9 @@ class _BurnIn:
                 return
             self.tell({"event": "compile", "workload": workload.name})
             places = self._indices(workload)
-            for place, ready in zip(places, self._each(functools.partial(self._ready, workload), places), strict=True):
-                if isinstance(ready, Exception):
-                    self._end(workload, place, ready)
-                    continue
-                if (error := self._unreferred(workload, place)) is not None:
+            prepared = self._each(functools.partial(self.programs.prepare, workload), places)
+            for place, ready in zip(places, prepared, strict=True):
+                if (error := self._unready(workload, place, ready)) is not None:
                     self._end(workload, place, error)
                     continue
                 for index in self._devices_of(place):
@@ -336,14 +302,10 @@ class _BurnIn:
         if unneeded:
             self._note(f"{len(unneeded)} golden digests are of workloads that were not to run, and not needed")
 
-    def _ready(self, workload: Workload, place: Place) -> Ready | Exception:
-        try:
-            return self.programs.prepare(workload, place)
-        except Exception as error:  # whatever the compiler or the device throws
-            return error
-
-    def _unreferred(self, workload: Workload, place: Place) -> Exception | None:
-        """Computes on the host what outputs are compared with; returns what went wrong."""
+    def _unready(self, workload: Workload, place: Place, ready: Ready | Exception) -> Exception | None:
+        """What the compiler or the device threw, or the host where it computes what outputs are compared with."""
+        if isinstance(ready, Exception):
+            return ready
         try:
             for index in self._devices_of(place):
                 self.programs.reference(workload, index)
@@ -363,17 +325,11 @@ class _BurnIn:
                 if not kept:
                     self._note(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
 
-    def _run(self, workload: Workload, place: Place) -> list[Outcome] | Exception:
-        """One run; what it throws is a result too."""
+    def _run(self, workload: Workload, place: Place) -> list[Outcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))
         for index in self._devices_of(place):
             self.moments[index] = moment + 1
-        try:
-            return self.programs.run(
-                workload, place, faults=self.faults, moment=moment, seed=self.seed, rest=self._rest
-            )
-        except Exception as error:  # out of memory, device lost: whatever the runtime throws
-            return error
+        return self.programs.run(workload, place, faults=self.faults, moment=moment, seed=self.seed, rest=self._rest)
 
     def _turn(self, workload: Workload) -> None:
         """Runs a workload once on each device, at the same time, and looks at what came out."""
@@ -393,25 +349,15 @@ class _BurnIn:
             if (known := self.programs.reference(workload, outcome.device)) is not None
         }
         golden = self.golden.get(workload.name, {})
-        suspicions = examine(
-            outcomes,
-            alike=workload.alike,
-            kinds=self.kinds,
-            before={
-                device: digest
-                for device in self.kinds
-                if (digest := self.tallies[workload.name, device].digest) is not None
-            },
-            golden=golden,
-            references=references,
-        )
-        self._count(workload, outcomes, golden)
+        before = {device: self.tallies[workload.name, device].digest for device in self.kinds}
+        digests = {outcome.device: outcome.digest for outcome in outcomes}
+        voted = vote(digests, self.kinds) if workload.alike else Vote({}, (), ())
+        suspicions = examine(outcomes, voted, before=before, golden=golden, references=references)
+        self._count(workload, outcomes, voted, golden)
         for suspicion in suspicions:
             self._follow(workload, suspicion, outcomes)
 
-    def _count(self, workload: Workload, outcomes: Sequence[Outcome], golden: Mapping[int, str]) -> None:
-        voted = vote({each.device: each.digest for each in outcomes}, self.kinds)
-        heard = {*voted.agreed, *voted.odd} if workload.alike else set()
+    def _count(self, workload: Workload, outcomes: Sequence[Outcome], voted: Vote, golden: Mapping[int, str]) -> None:
         for outcome in outcomes:
             place = (workload.name, outcome.device)
             tally, times = self.tallies[place], self.times[place]
@@ -426,21 +372,17 @@ class _BurnIn:
             tally.confirmed += outcome.checks.confirmed
             tally.simulated += outcome.simulated
             tally.repeated += tally.digest is not None
-            tally.voted += outcome.device in heard
+            tally.voted += outcome.device in voted.odd or outcome.device in voted.agreed
             tally.referred += outcome.right is not None
             tally.golden += outcome.device in golden
             if tally.digest is None:
                 tally.digest = outcome.digest
             self.tell(
                 {
-                    "event": "run",
-                    "round": self.result.rounds,
-                    "workload": workload.name,
-                    "device": outcome.device,
-                    "digest": outcome.digest,
-                    "seconds": outcome.seconds,
+                    "event": "run", "round": self.result.rounds, "workload": workload.name, "device": outcome.device,
+                    "digest": outcome.digest, "seconds": outcome.seconds,
                 }
-            )
+            )  # fmt: skip
 
     def _follow(self, workload: Workload, suspicion: Suspicion, outcomes: Sequence[Outcome]) -> None:
         """Runs a difference again, and keeps what was found; those of the same place are counted after a while."""

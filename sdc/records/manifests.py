@@ -81,6 +81,12 @@ class Device(Fields, kw_only=True):
         bool | None, about("`true` for each of several devices that a process makes of one processor")
     ] = None
 
+    @property
+    def mark(self) -> str:
+        """What tells it from others of its kind, such as `serial 1003`; empty where nothing does."""
+        marks = ((name, getattr(self, name)) for name in ("serial", "uuid", "bus"))
+        return next((f"{name} {value}" for name, value in marks if value), "")
+
 
 class Manifest(Header, kw_only=True, tag="jax-sdc record"):
     """`manifest.json` of any kind."""

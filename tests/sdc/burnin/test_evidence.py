@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdc.burnin.evidence import Suspicion, examine, vote
+from sdc.burnin.evidence import Suspicion, Vote, examine, vote
 from sdc.burnin.programs import Checks, Outcome
 
 CPUS = dict.fromkeys(range(8), "cpu")
@@ -41,7 +41,7 @@ def test_each_kind_votes_for_itself() -> None:
 
 def examined(digests: str, **known: dict[int, str]) -> list[Suspicion]:
     given = {"before": {}, "golden": {}, "references": {}, **known}
-    return examine(outcomes(digests), alike=True, kinds=CPUS, **given)
+    return examine(outcomes(digests), vote(dict(enumerate(digests)), CPUS), **given)
 
 
 def test_every_kind_of_evidence_speaks_for_itself() -> None:
@@ -66,13 +66,13 @@ def test_other_evidence_settles_a_tie() -> None:
 
 def test_shards_of_their_own_do_not_vote() -> None:
     none: dict[int, str] = {}
-    args = {"kinds": CPUS, "before": none, "golden": none}
-    assert examine(outcomes("abcd"), alike=False, references=dict(enumerate("abcd")), **args) == []
-    found = examine(outcomes("abcd"), alike=False, references=dict(enumerate("abcx")), **args)
+    args = {"before": none, "golden": none}
+    assert examine(outcomes("abcd"), Vote({}, (), ()), references=dict(enumerate("abcd")), **args) == []
+    found = examine(outcomes("abcd"), Vote({}, (), ()), references=dict(enumerate("abcx")), **args)
     assert found == [Suspicion((3,), ("reference",), "x")]
 
 
 def test_confirmed_checksums_are_evidence_of_their_own() -> None:
     none: dict[int, str] = {}
-    found = examine(outcomes("a", confirmed=2), alike=True, kinds=CPUS, before=none, golden=none, references=none)
+    found = examine(outcomes("a", confirmed=2), vote({0: "a"}, CPUS), before=none, golden=none, references=none)
     assert found == [Suspicion((0,), ("checksums",), None)]
