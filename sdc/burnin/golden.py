@@ -170,11 +170,8 @@ GOLDEN = Format(
 )
 
 
-def shortfall(register: Register, keys: Iterable[str], environment: Mapping[str, str] | None = None) -> str | None:
-    """What stands against a PASS that rests on the digests for what ran here; None where all of it has one.
-
-    With the environment of this process (`surroundings`) the text says what differs.
-    """
+def shortfall(register: Register, keys: Iterable[str], environment: Mapping[str, str]) -> str | None:
+    """What stands against a PASS that rests on the digests of what ran in an environment; None where all have one."""
     here = set(keys)
     found = here & set(lookup(register))
     if not here:
@@ -182,9 +179,9 @@ def shortfall(register: Register, keys: Iterable[str], environment: Mapping[str,
     if found == here:
         return None
     reasons = foreign(register, here, environment)
-    told = "; ".join(reasons[:SHOWN]) + (f"; and {len(reasons) - SHOWN} more reasons" if len(reasons) > SHOWN else "")
+    more = [f"and {len(reasons) - SHOWN} more reasons"] if len(reasons) > SHOWN else []
     what = "none" if not found else f"only {len(found)}"
-    return f"{what} of {len(here)} digests that are needed here are in it: {told}"
+    return f"{what} of {len(here)} digests that are needed here are in it: {'; '.join([*reasons[:SHOWN], *more])}"
 
 
 def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -203,7 +200,7 @@ def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[st
     return tuple(other), tuple(unneeded)
 
 
-def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str] | None = None) -> list[str]:
+def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str]) -> list[str]:
     """Why there are no digests of what runs here, in words, the most frequent reason first."""
     known, disputed = lookup(register), {each.subject.key for each in register.disputed}
     recorded: dict[tuple[str, int | None], list[Subject]] = {}
@@ -224,21 +221,16 @@ def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, s
     return [f"{reason} ({count} {'workload' if count == 1 else 'workloads'})" for reason, count in ranked]
 
 
-def _differences(
-    register: Register, here: Subject, there: Subject, environment: Mapping[str, str] | None
-) -> tuple[str, ...]:
-    """What differs, in words: all of it as the first text, which is what is told."""
+def _differences(register: Register, here: Subject, there: Subject, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What differs, in words: all of it as the first text."""
     named = {"kind": "device", "algorithm": "digest algorithm", "seed": "seed"}
     pairs = [(words, getattr(here, name), getattr(there, name)) for name, words in named.items()]
     if here.environment != there.environment:
         theirs = register.environments[there.environment]
-        if environment is None:
-            pairs.append(("environment", here.environment, there.environment))
-        else:
-            pairs += [
-                (name, environment.get(name, "nothing"), theirs.get(name, "nothing"))
-                for name in sorted({*environment, *theirs})
-            ]
+        pairs += [
+            (name, environment.get(name, "nothing"), theirs.get(name, "nothing"))
+            for name in sorted({*environment, *theirs})
+        ]
     texts = [f"{words} {mine} here, {other} there" for words, mine, other in pairs if mine != other]
     if not texts and here.program != there.program:
         texts = [f"program {here.program[:12]} here, {there.program[:12]} there"]

@@ -162,5 +162,5 @@ def _driver(platform: str) -> str | None:
         return None
     import jax
 
-    told = describe_devices(jax.local_devices(backend=platform)[:1], sources=Sources(run=lambda _: None))
-    return told[0].get("driver") if told else None
+    described = describe_devices(jax.local_devices(backend=platform)[:1], sources=Sources(run=lambda _: None))
+    return described[0].get("driver") if described else None

@@ -133,8 +133,8 @@ def _device(result: BurninResult, index: int) -> str:
 def _uncounted(result: BurninResult) -> Iterator[str]:
     """Where there were more differences than were looked at one by one."""
     for tally in result.workloads:
-        told = sum(each.workload == tally.workload and tally.device in each.devices for each in result.findings)
-        if tally.differences > told:
+        listed = sum(each.workload == tally.workload and tally.device in each.devices for each in result.findings)
+        if tally.differences > listed:
             where = _device(result, tally.device)
             yield f"{where}, {tally.workload}: differences in {tally.differences} of {tally.runs} runs"
 

@@ -3,7 +3,7 @@
 import dataclasses
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,9 +17,11 @@ from .golden import Agreed, Entry, Recording, Register, Seen, foreign, lookup, m
 from .host import surroundings
 from .judgement import judge
 from .results import BurninResult, Settings, Tally, now
-from .rounds import burn_in, planned_result
+from .rounds import Listener, burn_in, planned_result
 from .sensors import Monitor, driver_errors
 from .workloads import Workload, find_level, workloads
+
+DOUBT = "checksums flag rows that come out the same again"
 
 
 @dataclasses.dataclass
@@ -39,66 +41,67 @@ class Confirmed:
         return Verdict.CORRUPT if self.differs else Verdict.INCONCLUSIVE if self.problem else Verdict.CLEAN
 
 
-Tell = Callable[[Mapping[str, Any]], None]
-
-
 def record(
-    settings: Settings, devices: Sequence[jax.Device], *, on_event: Tell | None = None
+    settings: Settings, devices: Sequence[jax.Device], *, on_event: Listener = lambda event: None
 ) -> tuple[Register | None, Confirmed]:
     """Runs the workloads of a level, and records what runs or devices agree on.
 
     There is no register where anything differed, did not run to its end, or nothing agreed.
     """
     found = workloads(settings.level, devices, settings.dtypes, only=settings.only, seed=settings.seed)
-    result, told = _run(
+    result, summary = _run(
         found, devices, settings.level, minutes=settings.minutes, rounds=settings.rounds, on_event=on_event
     )
-    told.sentences += [f"not recorded: {each}" for each in doubtful(result)]
-    if told.differs or told.problem:
-        return None, told
+    summary.sentences += [f"not recorded: {name}: {DOUBT}" for name in doubtful(result)]
+    if summary.differs or summary.problem:
+        return None, summary
     register = register_of(result, surroundings(devices), level=settings.level, dtypes=settings.dtypes)
     if not register.entries:
-        told.problem = True
-        told.sentences.append("no workload ran twice on a device, or on two devices of a kind")
-        return None, told
+        summary.problem = True
+        summary.sentences.append("no workload ran twice on a device, or on two devices of a kind")
+        return None, summary
     confirmed = {tally.key for tally in result.workloads if tally.voted or tally.referred}
-    told.repeated_only = sum(entry.subject.key not in confirmed for entry in register.entries)
-    if told.repeated_only:
-        told.sentences.append(
-            f"warning: {told.repeated_only} of {len(register.entries)} digests rest on repetition on one device alone: "
-            "a fault that repeats itself would be recorded too; record on other hosts, and merge their registers"
+    summary.repeated_only = sum(entry.subject.key not in confirmed for entry in register.entries)
+    if summary.repeated_only:
+        summary.sentences.append(
+            f"warning: {summary.repeated_only} of {len(register.entries)} digests rest on repetition on one device "
+            "alone: a fault that repeats itself would be recorded too; record on other hosts, and merge their registers"
         )
-    return register, told
+    return register, summary
 
 
 def verify(
-    register: Register, devices: Sequence[jax.Device], *, rounds: int = 2, on_event: Tell | None = None
+    register: Register,
+    devices: Sequence[jax.Device],
+    *,
+    rounds: int = 2,
+    on_event: Listener = lambda event: None,
 ) -> Confirmed:
     """Runs the workloads of a register, and compares what comes of it.
 
     It is a problem where no digest applies here, or some that should do not.
     """
     golden = lookup(register)
-    told, used, wrong, missing = Confirmed(), set[str | None](), set[str | None](), set[str]()
+    summary, used, wrong, missing = Confirmed(), set[str | None](), set[str | None](), set[str]()
     for level, dtypes, seed, names in _recorded_kinds(register):
         every = workloads(level, devices, dtypes, seed=seed)
         found = [workload for workload in every if workload.name in names]
         if not found:
             continue
         result, part = _run(found, devices, level, rounds=rounds, golden=golden, on_event=on_event)
-        told.differs |= part.differs
-        told.problem |= part.problem
-        told.sentences += part.sentences
+        summary.differs |= part.differs
+        summary.problem |= part.problem
+        summary.sentences += part.sentences
         used |= {tally.key for tally in result.workloads if tally.golden}
         wrong |= {tally.key for tally in result.workloads if tally.differences}
         missing |= {tally.key for tally in result.workloads if tally.key is not None and tally.key not in golden}
     if missing or not used:
-        told.problem = True
-        told.sentences += foreign(register, missing, surroundings(devices))
+        summary.problem = True
+        summary.sentences += foreign(register, missing, surroundings(devices))
     if not used and not missing:
-        told.sentences.append("none of its workloads can run on the devices of this host")
-    told.confirmed, told.elsewhere = len(used - wrong), len(golden) - len(used)
-    return told
+        summary.sentences.append("none of its workloads can run on the devices of this host")
+    summary.confirmed, summary.elsewhere = len(used - wrong), len(golden) - len(used)
+    return summary
 
 
 def _recorded_kinds(register: Register) -> Iterator[tuple[str, tuple[str, ...], int, set[str]]]:
@@ -121,27 +124,26 @@ def _run(
     with Monitor(described) as monitor:
         result = burn_in(found, devices, result=planned, pauses=find_level(level).pauses, **length)
     judged = judge(result)
-    told = Confirmed(differs=judged.verdict is Verdict.CORRUPT)
-    if told.differs:
-        told.sentences += judged.sentences
+    summary = Confirmed(differs=judged.verdict is Verdict.CORRUPT)
+    if summary.differs:
+        summary.sentences += judged.sentences
     for end in result.unfinished:
-        told.problem = True
-        told.sentences.append(f"{end.where} did not run to the end: {end.reason}")
+        summary.problem = True
+        summary.sentences.append(f"{end.where} did not run to the end: {end.reason}")
     for index, course in enumerate(monitor.courses()):
         for error in driver_errors(course) if course is not None else ():
-            told.problem = True
-            told.sentences.append(f"device {index}: {error}")
-    told.problem |= result.stopped is not None
-    return result, told
+            summary.problem = True
+            summary.sentences.append(f"device {index}: {error}")
+    summary.problem |= result.stopped is not None
+    return result, summary
 
 
 def doubtful(result: BurninResult) -> list[str]:
-    """Workloads whose digests are not to be recorded although all of their runs agree, each with the reason.
+    """Workloads whose digests are not to be recorded although all of their runs agree.
 
     Rows that checksums flag, and that come out the same again, are a false alarm or a fault that repeats itself.
     """
-    names = {tally.workload for tally in result.workloads if tally.flagged > tally.confirmed}
-    return sorted(f"{name}: checksums flag rows that come out the same again" for name in names)
+    return sorted({tally.workload for tally in result.workloads if tally.flagged > tally.confirmed})
 
 
 def recorded(result: BurninResult) -> dict[str, str]:
@@ -162,7 +164,7 @@ def recorded(result: BurninResult) -> dict[str, str]:
 def register_of(result: BurninResult, environment: Mapping[str, str], *, level: str, dtypes: Sequence[str]) -> Register:
     """The digests of a burn-in in an environment (`surroundings`) in which runs or devices agreed."""
     name, mark = uuid.uuid4().hex, mark_of(environment)
-    doubts = {each.partition(":")[0] for each in doubtful(result)}
+    doubts = doubtful(result)
     rows: dict[str | None, list[Tally]] = defaultdict(list)
     for tally in result.workloads:
         rows[tally.key].append(tally)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import msgspec
@@ -40,7 +40,8 @@ SMALL = 2**24
 """Bytes of outputs that are kept whole; of larger ones the differing elements that the result lists."""
 STEPS = 16
 """Classes of times in a doubling: a median is known to 4 %."""
-Event = Mapping[str, Any]
+Listener: TypeAlias = Callable[[Mapping[str, Any]], None]
+"""Receives each round, run, finding and end, as JSON."""
 
 
 class Kept(NamedTuple):
@@ -85,7 +86,7 @@ def burn_in(
     rounds: int | None = None,  # how often; either this or `minutes`
     golden: Mapping[str, str] | None = None,  # digests by `golden_key`, as `recorded` gives them
     accept: Iterable[str] = (),  # "repeat" accepts that nothing but repetition is compared
-    on_event: Callable[[Event], None] = lambda event: None,  # receives each round, run, finding and end, as JSON
+    on_event: Listener = lambda event: None,
     stop: Callable[[], bool] = lambda: False,  # asked before each run, and while workloads wait, by several threads
     inject: Sequence[Fault] = (),  # simulated faults, for rehearsals
     pauses: Sequence[float] = (0.0,),  # seconds before each run, by round in turns; 0 is load that stays
@@ -177,7 +178,7 @@ class _BurnIn:
     programs: Programs
     given: Mapping[str, str] | None
     faults: Sequence[Fault]
-    tell: Callable[[Event], None]
+    on_event: Listener
     stop: Callable[[], bool]
     seed: int
     clock: Callable[[], float]
@@ -207,7 +208,7 @@ class _BurnIn:
             while not self._over() and (rounds is None or self.result.rounds < rounds) and self._living():
                 pause = pauses[self.result.rounds % len(pauses)]
                 self.result.seconds = before + self.clock() - began
-                self.tell({"event": "round", "round": self.result.rounds})
+                self.on_event({"event": "round", "round": self.result.rounds})
                 for workload in self.workloads:
                     self._rest(pause)
                     if self._over():
@@ -257,7 +258,7 @@ class _BurnIn:
         for workload in self.workloads:
             if self._over():
                 return
-            self.tell({"event": "compile", "workload": workload.name})
+            self.on_event({"event": "compile", "workload": workload.name})
             places = self._indices(workload)
             prepared = self._each(functools.partial(self.programs.prepare, workload), places)
             for place, ready in zip(places, prepared, strict=True):
@@ -377,7 +378,7 @@ class _BurnIn:
             tally.golden += outcome.device in golden
             if tally.digest is None:
                 tally.digest = outcome.digest
-            self.tell(
+            self.on_event(
                 {
                     "event": "run", "round": self.result.rounds, "workload": workload.name, "device": outcome.device,
                     "digest": outcome.digest, "seconds": outcome.seconds,
@@ -410,7 +411,7 @@ class _BurnIn:
             finding.simulated = sum(self.tallies[workload.name, device].simulated for device in finding.devices)
         self.kept.setdefault(workload.name, _kept(confirmed))
         self.result.findings.append(finding)
-        self.tell({"event": "finding", "workload": workload.name, "devices": list(finding.devices)})
+        self.on_event({"event": "finding", "workload": workload.name, "devices": list(finding.devices)})
 
     def _end(self, workload: Workload, place: Place, error: Exception) -> None:
         """What failed does not run again: a workload on a device, or all of a device that answers no more."""
@@ -422,7 +423,7 @@ class _BurnIn:
         for name, device, why in ends:
             end = Ended(workload=name, device=device, round=self.result.rounds, reason=why)
             self.result.unfinished.append(end)
-            self.tell({"event": "ended", "workload": end.workload, "device": end.device, "reason": end.reason})
+            self.on_event({"event": "ended", "workload": end.workload, "device": end.device, "reason": end.reason})
 
     def _is_lost(self, error: Exception, place: Place, index: int) -> bool:
         """A device that did not answer is not asked again."""

@@ -63,8 +63,8 @@ class AmdSmi(SensorBackend):
         return _first((attempt(self._library.amdsmi_get_gpu_activity, handle) or {}).get("gfx_activity")) == 0
 
     def _clock(self, handle: Any, kind: Any) -> float | None:
-        told = attempt(self._library.amdsmi_get_clock_info, handle, kind) or {}
-        return _first(told.get("clk"), told.get("cur_clk"))
+        clock = attempt(self._library.amdsmi_get_clock_info, handle, kind) or {}
+        return _first(clock.get("clk"), clock.get("cur_clk"))
 
     def close(self) -> None:
         attempt(self._library.amdsmi_shut_down)

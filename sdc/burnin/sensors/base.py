@@ -59,7 +59,7 @@ def driver_errors(course: Course) -> Iterator[str]:
     """The errors of a device that its driver reported, in words. Corrected errors are none: the course counts them."""
     before, after = course.before, course.after
     if before != Sensors() and after == Sensors():
-        yield f"{course.source} tells nothing of the device any more"
+        yield f"{course.source} reports nothing of the device any more"
     for was, now, what in (
         (before.uncorrected, after.uncorrected, "memory errors that ECC could not correct"),
         (before.retired, after.retired, "memory pages or rows that were taken out of use"),

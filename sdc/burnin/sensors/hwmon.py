@@ -55,10 +55,10 @@ class Hwmon(SensorBackend):
         )
         if not between:
             blocks = [parse_ras(_text(path)) for path in sorted(folder.glob("ras/*_err_count"))]
-            told = [block for block in blocks if block is not None]
-            if told:
-                found.corrected = sum(corrected for corrected, _ in told)
-                found.uncorrected = sum(uncorrected for _, uncorrected in told)
+            counted = [block for block in blocks if block is not None]
+            if counted:
+                found.corrected = sum(corrected for corrected, _ in counted)
+                found.uncorrected = sum(uncorrected for _, uncorrected in counted)
             pages = folder / "ras/gpu_vram_bad_pages"
             found.retired = len(_text(pages).split("\n")) - 1 if pages.exists() else None
         return found

@@ -68,8 +68,8 @@ class Monitor:
             watch.join(max(0.0, until - time.monotonic()))
             if watch.is_alive() and not watch.given_up:
                 watch.give_up(
-                    f"{watch.name} did not answer within {self._patience:g} s at the end: what it told last is taken "
-                    "for what it tells after",
+                    f"{watch.name} did not answer within {self._patience:g} s at the end: its last reading is taken "
+                    "for the one after it",
                     keep=True,
                 )
 
@@ -82,9 +82,9 @@ class Monitor:
         return [note for watch in self._watches for note in watch.notes()]
 
     def _course(self, index: int) -> Course | None:
-        told = [(watch.name, watch.course(index), watch.events(index)) for watch in self._watches]
-        course = next((course for _, course, _ in told if course is not None), None)
-        counts = {text: count for _, _, texts in told for text, count in texts.items()}
+        reports = [(watch.name, watch.course(index), watch.events(index)) for watch in self._watches]
+        course = next((course for _, course, _ in reports if course is not None), None)
+        counts = {text: count for _, _, texts in reports for text, count in texts.items()}
         # NVML gives the number of an Xid, and the kernel's log the same one with more words.
         words = [
             text if count == 1 else f"{text} ({count} times)"
@@ -94,7 +94,7 @@ class Monitor:
         if course is None and not words:
             return None
         if course is None:
-            by = next(name for name, _, texts in told if texts)
+            by = next(name for name, _, texts in reports if texts)
             course = Course(source=by, before=Sensors(), after=Sensors(), samples=0)
         more = [f"and {len(words) - MOST} more"] if len(words) > MOST else []
         course.events = [*words[:MOST], *more]
@@ -146,7 +146,7 @@ class _Watch(threading.Thread):
             self._note(f"{self.name}: {silent}")
             source = None
         except Exception as error:  # whatever a driver's library throws ends its reports, and nothing else
-            self._note(f"{self.name} tells nothing: {type(error).__name__}: {error}")
+            self._note(f"{self.name} reports nothing: {type(error).__name__}: {error}")
             source = None
         if source is None:
             self.ready.set()
@@ -154,7 +154,7 @@ class _Watch(threading.Thread):
         try:
             self._watch(source)
         except Exception as error:
-            self._note(f"{self.name} stopped telling: {type(error).__name__}: {error}")
+            self._note(f"{self.name} stopped reporting: {type(error).__name__}: {error}")
         finally:
             self.ready.set()
             source.close()
@@ -173,10 +173,10 @@ class _Watch(threading.Thread):
         self._ask(source, between=False)
 
     def _ask(self, source: SensorBackend, *, between: bool) -> None:
-        told = source.events()
+        reported = source.events()
         with self._lock:
             if not self.given_up:
-                self._events.update((each.device, each.text) for each in told)
+                self._events.update((each.device, each.text) for each in reported)
             known = list(self._courses)
         for index in known:
             found = source.read(index, between=between) or Sensors()

@@ -51,8 +51,8 @@ class TpuMetrics(SensorBackend):
     def _values(self, metric: str) -> list[tuple[str, float]]:
         if metric not in self._supported:
             return []
-        told = attempt(lambda: list(self._library.get_metric(metric).data())) or []
-        return [value for text in told if (value := parse_value(str(text))) is not None]
+        texts = attempt(lambda: list(self._library.get_metric(metric).data())) or []
+        return [value for text in texts if (value := parse_value(str(text))) is not None]
 
 
 def parse_value(text: str) -> tuple[str, float] | None:

@@ -102,8 +102,8 @@ def test_what_fails_is_said_and_does_no_harm() -> None:
         time.sleep(0.1)
     assert monitor.notes() == [
         "a: install it",
-        "b tells nothing: OSError: no device",
-        "c stopped telling: RuntimeError: GPU is lost",
+        "b reports nothing: OSError: no device",
+        "c stopped reporting: RuntimeError: GPU is lost",
     ]
 
 
@@ -129,7 +129,7 @@ def test_a_driver_that_hangs_holds_up_nothing(when: str) -> None:
     if when == "between":
         assert course is not None
         assert course.after == Sensors(power=1.0)
-        assert "what it told last is taken" in note
+        assert "its last reading is taken" in note
     else:
         assert course is None
         assert note == "stuck did not answer within 0.1 s, and is not asked again"
@@ -153,7 +153,7 @@ def test_errors_in_words() -> None:
     ]
     (again,) = errors(Sensors(uncorrected=3), Sensors(uncorrected=0))
     assert again.endswith("3 before, 0 after: the driver started anew")
-    assert errors(known, Sensors()) == ["nvml tells nothing of the device any more"]
+    assert errors(known, Sensors()) == ["nvml reports nothing of the device any more"]
     assert errors(known, known, "Xid 79 (2 times)", "Xid 13", "Xid 48: pid=1", "machine check: 1 exceptions") == [
         "Xid 79 (2 times) (the GPU has fallen off the bus)",
         "Xid 13",
