@@ -57,22 +57,22 @@ class Tally(Fields, kw_only=True):
     device: Annotated[int, about("`index` of the device")]
     family: Annotated[str, about("part of the device that it is for")]
     alike: Annotated[bool, about("whether all devices have equal outputs, so that they can vote")] = True
-    work: Annotated[float, about("operations or bytes of a run, in `unit`")]
+    work: Annotated[float, about("operations or bytes of a run, in `unit`", ge=0)]
     unit: Annotated[str, about("`flop` or `byte`")] = "flop"
-    runs: Annotated[int, about("runs that were checked, without those right after a difference")] = 0
-    elements: Annotated[int, about("numbers that these checked")] = 0
-    seconds: Annotated[float, about("time at load")] = 0.0
-    median: Annotated[float, about("median time of a run, seconds, known to 4 %")] = 0.0
-    fastest: Annotated[float, about("shortest time of a run, seconds")] = 0.0
-    differences: Annotated[int, about("runs with a difference")] = 0
-    repeated: Annotated[int, about("runs that could be compared with one before")] = 0
-    voted: Annotated[int, about("runs in which other devices of its kind agreed with it, or outvoted it")] = 0
-    referred: Annotated[int, about("runs that were compared with what the host computed")] = 0
-    golden: Annotated[int, about("runs that were compared with what was recorded")] = 0
-    checked: Annotated[int, about("rows of products that checksums judged")] = 0
-    flagged: Annotated[int, about("rows that checksums flagged")] = 0
-    confirmed: Annotated[int, about("flagged rows that came out otherwise when computed again")] = 0
-    simulated: Annotated[int, about("elements that simulated faults changed")] = 0
+    runs: Annotated[int, about("runs that were checked, without those right after a difference", ge=0)] = 0
+    elements: Annotated[int, about("numbers that these checked", ge=0)] = 0
+    seconds: Annotated[float, about("time at load", ge=0)] = 0.0
+    median: Annotated[float, about("median time of a run, seconds, known to 4 %", ge=0)] = 0.0
+    fastest: Annotated[float, about("shortest time of a run, seconds", ge=0)] = 0.0
+    differences: Annotated[int, about("runs with a difference", ge=0)] = 0
+    repeated: Annotated[int, about("runs that could be compared with one before", ge=0)] = 0
+    voted: Annotated[int, about("runs in which other devices of its kind agreed with it, or outvoted it", ge=0)] = 0
+    referred: Annotated[int, about("runs that were compared with what the host computed", ge=0)] = 0
+    golden: Annotated[int, about("runs that were compared with what was recorded", ge=0)] = 0
+    checked: Annotated[int, about("rows of products that checksums judged", ge=0)] = 0
+    flagged: Annotated[int, about("rows that checksums flagged", ge=0)] = 0
+    confirmed: Annotated[int, about("flagged rows that came out otherwise when computed again", ge=0)] = 0
+    simulated: Annotated[int, about("elements that simulated faults changed", ge=0)] = 0
     share: Annotated[
         float | None,
         about(
@@ -201,7 +201,7 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
     )
     created: Annotated[str, about("when the burn-in began, UTC")] = msgspec.field(default_factory=now)
     ended: Annotated[str, about("when the result was written, UTC")] = ""
-    seconds: Annotated[float, about("how long it took by a clock that does not jump, compilation included")] = 0.0
+    seconds: Annotated[float, about("how long it took by a clock that does not jump, compilation included", ge=0)] = 0.0
     verdict: Annotated[Verdict, about("`clean`, `corrupt` or `inconclusive`")] = Verdict.INCONCLUSIVE
     evidence: Annotated[
         tuple[Evidence, ...],
@@ -212,7 +212,7 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
     environment: Annotated[Environment, about("what must be equal for bits to be comparable")] = msgspec.field(
         default_factory=Environment
     )
-    rounds: Annotated[int, about("rounds that were completed")] = 0
+    rounds: Annotated[int, about("rounds that were completed", ge=0)] = 0
     stopped: Annotated[str | None, about("why it was stopped early, such as `SIGTERM`; `null` if it was not")] = None
     hung: Annotated[bool, about("whether a device never answered")] = False
     devices: Annotated[list[CheckedDevice], about("where, and how much was checked")] = msgspec.field(
