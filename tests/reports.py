@@ -10,7 +10,7 @@ import msgspec
 from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.results import RESULT, BurninResult, CheckedDevice, Ended, Evidence, Finding, Settings, Tally
 from sdc.burnin.sensors.base import Course, Sensors
-from sdc.records.identity import Host
+from sdc.records.header import Host
 from sdc.records.manifests import Environment
 
 MARK = "made for tests: no device was tested"

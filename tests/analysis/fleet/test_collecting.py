@@ -8,7 +8,7 @@ import pytest
 from sdc.analysis.fleet.collecting import Host, collect
 from sdc.analysis.fleet.summarizing import summarize_results
 from sdc.burnin.results import RESULT
-from sdc.records.integrity import seal
+from sdc.records.format import seal
 from sdc.settings import SettingError
 from tests.reports import DAY, WORKLOADS, digest_of, make_finding, make_report, put_report
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sdc.burnin.exports import FILES, TABLES, check_metrics_file, file_schema, junit, metrics
 from sdc.burnin.judgement import BURN_IN
 from sdc.burnin.results import BurninResult, Ended
-from sdc.records.schema import render_tables
+from sdc.records.layout import render_tables
 from sdc.settings import SettingError
 from tests.reports import WORKLOADS, make_finding, make_report
 

@@ -11,7 +11,7 @@ from sdc.burnin.judgement import judge
 from sdc.burnin.results import ON_REQUEST, BurninResult, Element, Elements, Ended, Finding, Settings, Tally
 from sdc.burnin.rounds import median_of, planned_result, step_of
 from sdc.burnin.workloads.base import Workload
-from sdc.records.identity import Host
+from sdc.records.header import Host
 
 
 def tally(*, seconds: Sequence[float] = (1.0,) * 10, voted: int = 10, golden: int = 0, flagged: int = 0) -> Tally:

@@ -8,8 +8,8 @@ import pytest
 from sdc.burnin.judgement import BURN_IN
 from sdc.burnin.results import Elements
 from sdc.records import Format
-from sdc.records.files import RecordError
-from sdc.records.integrity import seal
+from sdc.records.format import seal
+from sdc.records.storage import RecordError
 from tests.reports import make_finding, make_report, put_report
 
 PARTS = Elements(differing=1, total=9, first=(), largest=float("inf"), relative=0.5, nonfinite=1)
