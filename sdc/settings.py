@@ -5,7 +5,7 @@ import typing
 from collections.abc import Sequence
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 
 class Flag(NamedTuple):
@@ -25,6 +25,24 @@ class Flag(NamedTuple):
     repeated: bool = False  # whether it is given once for each value
     argument: bool = False  # whether it is a word that must be given, without a flag before it
     without: str = ""  # of an optional spec: what is wrong with its flags where it is not asked for
+
+
+class Within(NamedTuple):
+    """The numbers that a field of a spec may have; goes into `Annotated`."""
+
+    least: float
+    most: float
+    above: bool = False  # whether `least` itself is too little
+
+    def hold(self, value: float) -> bool:
+        """Whether a number is within the bounds; what is no number is not."""
+        return self.least <= value <= self.most and not (self.above and value == self.least)
+
+    def expected(self, whole: bool) -> str:
+        """What to say to somebody who gave another number."""
+        noun = "a whole number" if whole else "a number"
+        ends = f"above {self.least:,}, at most" if self.above else f"from {self.least:,} to"
+        return f"expected {noun} {ends} {self.most:,}"
 
 
 class SettingError(ValueError):
@@ -54,30 +72,36 @@ SEVERAL = {"corpus": "texts"}
 WORDS = {str: "a text", int: "a whole number", bool: "True or False", NoneType: "None"}
 
 
-def check_types(settings: Any) -> None:
+def check_fields(settings: Any) -> None:
     """Checks that every field of a dataclass holds what its type says, for people who pass what a type checker refuses.
 
     Types may be classes, `Literal`, unions of types, and sequences of one type. A bool is no number, and a text is no
-    sequence of texts.
+    sequence of texts. A number is `Within` its bounds.
 
     Raises:
         SettingError: a field holds something else.
 
     Example:
         >>> import dataclasses
-        >>> from sdc.settings import check_types
+        >>> from sdc.settings import check_fields
         >>> @dataclasses.dataclass
         ... class Job:
         ...     steps: int = 20
-        >>> check_types(Job())
-        >>> check_types(Job("20"))
+        >>> check_fields(Job())
+        >>> check_fields(Job("20"))
         Traceback (most recent call last):
         sdc.settings.SettingError: steps='20': expected a whole number
     """
-    hints = typing.get_type_hints(type(settings))
+    hints = typing.get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
         name, value, hint = field.name, getattr(settings, field.name), hints[field.name]
+        marks: tuple[object, ...] = ()
+        if typing.get_origin(hint) is Annotated:
+            hint, *marks = typing.get_args(hint)
         if _fits(value, hint):
+            bounds = next((mark for mark in marks if isinstance(mark, Within)), None)
+            if bounds is not None and value is not None and not bounds.hold(value):
+                raise SettingError(name, value, bounds.expected(isinstance(value, Integral)))
             continue
         if typing.get_origin(hint) is Sequence:
             check_several(name, value)

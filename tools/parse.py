@@ -24,10 +24,10 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from sdc.settings import Flag
+from sdc.settings import Flag, Within, check_fields
 
 from . import errors
-from .errors import CommandError
+from .errors import CommandError, usage_errors
 
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
 DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
@@ -154,7 +154,7 @@ def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequ
         kind = kind | None
     if typing.get_origin(kind) is collections.abc.Sequence:
         kind = tuple[typing.get_args(kind)[0], ...]
-    own = [mark for mark in marks if not isinstance(mark, Flag | Only)]
+    own = [mark for mark in marks if not isinstance(mark, Flag | Only | Within)]
     own += [tyro.conf.UseAppendAction] * flag.repeated + [tyro.conf.Positional] * flag.argument
     for mark in own:
         kind = Annotated[kind, mark]
@@ -301,7 +301,10 @@ def parse(arguments: Sequence[str]) -> Any:
                 kinds = (Annotated[kind(name), tyro.conf.subcommand(name)] for name in COMMANDS)
                 return _read(functools.reduce(operator.or_, kinds), arguments, "sdc", DESCRIPTION)
             found = _read(spec_of(command), arguments[1:], f"sdc {command}")
-            errors.name_flags(_names(type(getattr(found, "command", found))))
+            own = getattr(found, "command", found)
+            errors.name_flags(_names(type(own)))
+            with usage_errors():
+                check_fields(own)
             return found
     except SystemExit as ended:
         if ended.code:

@@ -5,9 +5,9 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from sdc.settings import SettingError
+from sdc.settings import SettingError, Within, check_fields
 
 from .programs import DType, get_config
 
@@ -33,7 +33,7 @@ class Compiled:
     """Move tensors only where digests differ, or always."""
     exchange: Literal["probe", "step", "call"] = "probe"
     """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
-    twins: int = 2
+    twins: Annotated[int, Within(2, 1 << 16)] = 2
     """Number of twins."""
     data: int = 1
     """Number of data-parallel ranks; of each twin where there are twins."""
@@ -74,13 +74,12 @@ class Subject(Compiled):
 
         from .programs import check
 
+        check_fields(self)
         target = find_target(self.target)
         if (self.config is None) is (self.step is None):
             raise SettingError("step", self.step, "expected either a configuration or a step of one's own; give one")
         if self.where is not None:
             as_selector(self.where)
-        if self.twins < 2:
-            raise SettingError("twins", self.twins, "expected two or more")
         if self.config is not None:
             check(get_config(self.config), self.data, self.model)
             if self.needed > target.devices:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from sdc.aggregation import Aggregation, parse_aggregation
 from sdc.checksums import Mode, Profile, SchemeName, Settings
@@ -30,7 +30,7 @@ from sdc.faults import (
 )
 from sdc.program import Selector, as_selector
 from sdc.records import read_manifest
-from sdc.settings import Flag, SettingError, check_types
+from sdc.settings import Flag, SettingError, Within, check_fields
 
 from .policy import Attempt, Decision, Golden, StepPolicy
 from .programs import (
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 LARGEST_SEED = 2**31 - 2
 LARGEST_COUNT = 2**31 - 1
 """Steps and injections are numbered by integers of 32 bits in compiled programs."""
+Count: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]
 
 
 class Loaded(NamedTuple):
@@ -80,7 +81,7 @@ class Workload:
     """Configuration: tiny, bench, smollm2_135m, llama3_8b_16l or llama3_8b."""
     dtype: DType | None = None
     """Type of activations and compute parameters; by default the configuration's."""
-    seed: int = 0
+    seed: Annotated[int, Within(0, LARGEST_SEED)] = 0
     """Seed of the parameters, the order of the data and everything simulated."""
     corpus: Sequence[str] = ("python",)
     """Text to train on: python (the standard library's source), or files and folders of text or JSONL."""
@@ -89,11 +90,9 @@ class Workload:
 
     def resolve(self) -> TrainConfig:
         """The configuration, before the tokenizer has a say."""
-        check_types(self)
+        check_fields(self)
         if not self.corpus:
             raise SettingError("corpus", None, "expected python, or a file or folder or more")
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise SettingError("seed", self.seed, f"expected a number from 0 to {LARGEST_SEED}")
         config = get_config(self.config) if isinstance(self.config, str) else self.config
         if self.dtype is not None:
             config = config.of_type(self.dtype)
@@ -128,17 +127,15 @@ class Checks:
     """Selector of the products to check."""
     profile: Annotated[str | PathLike[str] | None, Flag("abft_profile", Path)] = None
     """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
-    least_coverage: float = 0.9
+    least_coverage: Annotated[float, Within(0, 1)] = 0.9
     """Share of the products' operations that must be checked for a verdict of clean; what cannot be entered, and does
     nobody knows how much, counts as all of them."""
 
     def check(self) -> None:
         """Checks the settings."""
         Settings(self.mode, self.scheme)
-        check_types(self)
+        check_fields(self)
         as_selector(self.where)
-        if not 0 <= self.least_coverage <= 1:
-            raise SettingError("least_coverage", self.least_coverage, "expected a share, from 0 to 1")
         if self.profile is not None:
             try:
                 Profile.read(self.profile)  # type: ignore[arg-type] # str or path
@@ -195,7 +192,7 @@ class Simulated:
 
     def check(self) -> None:
         """Checks the settings."""
-        check_types(self)
+        check_fields(self)
         if self.suspect is not None and self.faults:
             raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
         try:
@@ -248,16 +245,14 @@ class Planned:
     """What runs and campaigns have."""
 
     kind: ClassVar[str]
-    counts: ClassVar[tuple[str, ...]] = ("steps", "data", "model")
-    """Settings that are numbers of at least 1."""
 
     workload: Workload = dataclasses.field(default_factory=Workload)
     """What is trained."""
-    steps: int = 20
+    steps: Count = 20
     """Number of optimizer steps."""
-    data: int = 1
+    data: Count = 1
     """Number of data-parallel ranks; of each twin where there are twins."""
-    model: int = 1
+    model: Count = 1
     """Number of tensor-parallel ranks; of each twin where there are twins."""
     folder: Annotated[str | PathLike[str] | None, Flag("run", Path)] = None
     """Run folder, a new one unless it is resumed; by default one below runs/."""
@@ -276,13 +271,7 @@ class Planned:
 
     def check(self) -> None:
         """Checks everything that needs no device, no peer and no data."""
-        check_types(self)
-        for name in self.counts:
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise SettingError(name, value, "expected a whole number of at least 1")
-            if value > LARGEST_COUNT:
-                raise SettingError(name, value, f"expected at most {LARGEST_COUNT:,}")
+        check_fields(self)
         if self.resume and self.folder is None:
             raise SettingError(
                 "resume", None, "continues what is in a folder, but none is named: set folder, or give --run DIR"
@@ -316,9 +305,7 @@ class Planned:
 class Job(Planned, abc.ABC):
     """What all runs have."""
 
-    counts: ClassVar[tuple[str, ...]] = (*Planned.counts, "checkpoint_every")
-
-    checkpoint_every: int = 10
+    checkpoint_every: Count = 10
     """Steps from one checkpoint to the next; the last step is always saved."""
     compiler_options: Annotated[Sequence[str], Flag("compiler_option", repeated=True)] = ()
     """NAME=VALUE for the compiler, such as xla_tpu_enable_sdc_checker=true; may be repeated."""
@@ -468,7 +455,7 @@ class Twins(CheckedJob):
 
     kind: ClassVar[str] = "twin"
 
-    twins: int = 2
+    twins: Annotated[int, Within(2, LARGEST_COUNT)] = 2
     """Number of twins. Of two the first is the reference; of three or more the majority is."""
     sync: Literal["compute", "params", "none"] = "compute"
     """Compare and repair after every submodule (compute), after every optimizer step (params), or only compare."""
@@ -478,9 +465,9 @@ class Twins(CheckedJob):
     """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
     placement: Literal["mesh", "vmap"] = "mesh"
     """One device per twin and rank (mesh), or all twins of a rank on one device (vmap)."""
-    require_processes: int = 1
+    require_processes: Count = 1
     """Distinct hosts that there must be, one process on each at least; a run on fewer ends with 3 before it starts."""
-    least_elements: int = 0
+    least_elements: Annotated[int, Within(0, 10**18)] = 0
     """Elements that must be checked for a verdict of clean; where they are fewer, it is inconclusive."""
 
     @property
@@ -500,11 +487,7 @@ class Twins(CheckedJob):
         return 1 if self.placement == "mesh" else self.twins
 
     def check(self) -> None:
-        check_types(self)
-        if self.twins < 2:
-            raise SettingError("twins", self.twins, "expected two or more")
-        if self.twins > LARGEST_COUNT:
-            raise SettingError("twins", self.twins, f"expected at most {LARGEST_COUNT:,}")
+        super().check()
         if self.exchange != "probe" and self.compare == "always":
             raise SettingError(
                 "exchange", self.exchange, "compare=always moves tensors at every probe; choose one of both"
@@ -513,10 +496,6 @@ class Twins(CheckedJob):
             raise SettingError(
                 "exchange", self.exchange, f"sync={self.sync} exchanges nothing inside a step; leave it out"
             )
-        for name, least, most in (("require_processes", 1, LARGEST_COUNT), ("least_elements", 0, 10**18)):
-            if not least <= (value := getattr(self, name)) <= most:
-                raise SettingError(name, value, f"expected a number from {least} to {most:,}")
-        super().check()
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         return {
@@ -570,13 +549,12 @@ class Tracing(Job):
         return None if self.simulate is None else parse_simulation(self.simulate)
 
     def check(self) -> None:
-        check_types(self)
+        super().check()
         as_selector(self.where)
         simulation = self.simulation
         if simulation is not None and simulation.fault and not 0 <= simulation.step < self.steps:
             raise SettingError("simulate", self.simulate, f"the run has the steps 0 to {self.steps - 1}")
         self.policy()
-        super().check()
 
     def policy(self) -> StepPolicy | None:
         if self.against is None:
@@ -610,9 +588,9 @@ class CampaignJob(Planned):
 
     kind: ClassVar[str] = "campaign"
 
-    injections: int = 1000
+    injections: Count = 1000
     """Number of injections."""
-    steps: int = 16
+    steps: Count = 16
     """Number of steps of the clean run; faults strike all but the last --follow of them."""
     follow: int = 5
     """Number of steps to follow after the struck one, unless the outcome is certain before."""
@@ -623,7 +601,7 @@ class CampaignJob(Planned):
     swap, ..., with a pattern such as run=8, tile=4x4 or row."""
     abft: bool = False
     """Also detect faults by checksums of the matrix products of the struck step; faults in products hit their sums."""
-    batch: int | None = None
+    batch: Annotated[int | None, Within(1, LARGEST_COUNT)] = None
     """How many injections run at the same time, under vmap; by default 1 on a CPU and 8 on accelerators."""
 
     @property
@@ -633,11 +611,6 @@ class CampaignJob(Planned):
 
     def check(self) -> None:
         super().check()
-        for name, value in (("injections", self.injections), ("batch", self.batch)):
-            if value is not None and value < 1:
-                raise SettingError(name, value, "expected a number of at least 1")
-            if value is not None and value > LARGEST_COUNT:
-                raise SettingError(name, value, f"expected at most {LARGEST_COUNT:,}")
         if not 0 <= self.follow < self.steps:
             raise SettingError(
                 "follow", self.follow, f"expected a number from 0 to {self.steps - 1}, below that of the steps"

@@ -73,8 +73,8 @@ def _trial(tally: Tally, words: list[str], folder: Path) -> None:
         raise Started
 
     places = (
-        "sdc.records.determinism.prepare", "sdc.tools.bench.command.prepare", "sdc.train.cluster.joined",
-        "sdc.train.studies.workloads.chosen_tasks",
+        "sdc.records.prepare", "sdc.tools.bench.command.prepare", "sdc.train.joined",
+        "sdc.train.studies.chosen_tasks",
     )  # fmt: skip
     said, out = io.StringIO(), io.StringIO()
     started = time.monotonic()

@@ -101,7 +101,7 @@ def test_corrected_twins_do_not_part(tmp_path: Path) -> None:
         (("--abft-profile", "none.json"), "there is no none.json; make one with sdc abft calibrate"),
         (("--suspect", "node10", "--fault", "bitflip,rate=1"), "give one of them"),
         (("--abft-scheme", "huang"), "huang"),
-        (("--least-coverage", "90"), "--least-coverage 90.0: expected a share, from 0 to 1"),
+        (("--least-coverage", "90"), "--least-coverage 90.0: expected a number from 0 to 1"),
         (("--suspect", "node16"), "unknown suspect 'node16'"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",

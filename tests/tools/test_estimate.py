@@ -128,7 +128,10 @@ def test_a_compiler_that_fails(
         (("--target", "v5e:2x2", "--config", "tiny", "--step", "a:b"), "expected either a configuration or a step"),
         (("--target", "v5e:2x2", "--step", "mymodel"), "--step mymodel: expected MODULE:FUNCTION"),
         (("--target", "v5e:2x2", "--config", "tiny", "--model", "4"), "has 4 devices, and 2 twin × 1 data × 4 model"),
-        (("--target", "v5e:2x2", "--config", "tiny", "--twins", "1"), "--twins 1: expected two or more"),
+        (
+            ("--target", "v5e:2x2", "--config", "tiny", "--twins", "1"),
+            "--twins 1: expected a whole number from 2",
+        ),
         (("--target", "v5e:2x2", "--config", "tiny", "--compiler-option", "fast"), "expected NAME=VALUE"),
         (("--target", "v5e:2x2", "--config", "huge"), "--config huge: unknown"),
         (("--target", "v5e:2x2", "--config", "tiny", "--tool"), "--tool: expected at least one"),

@@ -95,14 +95,14 @@ def test_a_number_is_sensible_or_refused(
         raise Started
 
     for function in (
-        "sdc.analysis.fleet.launching.srun_lines",
+        "sdc.analysis.fleet.srun_lines",
         "sdc.analysis.fleet.naming.make_schedule",
-        "sdc.records.determinism.prepare",
+        "sdc.records.prepare",
         "sdc.tools.commands.doctor.examine",
         "sdc.tools.bench.command.prepare",
         "sdc.tools.commands.estimates._process",
-        "sdc.train.cluster.joined",
-        "sdc.train.studies.workloads.chosen_tasks",
+        "sdc.train.joined",
+        "sdc.train.studies.chosen_tasks",
     ):
         monkeypatch.setattr(function, start)
     monkeypatch.chdir(tmp_path)

@@ -78,7 +78,7 @@ def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
         (["trace", "{new}", "--simulate", "meteor,step=1,site=*"], "unknown kind 'meteor'"),
         (["trace", "{new}", "--against", "{new}"], "is no run folder"),
         (["diff", "{new}", "{new}"], "is no run folder"),
-        (["campaign", "--injections", "0"], "--injections 0: expected a number of at least 1"),
+        (["campaign", "--injections", "0"], "--injections 0: expected a whole number from 1 to"),
         (["campaign", "--follow", "16"], "--follow 16: expected a number from 0 to 15"),
         (["campaign", "--faults", "bitflip,rate=1"], "unknown key 'rate'"),
         (["campaign", "--where", "primitive()"], "expected one pattern or more"),

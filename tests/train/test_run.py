@@ -218,8 +218,8 @@ def test_a_checked_run_resumes_and_its_folder_is_taken(tmp_path: Path) -> None:
     [
         (Training(steps=2.5), "steps=2.5: expected a whole number"),  # type: ignore[arg-type] # as people pass it
         (Training(faults="nan,rate=1"), "faults=nan,rate=1: expected several faults"),
-        (Twins(twins=1), "twins=1: expected two or more"),
-        (Training(steps=0), "steps=0: expected a whole number of at least 1"),
+        (Twins(twins=1), "twins=1: expected a whole number from 2 to 2,147,483,647"),
+        (Training(steps=0), "steps=0: expected a whole number from 1 to 2,147,483,647"),
         (Training(resume=True), "none is named"),
         (Twins(suspect="node1", faults=("nan,rate=1",)), "faults are given too"),
         (Twins(suspect="node99"), "unknown suspect 'node99'"),

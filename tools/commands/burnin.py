@@ -27,7 +27,7 @@ from sdc.burnin import (
 )
 from sdc.burnin.workloads import LEVELS
 from sdc.records import RecordError, write_text
-from sdc.settings import SettingError
+from sdc.settings import SettingError, Within
 
 from .. import gently, give_up, new_folder, onward, run_errors, usage_errors
 
@@ -40,7 +40,7 @@ PATIENCE = 1.5
 """Seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once."""
 STARTING = 300.0
 """Seconds that devices have to start."""
-LONGEST = 60.0 * 24 * 366
+LONGEST = 60 * 24 * 366
 ROUNDS = 10**9
 SEEDS = 2**32
 Families = Literal[
@@ -54,9 +54,9 @@ class Load:
 
     level: Literal["quick", "prejob", "acceptance", "soak"] = "quick"
     """Sizes and length: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)."""
-    minutes: float | None = None
+    minutes: Annotated[float | None, Within(0, LONGEST, above=True)] = None
     """How long; by default as the level says."""
-    rounds: int | None = None
+    rounds: Annotated[int | None, Within(1, ROUNDS)] = None
     """How often instead: so many times through all workloads."""
     devices: str | None = None
     """Devices that there must be: gpu, tpu, cpu, gpu:8 for so many of them, or 4 to simulate as many on the CPU; by
@@ -65,7 +65,7 @@ class Load:
     """Only this family of workloads; may be repeated. By default all."""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
     """Types of floating-point numbers."""
-    seed: int = 0
+    seed: Annotated[int, Within(0, SEEDS - 1)] = 0
     """From which data are made: golden digests are of one seed."""
 
 
@@ -227,12 +227,6 @@ def settings_of(options: Load) -> tuple[DeviceRequest, Settings]:
     """
     if options.minutes is not None and options.rounds is not None:
         raise SettingError("minutes", options.minutes, "rounds are given too; give one of them")
-    if options.minutes is not None and not 0 < options.minutes <= LONGEST:
-        raise SettingError("minutes", options.minutes, f"expected a positive number up to {LONGEST:,.0f}")
-    if options.rounds is not None and not 1 <= options.rounds <= ROUNDS:
-        raise SettingError("rounds", options.rounds, f"expected a number from 1 to {ROUNDS:,}")
-    if not 0 <= options.seed < SEEDS:
-        raise SettingError("seed", options.seed, f"expected a number from 0 to {SEEDS - 1:,}")
     if not options.dtypes:
         raise SettingError("dtypes", None, "expected one or several")
     minutes, rounds = options.minutes, options.rounds

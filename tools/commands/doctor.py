@@ -2,11 +2,12 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from sdc.records import MOST_DEVICES
-from sdc.settings import SettingError
+from sdc.settings import SettingError, Within
 from sdc.train import get_config
 from sdc.train.doctor import MOST_SECONDS, Examined, check_alike, examine, read_examined
 from sdc.train.programs import check
@@ -28,13 +29,13 @@ class DoctorCommand:
 
     config: str | None = None
     """Configuration of the training step: tiny, bench, smollm2_135m, ...; by default one that compiles in seconds."""
-    devices: int | None = None
+    devices: Annotated[int | None, Within(1, MOST_DEVICES)] = None
     """Simulate this many CPU devices; by default what there is."""
     prepared: bool = False
     """Look at the environment as the commands of sdc set it up (flags of GPUs, NPROC), instead of as it is."""
     against: Path | None = None
     """What sdc doctor --json wrote on another host: says what differs between the two, operation by operation."""
-    seconds: float = 300.0
+    seconds: Annotated[float, Within(0, MOST_SECONDS, above=True)] = 300.0
     """How long it may take; what was not found out until then is told as such."""
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
@@ -64,10 +65,6 @@ def _checked(options: DoctorCommand) -> Examined | None:
     """Everything that flags and files tell."""
     if options.config is not None:
         check(get_config(options.config), 1, 1)
-    if options.devices is not None and not 1 <= options.devices <= MOST_DEVICES:
-        raise SettingError("devices", options.devices, f"expected a number from 1 to {MOST_DEVICES:,}")
-    if not 0 < options.seconds <= MOST_SECONDS:
-        raise SettingError("seconds", options.seconds, f"expected a number above 0, at most {MOST_SECONDS:,.0f}")
     if options.against is None:
         return None
     against = read_examined(options.against)

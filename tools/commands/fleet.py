@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 import tyro
 
 from sdc.records import endless, reason
-from sdc.settings import SettingError
+from sdc.settings import SettingError, Within
 from sdc.verdict import Exit, exit_code
 
 from .. import usage_errors
@@ -62,7 +62,7 @@ class ScheduleCommand:
     """Folder below which the runs of the pairs are to be written."""
     image: str = "IMAGE"
     """Container image of the JobSets."""
-    seed: int = 0
+    seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Who meets whom first."""
 
 
@@ -86,7 +86,7 @@ class SimulateCommand:
     """Most rounds."""
     trials: int = 1000
     """Fleets to draw."""
-    seed: int = 0
+    seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of the draws."""
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
@@ -184,7 +184,7 @@ def _schedule(options: ScheduleCommand) -> int:
     with usage_errors():
         hosts = [*_named(options.hosts)]
         suspects = [*_named(tuple(name.strip() for name in options.suspects.split(",") if name.strip()))]
-        made = make_schedule(hosts, options.rounds, suspects=suspects, seed=_seed(options.seed))
+        made = make_schedule(hosts, options.rounds, suspects=suspects, seed=options.seed)
         if options.format == "srun":
             text = "\n".join(srun_lines(made, options.folder))
         elif options.format == "jobset":
@@ -211,18 +211,12 @@ def _simulate(options: SimulateCommand) -> int:
             options.probability,
             options.rounds,
             trials=options.trials,
-            seed=_seed(options.seed),
+            seed=options.seed,
         )
     asked = {"hosts": options.hosts, "bad": options.bad, "probability": options.probability, "trials": options.trials}
     result = {"simulated": True, **asked, "seed": options.seed, "rounds": [row._asdict() for row in rows]}
     show("fleet simulation", result, as_json=options.json)
     return Exit.CLEAN
-
-
-def _seed(seed: int) -> int:
-    if not 0 <= seed < 2**31:
-        raise SettingError("seed", seed, "expected 0 to 2147483647")
-    return seed
 
 
 def _named(words: Sequence[str]) -> Iterator[str]:

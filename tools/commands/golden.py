@@ -22,18 +22,16 @@ from sdc.burnin import (
     parse_devices,
 )
 from sdc.records import RecordError
-from sdc.settings import SettingError
+from sdc.settings import SettingError, Within
 from sdc.verdict import Exit, Verdict
 
 from .. import CommandError, run_errors, usage_errors
-from .burnin import Load, settings_of
+from .burnin import ROUNDS, Load, settings_of
 
 if TYPE_CHECKING:
     import jax
 
     from sdc.burnin import Confirmed
-
-ROUNDS = 10**9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +62,7 @@ class VerifyCommand:
 
     file: Annotated[Path, tyro.conf.Positional]
     """The register."""
-    rounds: int = 2
+    rounds: Annotated[int, Within(1, ROUNDS)] = 2
     """How often: so many times through all workloads."""
     devices: str | None = None
     """Devices, as for sdc burnin; for a register of CPUs by default as many as it was recorded with."""
@@ -167,8 +165,6 @@ def _record(options: RecordCommand) -> int:
 
 def _verify(options: VerifyCommand) -> int:
     with usage_errors():
-        if not 1 <= options.rounds <= ROUNDS:
-            raise SettingError("rounds", options.rounds, f"expected a number from 1 to {ROUNDS:,}")
         asked = parse_devices(options.devices)
     register = _read([options.file])[0]
     if options.no_run:
@@ -283,13 +279,11 @@ def _check_new(setting: str, file: Path) -> None:
 
 def _devices(asked: DeviceRequest) -> "Sequence[jax.Device]":
     """Starts the devices. Others than were asked for are not tested in their place."""
-    from sdc.records import determinism
+    from sdc.records import prepare
 
     count = asked.simulated
     with usage_errors():
-        determinism.prepare(
-            cpu_devices=count, cpu_threads=max(os.cpu_count() or 1, count), only_cpu=asked.platform == "cpu"
-        )
+        prepare(cpu_devices=count, cpu_threads=max(os.cpu_count() or 1, count), only_cpu=asked.platform == "cpu")
     import jax
 
     try:

@@ -17,7 +17,7 @@ from sdc.faults import (
     fit_tail,
     fitted,
 )
-from sdc.settings import SettingError, check_types
+from sdc.settings import SettingError, check_fields
 
 from .node_models import WINDOW, SmallModel, sized
 
@@ -55,7 +55,7 @@ class NodesStudy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         if not self.nodes:
             raise SettingError("nodes", None, f"expected one or several of {NODES[0]} ... {NODES[-1]}")
         for node in self.nodes:
