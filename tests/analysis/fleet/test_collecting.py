@@ -33,7 +33,7 @@ def reseal(path: Path, old: str, new: str) -> None:
         ('"simulated": 0', '"simulated": 4', "faults changed elements, and none is named"),
         ('"index": 1', '"index": 0', "contradicts itself: "),
         ('"runs": 9', '"runs": -9', "-9 runs"),
-        ('"seconds": 2.0', '"seconds": -2.0', "Expected `float` >= 0"),
+        ('"seconds": 2.0', '"seconds": -2.0', "expected float >= 0"),
         ('"seconds": 2.0', '"seconds": "Infinity"', "inf seconds"),
         ('"work": 1000000000000.0', '"work": "Infinity"', "throughput of inf"),
         ('"devices": [', '"devices": 5, "x": [', "damaged"),

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sdc.burnin.judgement import BURN_IN
-from sdc.burnin.results import Elements
+from sdc.burnin.results import BurninResult, Elements
 from sdc.records import Format
 from sdc.records.format import seal
 from sdc.records.storage import RecordError
@@ -23,14 +24,15 @@ RESULTS = {
 @pytest.mark.parametrize("name", RESULTS)
 def test_both_ways_of_reading_give_the_same(name: str, tmp_path: Path) -> None:
     path = put_report(tmp_path, RESULTS[name])
-    assert BURN_IN.read(path) == RESULTS[name] == BURN_IN._examined(path.read_bytes(), str(path))
+    looked_at = msgspec.convert(BURN_IN.load(path.read_bytes(), str(path)), BurninResult)
+    assert BURN_IN.read(path) == RESULTS[name] == looked_at
 
 
 def test_what_leaves_no_doubt_is_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(Format, "_examined", slow)
+    monkeypatch.setattr(Format, "load", slow)
     assert BURN_IN.read(put_report(tmp_path, RESULTS["clean"])) == RESULTS["clean"]
 
 
