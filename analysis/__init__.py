@@ -1,4 +1,20 @@
-"""From run records to verdicts, statistics, tables, figures and one offline HTML page."""
+"""From run records to verdicts, statistics, tables, figures and one offline HTML page.
+
+conclusion      verdict, tables and report of a record; the index of a folder of records
+run_verdict     the one place where a run's verdict follows from its lines
+summary         totals of a run: the contents of `summary.json`
+evidence        steps, places and hardware that were hit
+headline        what happened in a sentence, and what to do
+run_page        the page of a run, of its tables (tables, recoveries, outlooks, aggregates) and figures
+campaigns       the summary of a campaign; campaign_page and campaign_figures show it
+trace_page      a comparison of two traces
+compare_runs    several runs on one page
+host_diff       which hosts differ, of a pair or pool, and of several pairs
+report/         sections and their renderers
+statistics/     intervals of frequencies and of bursts
+fleet/          results of many hosts
+studies/        what studies found
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,31 +22,28 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # A record as a whole.
-    from ._conclude import (
+    from .conclusion import (
         conclude as conclude,
         report_anew as report_anew,
         summarize_folder as summarize_folder,
+        write_overview as write_overview,
+        write_report as write_report,
     )
-    from .report import write_report as write_report
     from .summary import summarize as summarize
-    from .traces import describe_difference as describe_difference
-    from .trace_report import write_difference as write_difference
-    from .overview import write_overview as write_overview
-    from .beside import write_beside as write_beside
+    from .trace_page import describe_difference as describe_difference, write_difference as write_difference
+    from .compare_runs import write_beside as write_beside
     from .campaigns import summarize_campaign as summarize_campaign
 
     # How sure a frequency is, and how long a burn-in has to be.
-    from .bootstrap import bootstrap_interval as bootstrap_interval
-    from .waiting import (
+    from .statistics import (
+        bootstrap_interval as bootstrap_interval,
         burn_in_steps as burn_in_steps,
         excluded_interval as excluded_interval,
-        mean_interval_limits as mean_interval_limits,
-        probability_seen as probability_seen,
-    )
-    from .statistics import (
         frequency_interval as frequency_interval,
         frequency_upper_bound as frequency_upper_bound,
+        mean_interval_limits as mean_interval_limits,
         needed_mismatches as needed_mismatches,
+        probability_seen as probability_seen,
         proportion_interval as proportion_interval,
     )
 
@@ -43,35 +56,17 @@ if TYPE_CHECKING:
     )
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .advice import Action as Action
-    from .canvas import (
-        COLOURS as COLOURS,
-        DASHES as DASHES,
-        LeftOut as LeftOut,
-        MARKERS as MARKERS,
-        Picture as Picture,
-        powers as powers,
-        whole_numbers as whole_numbers,
+    from .conclusion import Conclusion as Conclusion, describe as describe, draw_conclusion as draw_conclusion
+    from .host_diff import (
+        Opening as Opening,
+        Resolution as Resolution,
+        judge_pair as judge_pair,
+        resolve_pairs as resolve_pairs,
+        stage_differs as stage_differs,
     )
-    from .definitions import Definition as Definition
-    from .findings import (
-        Chart as Chart,
-        Check as Check,
-        Findings as Findings,
-        Grid as Grid,
-        Line as Line,
-        headline_of_study as headline_of_study,
-        summarize_findings as summarize_findings,
-    )
-    from .headline import Headline as Headline
-    from .page import Report as Report, make_report as make_report
-    from .pairing import Opening as Opening, judge_pair as judge_pair, stage_differs as stage_differs
-    from .products import COUNTS as COUNTS
-    from .rendering import render as render
-    from .resolving import Resolution as Resolution, resolve_pairs as resolve_pairs
-    from .series import Row as Row, mapping as mapping, number as number, sequence as sequence
+    from .run_verdict import PRODUCTS as PRODUCTS, final_states as final_states
+    from .statistics import burst_outlooks as burst_outlooks
     from .summary import SUBMODULES as SUBMODULES
-    from .tables import Table as Table, show as show
-    from .verdict import final_states as final_states
+    from .trace_page import difference_page as difference_page
 
 __getattr__, __dir__, __all__ = facade(__name__)

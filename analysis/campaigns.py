@@ -11,28 +11,38 @@ from typing import Any
 
 from sdc.campaigns import DETECTORS, OUTCOMES
 from sdc.faults import field_bits
-from sdc.records import INJECTIONS, Contents, RecordError
+from sdc.records import (
+    INJECTIONS,
+    CampaignManifest,
+    CampaignSummary,
+    Contents,
+    DetectorTotals,
+    GroupTotals,
+    InjectionRow,
+    RecordError,
+    Share,
+)
 
-from .series import Row, count, mapping, sequence
+from .series import whole
 from .statistics import proportion_interval
 
 HARMFUL = ("spike", "divergence", "nonfinite")
-GROUPS: dict[str, Callable[[Row], Any]] = {
-    "operation": lambda row: _word(row.get("operation")),
-    "layer": lambda row: count(row.get("layer")),
-    "phase": lambda row: _word(row.get("phase")),
-    "scope": lambda row: _scope(row.get("scope")),
+GROUPS: dict[str, Callable[[InjectionRow], Any]] = {
+    "operation": lambda row: row.operation,
+    "layer": lambda row: whole(row.layer),
+    "phase": lambda row: row.phase,
+    "scope": lambda row: _scope(row.scope),
     "bit": lambda row: _bit_name(row),
-    "field": lambda row: _word(row.get("field")),
-    "fault": lambda row: _word(row.get("fault")),
-    "site": lambda row: _word(row.get("site")),
+    "field": lambda row: row.field,
+    "fault": lambda row: row.fault,
+    "site": lambda row: row.site,
 }
 """What injections are grouped by, and under which key; None leaves one out."""
 SEALED = ("done", "outcomes", "groups", "detectors")
 """What must be the same when the summary of an ended campaign is computed again."""
 
 
-def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
+def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow]) -> CampaignSummary:
     """Computes the summary of a campaign, finished or not; the order of the lines does not matter.
 
     Args:
@@ -46,144 +56,139 @@ def summarize_campaign(manifest: Row, rows: Sequence[Row]) -> dict[str, Any]:
         are of all that were not masked).
 
     Example:
-        >>> row = {"injection": 0, "outcome": "spike", "operation": "exp", "detected": {"loss_spike": 1}}
-        >>> summary = summarize_campaign({"injections": 1}, [row])
-        >>> summary["outcomes"]["spike"]["count"], summary["groups"]["operation"]["exp"]["harm"]["share"]
+        >>> from sdc.records import CampaignManifest, InjectionRow
+        >>> row = InjectionRow(injection=0, outcome="spike", operation="exp", detected={"loss_spike": 1})
+        >>> summary = summarize_campaign(CampaignManifest(kind="campaign", injections=1), [row])
+        >>> summary.outcomes["spike"].count, summary.groups["operation"]["exp"].harm.share
         (1, 1.0)
     """
     known = _known(rows)
-    outcomes = Counter(row["outcome"] for row in known)
-    reached = [row for row in known if row["outcome"] != "not_reached"]
-    unmasked = [row for row in reached if row["outcome"] != "masked"]
-    harmful = [row for row in reached if row["outcome"] in HARMFUL]
-    planned = count(manifest.get("injections")) or 0
-    visible = [found for row in unmasked if (found := count(row.get("visible_after"))) is not None]
-    detectors = [str(name) for name in sequence(manifest.get("detectors"))] or list(DETECTORS)
+    outcomes = Counter(row.outcome for row in known)
+    reached = [row for row in known if row.outcome != "not_reached"]
+    unmasked = [row for row in reached if row.outcome != "masked"]
+    harmful = [row for row in reached if row.outcome in HARMFUL]
+    planned = manifest.injections or 0
+    visible = [found for row in unmasked if (found := whole(row.visible_after)) is not None]
+    detectors = manifest.detectors or list(DETECTORS)
     alone = [name for name in detectors if name != "fingerprint"]
     missed = sum(not any(_latency(row, name) is not None for name in alone) for row in harmful)
-    return {
-        "verdict": None,
-        "reason": (
+    return CampaignSummary(
+        reason=(
             f"{len(unmasked):,} of {len(reached):,} injections changed training; {len(harmful):,} harmed it, and "
             f"{missed:,} of those were found by no detector that does without a recorded trace"
         ),
-        "simulated": True,
-        "planned": planned,
-        "done": len(known),
-        "complete": len(known) >= planned > 0,
-        "reached": len(reached),
-        "outcomes": {
+        simulated=True,
+        planned=planned,
+        done=len(known),
+        complete=len(known) >= planned > 0,
+        reached=len(reached),
+        outcomes={
             name: _share(outcomes[name], len(known) if name == "not_reached" else len(reached)) for name in OUTCOMES
         },
-        "vulnerability": _share(len(unmasked), len(reached)),
-        "harm": _share(len(harmful), len(reached)),
-        "groups": {name: _group(reached, key) for name, key in GROUPS.items()},
-        "bits": _bits(reached),
-        "detectors": {name: _detector(name, unmasked, harmful) for name in detectors},
-        "harmful_missed": missed,
-        "visible": _share(len(visible), len(unmasked)),
-        "steps_to_visible": statistics.median(visible) if visible else None,
-    }
+        vulnerability=_share(len(unmasked), len(reached)),
+        harm=_share(len(harmful), len(reached)),
+        groups={name: _group(reached, key) for name, key in GROUPS.items()},
+        bits=_bits(reached),
+        detectors={name: _detector(name, unmasked, harmful) for name in detectors},
+        harmful_missed=missed,
+        visible=_share(len(visible), len(unmasked)),
+        steps_to_visible=statistics.median(visible) if visible else None,
+    )
 
 
-def summary_of(campaign: Contents) -> dict[str, Any]:
+def summary_of(campaign: Contents) -> CampaignSummary:
     """The summary of a campaign as read from its folder, finished or not.
 
     Raises:
         RecordError: the campaign has ended, and its lines are no longer those that its summary was made of.
     """
-    summary = summarize_campaign(campaign.manifest, campaign.lines)
-    if campaign.summary is not None and any(summary.get(key) != campaign.summary.get(key) for key in SEALED):
+    summary, stored = summarize_campaign(campaign.campaign, campaign.injections), campaign.campaign_summary
+    if stored is not None and any(getattr(summary, name) != getattr(stored, name) for name in SEALED):
         raise RecordError(
             f"{campaign.path} is damaged: {INJECTIONS} is not what its summary was made of; restore it or run it anew"
         )
     return summary
 
 
-def _known(rows: Iterable[Row]) -> list[Row]:
+def _known(rows: Iterable[InjectionRow]) -> list[InjectionRow]:
     """The rows that can be read, each injection once, by number."""
-    found: dict[int, Row] = {}
+    found: dict[int, InjectionRow] = {}
     for row in rows:
-        place = count(row.get("injection"))
-        if place is not None and row.get("outcome") in OUTCOMES:
-            found.setdefault(place, row)
+        if row.outcome in OUTCOMES:
+            found.setdefault(row.injection, row)
     return [found[place] for place in sorted(found)]
 
 
-def _share(hits: int, of: int) -> dict[str, Any]:
+def _share(hits: int, of: int) -> Share:
     low, high = proportion_interval(hits, of) if of else (None, None)
-    return {"count": hits, "of": of, "share": hits / of if of else None, "low": low, "high": high}
+    return Share(count=hits, of=of, share=hits / of if of else None, low=low, high=high)
 
 
-def _group(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[str, Any]:
+def _group(rows: Sequence[InjectionRow], key: Callable[[InjectionRow], Any]) -> dict[str, GroupTotals]:
     groups: dict[Any, list[str]] = {}
     for row in rows:
-        if (name := key(row)) is not None:
-            groups.setdefault(name, []).append(row["outcome"])
+        if (name := key(row)) not in (None, ""):
+            groups.setdefault(name, []).append(str(row.outcome))
     numbered = all(isinstance(name, int) for name in groups)
     return {
-        str(name): {
-            "injections": len(outcomes),
-            "outcomes": {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes},
-            "vulnerability": _share(sum(outcome != "masked" for outcome in outcomes), len(outcomes)),
-            "harm": _share(sum(outcome in HARMFUL for outcome in outcomes), len(outcomes)),
-        }
+        str(name): GroupTotals(
+            injections=len(outcomes),
+            outcomes={outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes},
+            vulnerability=_share(sum(outcome != "masked" for outcome in outcomes), len(outcomes)),
+            harm=_share(sum(outcome in HARMFUL for outcome in outcomes), len(outcomes)),
+        )
         for name, outcomes in sorted(groups.items(), key=lambda item: item[0] if numbered else str(item[0]))
     }
 
 
-def _bits(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, int]]]:
+def _bits(rows: Sequence[InjectionRow]) -> dict[str, dict[str, dict[str, int]]]:
     """Outcomes by dtype and bit position, of the faults that changed one bit on purpose."""
     table: dict[str, dict[int, Counter[str]]] = {}
     for row in rows:
         if (place := _bit(row)) is not None:
             dtype, bit = place
-            table.setdefault(dtype, {}).setdefault(bit, Counter())[row["outcome"]] += 1
+            table.setdefault(dtype, {}).setdefault(bit, Counter())[str(row.outcome)] += 1
     return {
         dtype: {str(bit): dict(sorted(outcomes.items())) for bit, outcomes in sorted(by_bit.items())}
         for dtype, by_bit in sorted(table.items())
     }
 
 
-def _detector(name: str, unmasked: Sequence[Row], harmful: Sequence[Row]) -> dict[str, Any]:
+def _detector(name: str, unmasked: Sequence[InjectionRow], harmful: Sequence[InjectionRow]) -> DetectorTotals:
     latencies = [found for row in unmasked if (found := _latency(row, name)) is not None]
-    return {
-        "of_unmasked": _share(len(latencies), len(unmasked)),
-        "of_harmful": _share(sum(_latency(row, name) is not None for row in harmful), len(harmful)),
-        "median_latency": statistics.median(latencies) if latencies else None,
-        "largest_latency": max(latencies, default=None),
-        "latencies": {str(steps): latencies.count(steps) for steps in sorted(set(latencies))},
-    }
+    return DetectorTotals(
+        of_unmasked=_share(len(latencies), len(unmasked)),
+        of_harmful=_share(sum(_latency(row, name) is not None for row in harmful), len(harmful)),
+        median_latency=statistics.median(latencies) if latencies else None,
+        largest_latency=max(latencies, default=None),
+        latencies={str(steps): latencies.count(steps) for steps in sorted(set(latencies))},
+    )
 
 
-def _latency(row: Row, detector: str) -> int | None:
-    return count(mapping(row.get("detected")).get(detector))
+def _latency(row: InjectionRow, detector: str) -> int | None:
+    return whole(row.detected.get(detector))
 
 
-def _word(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _scope(scope: Any) -> str | None:
+def _scope(scope: str | None) -> str | None:
     """The named scopes, without what transformations of JAX add to the name stack."""
-    if not isinstance(scope, str):
+    if scope is None:
         return None
     names = [part for part in scope.split("/") if part and "(" not in part and "->" not in part]
     names = [name for name in names if name not in ("rematted_computation", "checkpoint")]
     return "/".join(dict.fromkeys(names)) or "(none)"
 
 
-def _bit(row: Row) -> tuple[str, int] | None:
+def _bit(row: InjectionRow) -> tuple[str, int] | None:
     """Dtype and position of the one bit that was changed on purpose; a bit that the dtype lacks is damage."""
-    dtype, bits = _word(row.get("dtype")), [count(bit) for bit in sequence(row.get("bits"))]
-    if dtype is None or len(bits) != 1 or bits[0] is None:
-        return None
-    try:
-        return (dtype, bits[0]) if bits[0] in field_bits(dtype) else None
-    except TypeError:  # no dtype has this name
-        return None
+    match row.bits:
+        case [int() as bit] if row.dtype is not None:
+            try:
+                return (row.dtype, bit) if bit in field_bits(row.dtype) else None
+            except TypeError:  # no dtype has this name
+                return None
+    return None
 
 
-def _bit_name(row: Row) -> str | None:
+def _bit_name(row: InjectionRow) -> str | None:
     place = _bit(row)
     return None if place is None else f"{place[0]} {place[1]:>2}"

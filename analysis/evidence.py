@@ -1,15 +1,17 @@
-"""What a record shows of the corruption in it: the steps, the places in the model and the ranks that were hit."""
+"""What a record shows of the corruption in it: steps, places in the model, ranks, and the hardware of these."""
 
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from sdc.records import Contents
+import msgspec
 
-from .equality import differs
-from .series import Row, count, mapping, sequence
+from sdc.records import Contents, Device, FlagRow, MismatchRow, Number, RankRow, RunManifest, StepRow
+
+from .run_verdict import differs
+from .series import whole
 
 Course: TypeAlias = Literal["persistent", "intermittent", "transient"]
 Rank: TypeAlias = tuple[int | None, int | None, int | None]
@@ -19,23 +21,14 @@ AXES = ("twin", "data", "model")
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Where and when something was wrong.
+    """Where and when something was wrong."""
 
-    Attributes:
-        steps: numbers of the steps with a finding, in order.
-        later: number of the steps on record after the first of them.
-        ranks: elements, or rows of products, that were wrong by rank.
-        sites: names of the sites that were hit, the most often hit first.
-        layers: numbers of the layers that were hit, in order.
-        first: site and layer of the first finding in program order, where that is known.
-    """
-
-    steps: tuple[int, ...]
-    later: int
-    ranks: Counter[Rank]
-    sites: tuple[str, ...]
+    steps: tuple[int, ...]  # with a finding, in order
+    later: int  # steps on record after the first of them
+    ranks: Counter[Rank]  # elements, or rows of products, that were wrong
+    sites: tuple[str, ...]  # the most often hit first
     layers: tuple[int, ...]
-    first: tuple[str, int | None] | None
+    first: tuple[str, int | None] | None  # site and layer of the first finding in program order, where that is known
 
     @property
     def course(self) -> Course | None:
@@ -49,73 +42,124 @@ class Evidence:
 
 def of_twins(run: Contents) -> Evidence:
     """Mismatches of twins: at submodules where those were compared, else of gradient and state."""
-    hits = [row for row in run.details if _apart(row)]
+    hits = [row for row in run.mismatches if _apart(row)]
     ranks: Counter[Rank] = Counter()
     sites: Counter[str] = Counter()
     for row in hits:
-        sites[str(row.get("site"))] += _apart(row)
-        for rank in map(mapping, sequence(row.get("ranks"))):
+        sites[str(row.site)] += _apart(row)
+        for rank in row.ranks:
             if found := _apart(rank):
                 ranks[_rank(rank)] += found
-    steps = {row["step"] for row in hits}
-    steps |= {row["step"] for row in run.lines if differs(row)}
-    start = min(steps, default=None)
-    early = [row for row in hits if row["step"] == start]
+    steps = {row.step for row in hits} | {row.step for row in run.steps if differs(row)}
+    early = [row for row in hits if row.step == min(steps)]
     first = min(early, key=_order, default=None)
-    return _evidence(
-        run.lines, steps, ranks, sites, (row.get("layer") for row in hits),
-        None if first is None else (str(first.get("site")), count(first.get("layer"))),
-    )  # fmt: skip
+    place = None if first is None else (str(first.site), whole(first.layer))
+    return _evidence(run.steps, steps, ranks, sites, (row.layer for row in hits), place)
 
 
-def _apart(row: Row) -> int:
+def _apart(row: MismatchRow | RankRow) -> int:
     """How often something differed: each element, and each digest of which the elements are not known."""
-    return (count(row.get("mismatched")) or 0) + (count(row.get("unrepeated")) or 0)
+    return (whole(row.mismatched) or 0) + (whole(row.unrepeated) or 0)
 
 
 def of_products(run: Contents) -> Evidence:
     """Flagged rows of matrix products."""
     ranks: Counter[Rank] = Counter()
     sites: Counter[str] = Counter()
-    layers, steps = set(), set()
-    first: tuple[str, int | None] | None = None
-    for line in run.lines:
-        found = mapping(line.get("abft"))
-        if not count(found.get("flagged")):
-            continue
-        steps.add(line["step"])
-        for row in map(mapping, sequence(found.get("rows"))):
-            flagged = count(row.get("flagged")) or 0
-            ranks[_rank(row)] += flagged
-            sites[str(row.get("site"))] += flagged
-            layers.add(row.get("layer"))
-            first = first or (str(row.get("site")), count(row.get("layer")))
-    return _evidence(run.lines, steps, ranks, sites, layers, first)
+    steps = {line.step for line in run.steps if line.abft is not None and whole(line.abft.flagged)}
+    rows = [row for line in run.steps if line.step in steps and line.abft for row in line.abft.rows]
+    for row in rows:
+        ranks[_rank(row)] += whole(row.flagged) or 0
+        sites[str(row.site)] += whole(row.flagged) or 0
+    first = (str(rows[0].site), whole(rows[0].layer)) if rows else None
+    return _evidence(run.steps, steps, ranks, sites, (row.layer for row in rows), first)
 
 
 def _evidence(
-    lines: Sequence[Row],
+    lines: Sequence[StepRow],
     steps: Collection[int],
     ranks: Counter[Rank],
     sites: Counter[str],
-    layers: Iterable[Any],
+    layers: Iterable[Number],
     first: tuple[str, int | None] | None,
 ) -> Evidence:
     start = min(steps, default=math.inf)
-    later = len({line["step"] for line in lines if line["step"] > start})
-    numbers = {found for layer in layers if (found := count(layer)) is not None}
+    later = len({line.step for line in lines if line.step > start})
+    numbers = {found for layer in layers if (found := whole(layer)) is not None}
     names = tuple(name for name, _ in sites.most_common())
     return Evidence(tuple(sorted(steps)), later, ranks, names, tuple(sorted(numbers)), first)
 
 
-def _order(row: Row) -> tuple[int, bool, int, bool]:
+def _order(row: MismatchRow) -> tuple[int, bool, int, bool]:
     """Place in program order: the backward pass comes after the forward pass, from the last layer to the first."""
-    backward = str(row.get("site")).startswith("bwd/")
-    layer = count(row.get("layer")) or 0
-    late = str(row.get("site")).endswith("ffn")
-    return count(row.get("microstep")) or 0, backward, -layer if backward else layer, late != backward
+    site, layer = str(row.site), whole(row.layer) or 0
+    backward, late = site.startswith("bwd/"), site.endswith("ffn")
+    return whole(row.microstep) or 0, backward, -layer if backward else layer, late != backward
 
 
-def _rank(row: Row) -> Rank:
-    twin, data, model = (count(row.get(axis)) for axis in AXES)
-    return twin, data, model
+def _rank(row: RankRow | FlagRow) -> Rank:
+    return whole(row.twin), whole(row.data), whole(row.model)
+
+
+DETAILS = ("kind", "serial", "uuid", "bus", "coordinates", "core", "driver", "firmware")
+
+
+def devices_of(manifest: RunManifest, rank: Rank) -> list[Device]:
+    """Entries of `manifest["devices"]` that hold a rank; one without a twin holds that rank of every twin."""
+    wanted = dict(zip(AXES, rank, strict=True))
+
+    def holds(device: Device) -> bool:
+        place = device.rank or {}
+        return bool(place) and all(
+            value is None or axis not in place or place[axis] == value for axis, value in wanted.items()
+        )
+
+    return list(filter(holds, manifest.devices))
+
+
+def where(manifest: RunManifest, ranks: Iterable[Rank]) -> str:
+    """The hardware of ranks of one twin in a few words; empty where the record says nothing that tells it apart."""
+    known = list(ranks)
+    found = {(str(device.host), str(device.id)) for rank in known for device in devices_of(manifest, rank)}
+    hosts = sorted({host for host, _ in found})
+    if len(hosts) == 1:
+        return f"host {hosts[0]}, {_several('device', [number for _, number in found])}"
+    if hosts:
+        return _several("host", hosts)
+    axes = [axis for axis in AXES[1:] if (manifest.mesh or {}).get(axis, 1) > 1]
+    named = {tuple(dict(zip(AXES, rank, strict=True))[axis] for axis in axes) for rank in known}
+    named = {place for place in named if None not in place}
+    if not axes or not named:
+        return ""
+    if len(named) > 1:
+        return f"{len(named)} ranks"
+    return ", ".join(f"{axis} {number}" for axis, number in zip(axes, *named, strict=True))
+
+
+def hardware(manifest: RunManifest, ranks: Iterable[Rank], limit: int = 2) -> str:
+    """All that is known of the devices of some ranks, for whoever has to find them in a rack."""
+    found = {msgspec.json.encode(device): device for rank in ranks for device in devices_of(manifest, rank)}
+    known = [{name: getattr(device, name) for name in DETAILS} for device in found.values()]
+    shown = [each for each in known if any(value is not None for value in each.values())]
+    words = [
+        ", ".join(f"{name} {_plain(value)}" for name, value in each.items() if value is not None)
+        for each in shown[:limit]
+    ]
+    return "; ".join(words) + (f"; and {len(shown) - limit} more" if len(shown) > limit else "")
+
+
+def listed(names: Sequence[object]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    words = list(map(str, names))
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _several(noun: str, names: Sequence[str], limit: int = 4) -> str:
+    unique = sorted(set(names), key=lambda name: (len(name), name))
+    if len(unique) > limit:
+        return f"{len(unique)} {noun}s"
+    return f"{noun}{'s' if len(unique) > 1 else ''} {listed(unique)}"
+
+
+def _plain(value: object) -> str:
+    return "/".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

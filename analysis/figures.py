@@ -1,113 +1,156 @@
-"""The figures of a report as SVG text: no global state, no raster, the same bytes for the same record.
+"""The figures of a run: what differed where and when, over steps and by layer.
 
-Colours are Okabe and Ito's, and every line has a marker or a dash pattern of its own, so no figure relies on colour.
+Every line has a marker or a dash pattern of its own, so that no figure relies on colour.
 """
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool
-from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, LogNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from .canvas import (
+from sdc.records import MismatchRow, ProductRow, RunSummary, StepRow
+
+from .report import (
     COLOURS,
-    DASHES,
     HEAT,
     INK,
     MARKERS,
     PAPER,
     ZERO,
+    Chart,
     Drawing,
+    Figure,
     LeftOut,
-    Picture,
-    canvas,
-    powers,
+    Line,
+    line_figure,
     short,
+    show,
     whole_numbers,
 )
-from .series import Line, PerTwin, Row, mapping, number, per_site, per_twin, step_numbers, thin
-from .tables import show
+from .series import Floats, PerTwin, per_site, per_twin, real, step_numbers, whole
+from .summary import SUBMODULES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MARKS = 1500
+"""Most marks of the figure of where and when; in a longer run each column is of several steps."""
+SIZES = (4.0, 5.5, 7.0)
+"""Sizes of the marks, in points."""
 
 
-def frequency_over_time(summary: Row, steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
-    """Mismatch frequency (2) of every site at each step, logarithmic where above zero.
+def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], layers: int) -> Figure | LeftOut:
+    """A mark for each submodule, layer and step with a mismatch, larger where more elements differ."""
+    title = "Where and when"
+    hits = [
+        (str(row.site), layer, row.step, found)
+        for row in mismatches
+        if (found := whole(row.mismatched)) and (layer := whole(row.layer)) is not None
+    ]
+    if not hits:
+        return LeftOut(title, "no mismatch of a layer was recorded")
+    others = sorted({site for site, *_ in hits} - set(SUBMODULES))
+    names = [*(site for site in SUBMODULES if any(hit[0] == site for hit in hits)), *others]
+    layers = max(layers, *(layer + 1 for _, layer, *_ in hits))
+    last = max([line.step for line in lines] + [step for *_, step, _ in hits])
+    rows = len({(site, layer) for site, layer, *_ in hits})
+    column = max(1, -(-(last + 1) * rows // MARKS))
+    cells: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for site, layer, step, found in hits:  # of each column the largest stays, so that no spike is lost
+        place = site, layer, step // column
+        if found > cells.get(place, (0, 0))[0]:
+            cells[place] = found, step
+    largest = math.log1p(max(found for found, _ in cells.values()))
 
-    Args:
-        summary: contents of `summary.json`.
-        steps: lines of `steps.jsonl`.
-        mark: text drawn into the figure, such as that faults are simulated; may be empty.
-    """
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
+        for index, site in enumerate(names):
+            style = {"marker": MARKERS[index % 6], "color": COLOURS[index % 6], "linestyle": "none"}
+            shift = 0.6 * ((index + 0.5) / len(names) - 0.5)
+            for place, size in enumerate(SIZES):  # few sizes, so that a mark is a reference to one of few shapes
+                here = [
+                    (step, layer + shift)
+                    for (name, layer, _), (found, step) in cells.items()
+                    if name == site and min(int(math.log1p(found) / largest * len(SIZES)), len(SIZES) - 1) == place
+                ]
+                x, y = zip(*here, strict=True) if here else ((), ())
+                axes.plot(x, y, markersize=size, markeredgewidth=0, **style)
+            axes.plot([], [], markersize=SIZES[-1], label=short(site), **style)  # the legend has one size for all
+        margin = max(0.5, 0.02 * last)
+        axes.set(xlabel="step", ylabel="layer", ylim=(layers - 0.5, -0.5), xlim=(-margin, last + margin))
+        whole_numbers(axes.xaxis)
+        whole_numbers(axes.yaxis)
+        drawing.legend()
+
+    joined = f" Each column is of {column:,} steps, of which the largest is shown." if column > 1 else ""
+    caption = f"A mark for each step with a mismatch, larger where more elements differ; layer 0 is the first.{joined}"
+    return Figure(title, caption, draw, height=2.2 + 0.16 * min(layers, 12))
+
+
+def frequency_over_time(summary: RunSummary, steps: Sequence[StepRow]) -> Figure | LeftOut:
+    """Mismatch frequency (2) of every site at each step, logarithmic where above zero."""
     title = "Mismatch frequency over time"
-    sites = [*mapping(summary.get("submodules")), *mapping(summary.get("other_sites"))]
+    sites = [*summary.submodules, *summary.other_sites]
     measured = {site: values for site in sites if np.isfinite(values := per_site(steps, site, "frequency")).any()}
     if not measured:
         return LeftOut(title, "no submodule was compared (that needs --sync compute)")
     if not any((values > 0).any() for values in measured.values()):
         return LeftOut(title, "no submodule mismatched at any step")
-    with canvas("frequency", mark) as drawing:
-        axes = drawing.figure.subplots()
-        for place, (site, values) in enumerate(measured.items()):
-            x, y = thin(step_numbers(steps), np.where(np.isfinite(values) & (values > 0), values, np.nan))
-            colour, few = COLOURS[place % 6], np.isfinite(y).sum() < 200  # more markers would cover each other
-            axes.plot(
-                x, y, label=short(site), color=colour, linewidth=1, marker=MARKERS[place % 6] if few else "",
-                markersize=3.5,
-            )  # fmt: skip
-            known = number(mapping(mapping(summary.get("published")).get(site)).get("frequency"))
-            if known is not None and np.isfinite(known) and known > 0:
-                axes.axhline(known, color=colour, linewidth=1, linestyle=DASHES[2])
-        _finish(drawing, axes, steps, "mismatch frequency", logarithmic=True)
-    dotted = " Dotted: published mean of the simulated node." if mapping(summary.get("published")) else ""
-    return drawing.picture(title, f"Equation (2) per step. A step without a mismatch has no point.{dotted}")
+    x = step_numbers(steps)
+    lines = [Line(short(site), x, values) for site, values in measured.items()]
+    published = summary.published or {}
+    for place, site in enumerate(measured):
+        if site in published and (mean := real(published[site].frequency)):
+            lines.append(Line("", x, [mean] * len(x), dashed=True, colour=place))
+    dotted = " Dotted: published mean of the simulated node." if published else ""
+    caption = f"Equation (2) per step. A step without a mismatch has no point.{dotted}"
+    return line_figure(Chart(title, caption, "step", "mismatch frequency", tuple(lines), log="y"))
 
 
-def layers_heat_map(summary: Row, *, mark: str) -> Picture | LeftOut:
+def layers_heat_map(summary: RunSummary) -> Figure | LeftOut:
     """Frequency and severity of every layer and site, the one above the other."""
     title = "Mismatches by layer"
-    layers = mapping(summary.get("layers"))
-    sites = [site for site, row in layers.items() if any(number(value) is not None for value in row["frequency"])]
+    layers = summary.layers
+    sites = [site for site, row in layers.items() if any(value is not None for value in row.frequency)]
     if not sites:
         return LeftOut(title, "no submodule was compared layer by layer (that needs --sync compute)")
-    if not any(sum(layers[site]["mismatched"]) for site in sites):
+    if not any(sum(layers[site].mismatched) for site in sites):
         return LeftOut(title, "no layer mismatched")
-    with canvas("layers", mark, height=1.5 + 0.5 * len(sites)) as drawing:
+
+    def draw(drawing: Drawing) -> None:
         panels = drawing.figure.subplots(2, 1)
         for axes, quantity in zip(panels, ("frequency", "severity"), strict=True):
-            lists = [layers[site][quantity] for site in sites]
-            table = np.asarray([[np.nan if (v := number(x)) is None else v for x in values] for values in lists])
-            _heat_map(drawing.figure, axes, sites, table, quantity)
-    return drawing.picture(
-        title,
+            lists = [getattr(layers[site], quantity) for site in sites]
+            table = np.asarray([[np.nan if value is None else value for value in values] for values in lists], float)
+            _heat_map(drawing, axes, sites, table, quantity)
+
+    caption = (
         "Above: frequency (1) over all steps. Below: severity (3), largest of all steps. Layer 0 is the first. "
-        "Grey: measured, zero. Empty: nothing to measure.",
+        "Grey: measured, zero. Empty: nothing to measure."
     )
+    return Figure(title, caption, draw, height=1.5 + 0.5 * len(sites))
 
 
-def gradients(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+def gradients(steps: Sequence[StepRow]) -> Figure | LeftOut:
     """Norm of the gradient beside the norm of its difference from the reference's."""
     title = "Gradient difference beside gradient norm"
     norm, difference = per_twin(steps, "gradient_norm"), per_twin(steps, "gradient_difference")
     if norm is None:
         return LeftOut(title, "the record holds no gradient norms")
-    lines = {"norm, twin 0 (reference)": norm[0]} if difference is not None else {"norm": norm[0]}
-    if difference is not None:
-        lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
-    if not _drawable(lines, positive=True):
+    if not (np.isfinite(norm) & (norm > 0)).any():
         return LeftOut(title, "no gradient norm is finite and above zero")
-    with canvas("gradients", mark) as drawing:
-        draw_curves(drawing, steps, lines, "L2 norm", positive=True)
     caption = "L2 norms of the gradient of each optimizer step."
     if difference is None:
-        return drawing.picture("Gradient norm", caption + _not_finite({"gradient norm": norm}))
+        return _norms("Gradient norm", caption + _not_finite({"gradient norm": norm}), steps, {"norm": norm[0]})
+    lines = {"norm, twin 0 (reference)": norm[0]}
+    lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
     zero = "" if (difference[1:] > 0).any() else " No difference above zero was measured."
     finite = _not_finite({"gradient norm": norm, "gradient difference": difference})
-    return drawing.picture(title, f"{caption} A difference of zero has no point.{zero}{finite}")
+    return _norms(title, f"{caption} A difference of zero has no point.{zero}{finite}", steps, lines)
 
 
-def parameter_difference(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+def parameter_difference(steps: Sequence[StepRow]) -> Figure | LeftOut:
     """Norm of the difference of the parameters from the reference's."""
     title = "Parameter difference"
     difference = per_twin(steps, "parameter_difference")
@@ -120,67 +163,55 @@ def parameter_difference(steps: Sequence[Row], *, mark: str) -> Picture | LeftOu
     norm = per_twin(steps, "parameter_norm")
     lines = {"norm, twin 0 (reference)": norm[0]} if norm is not None else {}
     lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
-    with canvas("parameters", mark) as drawing:
-        draw_curves(drawing, steps, lines, "L2 norm", positive=True)
     caption = "L2 norm over all parameters after each step, before any synchronization of them."
-    return drawing.picture(title, caption + _not_finite({"parameter difference": difference}))
+    return _norms(title, caption + _not_finite({"parameter difference": difference}), steps, lines)
 
 
-def losses(steps: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+def _norms(title: str, caption: str, steps: Sequence[StepRow], lines: dict[str, Floats]) -> Figure | LeftOut:
+    drawn = tuple(Line(name, step_numbers(steps), values) for name, values in lines.items())
+    return line_figure(Chart(title, caption, "step", "L2 norm", drawn, log="y"))
+
+
+def losses(steps: Sequence[StepRow]) -> Figure | LeftOut:
     """Training loss of every twin."""
     loss = per_twin(steps, "loss")
     if loss is None:
         return LeftOut("Loss", "the record holds no losses")
-    names = [f"twin {twin}{'' if twin else ' (reference)'}" for twin in range(len(loss))]
-    lines = dict(zip(names, loss, strict=True)) if len(loss) > 1 else {"loss": loss[0]}
-    if not _drawable(lines, positive=False):
+    if not np.isfinite(loss).any():
         return LeftOut("Loss", "no loss on record is finite")
-    with canvas("losses", mark) as drawing:
-        draw_curves(drawing, steps, lines, "loss", positive=False)
-    caption = "Training loss of each step." + (" Lines that cover each other are equal." if len(loss) > 1 else "")
-    return drawing.picture("Losses of the twins" if len(loss) > 1 else "Loss", caption + _not_finite({"loss": loss}))
+    several = len(loss) > 1
+    names = [f"twin {twin}{'' if twin else ' (reference)'}" for twin in range(len(loss))] if several else ["loss"]
+    lines = tuple(Line(name, step_numbers(steps), values) for name, values in zip(names, loss, strict=True))
+    caption = "Training loss of each step." + (" Lines that cover each other are equal." if several else "")
+    title = "Losses of the twins" if several else "Loss"
+    return line_figure(Chart(title, caption + _not_finite({"loss": loss}), "step", "loss", lines))
 
 
-def _shown(values: Line, positive: bool) -> Bool[np.ndarray, " steps"]:
-    return np.isfinite(values) & ((values > 0) | (not positive))
+def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
+    """Share of the rows of products that were flagged at each step, by pass (the study's figure 10)."""
+    title = "Flagged rows over time"
+    checked = [row.abft or ProductRow() for row in steps]
+    if all(row.abft is None for row in steps):
+        return LeftOut(title, "no matrix product was checked (that needs --abft)")
+    if not any(whole(line.flagged) for line in checked):
+        return LeftOut(title, "no row of a matrix product was flagged at any step")
+    lines = [
+        Line(way, step_numbers(steps), [_flagged(line, way) for line in checked]) for way in ("fwd", "remat", "bwd")
+    ]
+    caption = "Forward, recomputed and backward products, over all ranks. A step without a flag has no point."
+    return line_figure(Chart(title, caption, "step", "flagged / checked rows", tuple(lines), log="y"))
 
 
-def _drawable(lines: dict[str, Line], *, positive: bool) -> bool:
-    return any(_shown(values, positive).any() for values in lines.values())
+def _flagged(line: ProductRow, way: str) -> float:
+    found = [site for name, site in line.sites.items() if name.startswith(f"{way}/")]
+    flagged, checked = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
+    return flagged / checked if checked else 0.0
 
 
-def draw_curves(drawing: Drawing, steps: Sequence[Row], lines: dict[str, Line], label: str, *, positive: bool) -> None:
-    """Draws lines that differ in colour and dash; on a logarithmic scale where they are `positive`."""
-    axes = drawing.figure.subplots()
-    for place, (name, values) in enumerate(lines.items()):
-        shown = _shown(values, positive)
-        if not shown.any():
-            continue
-        few = shown.sum() < 40  # then a marker shows where the points are, even beside gaps
-        axes.plot(
-            *thin(step_numbers(steps), np.where(shown, values, np.nan)),
-            label=name,
-            color=COLOURS[place % 6],
-            linestyle=DASHES[place % 4],
-            linewidth=1.4,
-            marker=MARKERS[place % 6] if few else "",
-            markersize=3,
-        )
-    _finish(drawing, axes, steps, label, logarithmic=positive)
+def _heat_map(drawing: Drawing, axes: "Axes", sites: Sequence[str], table: PerTwin, quantity: str) -> None:
+    from matplotlib.colors import ListedColormap, LogNorm
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-
-def _finish(drawing: Drawing, axes: Axes, steps: Sequence[Row], label: str, *, logarithmic: bool) -> None:
-    axes.set(xlabel="step", ylabel=label)
-    first, last = steps[0]["step"], steps[-1]["step"]  # those without a point too
-    axes.set_xlim(first - max(0.5, 0.02 * (last - first)), last + max(0.5, 0.02 * (last - first)))
-    whole_numbers(axes.xaxis)
-    if logarithmic:
-        powers(axes, "y")
-    if len(axes.get_legend_handles_labels()[1]) > 1:
-        drawing.legend(axes)
-
-
-def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, quantity: str) -> None:
     cells = np.where(np.isinf(table), np.nanmax(table[np.isfinite(table)], initial=1), table)
     positive = cells[np.isfinite(cells) & (cells > 0)]
     axes.set(title=quantity, xlabel="layer")
@@ -193,7 +224,7 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
         mesh = axes.pcolormesh(
             np.where(cells > 0, cells, np.nan), cmap=colours, norm=LogNorm(low, high), edgecolors=PAPER, linewidth=0.6
         )
-        bar = figure.colorbar(mesh, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"), pad=0.02)
+        bar = drawing.figure.colorbar(mesh, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"), pad=0.02)
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         bar.ax.yaxis.set_major_locator(LogLocator(numticks=5))
         if high / low < 100:  # too few powers of ten to label
@@ -206,8 +237,7 @@ def _heat_map(figure: Figure, axes: Axes, sites: Sequence[str], table: PerTwin, 
     if table.shape[1] <= 4:
         for (row, column), value in np.ndenumerate(table):
             if value > 0:
-                dark = value > np.sqrt(low * high)
-                colour = PAPER if dark else INK
+                colour = PAPER if value > np.sqrt(low * high) else INK
                 axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=9, color=colour)
 
 

@@ -1,17 +1,14 @@
 """What losing parts of a state would cost, and how to save: as a run with a running checkpoint told of itself."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from sdc.checkpoints import Advice, Outlook, advise, daly_interval
+from sdc.records import Number, OutlookRow, RunManifest, RunSummary, StepRow
 
-from .canvas import LeftOut, Picture, canvas
-from .figures import draw_curves
-from .series import Row, count, mapping, number, sequence
-from .tables import NOT_MEASURED, Table, show
+from .report import NOT_MEASURED, Chart, Figure, LeftOut, Line, Table, line_figure, show
+from .series import real, step_numbers, whole
 
 CAPTION = "What losing parts of the state would cost"
 ADVICE = "How often to save how much"
@@ -27,12 +24,12 @@ MOST_PARTS = 1_000
 """Of a list of speeds: a longer one is damaged."""
 
 
-def latest(lines: Sequence[Row]) -> Row | None:
+def latest(lines: Sequence[StepRow]) -> OutlookRow | None:
     """The last outlook on record that tells a cost; None if there is none."""
-    return next((found for row in reversed(lines) if _costs(found := mapping(row.get("outlook")))), None)
+    return next((row.outlook for row in reversed(lines) if row.outlook and _costs(row.outlook)), None)
 
 
-def sentence(lines: Sequence[Row]) -> str:
+def sentence(lines: Sequence[StepRow]) -> str:
     """What to add to the headline of a run; empty if nothing is known."""
     found = latest(lines)
     costs = {} if found is None else _costs(found)
@@ -40,32 +37,32 @@ def sentence(lines: Sequence[Row]) -> str:
         return ""
     steps, bound, _ = costs[HALF]
     most = "" if bound is None else f" (at most {show(bound)} by theorem 3.2)"
-    rollback = _positive(found.get("rollback"))
+    rollback = _positive(found.rollback)
     against = "" if rollback is None else f", a rollback of everything {show(rollback)}"
-    when = f"after {show(count(found.get('step')))} steps"
+    when = f"after {show(whole(found.step))} steps"
     return f"losing half of the state {when} would cost about {show(steps)} steps{most}{against}"
 
 
-def table(lines: Sequence[Row]) -> Table | None:
+def table(lines: Sequence[StepRow]) -> Table | LeftOut:
     """What a loss would cost at the last save."""
     found = latest(lines)
     if found is None:
-        return None
-    rollback = show(_positive(found.get("rollback")))
+        return LeftOut(CAPTION, UNKNOWN)
+    rollback = show(_positive(found.rollback))
     names = {value: name for name, value in LOST.items()}
     rows = tuple(
         (names.get(fraction, show(fraction)), show(steps), show(bound), show(perturbation), rollback)
         for fraction, (steps, bound, perturbation) in sorted(_costs(found).items())
     )
     note = (
-        f"After {show(count(found.get('step')))} steps, just before a save. Repair: what is lost is given back alone, "
+        f"After {show(whole(found.step))} steps, just before a save. Repair: what is lost is given back alone, "
         "any of the blocks; steps of the way that the parameters came since these were saved, exact where all move "
         "evenly along a line. At most: theorem 3.2 (Qiao et al., ICML 2019), whatever the direction, and for the time "
         "that suffices for an error; only where movements shrink from step to step as they do in linear convergence. "
     )
-    if (c := _positive(found.get("c"))) is not None:
-        low, high = (show(_positive(one), digits=4) for one in [*sequence(found.get("interval")), None, None][:2])
-        far = show(_positive(found.get("distance")))
+    if (c := _positive(found.c)) is not None:
+        low, high = (show(_positive(one), digits=4) for one in [*(found.interval or ()), None, None][:2])
+        far = show(_positive(found.distance))
         note += (
             f"They do here, by c = {show(c, digits=4)} ({low} to {high}) a step, as if {far} were left to go: where "
             "they shrink because the learning rate is lowered, c is that of the schedule, and what is left not the "
@@ -81,24 +78,20 @@ def table(lines: Sequence[Row]) -> Table | None:
     return Table(CAPTION, header, rows, note)
 
 
-def picture(lines: Sequence[Row], *, mark: str) -> Picture | LeftOut:
+def figure(lines: Sequence[StepRow]) -> Figure | LeftOut:
     """Predicted cost at each save."""
-    rows = [row for row in lines if _costs(mapping(row.get("outlook")))]
+    rows = [(row, row.outlook) for row in lines if row.outlook and _costs(row.outlook)]
     if not rows:
         return LeftOut(FIGURE, UNKNOWN)
-    found = [mapping(row.get("outlook")) for row in rows]
-    curves = {
-        f"{name} lost": np.asarray([_costs(one).get(part, (np.nan,))[0] for one in found], float)
-        for name, part in LOST.items()
-    }
-    curves["rollback"] = np.asarray([_positive(one.get("rollback")) or np.nan for one in found], float)
-    with canvas("outlooks", mark) as drawing:
-        draw_curves(drawing, rows, curves, "steps", positive=False)
+    found = [one for _, one in rows]
+    curves = {f"{name} lost": [_costs(one).get(part, (math.nan,))[0] for one in found] for name, part in LOST.items()}
+    curves["rollback"] = [_positive(one.rollback) or math.nan for one in found]
     caption = (
         "Steps that a loss would cost just before each save, if what is lost is given back alone; a rollback of "
         "everything to a full checkpoint loses half of their interval, on average."
     )
-    return drawing.picture(FIGURE, caption)
+    drawn = tuple(Line(name, step_numbers([row for row, _ in rows]), values) for name, values in curves.items())
+    return line_figure(Chart(FIGURE, caption, "step", "steps", drawn))
 
 
 class _Measured(NamedTuple):
@@ -111,22 +104,14 @@ class _Measured(NamedTuple):
     bandwidth: float
 
 
-def advised(manifest: Row, summary: Row, lines: Sequence[Row]) -> Table | None:
-    """Fraction and interval that waste least, for failures of several kinds, beside full checkpoints as Daly has them.
-
-    Args:
-        manifest: contents of `manifest.json`.
-        summary: contents of `summary.json`.
-        lines: lines of `steps.jsonl`.
-
-    Returns:
-        None if the record does not tell all that they follow from.
-    """
+def advised(manifest: RunManifest, summary: RunSummary, lines: Sequence[StepRow]) -> Table | LeftOut:
+    """Fraction and interval that waste least, for several kinds of failures, beside full checkpoints (Daly)."""
     found = latest(lines)
     measured = None if found is None else _measured(found, summary)
     if found is None or measured is None:
-        return None
-    fraction, every = _positive(mapping(manifest.get("running")).get("fraction")), count(found.get("every"))
+        return LeftOut(ADVICE, UNKNOWN)
+    fraction = _positive(manifest.running.fraction) if manifest.running else None
+    every = whole(found.every)
     used = (fraction, every) if fraction and fraction <= 1 and every else None
     rows = []
     for name, failure in FAILURES.items():
@@ -145,7 +130,7 @@ def advised(manifest: Row, summary: Row, lines: Sequence[Row]) -> Table | None:
         "failures, lost", "save", "every: steps", "every: minutes", "a failure: steps", "waste",
         f"waste of this run{run}", "full checkpoint: minutes (Daly)", "its waste",
     )  # fmt: skip
-    size = number(found.get("bytes")) or 0
+    size = real(found.bytes) or 0
     note = (
         "Waste: of the time, for saves that hold up the training and steps that are lost; restarts are not counted. "
         f"From what was measured: {show(measured.seconds)} s a step, {show(measured.held)} s held up by any save and "
@@ -180,45 +165,39 @@ def _full(measured: _Measured, failure: float) -> tuple[float, float]:
     return interval, held / interval + (interval / 2 + written) / failure
 
 
-def _measured(found: Row, summary: Row) -> _Measured | None:
-    times, speeds = mapping(found.get("timings")), sequence(found.get("speeds"))
-    if len(speeds) > MOST_PARTS:
+def _measured(found: OutlookRow, summary: RunSummary) -> _Measured | None:
+    times, speeds = found.timings, found.speeds
+    if times is None or len(speeds) > MOST_PARTS:
         return None
-    step = count(_positive(found.get("step")))
-    size, seconds = _positive(found.get("bytes")), _positive(summary.get("seconds_per_step"))
-    bandwidth = _positive(times.get("bandwidth"))
-    held, whole = _least(times.get("held")), _least(times.get("whole"))
-    if size is None or seconds is None or bandwidth is None or held is None or whole is None or not held + whole:
+    step, size, seconds = whole(_positive(found.step)), _positive(found.bytes), _positive(summary.seconds_per_step)
+    bandwidth, held, more = _positive(times.bandwidth), _least(times.held), _least(times.whole)
+    if size is None or seconds is None or bandwidth is None or held is None or more is None or not held + more:
         return None
     if not step:
         return None
     known = [speed for one in speeds if (speed := _least(one)) is not None]
     if len(known) < len(speeds) or not 0 < sum(known) < math.inf or size < len(known):
         return None
-    return _Measured(Outlook.of_profile(known, int(size), step), seconds, held, whole, bandwidth)
+    return _Measured(Outlook.of_profile(known, int(size), step), seconds, held, more, bandwidth)
 
 
-def _costs(found: Row) -> dict[float, tuple[float, float | None, float | None]]:
+def _costs(found: OutlookRow) -> dict[float, tuple[float, float | None, float | None]]:
     """Steps, bound and perturbation by the fraction that is lost."""
     costs = {}
-    for one in map(mapping, sequence(found.get("losses"))):
-        fraction, steps = _positive(one.get("fraction")), _least(one.get("steps"))
+    for one in found.losses:
+        fraction, steps = _positive(one.fraction), _least(one.steps)
         if fraction is not None and steps is not None:
-            costs[fraction] = steps, _least(one.get("bound")), _least(one.get("perturbation"))
+            costs[fraction] = steps, _least(one.bound), _least(one.perturbation)
     return costs
 
 
-def _checked(value: object, fits: Callable[[float], bool]) -> float | None:
-    found = number(value)
-    return found if found is not None and found <= LARGEST and fits(found) else None
+def _positive(value: Number, least: float = SMALLEST) -> float | None:
+    found = real(value)
+    return found if found is not None and least <= found <= LARGEST else None
 
 
-def _positive(value: object) -> float | None:
-    return _checked(value, lambda found: found >= SMALLEST)
-
-
-def _least(value: object) -> float | None:
-    return _checked(value, lambda found: found >= 0)
+def _least(value: Number) -> float | None:
+    return _positive(value, 0)
 
 
 def _fraction(value: float) -> str:

@@ -7,10 +7,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from scipy import stats
+from sdc.records import RecoveryRow, StepRow
 
-from .series import Row, count, mapping, per_twin, sequence
-from .tables import NOT_MEASURED, Table, show
+from .report import NOT_MEASURED, LeftOut, Table, show
+from .series import per_twin, whole
 
 CAPTION = "Parts of the state that were lost"
 BESIDE = "What the losses cost"
@@ -23,18 +23,12 @@ AROUND = 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
-    """A loss on record.
+class StateLoss:
+    """A loss on record."""
 
-    Attributes:
-        after: the last step before it.
-        told: what the record says of it.
-        simulated: whether it was made on purpose, in a run that went on; if not, all processes were started again.
-    """
-
-    after: int
-    told: Row
-    simulated: bool
+    after: int  # the last step before it
+    row: RecoveryRow
+    simulated: bool  # whether it was made on purpose, in a run that went on; if not, all processes started again
 
     @property
     def kind(self) -> str:
@@ -44,14 +38,14 @@ class Loss:
     @property
     def blocks(self) -> str:
         """How many blocks of how many."""
-        if self.told.get("blocks") is None:
+        if self.row.blocks is None:
             return "everything"
-        return f"{show(self.told.get('lost'))} of {show(self.told.get('blocks'))} blocks"
+        return f"{show(self.row.lost)} of {show(self.row.blocks)} blocks"
 
     @property
     def steps_lost(self) -> int:
         """Steps that were done again, for they were lost as well."""
-        return count(self.told.get("steps_lost")) or 0
+        return whole(self.row.steps_lost) or 0
 
     @property
     def words(self) -> str:
@@ -62,31 +56,30 @@ class Loss:
         return f"started again at step {self.after + 1}: {self.blocks}{steps} were lost (real)"
 
 
-def losses(lines: Sequence[Row]) -> list[Loss]:
+def losses(lines: Sequence[StepRow]) -> list[StateLoss]:
     """All losses on record, in their order: what was there before a step first, then what was lost after it."""
     found = []
     for row in lines:
-        if told := mapping(row.get("restarted")):
-            found.append(Loss(row["step"] - 1, told, simulated=False))
-        if told := mapping(row.get("recovered")):  # every one is, also where the record is older than the word
-            found.append(Loss(row["step"], told, simulated=told.get("simulated") is not False))
+        if row.restarted is not None:
+            found.append(StateLoss(row.step - 1, row.restarted, simulated=False))
+        if row.recovered is not None:
+            found.append(StateLoss(row.step, row.recovered, simulated=row.recovered.simulated is not False))
     return found
 
 
-def _interruptions(lines: Sequence[Row]) -> list[Loss]:
+def _interruptions(lines: Sequence[StepRow]) -> list[StateLoss]:
     """All losses, and all restarts from a full checkpoint, after which steps were done again."""
     found, before = [], 0
     for row in lines:
-        done = count(row.get("discarded")) or 0
-        if done > before and not mapping(row.get("restarted")):
-            found.append(
-                Loss(row["step"] - 1, {"policy": "full checkpoint", "steps_lost": done - before}, simulated=False)
-            )
+        done = row.discarded or 0
+        if done > before and row.restarted is None:
+            again = RecoveryRow(policy="full checkpoint", steps_lost=done - before)
+            found.append(StateLoss(row.step - 1, again, simulated=False))
         before = max(before, done)
     return sorted([*found, *losses(lines)], key=lambda one: one.after)
 
 
-def sentence(lines: Sequence[Row]) -> str:
+def sentence(lines: Sequence[StepRow]) -> str:
     """What to add to the headline of a run; empty if nothing was lost."""
     found = losses(lines)
     if len(found) < 2:
@@ -97,14 +90,14 @@ def sentence(lines: Sequence[Row]) -> str:
     return f"{len(found)} losses of parts of the state ({told}), all recovered; the last: {found[-1].words}"
 
 
-def table(lines: Sequence[Row]) -> Table | None:
+def table(lines: Sequence[StepRow]) -> Table | LeftOut:
     """Every loss of a run, and from where what was lost came back."""
     rows = tuple(
         (
-            f"after step {one.after}", one.kind, str(one.told.get("policy", NOT_MEASURED)),
-            f"{show(one.told.get('lost'))} of {show(one.told.get('blocks'))}", show(one.told.get("bytes")),
-            show(one.told.get("read")), _copied(one.told), show(one.told.get("initial")), show(one.told.get("behind")),
-            show(one.told.get("perturbation")), show(one.told.get("steps_lost", 0)),
+            f"after step {one.after}", one.kind, str(one.row.policy or NOT_MEASURED),
+            f"{show(one.row.lost)} of {show(one.row.blocks)}", show(one.row.bytes),
+            show(one.row.read), _copied(one.row), show(one.row.initial), show(one.row.behind),
+            show(one.row.perturbation), show(one.steps_lost),
         )
         for one in losses(lines)
     )  # fmt: skip
@@ -117,18 +110,11 @@ def table(lines: Sequence[Row]) -> Table | None:
         "the change of the parameters; after a real loss it is not known. Own copies: those that survivors had on "
         "their hosts. Blocks that were never saved come back as they were at the start."
     )
-    return Table(CAPTION, header, rows, note) if rows else None
+    return Table(CAPTION, header, rows, note) if rows else LeftOut(CAPTION, "nothing was lost")
 
 
-def compared(runs: Sequence[tuple[str, Sequence[Row]]]) -> Table | None:
-    """What losses cost, beside a run that lost nothing: steps until its training loss of the next step is reached.
-
-    Args:
-        runs: title and lines of each. The first that lost nothing is what the others are compared with.
-
-    Returns:
-        One row for each loss, and for each run without one; None if no run lost anything.
-    """
+def compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | None:
+    """What losses cost, beside a run that lost nothing: steps until its training loss of the next step is reached."""
     if not any(losses(lines) for _, lines in runs):
         return None
     plain = next((_curve(lines) for _, lines in runs if not _interruptions(lines)), {})
@@ -143,15 +129,15 @@ def compared(runs: Sequence[tuple[str, Sequence[Row]]]) -> Table | None:
             target = plain.get(one.after + 1)
             found_at = _reached(curve, one.after, target)
             rework = None if found_at is None else found_at - 1 + one.steps_lost
-            what = f"{one.blocks} after step {one.after}, {one.told.get('policy')} ({one.kind})"
+            what = f"{one.blocks} after step {one.after}, {one.row.policy} ({one.kind})"
             excess, fall = _excess(curve, plain, one.after), _fall(plain, one.after)
             costs = (
                 show(excess),
                 show(None if excess is None or fall is None else excess / fall),
                 _steps(found_at, target),
-                show(one.told.get("steps_lost", 0)),
+                show(one.steps_lost),
                 show(rework),
-                *_predicted(one.told),
+                *_predicted(one.row),
             )
             rows.append((title, end, what, show(target, digits=5), *costs))
     header = (
@@ -170,22 +156,26 @@ def compared(runs: Sequence[tuple[str, Sequence[Row]]]) -> Table | None:
     return Table(BESIDE, header, tuple(rows), note)
 
 
-def _predicted(told: Row) -> tuple[str, str]:
+def _predicted(row: RecoveryRow) -> tuple[str, str]:
     """What a loss was to cost, and the most."""
-    found = mapping(told.get("predicted"))
-    return show(found.get("steps")), show(found.get("bound"))
+    return (
+        (NOT_MEASURED, NOT_MEASURED)
+        if row.predicted is None
+        else (show(row.predicted.steps), show(row.predicted.bound))
+    )
 
 
-def _copied(told: Row) -> str:
+def _copied(row: RecoveryRow) -> str:
     """Bytes that processes had on their own hosts."""
-    each = [mapping(mapping(one).get("own")).get("bytes") for one in sequence(told.get("processes"))]
-    return show(sum(count(one) or 0 for one in each)) if each else NOT_MEASURED
+    if not row.processes:
+        return NOT_MEASURED
+    return show(sum(whole(one["own"].bytes) or 0 for one in row.processes if "own" in one))
 
 
-def _curve(lines: Sequence[Row]) -> dict[int, float]:
+def _curve(lines: Sequence[StepRow]) -> dict[int, float]:
     """The loss of each step; that of the first twin, where there are several."""
     found = per_twin(lines, "loss")
-    return {} if found is None else {row["step"]: float(loss) for row, loss in zip(lines, found[0], strict=True)}
+    return {} if found is None else {row.step: float(loss) for row, loss in zip(lines, found[0], strict=True)}
 
 
 def _reached(curve: dict[int, float], after: int, target: float | None) -> int | None:
@@ -206,6 +196,8 @@ def _fall(plain: dict[int, float], after: int) -> float | None:
     near = [(step, loss) for step, loss in plain.items() if abs(step - after) <= AROUND and math.isfinite(loss)]
     if len(near) < LEAST:
         return None
+    from scipy import stats
+
     fit = stats.linregress(*zip(*near, strict=True))
     reach = float(stats.t.ppf(0.975, len(near) - 2)) * fit.stderr
     return -fit.slope if fit.slope + reach < 0 else None

@@ -16,7 +16,7 @@ SHORT = ("platform_version", "driver", "jax", "jaxlib", "machine", "processor", 
 def show_golden(summary: Mapping[str, Any], *, as_json: bool) -> None:
     """Prints what became of a register, or what is in registers."""
     if as_json:
-        show("golden", summary, as_json=True)
+        show(summary, as_json=True)
         return
     console = Output()
     for part in _parts(summary):

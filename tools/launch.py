@@ -45,7 +45,7 @@ def execute(command: JobCommand) -> int:
     """Runs a job and returns the exit code."""
     loaded = check_job(command.job, command.peers, command.devices)
     # Devices and peers from here on.
-    from sdc.analysis import conclude
+    from sdc.analysis import draw_conclusion
     from sdc.multihost import everyone
     from sdc.train import run
 
@@ -63,11 +63,11 @@ def execute(command: JobCommand) -> int:
                 on_step=progress.update, command=["sdc", *sys.argv[1:]], stop=joint.stop.reached,
             )  # fmt: skip
         joint.stop.over()
-        summary = conclude(folder) if record is not None else {}
+        found = draw_conclusion(folder) if record is not None else None
         ended = record is None or record.ended
-        verdict, ended = json.loads(everyone(json.dumps([summary.get("verdict"), ended]))[0])
-    if summary:
-        show(job.kind, summary, as_json=command.json)
+        verdict, ended = json.loads(everyone(json.dumps([found and found.verdict, ended]))[0])
+    if found is not None:
+        show(found.contents, found.report, as_json=command.json)
     if not ended:
         raise CommandError(f"interrupted by {joint.stop.asked}. {onward.how()}", Exit.INCONCLUSIVE)
     return exit_code(verdict)

@@ -58,7 +58,7 @@ def escalate(
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> from sdc.analysis.pairing import stage_differs
+        >>> from sdc.analysis.host_diff import stage_differs
         >>> from sdc.train.specs import FullLoad
         >>> from sdc.train.stages import escalate
         >>> job = FullLoad(steps=1, placement="vmap", folder=Path(tempfile.mkdtemp()) / "run")

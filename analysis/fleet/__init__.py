@@ -1,27 +1,34 @@
-"""Results of many hosts: who disagrees with whom, who is slow, what adds up over time, and whom to pair with whom."""
+"""Results of many hosts: who disagrees with whom, who is slow, what adds up over time, and whom to pair with whom.
+
+collection      results from files of others, and the devices in them
+votes           hosts vote on digests
+suspects        which devices are suspects, and how sure that is
+ledger          what all burn-ins together checked on each device
+fleet_summary   all of that in one result
+fleet_page      its page and sheets
+pair_schedule   whom to pair with whom
+"""
 
 from typing import TYPE_CHECKING
 
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .collecting import collect as collect, find_results as find_results
-    from .launching import jobset_lines as jobset_lines, srun_lines as srun_lines
-    from .ledger import read_ledger as read_ledger, update_ledger as update_ledger
-    from .majority import vote as vote
-    from .naming import simulate_naming as simulate_naming
-    from .pages import (
-        LABELS as LABELS,
-        facts as facts,
-        how_often as how_often,
-        notes as notes,
-        operations as operations,
-        part_of as part_of,
+    from .collection import collect as collect, find_results as find_results
+    from .fleet_page import (
+        fleet_page as fleet_page,
         prepare_folder as prepare_folder,
-        simulation_words as simulation_words,
+        simulation_table as simulation_table,
         write_pages as write_pages,
     )
-    from .pairing import make_schedule as make_schedule
-    from .summarizing import device_rows as device_rows, summarize_results as summarize_results
+    from .fleet_summary import device_rows as device_rows, summarize_results as summarize_results
+    from .ledger import read_ledger as read_ledger, update_ledger as update_ledger
+    from .pair_schedule import (
+        jobset_lines as jobset_lines,
+        make_schedule as make_schedule,
+        simulate_naming as simulate_naming,
+        srun_lines as srun_lines,
+    )
+    from .votes import vote as vote
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

@@ -26,10 +26,10 @@ from sdc.records import (
     write_sealed,
 )
 
-from .. import excluded_interval, frequency_interval, frequency_upper_bound, mean_interval_limits
-from .collecting import HostResult
-from .majority import Votes
+from ..statistics import excluded_interval, frequency_interval, frequency_upper_bound, mean_interval_limits
+from .collection import HostResult
 from .suspects import FLEET, Past, wrong_runs
+from .votes import Votes
 
 FORMAT = "jax-sdc fleet ledger"
 SCHEMA = 1
@@ -38,7 +38,7 @@ PATIENCE = 30.0
 """Seconds to wait for another writer."""
 
 
-class Place(Fields, kw_only=True):
+class Stay(Fields, kw_only=True):
     """A host that a device was in."""
 
     host: Annotated[str, about("name of the host")]
@@ -66,7 +66,7 @@ class Account(Fields, kw_only=True):
     runs: Annotated[int, about("runs that were checked")] = 0
     elements: Annotated[int, about("numbers that were checked")] = 0
     seconds: Annotated[float, about("time at load")] = 0.0
-    places: Annotated[list[Place], about("hosts that it was in")] = msgspec.field(default_factory=list)
+    places: Annotated[list[Stay], about("hosts that it was in")] = msgspec.field(default_factory=list)
     accused: Annotated[dict[str, Accusation], about("burn-ins in which it differed, by id")] = msgspec.field(
         default_factory=dict
     )
@@ -77,7 +77,7 @@ class Account(Fields, kw_only=True):
         return sum(each.wrong_runs for each in self.accused.values())
 
 
-class Ledger(Fields, kw_only=True):
+class FleetLedger(Fields, kw_only=True):
     """The whole file."""
 
     format: Annotated[Literal["jax-sdc fleet ledger"], about("`jax-sdc fleet ledger`")] = "jax-sdc fleet ledger"
@@ -94,27 +94,16 @@ class Ledger(Fields, kw_only=True):
 
 
 class Added(NamedTuple):
-    """What became of results that a ledger was given.
+    """What became of results that a ledger was given."""
 
-    Attributes:
-        added: results that count now.
-        known: results that counted before.
-        changed: files of results that counted before, and have gone on since: what they add is left out.
-        foreign: results that are simulated where the ledger is not, or the other way round.
-    """
-
-    added: int
-    known: int
-    changed: tuple[str, ...]
-    foreign: int
+    added: int  # results that count now
+    known: int  # results that counted before
+    changed: tuple[str, ...]  # files of results that counted before and have gone on since: what they add is left out
+    foreign: int  # results that are simulated where the ledger is not, or the other way round
 
 
-def read_ledger(path: AnyPath) -> Ledger | None:
-    """Reads a ledger; None where there is none.
-
-    Raises:
-        RecordError: it is damaged, or of another format or layout.
-    """
+def read_ledger(path: AnyPath) -> FleetLedger | None:
+    """Reads a ledger; None where there is none."""
     place = os.fspath(path)
     if not Path(place).exists():
         return None
@@ -127,19 +116,13 @@ def read_ledger(path: AnyPath) -> Ledger | None:
     if value.get("schema") != SCHEMA:
         raise RecordError(f"{place} has layout {value.get('schema')!r}, this version of jax-sdc reads {SCHEMA}")
     try:
-        return msgspec.convert(value, Ledger)
+        return msgspec.convert(value, FleetLedger)
     except msgspec.ValidationError as error:
         raise RecordError(f"{place} is damaged ({error}); restore it, or begin another ledger") from error
 
 
-def enter(ledger: Ledger, results: Iterable[HostResult], votes: Votes) -> Added:
-    """Adds results to a ledger. What counts already adds nothing, but what other hosts say of it since then.
-
-    Args:
-        ledger: is changed.
-        results: of as many hosts and burn-ins as there are.
-        votes: what hosts say of each other.
-    """
+def enter(ledger: FleetLedger, results: Iterable[HostResult], votes: Votes) -> Added:
+    """Adds results to a ledger. What counts already adds nothing, but what other hosts say of it since then."""
     added, known, foreign = 0, 0, 0
     changed = []
     taken = []
@@ -169,32 +152,22 @@ def enter(ledger: Ledger, results: Iterable[HostResult], votes: Votes) -> Added:
 
 def update_ledger(
     path: AnyPath, results: Sequence[HostResult], votes: Votes, patience: float = PATIENCE
-) -> tuple[Ledger, Added]:
+) -> tuple[FleetLedger, Added]:
     """Adds results to the ledger in a file, which is made if there is none.
 
     A ledger that begins with nothing but simulations is one of simulations.
-
-    Args:
-        path: the file.
-        results, votes: as for `enter`.
-        patience: seconds to wait for another process that writes it.
-
-    Raises:
-        RecordError: as for `read_ledger`.
-        RecordBusy: another process goes on writing it.
-        OSError: it cannot be written.
     """
     with _locked(Path(path), patience):
         ledger = read_ledger(path)
         if ledger is None:
-            ledger = Ledger(simulated=bool(results) and all(result.simulated for result in results))
+            ledger = FleetLedger(simulated=bool(results) and all(result.simulated for result in results))
         added = enter(ledger, results, votes)
         ledger.version, ledger.host = package_version("jax-sdc"), identify()
         write_sealed(path, msgspec.to_builtins(ledger))
     return ledger, added
 
 
-def past_of(ledger: Ledger | None) -> Mapping[str, Mapping[str, Past]]:
+def past_of(ledger: FleetLedger | None) -> Mapping[str, Mapping[str, Past]]:
     """What a ledger has against devices, by identity and id of the burn-in; nothing of simulations."""
     if ledger is None or ledger.simulated:
         return {}
@@ -209,45 +182,25 @@ def past_of(ledger: Ledger | None) -> Mapping[str, Mapping[str, Past]]:
 
 
 class Limits(NamedTuple):
-    """What all burn-ins of a device together say of it, at 95 %.
+    """What all burn-ins of a device together say of it, at 95 %."""
 
-    Attributes:
-        element_rate: independent mismatches above this rate per element would have been seen: -ln(0.05) / n. None where
-            something was seen, or nothing was checked.
-        run_rate: exact (Garwood) limits of the share of runs with a difference; None where none has one.
-        interval: bursts at least this often (seconds at load) would have been seen: time / 3. None as above.
-        mean_interval: exact limits of the mean time between runs with a difference, in seconds at load; None where none
-            has one. A burst that hit several runs counts as several, which makes the time too short.
-    """
-
-    element_rate: float | None
-    run_rate: tuple[float, float] | None
-    interval: float | None
-    mean_interval: tuple[float, float] | None
+    element_rate: float | None  # independent mismatches above this rate would have been seen; None where some were
+    run_rate: tuple[float, float] | None  # exact (Garwood) limits of the share of runs with a difference, if any has
+    interval: float | None  # bursts at least this often (seconds at load) would have been seen; None where some were
+    mean_interval: tuple[float, float] | None  # exact limits of the mean time between runs with a difference
 
 
 def limits(account: Account) -> Limits:
-    """The limits of a device.
-
-    Example:
-        >>> from sdc.analysis.fleet.ledger import Account, limits
-        >>> said = limits(Account(kind="a", runs=30, elements=3_000_000, seconds=600.0))
-        >>> round(said.element_rate * 1e6, 2), round(said.interval)
-        (1.0, 200)
-    """
+    """The limits of a device."""
     wrong = account.wrong_runs
     if not account.accused:
         rate = frequency_upper_bound(0, account.elements) if account.elements > 0 else None
-        return Limits(rate, None, excluded_interval_of(account.seconds), None)
+        interval = excluded_interval(account.seconds) if account.seconds > 0 else None
+        return Limits(rate, None, interval, None)
     runs = max(account.runs, wrong)
     share = frequency_interval(wrong, runs) if runs else None
     mean = mean_interval_limits(account.seconds, wrong) if account.seconds > 0 else None
     return Limits(None, share, None, mean)
-
-
-def excluded_interval_of(seconds: float) -> float | None:
-    """Seconds from one burst to the next that so many seconds at load without one exclude; None without time."""
-    return excluded_interval(seconds) if seconds > 0 else None
 
 
 def _visit(account: Account, result: HostResult) -> None:
@@ -256,11 +209,11 @@ def _visit(account: Account, result: HostResult) -> None:
             place.first, place.last = min(place.first, result.created), max(place.last, result.created)
             return
     name, machine = result.host
-    account.places.append(Place(host=name, machine=machine, first=result.created, last=result.created))
+    account.places.append(Stay(host=name, machine=machine, first=result.created, last=result.created))
     account.places.sort(key=lambda place: place.first)
 
 
-def _accuse(ledger: Ledger, results: Sequence[HostResult], votes: Votes) -> None:
+def _accuse(ledger: FleetLedger, results: Sequence[HostResult], votes: Votes) -> None:
     """Writes down who differed in which burn-in. More hosts say more of the same burn-in."""
     created = {result.id: result.created for result in results}
     kinds: dict[tuple[str, str], dict[str, None]] = {}

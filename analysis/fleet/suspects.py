@@ -24,8 +24,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from .collecting import Host, HostResult, Part
-from .majority import Votes
+from .collection import DeviceResult, HostKey, HostResult
+from .votes import Votes
 
 Confidence: TypeAlias = Literal["confirmed", "probable", "possible"]
 CONFIDENCES: tuple[Confidence, ...] = ("confirmed", "probable", "possible")
@@ -36,26 +36,15 @@ Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
 
 
 class Sighting(NamedTuple):
-    """A difference that somebody saw on a device.
-
-    Attributes:
-        kinds: kinds of evidence.
-        workload: what ran.
-        burn_in: id of the burn-in.
-        created: when it began.
-        persistence: whether it came again; None where nobody tried.
-        alone: whether the device alone is accused.
-        hosts: hosts that outvote it.
-        text: all of it in words.
-    """
+    """A difference that somebody saw on a device."""
 
     kinds: tuple[str, ...]
     workload: str
     burn_in: str
     created: str
-    persistence: str | None
-    alone: bool
-    hosts: int
+    persistence: str | None  # whether it came again; None where nobody tried
+    alone: bool  # whether the device alone is accused
+    hosts: int  # that outvote it
     text: str
 
 
@@ -69,29 +58,15 @@ class Past(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Suspect:
-    """A device that differs.
-
-    Attributes:
-        identity, part, host: which device, and where it was last.
-        simulated: whether only simulations accuse it: then nothing here is about the hardware.
-        confidence, points: see the module.
-        kinds: independent kinds of evidence that name it alone, or at all where none does.
-        workloads: in which it differed.
-        wrong_runs: burn-in and workload by runs with a difference.
-        runs: runs of these workloads.
-        burn_ins: burn-ins that accuse it, those of the ledger included.
-        first, last: when the first and the last of them began.
-        persistence: the gravest.
-        sightings: what was seen, in the order of time.
-    """
+class SuspectDevice:
+    """A device that differs."""
 
     identity: str
-    part: Part
-    host: Host
-    simulated: bool
+    part: DeviceResult
+    host: HostKey
+    simulated: bool  # whether only simulations accuse it: then nothing here is about the hardware
     confidence: Confidence
-    points: float
+    points: int | float
     kinds: tuple[str, ...]
     workloads: tuple[str, ...]
     wrong_runs: int
@@ -105,16 +80,10 @@ class Suspect:
 
 def find_suspects(
     results: Sequence[HostResult], votes: Votes, past: Mapping[str, Mapping[str, Past]] | None = None
-) -> list[Suspect]:
-    """Devices that differ, the surest first.
-
-    Args:
-        results: of as many hosts and burn-ins as there are.
-        votes: what hosts say of each other.
-        past: what a ledger has of burn-ins of before, by identity and id. Without anything new it makes no suspect.
-    """
+) -> list[SuspectDevice]:
+    """Devices that differ, the surest first."""
     seen: dict[tuple[str, bool], list[Sighting]] = defaultdict(list)
-    where: dict[tuple[str, bool], tuple[HostResult, Part]] = {}
+    where: dict[tuple[str, bool], tuple[HostResult, DeviceResult]] = {}
     for result, part, sighting in _sightings(results, votes):
         place = (part.identity, result.simulated)
         seen[place].append(sighting)
@@ -152,7 +121,7 @@ def wrong_runs(
     return found
 
 
-def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[HostResult, Part, Sighting]]:
+def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[HostResult, DeviceResult, Sighting]]:
     for result in results:
         told = set()
         for finding in result.findings:
@@ -201,11 +170,11 @@ def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[Ho
 def _suspect(
     place: tuple[str, bool],
     result: HostResult,
-    part: Part,
+    part: DeviceResult,
     sightings: list[Sighting],
     past: Mapping[str, Past],
     wrong: Counts,
-) -> Suspect:
+) -> SuspectDevice:
     past = {id: each for id, each in past.items() if id not in {one.burn_in for one in sightings}}
     alone = [each for each in sightings if each.alone]
     kinds = _independent(kind for each in (alone or sightings) for kind in each.kinds)
@@ -219,7 +188,7 @@ def _suspect(
     points += (max(each.hosts for each in sightings) >= 3) + bool(part.errors)
     points += len({each.workload.partition("/")[0] for each in sightings}) > 1
     times = sorted([*(each.created for each in sightings), *(each.created for each in past.values())])
-    return Suspect(
+    return SuspectDevice(
         place[0], part, result.host, place[1], confidence, points if alone else points / 2, kinds,
         tuple(dict.fromkeys(each.workload for each in sightings)), sum(count for count, _ in wrong.values()),
         sum(count for _, count in wrong.values()), len(several), times[0], times[-1], grave,

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    from .. import (
+    from ..report import (
         Chart as Chart,
         Check as Check,
         Findings as Findings,
-        Grid as Grid,
         Line as Line,
+        Table as Table,
         summarize_findings as summarize_findings,
     )
     from .records import (
@@ -24,5 +24,6 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .estimates import size as size
+    from .records import PAGES as PAGES, SUMMARIES as SUMMARIES
 
 __getattr__, __dir__, __all__ = facade(__name__)

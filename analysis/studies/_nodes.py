@@ -6,7 +6,7 @@ from typing import Any
 
 from sdc.faults import NODES, Compared, NodesMeasured
 
-from .. import Chart, Check, Findings, Grid, Line
+from ..report import Chart, Check, Findings, Line, Table
 
 STUDY = "nodes study"
 MOST_OUTSIDE = 0.1
@@ -32,7 +32,7 @@ def findings(measured: NodesMeasured) -> Findings:
     return Findings(grids, (_chart(measured),), tuple(_checks(measured)))
 
 
-def _overview(measured: NodesMeasured) -> Grid:
+def _overview(measured: NodesMeasured) -> Table:
     names = (
         "frequency", "severity", "frequency by layer", "severity by layer", "time", "noise", "drift", "loss",
     )  # fmt: skip
@@ -44,7 +44,7 @@ def _overview(measured: NodesMeasured) -> Grid:
             known = [agrees for agrees in said if agrees is not None]
             cells.append(f"{sum(known)} of {len(known)}" if known else "cannot be said" if said else "-")
         rows.append((node, *cells))
-    return Grid(
+    return Table(
         "Published figures inside the simulated nodes' intervals of 95 %",
         ("node", *names),
         tuple(rows),
@@ -56,13 +56,13 @@ def _overview(measured: NodesMeasured) -> Grid:
     )
 
 
-def _figures(measured: NodesMeasured) -> Grid:
+def _figures(measured: NodesMeasured) -> Table:
     rows = [
         (f"{row.node}, {row.place}", row.quantity, row.published, row.simulated, _interval(row), YES[row.agrees])
         for row in measured.rows
         if row.quantity in TABLES
     ]
-    return Grid(
+    return Table(
         "Tables 1 and 2: runs of 4,500 steps at the study's size",
         ("node and submodule", "quantity", "published", "simulated", "95 % interval", "inside"),
         tuple(rows),
@@ -70,14 +70,14 @@ def _figures(measured: NodesMeasured) -> Grid:
     )
 
 
-def _noise(measured: NodesMeasured) -> Grid:
+def _noise(measured: NodesMeasured) -> Table:
     small = {trained.node: float(trained.noise.max()) for trained in measured.trainings}
     rows = [
         (node, found.published, found.median, f"{found.low:.3g} to {found.high:.3g}",
          math.sqrt(found.high / found.low), YES[found.inside], small.get(node))
         for node, found in measured.predicted.items()
     ]  # fmt: skip
-    return Grid(
+    return Table(
         "Figure 5: worst noise-to-signal ratio, each node predicted from the other fourteen",
         ("node", "published", "predicted", "95 % interval", "times and divided by", "inside", "small model"),
         tuple(rows),
@@ -102,13 +102,13 @@ def _rival(measured: NodesMeasured) -> str:
     return f"Typical error: a factor of {model}; of the mean of the other nodes, {rival} (both without node 3)."
 
 
-def _words(measured: NodesMeasured) -> Grid:
+def _words(measured: NodesMeasured) -> Table:
     rows = [
         (row.node, row.place or row.quantity, row.simulated, row.note, YES[row.agrees])
         for row in measured.rows
         if row.quantity in ("time", "drift", "loss")
     ]
-    return Grid(
+    return Table(
         "What the study says in words",
         ("node", "what", "simulated", "published", "agrees"),
         tuple(rows),
@@ -118,8 +118,8 @@ def _words(measured: NodesMeasured) -> Grid:
     )
 
 
-def _together(measured: NodesMeasured) -> Grid:
-    return Grid(
+def _together(measured: NodesMeasured) -> Table:
+    return Table(
         "Bursts: correlation of the submodules' frequencies from step to step",
         ("node", "simulated"),
         tuple(measured.together.items()),
@@ -128,14 +128,14 @@ def _together(measured: NodesMeasured) -> Grid:
     )
 
 
-def _outside(measured: NodesMeasured) -> Grid:
+def _outside(measured: NodesMeasured) -> Table:
     rows = [
         (f"{row.node}, {row.place}" if row.place else row.node, row.quantity, row.published, row.simulated,
          _interval(row), _why(row, measured.rows))
         for row in measured.rows
         if row.agrees is False
     ]  # fmt: skip
-    return Grid(
+    return Table(
         "Published figures outside of the intervals, and why",
         ("node and place", "quantity", "published", "simulated", "95 % interval", "why"),
         tuple(rows),
@@ -168,12 +168,12 @@ def _scatter(rows: Sequence[Compared], place: tuple[str, str] | None) -> float:
     return math.exp(math.sqrt(squares / max(sum(len(group) - 1 for group in chosen), 1)))
 
 
-def _parameters(measured: NodesMeasured) -> Grid:
+def _parameters(measured: NodesMeasured) -> Table:
     rows = []
     for name, found in measured.estimates.items():
         used = measured.used.get(name)
         rows.append((name, used and used.value, found.value, f"{found.low:.3g} to {found.high:.3g}"))
-    return Grid(
+    return Table(
         "Parameters: what the simulated nodes have, and what was fitted now",
         ("parameter", "used", "fitted", "95 % interval"),
         tuple(rows),
@@ -183,7 +183,7 @@ def _parameters(measured: NodesMeasured) -> Grid:
     )
 
 
-def _responses(measured: NodesMeasured) -> Grid:
+def _responses(measured: NodesMeasured) -> Table:
     rounding = measured.estimates["rounding"]
     rows: list[tuple[Any, ...]] = [
         (found.model, found.rounding, *(found.linear[site] for site in sorted(found.linear)))
@@ -191,7 +191,7 @@ def _responses(measured: NodesMeasured) -> Grid:
     ]
     rows.append((f"8B model, fitted to figure 5: {rounding.low:.3g} to {rounding.high:.3g}", rounding.value))
     header = ("model", "answer to last bits", *(f"response, {site}" for site in sorted(measured.responses[0].linear)))
-    return Grid(
+    return Table(
         "Scale: how the gradients of small models in bfloat16 answer to errors",
         header,
         tuple((*row, *[None] * (len(header) - len(row))) for row in rows),

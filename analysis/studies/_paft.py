@@ -6,7 +6,7 @@ import numpy as np
 
 from sdc.aggregation import NoisyTraining, PaftMeasured, divergence_over_time
 
-from .. import Chart, Check, Findings, Grid, Line
+from ..report import Chart, Check, Findings, Line, Table
 
 VARIANCES = (1e-4, 1e-3, 1e-2, 1e-1)
 PUBLISHED = {
@@ -66,7 +66,7 @@ def _noise(measured: PaftMeasured, training: NoisyTraining) -> Findings:
         for method, values in training.scores.items()
     )
     unit = "%" if higher else "on held-out text"
-    grid = Grid(
+    grid = Table(
         f"{name}: {training.metric} ({unit}), {measured.workers} workers, {measured.steps} steps",
         tuple(header),
         rows,
@@ -149,7 +149,7 @@ def _divergence(measured: PaftMeasured) -> Findings:
             lines.append(Line("as printed", number, printed.tolist(), dashed=True))
         rows.append((name, float(found.max()), float(exact.max()), float(printed.max()), ratio))
         ratios.append(ratio)
-    grid = Grid(
+    grid = Table(
         f"{measured.drifting}: model divergence, plain SGD, sigma = {measured.sigma}, {measured.workers} workers",
         ("synchronization", "largest measured", "exact (lemma 3.1)", "as printed", "measured / exact, mean"),
         tuple(rows),

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from sdc.records import Contents
 
-from .. import Chart, Check, Findings, Grid, Line, summarize_findings
+from ..report import Chart, Check, Findings, Line, Table, summarize_findings
 from .intervals import Interval, mean_interval, ratio_interval
 
 STUDY = "scar study"
@@ -77,7 +77,7 @@ def _failed(rows: Sequence[Row]) -> Findings:
         starts = [row["found"] for row in rows if row["what"] == "failures" and row["workload"] == name]
         if 0 < (good := sum("failed" not in one for one in starts)) < LEAST_STARTS:
             said += (("failures", name, "all", f"{good} starts converged: too few for an interval"),)
-    grid = Grid("What did not converge", ("part", "workload", "start", "why"), said, "Nothing is told of its costs.")
+    grid = Table("What did not converge", ("part", "workload", "start", "why"), said, "Nothing is told of its costs.")
     return Findings((grid,)) if said else Findings()
 
 
@@ -133,7 +133,7 @@ def _converged(workloads: Sequence[Workload]) -> Findings:
         "whatever the fraction of a save. "
         "Intervals are 95 %, over starts."
     )
-    return Findings((Grid("What was trained", header, rows, note),))
+    return Findings((Table("What was trained", header, rows, note),))
 
 
 def _partial(workloads: Sequence[Workload]) -> Findings:
@@ -195,7 +195,7 @@ def _partial(workloads: Sequence[Workload]) -> Findings:
         "Theorem 4.2 says for losses at random that the squared perturbation is the lost fraction of that of a full "
         "restore; for neighbouring blocks, as a host holds them, nothing says so."
     )
-    return Findings((Grid("Figure 7: partial against full recovery", header, tuple(rows), note),), tuple(charts),
+    return Findings((Table("Figure 7: partial against full recovery", header, tuple(rows), note),), tuple(charts),
                     tuple(checks))  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def _saving(workloads: Sequence[Workload]) -> Findings:
         "workload", "fraction of a save", "policy", "cost", "less than a full restore", "published", "did not converge",
     )  # fmt: skip
     note = "Half of the blocks lost at random. A save of a fraction r follows after r times 8 iterations."
-    grid = Grid("Figure 8: which blocks are saved", header, tuple(rows), note)
+    grid = Table("Figure 8: which blocks are saved", header, tuple(rows), note)
     return Findings((grid,), tuple(charts), tuple(checks))
 
 
@@ -292,7 +292,7 @@ def _bounds(title: str, told: Mapping[str, Row], *, always: bool) -> Findings:
                   cost["adversarial"] > max(cost["random"], 0) and 0.5 < share < 1.5,
                   f"{cost['adversarial']:.3g} and {cost['random']:.3g} iterations; {share:.0%} of the bound")
         )  # fmt: skip
-    return Findings((Grid(f"{title}, beside theorem 3.2", header, tuple(rows), note),), (chart,), tuple(checks))
+    return Findings((Table(f"{title}, beside theorem 3.2", header, tuple(rows), note),), (chart,), tuple(checks))
 
 
 def _overhead(workload: str, told: Row) -> Findings:
@@ -321,7 +321,7 @@ def _overhead(workload: str, told: Row) -> Findings:
         f"Figure 9: {workload} with SCAR is further after a failure than with a full restore", sooner > 0,
         f"by {sooner:.2g} iterations here; published: about {SOONER}",
     )  # fmt: skip
-    return Findings((Grid(f"Figure 9: {workload}, through a failure", header, rows, note),), (chart,), (check,))
+    return Findings((Table(f"Figure 9: {workload}, through a failure", header, rows, note),), (chart,), (check,))
 
 
 def _behind(losses: Sequence[float], undisturbed: Sequence[float], after: int) -> float:
@@ -364,7 +364,7 @@ def _advice(workloads: Sequence[Workload]) -> Findings:
         "Predicted at the last save before each loss, from how far blocks had moved. Costs below half an iteration "
         "count as predicted if both are. A bound is told where movements shrink geometrically for certain."
     )
-    grid = Grid("What was predicted, and what losses cost", header, tuple(rows), note)
+    grid = Table("What was predicted, and what losses cost", header, tuple(rows), note)
     every = [right for several in good.values() for right in several]
     if not every:
         return Findings((grid,))

@@ -6,7 +6,7 @@ import numpy as np
 
 from sdc.aggregation import ShadowMeasured, Watched, WatchedTraining
 
-from .. import Chart, Check, Findings, Grid, Line
+from ..report import Chart, Check, Findings, Line, Table
 
 
 def findings(measured: ShadowMeasured) -> Findings:
@@ -16,7 +16,7 @@ def findings(measured: ShadowMeasured) -> Findings:
 
 def _training(measured: ShadowMeasured, training: WatchedTraining) -> Findings:
     judged = [_judged(run) for run in training.runs]
-    grid = Grid(
+    grid = Table(
         f"{training.workload}: a shadow replica watches training, {measured.steps} steps",
         (
             "hardware", "steps corrupted", "of these compared", "found", "first corrupted", "first found", "verdict",

@@ -6,7 +6,7 @@ import numpy as np
 
 from sdc.aggregation import DropComputeMeasured, DroppedRun, DroppedTraining, expected_speedup
 
-from .. import Chart, Check, Findings, Grid, Line
+from ..report import Chart, Check, Findings, Line, Table
 
 PUBLISHED = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}
 """F1 on SQuAD of BERT-Large pretrained with dropped micro-batches, by drop rate (table 1a of the paper)."""
@@ -49,7 +49,7 @@ def _predicted(measured: DropComputeMeasured) -> Findings:
         rows.append((f"{one.workers:,}", one.step, one.threshold, one.drop_rate, one.speedup, *theory))
         lines.append(Line(f"{one.workers:,} workers", list(one.rates), list(one.speedups)))
     fleets = tuple(one.workers for one in measured.predicted)
-    grid = Grid(
+    grid = Table(
         f"Predicted effective speedup by number of workers: {measured.micro_batches} micro-batches of {measured.base} "
         f"s with bounded log-normal delays, {measured.serial} s for the rest",
         (
@@ -88,7 +88,7 @@ def _clocked(measured: DropComputeMeasured) -> Findings:
         )
         for one, ratio in zip(measured.clocked, ratios, strict=True)
     )
-    grid = Grid(
+    grid = Table(
         "Measured effective speedup: threads with injected delays, on a real clock",
         ("workers", "step, s", "step with threshold, s", "measured", "predicted (algorithm 2)", "measured / predicted"),
         rows,
@@ -120,7 +120,7 @@ def _training(measured: DropComputeMeasured, training: DroppedTraining) -> Findi
         if run.correction == "none":
             by_step.append(Line(_name(run), list(range(1, len(losses) + 1)), losses.tolist()))
             by_time.append(Line(_name(run), run.ends.tolist(), losses.tolist()))
-    grid = Grid(
+    grid = Table(
         f"{name}: training with dropped micro-batches, {measured.workers} workers, {measured.steps} steps",
         ("run", "drop rate", training.metric, "last loss", "simulated time, s", "time saved, ×", "published F1"),
         tuple(rows),

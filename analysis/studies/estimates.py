@@ -3,9 +3,24 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .. import COLOURS, Action, Definition, Headline, LeftOut, Picture, Report, Row, Table, make_report, sequence, show
-from ..canvas import canvas
+from ..report import (
+    COLOURS,
+    Action,
+    Definition,
+    Drawing,
+    Figure,
+    Headline,
+    LeftOut,
+    Part,
+    Report,
+    Table,
+    Text,
+    marked,
+    record_page,
+    show,
+)
 
+Row = Mapping[str, Any]
 STUDY = "estimate"
 MARK = "compiler's estimate"
 SOURCE = "The compiler's own estimates where there are any; docs/estimate.md says what is charged for the rest."
@@ -37,15 +52,16 @@ def summarize_estimates(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def build(title: str, manifest: Row, summary: Row) -> Report:
     """Collects the text, tables and figures of the report."""
-    programs = sequence(summary.get("programs"))
+    programs = summary.get("programs") or ()
     none = "none: an estimate, not a test of a device"
     sentence = "; ".join(_said(row) for row in programs if row.get("ratio") is not None) or "nothing could be estimated"
     actions = (Action("Measure it", "An estimate compares programs; only the chips tell a time: sdc bench transform."),)
-    return make_report(
+    return record_page(
         manifest,
+        mark=MARK,
         kind="estimate",
         title=title,
-        verdict="neutral",
+        verdict=None,
         label="COMPILER'S ESTIMATE",
         headline=Headline(sentence, none, none, "not asked", "nothing was run: an estimate", actions),
         simulated="nothing was run: all figures are the compiler's estimate",
@@ -55,8 +71,8 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
         drawn=[_drawn(programs)],
         settings={"Settings": manifest.get("settings")},
         definitions=DEFINITIONS,
-        definitions_source=SOURCE,
-        bursts="",
+        about=[SOURCE],
+        brief=_brief(programs),
     )
 
 
@@ -74,7 +90,7 @@ def _costs(programs: Sequence[Any]) -> Table:
         for row in programs
         if "does_not_fit" not in row
     ]  # fmt: skip
-    return Table(f"[{MARK}] Cost on each device", header, tuple(rows))
+    return Table("Cost on each device", header, tuple(rows))
 
 
 def _memory(programs: Sequence[Any]) -> Table:
@@ -85,7 +101,7 @@ def _memory(programs: Sequence[Any]) -> Table:
         for row in programs
         if "does_not_fit" not in row
     ]
-    return Table(f"[{MARK}] Memory of each device", header, tuple(rows))
+    return Table("Memory of each device", header, tuple(rows))
 
 
 def _collectives(programs: Sequence[Any]) -> Table:
@@ -97,31 +113,42 @@ def _collectives(programs: Sequence[Any]) -> Table:
             f"{1e3 * each['seconds']:.3g} ms", f"{1e3 * each['hidden']:.3g} ms" if "hidden" in each else "-",
         )
         for row in programs
-        for each in sequence(row.get("collectives"))
+        for each in row.get("collectives") or ()
     ]  # fmt: skip
     return Table("Collectives, by bytes over a stated bandwidth", header, tuple(rows))
 
 
 def _parts(row: Row) -> Table:
     rows = [(name, f"{share:.1%}") for name, share in dict(row.get("parts") or {}).items()]
-    return Table(f"[{MARK}] Dearest operations: {row['tool']} on {row['target']}", ("operation", "share"), tuple(rows))
+    return Table(f"Dearest operations: {row['tool']} on {row['target']}", ("operation", "share"), tuple(rows))
 
 
-def _drawn(programs: Sequence[Any]) -> Picture | LeftOut:
+def _drawn(programs: Sequence[Any]) -> Figure | LeftOut:
     title = "Cost of each tool, as a multiple of the first program"
     known = [row for row in programs if row.get("ratio") is not None]
     if not known:
         return LeftOut(title, "nothing could be estimated")
-    with canvas("estimate-ratios", MARK) as drawing:
-        axes = drawing.figure.subplots()
-        drawing.figure.set_figheight(0.9 + 0.32 * len(known))
+
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
         places = range(len(known), 0, -1)
         targets = list(dict.fromkeys(row["target"] for row in known))
         colours = [COLOURS[targets.index(row["target"]) % len(COLOURS)] for row in known]
         axes.barh(list(places), [row["ratio"] for row in known], color=colours, height=0.7)
         axes.set_yticks(list(places), [f"{row['target']}  {row['tool']}" for row in known])
         axes.set_xlabel("cost / cost of the first program")
-    return drawing.picture(title, "Cycles (TPU), or time to move the kernels' bytes (GPU), on each device.")
+
+    caption = "Cycles (TPU), or time to move the kernels' bytes (GPU), on each device."
+    return Figure(title, caption, draw, height=0.9 + 0.32 * len(known))
+
+
+def _brief(programs: Sequence[Any]) -> list[Part]:
+    parts: list[Part] = [marked(_costs(programs), MARK), marked(_memory(programs), MARK)]
+    for row in programs:
+        if "does_not_fit" in row:
+            where = f"{row['target']}, {row['tool']}: {row['does_not_fit']}"
+            parts.append(Text(where, lead="DOES NOT FIT", tone="corrupt"))
+    return [*parts, marked(_collectives(programs), MARK)]
 
 
 def size(value: Any) -> str:

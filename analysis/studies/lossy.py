@@ -7,7 +7,7 @@ import numpy as np
 
 from sdc.aggregation import LossyMeasured, LossyTraining, pair_drift
 
-from .. import Chart, Check, Findings, Grid, Line
+from ..report import Chart, Check, Findings, Line, Table
 
 PUBLISHED = {0.0: 10.653, 0.1: 10.778, 0.2: 10.934, 0.3: 11.055, 0.4: 11.362}
 """Validation perplexity of Llama-2-7B, 64 workers, 5,000 steps (table 1 of the paper), by loss rate."""
@@ -49,7 +49,7 @@ def _by_rate(measured: LossyMeasured, training: LossyTraining) -> Findings:
         rows.append(("published", *map(PUBLISHED.get, rates), *changes))
     rows.append(("drift / move², measured, per shard", *(training.drifts[rate] for rate in rates), *nothing))
     rows.append(("drift / move², random walk", *map(pair_drift, rates), *nothing))
-    grid = Grid(
+    grid = Table(
         f"{name}: {training.metric} by loss rate of gradients and of parameters, {measured.workers} workers, "
         f"{training.steps} steps",
         header,
@@ -98,7 +98,7 @@ def _walks(measured: LossyMeasured) -> Findings:
         (f"{rate:.0%}", found, right, wrong, found / right)
         for rate, found, right, wrong in zip(rates, walks, exact, printed, strict=True)
     )
-    grid = Grid(
+    grid = Table(
         f"Drift between two copies of a random walk, in squares of its step ({measured.workers} workers)",
         ("loss rate", "measured", "exact: 2p/(1-p²)", "as printed: 2p/(1+p)", "measured / exact"),
         rows,

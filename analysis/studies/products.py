@@ -5,27 +5,24 @@ from typing import Any
 
 import numpy as np
 
-from .. import (
-    COLOURS,
-    DASHES,
-    MARKERS,
+from ..report import (
+    Chart,
     Definition,
+    Figure,
     LeftOut,
-    Picture,
+    Line,
     Report,
-    Row,
     Table,
-    frequency_upper_bound,
+    Text,
     headline_of_study,
-    make_report,
-    mapping,
-    powers,
-    sequence,
+    line_figure,
+    marked,
+    record_page,
     show,
-    whole_numbers,
 )
-from ..canvas import canvas
+from ..statistics import frequency_upper_bound
 
+Row = Mapping[str, Any]
 STUDY = "abft study"
 SIMULATED = "simulated errors"
 MANTISSA = {32: 23, 16: 7}
@@ -86,21 +83,19 @@ def _shares(found: Mapping[str, Any], magnitudes: Sequence[float]) -> dict[str, 
 
 def build(title: str, manifest: Row, summary: Row) -> Report:
     """Collects the text, tables and figures of the study's report."""
-    variants = mapping(summary.get("variants"))
-    pictures = [
-        picture
-        for variant, schemes in variants.items()
-        for picture in (_by_magnitude(variant, schemes, sequence(summary.get("magnitudes"))), _by_bit(variant, schemes))
-    ]
-    defaults = [mapping(mapping(schemes).get("two-tier")) for schemes in variants.values()]
+    variants = summary.get("variants") or {}
+    magnitudes = summary.get("magnitudes") or ()
+    defaults = [schemes.get("two-tier", {}) for schemes in variants.values()]
     alarms, rows = (sum(found.get(key, 0) for found in defaults) for key in ("flagged", "checked"))
-    departs = sequence(manifest.get("departs"))
-    kappa = show(mapping(manifest.get("arithmetic")).get("kappa"))
-    return make_report(
+    departs = manifest.get("departs") or ()
+    kappa = show((manifest.get("arithmetic") or {}).get("kappa"))
+    tables = [_table(variant, schemes) for variant, schemes in variants.items()]
+    return record_page(
         manifest,
+        mark=SIMULATED,
         kind="study of checked products",
         title=title,
-        verdict="neutral",
+        verdict=None,
         label="STUDY OF CHECKSUMMED PRODUCTS",
         headline=headline_of_study(f"the default scheme flagged {alarms:,} of {rows:,} rows of healthy products"),
         simulated="errors and flips were put into products on sound hardware, to see which are found",
@@ -108,19 +103,24 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
         facts=[
             ("steps", manifest.get("steps")),
             ("products", manifest.get("where", "products")),
-            ("errors in the products of steps", ", ".join(map(str, sequence(manifest.get("marked_steps"))))),
+            ("errors in the products of steps", ", ".join(map(str, manifest.get("marked_steps") or ()))),
             ("started", manifest.get("created")),
             ("thresholds", f"{manifest.get('profile')} (kappa {kappa})"),
         ],
-        measured=[_table(variant, schemes) for variant, schemes in variants.items()],
-        drawn=pictures,
+        measured=tables,
+        drawn=[
+            figure
+            for variant, schemes in variants.items()
+            for figure in (_by_magnitude(variant, schemes, magnitudes), _by_bit(variant, schemes))
+        ],
         settings={"Configuration": manifest.get("config")},
         definitions=DEFINITIONS,
-        definitions_source=SOURCE,
-        bursts="Errors are one to a row, in random columns; rows are judged one by one.",
+        about=[SOURCE, "Errors are one to a row, in random columns; rows are judged one by one."],
+        brief=[*(marked(table, SIMULATED) for table in tables), Text(FOUND)],
     )
 
 
+FOUND = "half and 99 % found: the smallest error, in root mean squares of its row, of which so many are found"
 DEFINITIONS = (
     Definition("False alarm", "flagged / checked", "Rows of products as the machine computed them in training."),
     Definition("Magnitude", "|error| / rms(row)", "The error of one element over the root mean square of its row."),
@@ -139,40 +139,25 @@ def _table(variant: str, schemes: Row) -> Table:
         rows.append((scheme, *counts, bound, *("never" if v is None else show(v) for v in values)))
     shares = ("half found", "99 % found", "flips", "sign, exponent")
     header = ("scheme", "rows", "false alarms", "per row below (95 %)", *shares)
-    return Table(f"[{SIMULATED}] Schemes on {variant}", header, tuple(rows))
+    return Table(f"Schemes on {variant}", header, tuple(rows))
 
 
-def _by_magnitude(variant: str, schemes: Row, magnitudes: Sequence[float]) -> Picture | LeftOut:
+def _by_magnitude(variant: str, schemes: Row, magnitudes: Sequence[float]) -> Figure | LeftOut:
+    lines = (
+        Line(scheme, magnitudes, np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1))
+        for scheme, found in schemes.items()
+    )
+    caption = "Share of errors of this size, one in a row, that the scheme flags."
     title = f"Errors found by magnitude: {variant}"
-    with canvas(f"magnitude-{variant.replace(', ', '-')}", SIMULATED) as drawing:
-        axes = drawing.figure.subplots()
-        for place, (scheme, found) in enumerate(schemes.items()):
-            share = np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1)
-            _line(axes, magnitudes, share, scheme, place)
-        powers(axes, "x")
-        axes.set_xlabel("error / rms of the row")
-        axes.set_ylabel("share found")
-        drawing.legend(axes)
-    return drawing.picture(title, "Share of errors of this size, one in a row, that the scheme flags.")
+    return line_figure(Chart(title, caption, "error / rms of the row", "share found", tuple(lines), log="x"))
 
 
-def _by_bit(variant: str, schemes: Row) -> Picture | LeftOut:
-    title = f"Flips found by bit: {variant}"
-    with canvas(f"bit-{variant.replace(', ', '-')}", SIMULATED) as drawing:
-        axes = drawing.figure.subplots()
-        for place, (scheme, found) in enumerate(schemes.items()):
-            made = np.asarray(found["bits_made"], np.float64)
-            share = np.where(made > 0, np.asarray(found["bits_found"]) / np.maximum(made, 1), np.nan)
-            _line(axes, range(len(share)), share, scheme, place)
-        axes.set_xlabel("bit (0 is the lowest of the mantissa, the last the sign)")
-        axes.set_ylabel("share found")
-        whole_numbers(axes.xaxis)
-        drawing.legend(axes)
-    return drawing.picture(title, "Share of flips of this bit of an element, one in a row, that the scheme flags.")
-
-
-def _line(axes: Any, x: Any, y: Any, label: str, place: int) -> None:
-    axes.plot(
-        x, y, label=label, color=COLOURS[place], marker=MARKERS[place], markersize=3, linewidth=1,
-        linestyle=DASHES[place % 4],
-    )  # fmt: skip
+def _by_bit(variant: str, schemes: Row) -> Figure | LeftOut:
+    lines = []
+    for scheme, found in schemes.items():
+        made = np.asarray(found["bits_made"], np.float64)
+        share = np.where(made > 0, np.asarray(found["bits_found"]) / np.maximum(made, 1), np.nan)
+        lines.append(Line(scheme, range(len(share)), share))
+    caption = "Share of flips of this bit of an element, one in a row, that the scheme flags."
+    x = "bit (0 is the lowest of the mantissa, the last the sign)"
+    return line_figure(Chart(f"Flips found by bit: {variant}", caption, x, "share found", tuple(lines)))

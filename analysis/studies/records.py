@@ -9,11 +9,20 @@ from typing import Any
 from sdc.aggregation import Measured
 from sdc.checksums import ProductsMeasured
 from sdc.faults import NodesMeasured
-from sdc.records import Record, environment
+from sdc.records import Contents, Record, environment
 
-from .. import Findings, findings, report_anew, summarize_findings
-from . import _nodes, _paft, _shadow, dropcompute, estimates, lossy, products
+from ..report import Findings, Report, study_page, summarize_findings, write_page
+from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, lossy, products
 
+STUDY = "aggregation study"
+PAGES: Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Report]] = {
+    products.STUDY: products.build,
+    estimates.STUDY: estimates.build,
+    **dict.fromkeys((STUDY, _scar.STUDY, _nodes.STUDY), study_page),
+}
+"""How the page of each kind of study is made, of its name, its manifest and its summary."""
+SUMMARIES: Mapping[str, Callable[[Contents], dict[str, Any]]] = {_scar.STUDY: _scar.summary_of}
+"""The kinds of study whose summary follows from their lines."""
 FINDINGS: Mapping[str, Callable[[Any], Findings]] = {
     "paft": _paft.findings,
     "dropcompute": dropcompute.findings,
@@ -61,7 +70,7 @@ def write_study(folder: Path, measured: Measured, manifest: Mapping[str, Any] | 
         "workloads": dict(measured.sources),
     }
     summary = summarize_findings(measured.study, findings_of(measured))
-    return _write(folder, {"kind": findings.STUDY, **about, **(manifest or {})}, summary)
+    return _write(folder, {"kind": STUDY, **about, **(manifest or {})}, summary)
 
 
 def write_products_study(
@@ -135,7 +144,10 @@ def write_estimate(
 
 def _write(folder: Path, manifest: Mapping[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    with Record.create(folder, {"created": created, "environment": environment(), **manifest}) as record:
+    about = {"created": created, "environment": environment(), **manifest}
+    with Record.create(folder, about) as record:
         record.finish(summary)
-    told = report_anew(folder)
-    return {**summary, **{key: told[key] for key in ("sentence", "run", "report")}}
+    report = PAGES[about["kind"]](folder.resolve().name, about, summary)
+    page = write_page(report, folder / "report.html")
+    sentence = "" if report.banner is None else report.banner.sentence
+    return {**summary, "sentence": sentence, "run": str(folder), "report": str(page)}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from .header import Fields, Header, Number, about
-from .rows import Counts, SiteCounts
+from .rows import Counts, ProductCounts, SiteCounts, SkippedProduct
 
 
 class Environment(Fields, kw_only=True):
@@ -150,6 +150,13 @@ class RunningSettings(Fields, kw_only=True):
     )
 
 
+class PublishedSite(Fields, kw_only=True):
+    """What the study published of a submodule of a node."""
+
+    frequency: Annotated[Number, about("mean mismatch frequency")] = None
+    severity: Annotated[Number, about("largest severity")] = None
+
+
 class RunManifest(Manifest, kw_only=True):
     """`manifest.json` of a twin, a training run or a trace."""
 
@@ -193,7 +200,7 @@ class RunManifest(Manifest, kw_only=True):
         str | None, about("text of the method by which gradients are aggregated; absent for the plain mean")
     ] = None
     published: Annotated[
-        dict[str, Any] | None,
+        dict[str, PublishedSite] | None,
         about("twins without checked products: `frequency` and `severity` by site of the simulated node, else `null`"),
     ] = None
     expected: Annotated[
@@ -272,6 +279,54 @@ class SiteTotals(SiteCounts, kw_only=True):
     frequency_upper_95: Annotated[Number, about("one-sided 95 % bound of the frequency")] = None
 
 
+class LayerTotals(Fields, kw_only=True):
+    """Counts of a site by layer."""
+
+    frequency: Annotated[list[Number], about("equation (1), over all steps")]
+    severity: Annotated[list[Number], about("equation (3), the largest of all steps")]
+    mismatched: Annotated[list[int], about("mismatched elements")]
+    injected: Annotated[list[int], about("injected elements")]
+
+
+class FlaggedPlace(Fields, kw_only=True):
+    """Rows of a product that were flagged on a rank and in a layer."""
+
+    site: Annotated[str | None, about("name of the product")] = None
+    layer: Annotated[Number, about("number of the layer")] = None
+    twin: Annotated[Number, about("number of the twin")] = None
+    data: Annotated[Number, about("data-parallel rank")] = None
+    model: Annotated[Number, about("tensor-parallel rank")] = None
+    flagged: Annotated[int, about("rows flagged")] = 0
+    confirmed: Annotated[int, about("of them right when computed again")] = 0
+
+
+class ProductTotals(ProductCounts, kw_only=True):
+    """Counts of the checked products over the steps."""
+
+    first_step: Annotated[int | None, about("number of the first step with a flag")] = None
+    coverage: Annotated[Number, about("the least share of the products' work that was checked")] = None
+    skipped: Annotated[list[SkippedProduct], about("products that could not be checked")] = msgspec.field(
+        default_factory=list
+    )
+    sites: Annotated[dict[str, ProductCounts], about("the same counts for each product")] = msgspec.field(
+        default_factory=dict
+    )
+    places: Annotated[list[FlaggedPlace], about("where rows were flagged, the most often flagged first")] = (
+        msgspec.field(default_factory=list)
+    )
+
+
+class ShadowTotals(Fields, kw_only=True):
+    """What a shadow replica found."""
+
+    shares: Annotated[list[Number], about("for each data rank, of its comparisons the share that differed")] = (
+        msgspec.field(default_factory=list)
+    )
+    suspects: Annotated[list[int], about("data ranks that are wrong")] = msgspec.field(default_factory=list)
+    differences: Annotated[Number, about("comparisons that differed")] = None
+    comparisons: Annotated[Number, about("comparisons")] = None
+
+
 class RunSummary(Ending, kw_only=True):
     """`summary.json` of a twin, a training run or a trace."""
 
@@ -289,7 +344,7 @@ class RunSummary(Ending, kw_only=True):
         default_factory=dict
     )
     layers: Annotated[
-        dict[str, dict[str, list[Number]]],
+        dict[str, LayerTotals],
         about("for each site, lists with one entry per layer: `frequency`, `severity`, `mismatched`, `injected`"),
     ] = msgspec.field(default_factory=dict)
     state: Annotated[Counts | None, about("`checked` and `mismatched` elements of the state, summed over steps")] = None
@@ -299,7 +354,7 @@ class RunSummary(Ending, kw_only=True):
     final_loss: Annotated[list[Number], about("loss of each twin at the last step")] = msgspec.field(
         default_factory=list
     )
-    published: Annotated[dict[str, Any] | None, about("as in the manifest")] = None
+    published: Annotated[dict[str, PublishedSite] | None, about("as in the manifest")] = None
     expected: Annotated[dict[str, Number] | None, about("as in the manifest")] = None
     seconds_per_step: Annotated[Number, about("median wall time of a step")] = None
     first_mismatch_step: Annotated[
@@ -321,12 +376,32 @@ class RunSummary(Ending, kw_only=True):
         ),
     ] = None
     abft: Annotated[
-        dict[str, Any] | None, about("counts of the checked products, summed over steps, if the run checked any")
+        ProductTotals | None, about("counts of the checked products, summed over steps, if the run checked any")
     ] = None
+    shadow: Annotated[ShadowTotals | None, about("what the shadow replica found, if there was one")] = None
     state_digest: Annotated[
         list[str] | None,
         about("64-bit digest of each twin's final state, in hexadecimal: equal for equal bits on any mesh"),
     ] = None
+
+
+class GroupTotals(Fields, kw_only=True):
+    """A group of injections."""
+
+    injections: Annotated[int, about("how many reached their site")]
+    outcomes: Annotated[dict[str, int], about("how many had each outcome")]
+    vulnerability: Annotated[Share, about("share that changed training")]
+    harm: Annotated[Share, about("share that harmed training")]
+
+
+class DetectorTotals(Fields, kw_only=True):
+    """What a detector found."""
+
+    of_unmasked: Annotated[Share, about("share of the injections that changed training")]
+    of_harmful: Annotated[Share, about("share of the injections that harmed training")]
+    median_latency: Annotated[Number, about("median steps from the fault to the detection")] = None
+    largest_latency: Annotated[Number, about("the most")] = None
+    latencies: Annotated[dict[str, int], about("how many were found after each number of steps")]
 
 
 class CampaignSummary(Ending, kw_only=True):
@@ -342,13 +417,15 @@ class CampaignSummary(Ending, kw_only=True):
     vulnerability: Annotated[Share | None, about("share of the injections that changed training")] = None
     harm: Annotated[Share | None, about("share of the injections that harmed training")] = None
     groups: Annotated[
-        dict[str, dict[str, Any]],
+        dict[str, dict[str, GroupTotals]],
         about("the same, grouped by `operation`, `layer`, `phase`, `scope`, `bit`, `field`, `fault`, `site`"),
     ] = msgspec.field(default_factory=dict)
-    bits: Annotated[dict[str, dict[str, Any]], about("outcomes by dtype and bit")] = msgspec.field(default_factory=dict)
-    detectors: Annotated[dict[str, Any], about("for each detector what it found, and after how many steps")] = (
-        msgspec.field(default_factory=dict)
+    bits: Annotated[dict[str, dict[str, dict[str, int]]], about("outcomes by dtype and bit")] = msgspec.field(
+        default_factory=dict
     )
+    detectors: Annotated[
+        dict[str, DetectorTotals], about("for each detector what it found, and after how many steps")
+    ] = msgspec.field(default_factory=dict)
     harmful_missed: Annotated[
         int | None, about("harmful injections that no detector found without a recorded trace")
     ] = None

@@ -5,7 +5,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from sdc.analysis.summary import SUBMODULES, summarize
+import msgspec
+
+from sdc import analysis
+from sdc.analysis.summary import SUBMODULES, contents_of
+from sdc.records import MismatchRow, RunManifest, RunSummary, StepRow
 from sdc.records.lifecycle import Record
 
 ELEMENTS = 262_144  # per microstep, layer and site
@@ -39,6 +43,23 @@ def manifest(**changes: Any) -> dict[str, Any]:
         "seed": 0,
         **changes,
     }
+
+
+def about_of(about: dict[str, Any]) -> RunManifest:
+    return msgspec.convert(about, RunManifest)
+
+
+def lines_of(rows: list[dict[str, Any]]) -> list[StepRow]:
+    return msgspec.convert(rows, list[StepRow])
+
+
+def details_of(rows: list[dict[str, Any]]) -> list[MismatchRow]:
+    return msgspec.convert(rows, list[MismatchRow])
+
+
+def summarize(about: dict[str, Any], rows: list[dict[str, Any]], mismatches: list[dict[str, Any]]) -> RunSummary:
+    """The summary of lines that are not typed yet."""
+    return analysis.summarize(about_of(about), lines_of(rows), details_of(mismatches))
 
 
 def steps(
@@ -164,5 +185,5 @@ def write_run(
             record.line(row, [hit for hit in mismatches or [] if hit["step"] == row["step"]])
         if ended:
             digests = ["0f" * 8] * (about["twins"] or 1)
-            record.finish({"state_digest": digests, **summarize(about, rows, mismatches or [])})
+            record.finish({"state_digest": digests, **contents_of(summarize(about, rows, mismatches or []), None)})
     return path

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jaxtyping import Float, Int
 
-from sdc.analysis.bootstrap import LEAST, block_length, bootstrap_interval
 from sdc.analysis.statistics import frequency_interval
+from sdc.analysis.statistics.bootstrap import LEAST, block_length, bootstrap_interval
 
 RUNS = 500
 CHECKED = 10**9

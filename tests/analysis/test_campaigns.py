@@ -6,11 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from sdc.analysis.campaigns import GROUPS, summarize_campaign
-from sdc.analysis.report import write_report
+from sdc import analysis
+from sdc.analysis import write_report
+from sdc.analysis.campaigns import GROUPS
+from sdc.analysis.summary import contents_of
 from sdc.campaigns.outcomes import ABFT, DETECTORS, OUTCOMES
+from sdc.records import CampaignManifest, InjectionRow
 from sdc.records.contents import read_record
 from sdc.records.format import RecordError
 from sdc.records.layout import INJECTIONS
@@ -21,6 +25,12 @@ MANIFEST = {
     "config": {"name": "tiny"}, "command": ["sdc", "campaign"], "sites": 3,
     "thresholds": {"spike": 0.125, "visible": 0.003, "rise": 0.375, "factor": 4.5},
 }  # fmt: skip
+
+
+def summarize_campaign(about: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `summary.json` says of lines that are not typed yet."""
+    manifest = msgspec.convert(about, CampaignManifest)
+    return contents_of(analysis.summarize_campaign(manifest, msgspec.convert(rows, list[InjectionRow])), None)
 
 
 def row(number: int, outcome: str, **values: Any) -> dict[str, Any]:
@@ -86,9 +96,9 @@ def test_order_and_repetition_do_not_matter() -> None:
 
 
 def test_damaged_rows_count_for_nothing() -> None:
-    damaged = [{}, {"injection": "x"}, {"injection": 9}, {"injection": 10, "outcome": "fine"}, {"injection": -1}]
+    damaged = [{"injection": 9}, {"injection": 10, "outcome": "fine"}]
     assert summarize_campaign(MANIFEST, [*ROWS, *damaged]) == summarize_campaign(MANIFEST, ROWS)
-    odd = [{"injection": 0, "outcome": "spike", "detected": 3, "bits": "x", "layer": [1], "scope": 4}]
+    odd = [{"injection": 0, "outcome": "spike", "bits": ["x"], "layer": -1, "dtype": "none"}]
     assert summarize_campaign(MANIFEST, odd)["harm"]["count"] == 1
     empty = summarize_campaign(MANIFEST, [])
     assert not empty["complete"]

@@ -5,15 +5,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
 from sdc.analysis import conclude
-from sdc.analysis.canvas import LeftOut, Picture
-from sdc.analysis.outlooks import advised, latest, picture, sentence, table
+from sdc.analysis.outlooks import advised, figure, latest, sentence, table
+from sdc.analysis.report import Figure, LeftOut, Table, svg
 from sdc.checkpoints import Outlook, advise, daly_interval
+from sdc.records import OutlookRow, RunSummary
 
-from .records import manifest, write_run
+from .records import about_of, lines_of, manifest, write_run
 
 STEPS, SECONDS = 20, 2.0
 PROFILE = [2.0 ** -(part / 4) for part in range(32)]
@@ -43,33 +45,33 @@ def rows(**options: Any) -> list[dict[str, Any]]:
 
 
 def test_the_last_outlook_counts() -> None:
-    found = table(rows())
-    assert found is not None
+    found = table(lines_of(rows()))
+    assert isinstance(found, Table)
     assert found.rows == (
         ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
     )  # fmt: skip
     assert "After 20 steps" in found.note
     assert "c = 0.9 (0.88 to 0.92) a step, as if 3 were left to go: where they shrink because" in found.note
-    assert sentence(rows()) == (
+    assert sentence(lines_of(rows())) == (
         "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), a rollback of "
         "everything 8"
     )
-    unknown = table(rows(known=False))
-    assert unknown is not None
+    unknown = table(lines_of(rows(known=False)))
+    assert isinstance(unknown, Table)
     assert {row[2] for row in unknown.rows} == {"–"}
     assert "no bound is told" in unknown.note
-    assert "at most" not in sentence(rows(known=False))
+    assert "at most" not in sentence(lines_of(rows(known=False)))
     # One in which nothing moved is passed over.
     still = [*rows(), {"step": STEPS, "outlook": {**outlook(STEPS + 1), "losses": [], "speeds": []}}]
-    assert latest(still) == outlook(STEPS)
-    drawn = picture(rows(), mark="simulated")
-    assert isinstance(drawn, Picture)
-    assert "1/2 lost" in drawn.svg
+    assert latest(lines_of(still)) == msgspec.convert(outlook(STEPS), OutlookRow)
+    drawn = figure(lines_of(rows()))
+    assert isinstance(drawn, Figure)
+    assert "1/2 lost" in svg(drawn, "outlook")
 
 
 def test_advice_is_what_the_functions_say() -> None:
-    found = advised(ABOUT, SUMMARY, rows())
-    assert found is not None
+    found = advised(about_of({"kind": "train", **ABOUT}), RunSummary(**SUMMARY), lines_of(rows()))
+    assert isinstance(found, Table)
     known = Outlook.of_profile(PROFILE, 64_000_000, STEPS)
     assert [row[0] for row in found.rows[::3]] == ["every 1 hour, 1/8", "every 1 day, 1/8", "every 1 week, 1/8"]
     for row, failure in zip(found.rows[1::3], (3600.0, 86_400.0, 604_800.0), strict=True):
@@ -98,8 +100,8 @@ def test_advice_is_what_the_functions_say() -> None:
 
 
 def test_a_waste_of_everything_is_said_in_words() -> None:
-    found = advised(ABOUT, {"seconds_per_step": 30_000.0}, rows())
-    assert found is not None
+    found = advised(about_of({"kind": "train", **ABOUT}), RunSummary(seconds_per_step=30_000.0), lines_of(rows()))
+    assert isinstance(found, Table)
     assert found.rows[2][5:7] == ("all of it", "all of it")  # eight failures in a step
     assert "Waste of all of it: failures come, or saves are due, faster" in found.note
 
@@ -113,16 +115,17 @@ def test_nothing_is_told_where_something_is_missing(gone: str) -> None:
         for place in (row, row.get("outlook", {}), row.get("outlook", {}).get("timings", {})):
             place.pop(gone, None)
     summary.pop(gone, None)
-    assert advised(ABOUT, summary, lines) is None
+    assert isinstance(advised(about_of({"kind": "train", **ABOUT}), RunSummary(**summary), lines_of(lines)), LeftOut)
     if gone in ("outlook", "losses"):
-        assert table(lines) is None
-        assert sentence(lines) == ""
-        assert isinstance(picture(lines, mark=""), LeftOut)
-    assert advised({}, SUMMARY, rows()) is not None  # only what the run used is not known
+        assert isinstance(table(lines_of(lines)), LeftOut)
+        assert sentence(lines_of(lines)) == ""
+        assert isinstance(figure(lines_of(lines)), LeftOut)
+    bare = advised(about_of({"kind": "train"}), RunSummary(**SUMMARY), lines_of(rows()))
+    assert isinstance(bare, Table)  # only what the run used is not known
 
 
 PATHS = [*outlook(1), *(f"timings/{name}" for name in TIMES), "losses/0", "losses/0/steps", "speeds/3"]
-ODD = st.sampled_from([None, "NaN", -1, 0, 1e308, 1e-308, math.inf, math.nan, True, "x", [], {}, [1e308] * 3, 10**400])
+ODD = st.sampled_from([None, -1, 0, 1e308, 1e-308, math.inf, math.nan, 10**400])
 
 
 @given(path=st.sampled_from(PATHS), value=ODD)
@@ -134,10 +137,16 @@ def test_damaged_numbers_are_no_numbers(path: str, value: Any) -> None:
     for part in way:
         place = place[part]
     place[last] = value
-    for found in (table(lines), advised(ABOUT, SUMMARY, lines)):
-        assert found is None or all(len(row) == len(found.header) for row in found.rows)
-        assert found is None or not {"NaN", "∞", "nan", "NaN %"} & {cell for row in found.rows for cell in row}
-    assert "nan" not in sentence(lines).lower()
+    try:
+        typed = lines_of(lines)
+    except msgspec.ValidationError:  # such a line is refused when the record is read
+        return
+    for found in (table(typed), advised(about_of({"kind": "train", **ABOUT}), RunSummary(**SUMMARY), typed)):
+        assert isinstance(found, LeftOut) or all(len(row) == len(found.header) for row in found.rows)
+        assert isinstance(found, LeftOut) or not {"NaN", "∞", "nan", "NaN %"} & {
+            cell for row in found.rows for cell in row
+        }
+    assert "nan" not in sentence(typed).lower()
 
 
 def test_the_report_has_them(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from sdc.analysis import describe_difference, write_beside, write_difference, write_overview
-from sdc.analysis.beside import differing
-from sdc.analysis.report import summary_of_record
+from sdc.analysis.compare_runs import differing
+from sdc.analysis.summary import summary_of
+from sdc.records import RunSummary
 from sdc.records.contents import Contents, read_manifest
 from sdc.records.format import RecordError
 from sdc.tools import cli
@@ -73,12 +74,12 @@ def test_the_gravest_verdict_is_the_exit_code(
 
 
 def test_a_run_whose_report_fails_does_not_hide_the_others(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(record: Contents) -> dict[str, Any]:
+    def fail(record: Contents) -> RunSummary:
         if record.path.name == "a clean":
             raise TypeError("what nobody thought of")
-        return summary_of_record(record)
+        return summary_of(record)
 
-    monkeypatch.setattr("sdc.analysis.overview.summary_of_record", fail)
+    monkeypatch.setattr("sdc.analysis.conclusion.summary_of", fail)
     found = {one["run"]: one for one in write_overview(runs)["runs"]}
     assert found["a clean"]["verdict"] == "inconclusive"
     assert found["a clean"]["sentence"] == "what nobody thought of"

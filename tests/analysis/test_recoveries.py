@@ -7,11 +7,12 @@ import pytest
 
 from sdc.analysis import conclude, write_beside
 from sdc.analysis.recoveries import compared, losses, sentence, table
+from sdc.analysis.report import LeftOut, Table
 from sdc.records import read_record
 from sdc.tools import cli
 from sdc.verdict import Exit
 
-from .records import manifest, write_run
+from .records import lines_of, manifest, write_run
 
 STEPS = 20
 SIMULATED = {
@@ -24,6 +25,10 @@ REAL = {
     "simulated": False, "policy": "partial", "step": 8, "steps_lost": 3, "lost": 2, "blocks": 8, "bytes": 2_000,
     "read": 2_200, "behind": 4, "initial": 0, "older": 0, "processes": [OWN, NONE],
 }  # fmt: skip
+
+
+def costs(runs: list[tuple[str, list[dict[str, Any]]]]) -> Table | None:
+    return compared([(title, lines_of(lines)) for title, lines in runs])
 
 
 def rows(*, after: int = STEPS, late: int = 0, told: dict[int, dict[str, Any]] | None = None) -> list[dict[str, Any]]:
@@ -51,7 +56,7 @@ def test_what_a_loss_cost_is_counted() -> None:
         ("never", rows(after=9, late=90, told={9: {"recovered": {**SIMULATED, "predicted": {"steps": 6.5}}}})),
         ("restored", rows(told={step: {"discarded": 4} for step in range(6, STEPS)})),
     ]
-    found = compared(runs)
+    found = costs(runs)
     assert found is not None
     what = "of 8 blocks after step"
     assert [row[0] for row in found.rows] == [title for title, _ in runs]
@@ -66,13 +71,13 @@ def test_what_a_loss_cost_is_counted() -> None:
     # From a full checkpoint nothing is different, and four steps are done again.
     assert found.rows[5][2:4] == ("everything after step 5, full checkpoint (real)", "9.4")
     assert found.rows[5][4:] == ("0", "0", "1", "4", "4", "–", "–")
-    assert compared(runs[:1]) is None
+    assert costs(runs[:1]) is None
     # Where the loss does not fall for certain, nothing is told in steps.
     flat = [{**row, "loss": [9 + (-1) ** row["step"]]} for row in rows()]
-    level = compared([("plain", flat), ("lost", [{**row, **told.get(row["step"], {})} for row in flat])])
+    level = costs([("plain", flat), ("lost", [{**row, **told.get(row["step"], {})} for row in flat])])
     assert level is not None
     assert level.rows[1][4:6] == ("0", "–")
-    alone = compared(runs[1:2])
+    alone = costs(runs[1:2])
     assert alone is not None
     assert alone.rows[0][3:] == ("–", "–", "–", "–", "0", "–", "3.25", "12")
 
@@ -80,15 +85,15 @@ def test_what_a_loss_cost_is_counted() -> None:
 def test_simulated_and_real_are_told_apart() -> None:
     """Also in one line, and where a record does not say: there was no other loss then."""
     both = rows(told={8: {"restarted": REAL, "recovered": {**SIMULATED, "simulated": None}}})
-    assert [(one.after, one.kind) for one in losses(both)] == [(7, "real"), (8, "simulated")]
-    found = table(both)
-    assert found is not None
+    assert [(one.after, one.kind) for one in losses(lines_of(both))] == [(7, "real"), (8, "simulated")]
+    found = table(lines_of(both))
+    assert isinstance(found, Table)
     assert found.rows[0] == ("after step 7", "real", "partial", "2 of 8", "2,000", "2,200", "700", "0", "4", "–", "3")
     assert found.rows[1][1:6] == ("simulated", "partial", "3 of 8", "3,000", "3,100")
     assert found.rows[1][6:] == ("–", "0", "5", "0.25", "0")
-    assert "2 losses of parts of the state (1 simulated and 1 real)" in sentence(both)
-    assert table(rows()) is None
-    assert sentence(rows()) == ""
+    assert "2 losses of parts of the state (1 simulated and 1 real)" in sentence(lines_of(both))
+    assert isinstance(table(lines_of(rows())), LeftOut)
+    assert sentence(lines_of(rows())) == ""
 
 
 @pytest.mark.parametrize("simulated", [True, False])

@@ -12,15 +12,13 @@ import matplotlib
 import numpy as np
 import pytest
 
-from sdc.analysis import figures, places
-from sdc.analysis.canvas import power
-from sdc.analysis.findings import Chart, Line, draw
-from sdc.analysis.report import write_report
-from sdc.analysis.summary import summarize
+from sdc.analysis import figures, write_report
+from sdc.analysis.report import Chart, Figure, Line, line_figure, svg
+from sdc.analysis.report.canvas import power
 from sdc.records.format import RecordError
 from sdc.records.lifecycle import write_summary
 
-from .records import PUBLISHED, free_steps, manifest, step_row, steps, write_run
+from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, step_row, steps, summarize, write_run
 
 RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 REAL = {"suspect": {"name": None, "simulated": False, "faults": []}, "published": None}
@@ -259,9 +257,9 @@ def test_a_dollar_in_a_name_stays_a_dollar() -> None:
     rows, mismatches = steps(3, rates=RATES)
     for row in rows:
         row["sites"]["fwd/$x_1$"] = row["sites"]["fwd/attn"]
-    picture = figures.frequency_over_time(summarize(manifest(), rows, mismatches), rows, mark="")
-    assert isinstance(picture, figures.Picture)
-    assert ">fwd/$x_1$<" in picture.svg
+    picture = figures.frequency_over_time(summarize(manifest(), rows, mismatches), lines_of(rows))
+    assert isinstance(picture, Figure)
+    assert ">fwd/$x_1$<" in svg(picture, "figure")
 
 
 def replaced(value: Any, values: "itertools.cycle[Any]") -> Any:
@@ -300,22 +298,22 @@ def test_captions_say_what_could_not_be_drawn(tmp_path: Path) -> None:
 def test_a_long_run_keeps_its_spike_and_a_small_page(tmp_path: Path) -> None:
     rows = [step_row(step) for step in range(20_000)]
     rows[13_337]["loss"] = [rows[0]["loss"][0], 777.0]
-    picture = figures.losses(rows, mark="")
-    assert isinstance(picture, figures.Picture)
-    assert len(picture.svg) < 200_000
-    assert "800" in re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
+    picture = figures.losses(lines_of(rows))
+    assert isinstance(picture, Figure)
+    assert len(svg(picture, "figure")) < 200_000
+    assert "800" in re.findall(r"<text[^>]*>([^<]*)</text>", svg(picture, "figure"))
 
 
 def test_heat_map_has_a_cell_for_every_layer_and_no_image() -> None:
     rows, mismatches = steps(3, layers=32, rates=RATES)
     summary = summarize(manifest(layers=32), rows, mismatches)
-    picture = figures.layers_heat_map(summary, mark="")
-    assert isinstance(picture, figures.Picture)
-    assert "<image" not in picture.svg
-    root = ET.fromstring(picture.svg)
+    picture = figures.layers_heat_map(summary)
+    assert isinstance(picture, Figure)
+    assert "<image" not in svg(picture, "figure")
+    root = ET.fromstring(svg(picture, "figure"))
     drawn = root.iter("{http://www.w3.org/2000/svg}path")
     paths = [item for item in drawn if "stroke: var(--paper" in item.get("style", "")]
-    mismatched = np.count_nonzero([summary["layers"][site]["mismatched"] for site in PUBLISHED])
+    mismatched = np.count_nonzero([summary.layers[site].mismatched for site in PUBLISHED])
     assert len(paths) >= 2 * mismatched == 2 * 4 * 32
 
 
@@ -339,20 +337,17 @@ def test_a_full_disk_is_one_clear_line(corrupt: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_was_never_measured_is_not_zero(tmp_path: Path) -> None:
-    """Before the first synchronization nothing is known of the divergence; earlier records have zeros there."""
+    """Before the first synchronization nothing is known of the divergence."""
     rows = [
         {**step_row(step, 1), "aggregation": {
-            "divergence": [0.0, 0.0], "expected_divergence": [0.0, 0.0], "period": 9, "next": 8, "synchronizations": 0,
+            "divergence": None, "expected_divergence": None, "period": 9, "next": 8, "synchronizations": 0,
         }}
         for step in range(3)
     ]  # fmt: skip
-    for name, told in (("old", 0.0), ("new", None)):
-        for row in rows:
-            row["aggregation"] |= {"divergence": told and [told], "expected_divergence": told and [told]}
-        about = manifest(kind="train", twins=None, aggregate="paft", **REAL)
-        words = Page(html(write_run(tmp_path / name, about, rows))).words
-        assert "largest divergence measured not measured: no synchronization" in words
-        assert "Divergence of replicas: nothing finite was measured" in words
+    about = manifest(kind="train", twins=None, aggregate="paft", **REAL)
+    words = Page(html(write_run(tmp_path / "run", about, rows))).words
+    assert "largest divergence measured not measured: no synchronization" in words
+    assert "Divergence of replicas: nothing finite was measured" in words
 
 
 @pytest.mark.parametrize(
@@ -364,9 +359,9 @@ def test_powers_of_ten_are_plain_text(value: float, text: str) -> None:
 
 def test_axes_have_no_latex_and_no_fractions_of_steps() -> None:
     chart = Chart("A chart", "A caption.", "step", "loss", (Line("a", [0, 1, 2], [1e-9, 1e-3, 1e2]),), log="y")
-    picture = draw("chart", chart, "")
-    assert isinstance(picture, figures.Picture)
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg)
+    picture = line_figure(chart)
+    assert isinstance(picture, Figure)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg(picture, "figure"))
     assert {"10⁻⁸", "10⁻⁶"} <= set(texts)
     assert not [text for text in texts if "math" in text or "{" in text or text == "0.5"]
 
@@ -376,9 +371,9 @@ def test_the_only_cell_of_a_heat_map_can_be_read() -> None:
     rows, mismatches = steps(3)
     mismatches = [{"step": 1, "site": "bwd/ffn", "layer": 2, "mismatched": 4}]
     rows[1]["sites"]["bwd/ffn"]["mismatched"] = 4
-    picture = figures.layers_heat_map(summarize(manifest(), rows, mismatches), mark="")
-    assert isinstance(picture, figures.Picture)
-    assert len(re.findall(r"<text [^>]*var\(--paper[^>]*>[^<]*e-0\d</text>", picture.svg)) == 1
+    picture = figures.layers_heat_map(summarize(manifest(), rows, mismatches))
+    assert isinstance(picture, Figure)
+    assert len(re.findall(r"<text [^>]*var\(--paper[^>]*>[^<]*e-0\d</text>", svg(picture, "figure"))) == 1
 
 
 def test_marks_of_a_long_run_are_few_and_keep_the_spike() -> None:
@@ -387,14 +382,14 @@ def test_marks_of_a_long_run_are_few_and_keep_the_spike() -> None:
         for step in range(0, 100_000, 7)
         for site, layer in (("fwd/attn", 0), ("bwd/ffn", 31), ("my own", 5))
     ] + [{"step": 71_717, "site": "my own", "layer": 31, "mismatched": 900_000}]
-    lines = [{"step": 99_999}]
-    picture = places.where_and_when(lines, hits, 32, mark="")
-    assert isinstance(picture, figures.Picture)
-    marks = re.findall(r"<use ", picture.svg)
-    assert len(marks) <= places.MARKS + 60  # and ticks
-    assert len(picture.svg) < 250_000
-    flat = places.where_and_when(lines, [{**hit, "mismatched": 3} for hit in hits], 32, mark="")
-    assert isinstance(flat, figures.Picture)
-    shapes = [set(re.findall(r'<path id="[^"]*" d="([^"]*)"', each.svg)) for each in (picture, flat)]
+    lines = lines_of([{"step": 99_999}])
+    picture = figures.where_and_when(lines, details_of(hits), 32)
+    assert isinstance(picture, Figure)
+    marks = re.findall(r"<use ", svg(picture, "figure"))
+    assert len(marks) <= figures.MARKS + 60  # and ticks
+    assert len(svg(picture, "figure")) < 250_000
+    flat = figures.where_and_when(lines, details_of([{**hit, "mismatched": 3} for hit in hits]), 32)
+    assert isinstance(flat, Figure)
+    shapes = [set(re.findall(r'<path id="[^"]*" d="([^"]*)"', svg(each, "figure"))) for each in (picture, flat)]
     assert len(shapes[0]) > len(shapes[1])  # the others are smaller than the spike
     assert "Each column is of" in picture.caption

@@ -2,31 +2,27 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from sdc.analysis.report import write_report
-from sdc.analysis.series import count, number, per_site, per_twin, thin, worst
+from sdc.analysis import write_report
+from sdc.analysis.report.canvas import thin
+from sdc.analysis.series import per_site, per_twin, whole, worst
 
-from .records import manifest, steps, write_run
-
-
-@pytest.mark.parametrize("value", [None, True, "3", [3], {}])
-def test_what_is_no_number_is_none(value: object) -> None:
-    assert number(value) is None
-    assert count(value) is None
+from .records import lines_of, manifest, steps, write_run
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1, 0.5])
-def test_what_is_no_count_is_none(value: float) -> None:
-    assert count(value) is None
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, -1, 0.5])
+def test_what_is_no_count_is_none(value: float | None) -> None:
+    assert whole(value) is None
 
 
 def test_counts_stay_exact() -> None:
-    assert count(2**63 + 1) == 2**63 + 1
-    assert count(7.0) == 7
+    assert whole(2**63 + 1) == 2**63 + 1
+    assert whole(7.0) == 7
 
 
 def test_worst_lets_nan_win_over_infinity() -> None:
@@ -36,16 +32,19 @@ def test_worst_lets_nan_win_over_infinity() -> None:
     assert worst([None]) is None
 
 
+LOSSES: list[dict[str, Any]] = [{"loss": [1.0, 2.0]}, {"loss": 3.0}, {}, {"loss": [None, math.inf]}]
+
+
 def test_per_twin_marks_what_is_missing() -> None:
-    rows = [{"loss": [1.0, 2.0]}, {"loss": 3.0}, {}, {"loss": [None, math.inf]}]
+    rows = lines_of([{"step": step, **row} for step, row in enumerate(LOSSES)])
     table = per_twin(rows, "loss")
     np.testing.assert_array_equal(table, [[1.0, 3.0, np.nan, np.nan], [2.0, np.nan, np.nan, np.inf]])
     assert per_twin(rows, "gradient_norm") is None
-    assert per_twin([{"step": 0, "loss": [None, None]}], "loss") is None
+    assert per_twin(lines_of([{"step": 0, "loss": [None, None]}]), "loss") is None
 
 
 def test_per_site_marks_what_is_missing() -> None:
-    rows = [{"step": 0, "sites": {"fwd/attn": {"frequency": 0.5}}}, {"step": 1, "sites": None}, {"step": 2}]
+    rows = lines_of([{"step": 0, "sites": {"fwd/attn": {"frequency": 0.5}}}, {"step": 1, "sites": {}}, {"step": 2}])
     np.testing.assert_array_equal(per_site(rows, "fwd/attn", "frequency"), [0.5, np.nan, np.nan])
 
 
@@ -64,7 +63,7 @@ def test_thinning_keeps_spikes_and_order(length: int, seed: int) -> None:
 
 
 def test_what_no_axis_can_show_is_drawn_as_infinite() -> None:
-    table = per_twin([{"loss": [1.7e308, -1e200]}, {"loss": [1e100, float("nan")]}], "loss")
+    table = per_twin(lines_of([{"step": 0, "loss": [1.7e308, -1e200]}, {"step": 1, "loss": [1e100, math.nan]}]), "loss")
     assert table is not None
     np.testing.assert_array_equal(table, [[np.inf, 1e100], [-np.inf, np.nan]])
 

@@ -25,9 +25,8 @@ from sdc.aggregation.measured import (
     Watched,
     WatchedTraining,
 )
-from sdc.analysis.canvas import LeftOut
-from sdc.analysis.findings import Chart, Findings, Line, draw
-from sdc.analysis.report import write_report
+from sdc.analysis import write_report
+from sdc.analysis.report import Chart, Findings, LeftOut, Line, line_figure
 from sdc.analysis.studies import findings_of, write_study
 from sdc.analysis.studies._paft import printed_divergence
 from sdc.analysis.studies.lossy import printed_pair_drift
@@ -209,4 +208,4 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
 
 def test_a_figure_of_nothing_is_left_out() -> None:
     empty = Chart("An empty figure", "A caption.", "x", "y", (Line("a", [1], [float("nan")]),))
-    assert draw("empty", empty, "") == LeftOut("An empty figure", "nothing finite was measured")
+    assert line_figure(empty) == LeftOut("An empty figure", "nothing finite was measured")

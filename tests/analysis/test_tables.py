@@ -9,11 +9,10 @@ from hypothesis import given, strategies as st
 from markdown_it import MarkdownIt
 
 from sdc.analysis import tables
-from sdc.analysis.bootstrap import bootstrap_interval
-from sdc.analysis.summary import summarize
-from sdc.analysis.tables import Table, show
+from sdc.analysis.report import LeftOut, Report, Section, Table, flat, show, to_markdown
+from sdc.analysis.statistics.bootstrap import bootstrap_interval
 
-from .records import PUBLISHED, free_steps, manifest, steps
+from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, steps, summarize
 
 RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 
@@ -38,11 +37,11 @@ def test_numbers_are_shown_for_reading(value: object, text: str) -> None:
 def test_published_values_stand_beside_the_measured_ones() -> None:
     rows, mismatches = steps(20, rates=RATES)
     summary = summarize(manifest(), rows, mismatches)
-    table = tables.submodules(summary, rows)
-    assert table is not None
+    table = tables.submodules(summary, lines_of(rows))
+    assert isinstance(table, Table)
     for row, site in zip(table.rows, PUBLISHED, strict=True):
         cells = dict(enumerate(row))
-        measured, published = summary["submodules"][site]["frequency"], PUBLISHED[site]["frequency"]
+        measured, published = summary.submodules[site].frequency, PUBLISHED[site]["frequency"]
         assert (cells[0], cells[1], cells[3]) == (site, show(measured), show(published))
         assert cells[4] == show(measured / published)
         assert cells[6] == show(PUBLISHED[site]["severity"])
@@ -50,8 +49,8 @@ def test_published_values_stand_beside_the_measured_ones() -> None:
 
 
 def test_without_a_profile_there_is_nothing_published() -> None:
-    table = tables.submodules(summarize(manifest(published=None), *steps(3)), steps(3)[0])
-    assert table is not None
+    table = tables.submodules(summarize(manifest(published=None), *steps(3)), lines_of(steps(3)[0]))
+    assert isinstance(table, Table)
     assert table.header == ("site", "frequency (2)", "95 % interval", "severity (4)")
     assert table.rows[0][1] == "0"
     assert table.rows[0][2].startswith("below ")
@@ -60,7 +59,7 @@ def test_without_a_profile_there_is_nothing_published() -> None:
 def test_what_bursts_let_expect_stands_beside_the_measured() -> None:
     expected = {site: 2 * known["frequency"] for site, known in PUBLISHED.items()}
     table = tables.submodules(summarize(manifest(expected=expected), *steps(3, rates=RATES)), [])
-    assert table is not None
+    assert isinstance(table, Table)
     assert table.header[3] == "expected here"
     assert [row[3] for row in table.rows] == [show(value) for value in expected.values()]
     assert {len(row) for row in table.rows} == {len(table.header)}
@@ -81,9 +80,9 @@ def test_intervals_are_of_the_counts_of_steps() -> None:
     limits = bootstrap_interval(counts, [1000] * 600)
     assert limits is not None
     assert limits[1] / limits[0] > 1.5
-    found, whole = tables.submodules(summary, rows), tables.whole_step(summary, rows)
-    assert found is not None
-    assert whole is not None
+    found, whole = tables.submodules(summary, lines_of(rows)), tables.whole_step(summary, lines_of(rows))
+    assert isinstance(found, Table)
+    assert isinstance(whole, Table)
     assert found.rows[1][2] == whole.rows[0][4] == f"{show(limits[0])} to {show(limits[1])}"
     assert "block bootstrap" in found.note
     assert "block bootstrap" in whole.note
@@ -91,22 +90,22 @@ def test_intervals_are_of_the_counts_of_steps() -> None:
 
 def test_where_too_little_was_seen_it_is_said_instead_of_a_number() -> None:
     rows, summary = spiky(0.007)
-    found = tables.submodules(summary, rows)
-    whole = tables.whole_step(summary, rows)
-    assert found is not None
-    assert whole is not None
+    found = tables.submodules(summary, lines_of(rows))
+    whole = tables.whole_step(summary, lines_of(rows))
+    assert isinstance(found, Table)
+    assert isinstance(whole, Table)
     assert [row[2] for row in found.rows] == ["–", "too few steps with a mismatch", "–", "–"]
     assert whole.rows[0][4] == "too few steps with a mismatch"
-    damaged = [{**row, "gradient": {"checked": "x", "mismatched": 3}} for row in rows]
-    told = tables.whole_step(summary, damaged)
-    assert told is not None
+    damaged = [{**row, "gradient": {"checked": 1.5, "mismatched": 3}} for row in rows]
+    told = tables.whole_step(summary, lines_of(damaged))
+    assert isinstance(told, Table)
     assert told.rows[0][4] == "too few steps with a mismatch"
 
 
 def test_differences_that_persist_have_no_interval() -> None:
     rows = free_steps(60)
-    table = tables.whole_step(summarize(manifest(sync="none"), rows, []), rows)
-    assert table is not None
+    table = tables.whole_step(summarize(manifest(sync="none"), rows, []), lines_of(rows))
+    assert isinstance(table, Table)
     assert [row[4] for row in table.rows] == ["–", "–"]
     assert "no interval" in table.note
 
@@ -114,33 +113,33 @@ def test_differences_that_persist_have_no_interval() -> None:
 def test_a_published_zero_has_no_ratio() -> None:
     published = {site: {"frequency": 0.0, "severity": 0.0} for site in PUBLISHED}
     table = tables.submodules(summarize(manifest(published=published), *steps(3, rates=RATES)), [])
-    assert table is not None
+    assert isinstance(table, Table)
     assert [row[4] for row in table.rows] == ["–"] * 4
 
 
 def test_a_simulation_says_whether_every_injection_was_found() -> None:
     rows, mismatches = steps(3, rates=RATES)
     found = tables.counts(summarize(manifest(), rows, mismatches))
-    assert found is not None
+    assert isinstance(found, Table)
     assert "equals injected" in found.note
     rows[0]["sites"]["bwd/attn"]["injected"] += 1
     missed = tables.counts(summarize(manifest(), rows, mismatches))
-    assert missed is not None
+    assert isinstance(missed, Table)
     assert "differs from injected at bwd/attn" in missed.note
 
 
 def test_ranks_add_up() -> None:
     _, mismatches = steps(3, rates=RATES)
-    table = tables.ranks(mismatches)
-    assert table is not None
+    table = tables.ranks(details_of(mismatches))
+    assert isinstance(table, Table)
     assert table.rows[0][:2] == ("1 / 0 / 1", show(sum(row["mismatched"] for row in mismatches)))
-    assert tables.ranks([]) is None
+    assert isinstance(tables.ranks(details_of([])), LeftOut)
 
 
 def test_first_mismatches_come_in_the_order_of_the_step() -> None:
     _, mismatches = steps(3, rates=RATES)
-    table = tables.first_mismatches(mismatches[::-1], limit=5)
-    assert table is not None
+    table = tables.first_mismatches(details_of(mismatches[::-1]), limit=5)
+    assert isinstance(table, Table)
     assert [row[1] for row in table.rows] == ["0"] * 5
     assert [row[0] for row in table.rows] == ["fwd/attn"] * 4 + ["fwd/ffn"]
 
@@ -153,17 +152,18 @@ def test_losses_show_their_last_bits() -> None:
 
 
 def test_nested_settings_become_one_row_each() -> None:
-    table = tables.flat("x", {"a": {"b": 1, "c": [1, 2]}, "d": None})
-    assert table is not None
+    table = flat("x", {"a": {"b": 1, "c": [1, 2]}, "d": None})
+    assert isinstance(table, Table)
     assert table.rows == (("a.b", "1"), ("a.c", "1, 2"))
-    assert tables.flat("x", None) is None
+    assert flat("x", None) is None
 
 
 @given(st.text(alphabet="ab|\\`*_[]<>&~#$\n\r!()-+.1 é", max_size=20))
 def test_a_cell_shows_its_text_literally(text: str) -> None:
-    markdown = Table("caption", ("name", "value"), (("row", text), ("after", "1"))).markdown()
+    table = Table("caption", ("name", "value"), (("row", text), ("after", "1")))
+    markdown = to_markdown(Report("title", "kind", None, (Section("", (table,)),)))
     tokens = [token for token in MarkdownIt("commonmark").enable("table").parse(markdown) if token.type == "inline"]
-    cells = tokens[1:]
+    cells = tokens[2:]  # the title and the caption stand before
     assert len(cells) == 6
     shown = "".join(child.content for child in cells[3].children or [])
     assert shown == " ".join(text.split())
@@ -173,6 +173,6 @@ def test_a_cell_shows_its_text_literally(text: str) -> None:
 def test_what_was_not_compared_is_not_nought() -> None:
     """Under `params` and `none` no submodule is compared, though values are injected in them."""
     table = tables.counts(summarize(manifest(), free_steps(10), []))
-    assert table is not None
+    assert isinstance(table, Table)
     for row in table.rows:
         assert row[1:] == ("not compared", "-", "30", "-", "-")

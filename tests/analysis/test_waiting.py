@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, expon, f as snedecor, poisson
 
-from sdc.analysis.advice import again
-from sdc.analysis.waiting import (
+from sdc.analysis.headline import again
+from sdc.analysis.statistics.burst_intervals import (
     burn_in_steps,
     count_bursts,
     excluded_interval,

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from sdc.analysis import (
     conclude,
-    summarize_campaign,
     write_beside,
     write_difference,
     write_overview,
@@ -71,5 +70,5 @@ def _campaign(folder: Path) -> Path:
     with Record.create(folder, about) as record:
         for row in rows:
             record.line(row)
-        record.finish(summarize_campaign(about, rows))
+        record.finish(test_campaigns.summarize_campaign(about, rows))
     return write_report(folder)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sdc.analysis.report import Table
 from sdc.faults.comparing import Compared
 from sdc.faults.measured import NodesMeasured, Response
 from sdc.faults.nodes import FittedValue
@@ -158,6 +159,6 @@ def test_no_figure_of_a_wide_table_is_cut(capsys: pytest.CaptureFixture[str]) ->
     """However narrow the window is."""
     header = [f"a column of many words {number}" for number in range(12)]
     row = [f"1.{number:03} [0.{number:03}, 2.{number:03}]" for number in range(12)]
-    show("scar study", {"grids": [{"caption": "wide", "header": header, "rows": [row]}]}, as_json=False)
+    show({}, [Table("wide", tuple(header), (tuple(row),))], as_json=False)
     said = capsys.readouterr().out
     assert all(word in said for word in (*header, *row))

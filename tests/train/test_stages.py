@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sdc.analysis.pairing import Opening, judge_pair, stage_differs
-from sdc.analysis.resolving import explain, resolve_pairs
+from sdc.analysis.host_diff import Opening, explain, judge_pair, resolve_pairs, stage_differs
 from sdc.burnin.golden import contradictions
 from sdc.burnin.pair import FOLDERS, PAIR, PAIR_FORMAT, Pair, TwinRow
 from sdc.records.storage import RecordError

@@ -110,7 +110,7 @@ def run(options: BurninCommand) -> int:
         settings.accept = list(dict.fromkeys(options.accept))
         rehearsed(options.suspect, options.fault, 0)
         folder = _folder(options)
-    from sdc.analysis.bursts import outlooks
+    from sdc.analysis import burst_outlooks
     from sdc.burnin import NotOnRecord, Session
     from sdc.train import BURNIN_STEPS, register_training
 
@@ -120,7 +120,7 @@ def run(options: BurninCommand) -> int:
     onward.folder = folder
     with BurninProgress(settings.minutes, settings.rounds) as progress:
         session = Session(
-            settings, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], outlooks=outlooks,
+            settings, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], outlooks=burst_outlooks,
             steps=BURNIN_STEPS, on_event=progress.update, on_result=functools.partial(_publish, options),
         )  # fmt: skip
         gently(functools.partial(_end, session, options))

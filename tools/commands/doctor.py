@@ -1,8 +1,9 @@
 """`sdc doctor`: is this environment fit for bitwise comparison?"""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -13,6 +14,9 @@ from sdc.train.doctor import MOST_SECONDS, Examined, check_alike, examine, read_
 from sdc.train.programs import check
 
 from .. import usage_errors
+
+if TYPE_CHECKING:
+    from sdc.analysis.report import Part
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +61,26 @@ def run(options: DoctorCommand) -> int:
             named=None if options.against is None else str(options.against),
             tell=progress.begin,
         )
-    show("doctor", msgspec.to_builtins(found), as_json=options.json)
+    show(msgspec.to_builtins(found), _parts(found), as_json=options.json)
     return found.verdict.code
+
+
+def _parts(found: Examined) -> "Iterator[Part]":
+    """Checks that say something, what to set, and the verdict."""
+    from sdc.analysis.report import Text
+
+    to_set: dict[str, str] = {}  # by variable: what makes this host like another one comes last
+    tones = {"differs": "corrupt", "ok": "clean", "not applicable": "quiet", "information": "known"}
+    for each in found.checks:
+        tone = tones.get(each.outcome, "inconclusive")
+        yield Text(f"{each.name}: {each.sentence}", lead=f"{each.outcome:<14}", tone=tone)
+        if each.outcome not in ("ok", "not applicable"):
+            to_set |= {line.partition("=")[0].split()[-1]: line for line in each.lines}
+    if to_set:
+        yield Text("to make bits comparable, set")
+        yield from (Text(f"  {line}") for line in to_set.values())
+    tone = {"FIT": "clean", "NOT FIT": "corrupt"}.get(found.verdict.word, "inconclusive")
+    yield Text(found.verdict.sentence, lead=found.verdict.word, tone=tone)
 
 
 def _checked(options: DoctorCommand) -> Examined | None:

@@ -71,6 +71,7 @@ def estimate(options: EstimateCommand) -> int:
                     raise
                 failed.append(error)
             progress.advance(f"{subject.target} {subject.tool}")
+    from sdc.analysis import describe
     from sdc.analysis.studies import write_estimate
 
     from .. import show
@@ -80,7 +81,7 @@ def estimate(options: EstimateCommand) -> int:
     settings = dataclasses.asdict(options.program) | chosen
     with run_errors(folder, resumable=False):
         summary = write_estimate(folder, rows, about | {"settings": settings})
-    show("estimate", summary, as_json=options.json)
+    show(summary, describe(folder).report, as_json=options.json)
     for one in failed:
         sys.stderr.write(f"sdc: error: {one}\n")
     codes = [one.code for one in failed] + [Exit.USAGE for row in rows if "does_not_fit" in row]

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 import tyro
 
 from sdc.records import endless, reason
 from sdc.settings import SettingError, Within
-from sdc.verdict import Exit, exit_code
+from sdc.verdict import Exit
 
 from .. import usage_errors
 
@@ -142,6 +143,7 @@ def _summarized(options: SummarizeCommand) -> int:
         collect,
         device_rows,
         find_results,
+        fleet_page,
         prepare_folder,
         read_ledger,
         summarize_results,
@@ -156,7 +158,7 @@ def _summarized(options: SummarizeCommand) -> int:
         if not options.files:
             raise SettingError("FILES", None, "expected results of sdc burnin, or folders that hold them")
         files = list(find_results(options.files))
-        ledger, added = None, None
+        ledger, added, report = None, None, {}
         if options.ledger is not None:
             if not options.ledger.absolute().parent.is_dir():
                 raise SettingError("ledger", options.ledger, "its folder does not exist; make it, or name another")
@@ -170,10 +172,10 @@ def _summarized(options: SummarizeCommand) -> int:
             ledger, added = update_ledger(options.ledger, found.results, votes)
         summary = summarize_results(found, votes=votes, ledger=ledger, added=added)
         if options.output is not None:
-            devices = device_rows(found.results, votes, summary["suspects"], ledger)
-            summary["report"] = str(write_pages(options.output, summary, devices))
-    show("fleet", summary, as_json=options.json)
-    return exit_code(summary["verdict"])
+            devices = device_rows(found.results, votes, summary.suspects, ledger)
+            report = {"report": str(write_pages(options.output, summary, devices))}
+    show({**msgspec.to_builtins(summary), **report}, fleet_page(summary), as_json=options.json)
+    return summary.verdict.code
 
 
 def _schedule(options: ScheduleCommand) -> int:
@@ -193,14 +195,14 @@ def _schedule(options: ScheduleCommand) -> int:
         rounds = [
             {"pairs": pairs, "resting": resting} for pairs, resting in zip(made.rounds, made.resting, strict=True)
         ]
-        show("fleet", {"rounds": rounds, "suspects": suspects, "notes": list(made.notes)}, as_json=True)
+        show({"rounds": rounds, "suspects": suspects, "notes": list(made.notes)}, as_json=True)
     else:
         write(text)
     return Exit.CLEAN
 
 
 def _simulate(options: SimulateCommand) -> int:
-    from sdc.analysis.fleet import simulate_naming
+    from sdc.analysis.fleet import simulate_naming, simulation_table
 
     from .. import show
 
@@ -215,7 +217,7 @@ def _simulate(options: SimulateCommand) -> int:
         )
     asked = {"hosts": options.hosts, "bad": options.bad, "probability": options.probability, "trials": options.trials}
     result = {"simulated": True, **asked, "seed": options.seed, "rounds": [row._asdict() for row in rows]}
-    show("fleet simulation", result, as_json=options.json)
+    show(result, simulation_table(result), as_json=options.json)
     return Exit.CLEAN
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -11,6 +12,9 @@ from sdc.records import MANIFEST, read_manifest
 from sdc.verdict import Exit, Verdict, exit_code
 
 from .. import CommandError, run_errors, usage_errors
+
+if TYPE_CHECKING:
+    from sdc.analysis.report import Part, Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +83,15 @@ class CheckpointCommand:
 def report(options: ReportCommand) -> int:
     """Writes the report and returns the exit code of the gravest verdict."""
     with usage_errors():
-        kind, result = _written(options)
+        result, shown = _written(options)
     from .. import show
 
-    show(kind, result, as_json=options.json)
+    show(result, shown, as_json=options.json)
     return exit_code(result.get("verdict"))
 
 
-def _written(options: ReportCommand) -> tuple[str, dict[str, Any]]:
-    """What to show, and its kind. `sdc.analysis` imports JAX: what is no run is told before."""
+def _written(options: ReportCommand) -> "tuple[dict[str, Any], Report | list[Part]]":
+    """The result and what to show. `sdc.analysis` imports JAX: what is no run is refused before."""
     first, *more = options.runs or (None,)
     if first is None:
         raise CommandError("no folder: expected a run, a folder of runs, or several runs")
@@ -98,15 +102,27 @@ def _written(options: ReportCommand) -> tuple[str, dict[str, Any]]:
             read_manifest(folder)
         from sdc.analysis import write_beside
 
-        return "several", write_beside(first, more[0], options.output, more=more[1:])
+        return _several(write_beside(first, more[0], options.output, more=more[1:]))
     if os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}")):
         from sdc.analysis import write_overview
 
-        return "several", write_overview(first)
-    kind = str(read_manifest(first)["kind"])
-    from sdc.analysis import report_anew
+        return _several(write_overview(first))
+    read_manifest(first)
+    from sdc.analysis import draw_conclusion
 
-    return kind, report_anew(first)
+    found = draw_conclusion(first, write=False)
+    return found.contents, found.report
+
+
+def _several(result: dict[str, Any]) -> "tuple[dict[str, Any], list[Part]]":
+    """Several runs, a line for each, and which settings differ."""
+    from sdc.analysis.report import Text
+
+    parts: list[Part] = [
+        Text(f"{one['run']}  {one['sentence']}", lead=one["label"], tone=one["verdict"] or "") for one in result["runs"]
+    ]
+    settings = result.get("settings", {}).items()
+    return result, [*parts, *(Text(f"  {name}: {' | '.join(values)}") for name, values in settings)]
 
 
 def diff(options: DiffCommand) -> int:
@@ -115,7 +131,7 @@ def diff(options: DiffCommand) -> int:
         for folder in (options.run_a, options.run_b):  # what is no trace is told before JAX is imported
             read_manifest(folder, "trace")
     from sdc import twins
-    from sdc.analysis import describe_difference, write_difference
+    from sdc.analysis import describe_difference, difference_page, write_difference
 
     from .. import show
 
@@ -126,7 +142,7 @@ def diff(options: DiffCommand) -> int:
         result = describe_difference(a, b, found)
         if options.output is not None:
             result["report"] = str(write_difference(options.output, a, b, found))
-    show("diff", result, as_json=options.json)
+    show(result, difference_page(a, b, found, result), as_json=options.json)
     return exit_code(result["verdict"])
 
 
@@ -154,8 +170,31 @@ def checkpoint(options: CheckpointCommand) -> int:
             progress.advance(f"step {step}")
     verdict = _judged(rows)
     compared = options.action == "verify"
-    show("checkpoint", {"verdict": verdict if compared else None, "checkpoints": rows}, as_json=options.json)
+    shown = verdict if compared else None
+    show({"verdict": shown, "checkpoints": rows}, _listed(shown, rows), as_json=options.json)
     return verdict.code if compared or verdict is Verdict.INCONCLUSIVE else Exit.CLEAN
+
+
+def _listed(verdict: Verdict | None, rows: list[dict[str, Any]]) -> "Iterator[Part]":
+    """The checkpoints, a line each, what is wrong with them, and the verdict."""
+    from sdc.analysis.report import Table, Text
+    from sdc.analysis.studies import size
+
+    cells = []
+    for row in rows:
+        status = row["status"] or {"state": "-", "reasons": [], "history": True}
+        by = ", ".join(status["reasons"]) + ("" if status["history"] else " (history not verified)")
+        found = "not compared" if not row["compared"] else "differs" if row["wrong"] else "as saved"
+        found = "-" if row["compared"] and not row["wrong"] and row["problem"] else found
+        cells.append((row["step"], status["state"], by or "-", f"{row['covered']:,}", size(row["bytes"]), found))
+    yield Table("Checkpoints", ("step", "state", "by", "arrays", "size", "restored"), tuple(cells))
+    for row in rows:
+        if row["problem"]:
+            yield Text(f"step {row['step']}: {row['problem']}")
+        if row["uncovered"]:
+            yield Text(f"step {row['step']}: not certified: {', '.join(row['uncovered'])}")
+    if verdict is not None:
+        yield Text("", lead=verdict.upper(), tone=verdict)
 
 
 def _judged(rows: list[dict[str, Any]]) -> Verdict:

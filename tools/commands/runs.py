@@ -88,7 +88,7 @@ def campaign(command: CampaignCommand) -> int:
         devices = check_devices(command.devices, job, 1)
         check_folder(folder, job.resume, "campaign")
         loaded = job.load()
-    from sdc.analysis import conclude
+    from sdc.analysis import draw_conclusion
     from sdc.train import rows_done, run_campaign
 
     from .. import InjectionProgress, show
@@ -99,6 +99,6 @@ def campaign(command: CampaignCommand) -> int:
     onward.folder = folder
     with run_errors(folder), InjectionProgress(job.injections, first=done) as progress:
         run_campaign(job, loaded=loaded, on_row=progress.update, command=["sdc", *sys.argv[1:]])
-        summary = conclude(folder)
-    show("campaign", summary, as_json=command.json)
+        found = draw_conclusion(folder)
+    show(found.contents, found.report, as_json=command.json)
     return Exit.CLEAN

@@ -251,6 +251,7 @@ def _aggregation(options: AggregationStudyCommand) -> int:
     with usage_errors():
         check_training(LEAST if options.steps is None else options.steps, options.seed)
         folder = new_folder(options.study, options.run)
+    from sdc.analysis import describe
     from sdc.analysis.studies import write_study
     from sdc.train.studies import STUDIES, chosen_tasks
 
@@ -269,7 +270,7 @@ def _aggregation(options: AggregationStudyCommand) -> int:
     }
     with run_errors(folder, resumable=False):
         summary = write_study(folder, measured, manifest)
-    show("aggregation study", summary, as_json=options.json)
+    show(summary, describe(folder).report, as_json=options.json)
     return Exit.CLEAN
 
 
@@ -281,7 +282,7 @@ def _scar(options: ScarStudyCommand) -> int:
         check_folder(folder, options.resume, "scar study")
         if not options.workload:
             raise SettingError("workload", None, "expected one or several; see --help")
-    from sdc.analysis import conclude
+    from sdc.analysis import draw_conclusion
     from sdc.records import prepare
     from sdc.train.studies import ScarStudy, record_study, subjects
 
@@ -296,14 +297,15 @@ def _scar(options: ScarStudyCommand) -> int:
         record_study(
             study, chosen, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], on_part=progress.advance
         )
-        summary = conclude(folder)
-    show("scar study", summary, as_json=options.json)
+        found = draw_conclusion(folder)
+    show(found.contents, found.report, as_json=options.json)
     return Exit.CLEAN
 
 
 def _nodes(options: NodesStudyCommand) -> int:
     with usage_errors():
         folder = new_folder("nodes", options.run)
+    from sdc.analysis import describe
     from sdc.analysis.studies import write_nodes_study
     from sdc.train.studies import NodesStudy
 
@@ -324,7 +326,7 @@ def _nodes(options: NodesStudyCommand) -> int:
     }
     with run_errors(folder, resumable=False):
         summary = write_nodes_study(folder, measured, manifest)
-    show("nodes study", summary, as_json=options.json)
+    show(summary, describe(folder).report, as_json=options.json)
     return Exit.CLEAN
 
 
@@ -356,6 +358,7 @@ def _products(options: ProductsStudyCommand) -> int:
         folder = new_folder("study", options.run)
         check_measurement(options.steps, options.dtypes)
         loaded = options.text.load()
+    from sdc.analysis import describe
     from sdc.analysis.studies import write_products_study
     from sdc.train.studies import ProductsStudy
 
@@ -366,7 +369,7 @@ def _products(options: ProductsStudyCommand) -> int:
         measured = experiment("study", study.count(), study.run(*loaded, profile))
         about = {"command": ["sdc", *sys.argv[1:]], "profile": str(options.profile or "assumed of the platform")}
         summary = write_products_study(folder, measured, about)
-    show("abft study", summary, as_json=options.json)
+    show(summary, describe(folder).report, as_json=options.json)
     return Exit.CLEAN
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sdc.analysis.fleet.collecting import Host, collect
-from sdc.analysis.fleet.summarizing import summarize_results
+from sdc.analysis.fleet.collection import HostKey, collect
+from sdc.analysis.fleet.fleet_summary import Moved, summarize_results
 from sdc.burnin.results import RESULT
 from sdc.records.format import seal
 from sdc.settings import SettingError
@@ -68,8 +68,8 @@ def test_damage_is_refused_and_told(tmp_path: Path) -> None:
     assert [each.host.name for each in found.results] == ["whole"]
     assert {Path(each.file).parent.name for each in found.refused} == set(damaged)
     summary = summarize_results(found)
-    assert summary["results"] == 1
-    assert len(summary["refused"]) == 6
+    assert summary.results == 1
+    assert len(summary.refused) == 6
 
 
 def test_a_result_counts_once(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_result_counts_once(tmp_path: Path) -> None:
     assert len(found.results) == 1
     assert not found.refused
     assert [each.of for each in found.duplicates] == [str(first)] * 3
-    assert summarize_results(found)["elements"] == 2 * len(WORKLOADS) * 1000
+    assert summarize_results(found).elements == 2 * len(WORKLOADS) * 1000
 
 
 def test_two_results_of_one_id_that_differ_are_both_refused(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_a_number_that_two_hosts_claim_at_once_is_no_identity(tmp_path: Path) ->
     put_report(tmp_path, make_report("c", device={"serial": lambda i: f"MOVED{i}"}))
     put_report(tmp_path, make_report("d", device={"serial": lambda i: f"MOVED{i}", "uuid": None}, created=NEXT_DAY))
     summary = summarize_results(found := collect([tmp_path]))
-    assert summary["doubtful_identities"] == ["serial CLONE0", "serial CLONE1"]
-    assert summary["moved"] == [{"identity": f"serial MOVED{i}", "hosts": ["c", "d"]} for i in range(2)]
-    assert summary["devices"] == 6
+    assert summary.doubtful_identities == ["serial CLONE0", "serial CLONE1"]
+    assert summary.moved == [Moved(identity=f"serial MOVED{i}", hosts=["c", "d"]) for i in range(2)]
+    assert summary.devices == 6
     assert found.results[0].parts[0].identity.startswith("uuid ")
 
 
@@ -145,8 +145,8 @@ def test_what_is_no_suspect_and_not_clean_is_told(tmp_path: Path) -> None:
     ):
         put_report(tmp_path, report)
     summary = summarize_results(collect([tmp_path]))
-    assert [each["host"] for each in summary["suspects"]] == ["found"]
-    told = {(each["host"], each["device"]): each["reason"] for each in summary["watch"]}
+    assert [each.host for each in summary.suspects] == ["found"]
+    told = {(each.host, each.device): each.reason for each in summary.watch}
     assert told == {
         ("xid", 1): "the driver reported Xid 48",
         ("found", 0): "the driver reported Xid 63",
@@ -155,16 +155,16 @@ def test_what_is_no_suspect_and_not_clean_is_told(tmp_path: Path) -> None:
         ("stopped", None): "stopped early by SIGTERM",
         ("hot", 1): "throttled in 1 workload",
     }
-    reasons = [each["reason"].startswith("the driver") for each in summary["watch"]]
+    reasons = [each.reason.startswith("the driver") for each in summary.watch]
     assert reasons == sorted(reasons, reverse=True)
-    assert Host("xid", digest_of("machine", "xid")) == collect([tmp_path]).results[-1].host
+    assert HostKey("xid", digest_of("machine", "xid")) == collect([tmp_path]).results[-1].host
 
 
 def test_simulations_that_agree_say_nothing_about_a_real_host(tmp_path: Path) -> None:
     for report in (make_report("real"), make_report("a", simulated=True), make_report("b", simulated=True)):
         put_report(tmp_path, report)
     summary = summarize_results(collect([tmp_path]))
-    assert (summary["verdict"], summary["simulated"]) == ("inconclusive", "some")
-    assert summary["compared"]["hosts"] == 0
+    assert (summary.verdict, summary.simulated) == ("inconclusive", "some")
+    assert summary.compared.hosts == 0
     put_report(tmp_path, make_report("another"))
-    assert summarize_results(collect([tmp_path]))["verdict"] == "clean"
+    assert summarize_results(collect([tmp_path])).verdict == "clean"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sdc.analysis.fleet.collecting import Collection, HostResult
-from sdc.analysis.fleet.ledger import Account, Accusation, Ledger, enter, limits, read_ledger, update_ledger
-from sdc.analysis.fleet.majority import vote
-from sdc.analysis.fleet.summarizing import summarize_results
+from sdc.analysis.fleet.collection import Collection, HostResult
+from sdc.analysis.fleet.fleet_summary import Moved, summarize_results
+from sdc.analysis.fleet.ledger import Account, Accusation, FleetLedger, enter, limits, read_ledger, update_ledger
 from sdc.analysis.fleet.suspects import find_suspects
+from sdc.analysis.fleet.votes import vote
 from sdc.records.format import RecordError
 from sdc.records.lock import Lock, RecordBusy
 from tests.reports import DAY, WORKLOADS, make_finding, make_report, put_report
@@ -22,7 +22,7 @@ ELEMENTS, SECONDS = 3 * 1000, 3 * 2.0
 """Of a device in a result."""
 
 
-def add(path: Path, results: list[HostResult]) -> tuple[Ledger, tuple[object, ...]]:
+def add(path: Path, results: list[HostResult]) -> tuple[FleetLedger, tuple[object, ...]]:
     ledger, added = update_ledger(path, results, vote(results))
     return ledger, (added.added, added.known, len(added.changed), added.foreign)
 
@@ -66,10 +66,10 @@ def test_a_device_that_moves_takes_its_past_along(tmp_path: Path) -> None:
     ledger, _ = add(path, later)
     assert [place.host for place in ledger.devices["serial S1"].places] == ["old", "new"]
     summary = summarize_results(Collection(tuple(later)), ledger=ledger)
-    assert {"identity": "serial S1", "hosts": ["old", "new"]} in summary["moved"]
-    assert summary["suspects"] == []
-    (told,) = [each for each in summary["watch"] if each["identity"] == "serial S1"]
-    assert told["reason"] == f"differed in 1 burn-in before, the last time on {DAY} (ledger)"
+    assert Moved(identity="serial S1", hosts=["old", "new"]) in summary.moved
+    assert summary.suspects == []
+    (told,) = [each for each in summary.watch if each.identity == "serial S1"]
+    assert told.reason == f"differed in 1 burn-in before, the last time on {DAY} (ledger)"
 
 
 def test_what_was_seen_before_makes_a_suspect_surer(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_what_was_seen_before_makes_a_suspect_surer(tmp_path: Path) -> None:
     alone = find_suspects(first, vote(first))
     assert [each.confidence for each in alone] == ["probable"]
     summary = summarize_results(Collection(tuple(second)), ledger=ledger)
-    (row,) = summary["suspects"]
-    assert (row["confidence"], row["burn_ins"], row["first"], row["last"]) == ("confirmed", 2, DAY, NEXT_DAY)
+    (row,) = summary.suspects
+    assert (row.confidence, row.burn_ins, row.first, row.last) == ("confirmed", 2, DAY, NEXT_DAY)
 
 
 def test_other_hosts_may_accuse_later(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_writer_that_goes_on_is_waited_for_and_then_told(tmp_path: Path) -> No
 
 def test_entering_is_what_the_file_holds(tmp_path: Path) -> None:
     results = reduced(make_report("a", findings=[make_finding()]), make_report("b"))
-    ledger = Ledger()
+    ledger = FleetLedger()
     enter(ledger, results, vote(results))
     stored, _ = add(tmp_path / "ledger.json", results)
     assert (stored.devices, stored.burn_ins) == (ledger.devices, ledger.burn_ins)

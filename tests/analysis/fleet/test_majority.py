@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from sdc.analysis.fleet.collecting import Collection, Host, HostResult, _Reader
-from sdc.analysis.fleet.majority import majority, vote
-from sdc.analysis.fleet.pace import outliers
-from sdc.analysis.fleet.summarizing import summarize_results
+from sdc.analysis.fleet.collection import Collection, HostKey, HostResult, _Reader
+from sdc.analysis.fleet.fleet_summary import outliers, summarize_results
 from sdc.analysis.fleet.suspects import find_suspects
+from sdc.analysis.fleet.votes import majority, vote
 from sdc.burnin.results import BurninResult
 from tests.reports import DAY, WORKLOADS, digest_of, make_finding, make_report
 
-A, B, C, D = (Host(name, None) for name in "abcd")
+A, B, C, D = (HostKey(name, None) for name in "abcd")
 NEXT_DAY = DAY.replace("-05T", "-06T")
 
 
@@ -42,12 +41,12 @@ def wrong(host: str, device: int = 1, workload: str = WORKLOADS[1]) -> dict[tupl
         ([(A, "x"), (B, "x"), (C, "y"), (D, "y")], None),
         ([(A, "x"), (A, "x"), (B, "y"), (B, "y"), (B, "y"), (B, "x")], None),  # more votes, not more devices
         ([*8 * [(A, "x")], (B, "y"), (C, "y"), (D, "y")], None),
-        ([*8 * [(A, "x")], (B, "x"), (C, "y"), (D, "y"), (Host("e", None), "y")], None),  # more devices, not hosts
-        ([(A, "x"), (B, "x"), (C, "y"), (D, "z"), (Host("e", None), "w")], None),  # more than others is not most
+        ([*8 * [(A, "x")], (B, "x"), (C, "y"), (D, "y"), (HostKey("e", None), "y")], None),  # more devices, not hosts
+        ([(A, "x"), (B, "x"), (C, "y"), (D, "z"), (HostKey("e", None), "w")], None),  # more than others is not most
         ([], None),
     ],
 )
-def test_a_majority_is_one_of_hosts_and_of_devices(votes: list[tuple[Host, str]], expected: str | None) -> None:
+def test_a_majority_is_one_of_hosts_and_of_devices(votes: list[tuple[HostKey, str]], expected: str | None) -> None:
     assert majority(votes) == expected
     assert majority(list(reversed(votes))) == expected
 
@@ -102,14 +101,14 @@ def test_one_wrong_digest_on_several_hosts_is_less_sure() -> None:
 
 def test_a_tie_names_nobody_and_is_not_clean() -> None:
     one = summarize_results(Collection(tuple(reduced(make_report("a"), make_report("b", digests=wrong("b"))))))
-    assert [each["device"] for each in one["suspects"]] == [1]  # three devices of two hosts against it
+    assert [each.device for each in one.suspects] == [1]  # three devices of two hosts against it
     both = {(WORKLOADS[1], 0): "0" * 16, (WORKLOADS[1], 1): "0" * 16}
     summary = summarize_results(Collection(tuple(reduced(make_report("a"), make_report("b", digests=both)))))
-    assert summary["verdict"] == "corrupt"
-    assert summary["suspects"] == []
-    (tie,) = summary["ties"]
-    assert tie["workload"] == WORKLOADS[1]
-    assert sorted(each["hosts"] for each in tie["groups"]) == [["a"], ["b"]]
+    assert summary.verdict == "corrupt"
+    assert summary.suspects == []
+    (tie,) = summary.ties
+    assert tie.workload == WORKLOADS[1]
+    assert sorted(each.hosts for each in tie.groups) == [["a"], ["b"]]
 
 
 def test_other_versions_and_drivers_are_not_compared() -> None:
@@ -122,10 +121,10 @@ def test_other_versions_and_drivers_are_not_compared() -> None:
         make_report("x", digests=digests, kind="Other Accelerator"),
     ):
         summary = summarize_results(Collection(tuple(reduced(*usual, other))))
-        assert summary["verdict"] == "clean"
-        assert summary["compared"]["hosts_not_compared"] == ["x"]
-        assert summary["compared"]["programs_on_one_host"] == 3
-    assert summarize_results(Collection(tuple(reduced(*usual, make_report("x", digests=digests)))))["suspects"]
+        assert summary.verdict == "clean"
+        assert summary.compared.hosts_not_compared == ["x"]
+        assert summary.compared.programs_on_one_host == 3
+    assert summarize_results(Collection(tuple(reduced(*usual, make_report("x", digests=digests))))).suspects
 
 
 def test_simulations_never_decide_about_others() -> None:
@@ -133,20 +132,20 @@ def test_simulations_never_decide_about_others() -> None:
     digests = {(WORKLOADS[0], 0): "5" * 16, (WORKLOADS[0], 1): "5" * 16}
     simulated = [make_report(f"s-{number}", simulated=True, digests=digests) for number in range(9)]
     mixed = summarize_results(Collection(tuple(reduced(make_report("real"), *simulated))))
-    assert (mixed["simulated"], mixed["suspects"]) == ("some", [])
+    assert (mixed.simulated, mixed.suspects) == ("some", [])
     real = [make_report(f"gpu-{number}") for number in range(2)]
     voted = summarize_results(Collection(tuple(reduced(*real, *simulated))))
-    assert {each["host"] for each in voted["suspects"]} == {f"s-{number}" for number in range(9)}
-    assert all(each["simulated"] for each in voted["suspects"])
+    assert {each.host for each in voted.suspects} == {f"s-{number}" for number in range(9)}
+    assert all(each.simulated for each in voted.suspects)
     alone = summarize_results(Collection(tuple(reduced(*simulated, make_report("s-x", simulated=True)))))
-    assert (alone["simulated"], {each["host"] for each in alone["suspects"]}) == ("all", {"s-x"})
+    assert (alone.simulated, {each.host for each in alone.suspects}) == ("all", {"s-x"})
 
 
 def test_rows_without_digest_or_runs_have_no_vote() -> None:
     results = reduced(*(make_report(f"gpu-{n}", digests={(name, d): None for name in WORKLOADS for d in (0, 1)})
                         for n in range(3)))  # fmt: skip
     assert vote(results).compared == 0
-    assert summarize_results(Collection(tuple(results)))["verdict"] == "inconclusive"
+    assert summarize_results(Collection(tuple(results))).verdict == "inconclusive"
 
 
 def test_classes_and_points_order_as_truth_does() -> None:

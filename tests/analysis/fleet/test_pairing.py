@@ -9,9 +9,14 @@ from collections import Counter
 import pytest
 from hypothesis import given, strategies as st
 
-from sdc.analysis.fleet.launching import jobset_lines, srun_lines
-from sdc.analysis.fleet.naming import name_bad, simulate_naming
-from sdc.analysis.fleet.pairing import Schedule, make_schedule
+from sdc.analysis.fleet.pair_schedule import (
+    Schedule,
+    jobset_lines,
+    make_schedule,
+    name_bad,
+    simulate_naming,
+    srun_lines,
+)
 from sdc.settings import SettingError
 
 

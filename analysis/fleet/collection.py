@@ -1,0 +1,332 @@
+"""Results of burn-ins from files of others: read, checked, counted once. What is not counted is told, and why."""
+
+import dataclasses
+import datetime
+import itertools
+import math
+import os
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding
+from sdc.records import AnyPath, Environment, RecordError, reason
+from sdc.settings import SettingError
+from sdc.verdict import Verdict
+
+PLACEHOLDERS = {
+    "", "na", "n/a", "[n/a]", "none", "null", "unknown", "default string", "not specified", "not available",
+    "to be filled by o.e.m.", "[unknown error]", "[not supported]",
+}  # fmt: skip
+"""What stands for a serial number where there is none."""
+LONGEST = 300
+
+
+class HostKey(NamedTuple):
+    """A machine under a name. Two machines of one name are two hosts, and so is a machine that has another name."""
+
+    name: str
+    machine: str | None
+
+
+class WorkloadResult(NamedTuple):
+    """A workload on a device; see `sdc.burnin.results.Tally`."""
+
+    workload: str
+    device: int
+    context: str | None  # what decides the bits: key of the row, versions, driver; None where nothing is said
+    digest: str | None
+    differences: int
+    runs: int
+    rate: float | None  # throughput, where it was judged
+    unit: str
+    void: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceResult:
+    """A device in a result."""
+
+    identity: str  # what it is recognized by
+    names: tuple[str, ...]  # all that it could be recognized by, the surest first
+    index: int
+    kind: str
+    serial: str | None
+    uuid: str | None
+    bus: str | None
+    driver: str | None
+    elements: int
+    runs: int
+    seconds: float
+    errors: tuple[str, ...]  # what its driver reported while it was tested
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostResult:
+    """What is used of the result of a burn-in."""
+
+    file: str
+    host: HostKey
+    id: str
+    level: str
+    created: str
+    ended: str
+    verdict: Verdict
+    simulated: bool
+    stopped: str | None
+    sentences: tuple[str, ...]
+    parts: dict[int, DeviceResult]
+    rows: tuple[WorkloadResult, ...]
+    findings: tuple[Finding, ...]
+    unfinished: tuple[Ended, ...]
+
+
+class Refused(NamedTuple):
+    """A file that does not count, and why."""
+
+    file: str
+    reason: str
+
+
+class Duplicate(NamedTuple):
+    """A file with a result that was read already."""
+
+    file: str
+    of: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+    """What files hold."""
+
+    results: tuple[HostResult, ...]
+    refused: tuple[Refused, ...] = ()
+    duplicates: tuple[Duplicate, ...] = ()
+    doubtful: tuple[str, ...] = ()  # identities that two hosts claimed at the same time: those of no part
+
+
+def find_results(paths: Iterable[AnyPath]) -> Iterator[Path]:
+    """Files that are named, and each `result.json` in or below the folders that are."""
+    for path in map(Path, paths):
+        if not path.exists():
+            raise SettingError("FILES", path, "there is no such file or folder; name results of sdc burnin")
+        if not path.is_dir():
+            yield path
+            continue
+        found = sorted(Path(folder, RESULT) for folder, _, names in os.walk(path) if RESULT in names)
+        if not found:
+            raise SettingError("FILES", path, f"there is no {RESULT} in this folder or below; name another, or files")
+        yield from found
+
+
+def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: None) -> Collection:
+    """Reads results. One that is damaged, of another layout or contradicts itself is refused.
+
+    Two files of one id that say the same count once; if they do not, nothing tells which is right: both are refused.
+    """
+    reader = _Reader()
+    refused: list[Refused] = []
+    duplicates: list[Duplicate] = []
+    results: dict[str, HostResult] = {}
+    conflicts: dict[str, list[str]] = {}
+    visited: dict[Path, str] = {}
+    for path in find_results(paths):
+        file = os.fspath(path)
+        try:
+            real = path.resolve()
+            if real in visited:
+                duplicates.append(Duplicate(file, visited[real]))
+                continue
+            visited[real] = file
+            report = BURN_IN.read(path)
+            if problem := next(impossible(report), None):
+                raise RecordError(f"contradicts itself: {problem}; run the burn-in again")
+        except (RecordError, OSError) as error:
+            said = reason(error) if isinstance(error, OSError) else str(error)
+            refused.append(Refused(file, said.removeprefix(f"{file} ").removeprefix("is ")))
+            continue
+        finally:
+            told(file)
+        first = results.get(report.id)
+        if report.id in conflicts:
+            conflicts[report.id].append(file)
+        elif first is None:
+            results[report.id] = reader.reduced(file, report)
+        elif BURN_IN.read(first.file) == report:
+            duplicates.append(Duplicate(file, first.file))
+        else:
+            conflicts[report.id] = [first.file, file]
+    for id, files in conflicts.items():
+        del results[id]
+        for file in files:
+            others = ", ".join(other for other in files if other != file)
+            refused.append(
+                Refused(file, f"has the id of {others}, and says something else: nothing tells which is right")
+            )
+    ordered = sorted(
+        results.values(), key=lambda each: (each.host.name, each.host.machine or "", each.created, each.id)
+    )
+    settled, doubtful = _settled(ordered)
+    return Collection(tuple(settled), tuple(refused), tuple(duplicates), doubtful)
+
+
+def impossible(report: BurninResult) -> Iterator[str]:
+    """What no burn-in counts, in words: sums over a fleet must not become smaller by what somebody claims."""
+    indices = [device.index for device in report.devices]
+    if len(set(indices)) < len(indices):
+        yield "a device stands there twice"
+    counts = [(row.elements, row.runs, row.seconds) for row in report.devices]
+    counts += [(row.elements, row.runs, row.seconds) for row in report.workloads]
+    for elements, runs, seconds in counts:
+        if min(elements, runs) < 0 or not 0 <= seconds < math.inf:
+            yield f"{elements} elements, {runs} runs, {seconds} seconds"
+    for each in report.workloads:
+        if each.differences < 0 or not 0 <= (each.rate or 0) < math.inf:
+            yield f"{each.differences} differences at a throughput of {each.rate}"
+
+
+class _Reader:
+    """Takes what is used of reports. Texts that are alike are one object: a fleet has them a thousand times."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._contexts: dict[tuple[str, str, str | None], str] = {}
+
+    def reduced(self, file: str, report: BurninResult) -> HostResult:
+        text = self._texts.setdefault
+        named = [candidates(report, device) for device in report.devices]
+        chosen = identities(named)
+        parts = {
+            device.index: _part(device, name, names, report.environment)
+            for device, name, names in zip(report.devices, chosen, named, strict=True)
+        }
+        around = surroundings(report.environment)
+        rows = tuple(
+            WorkloadResult(
+                text(row.workload, row.workload),
+                row.device,
+                None if row.key is None else self._context(row.key, around, parts[row.device].driver),
+                None if row.digest is None else text(row.digest, row.digest),
+                row.differences,
+                row.runs,
+                row.rate if row.share is not None else None,
+                text(row.unit, row.unit),
+                row.void,
+            )
+            for row in report.workloads
+        )
+        return HostResult(
+            file, HostKey(report.host.name, report.host.machine), report.id, report.settings.level, report.created,
+            report.ended, report.verdict, report.simulated, report.stopped,
+            report.sentences, parts, rows, tuple(report.findings), tuple(report.unfinished),
+        )  # fmt: skip
+
+    def _context(self, key: str, around: str, driver: str | None) -> str:
+        place = (key, around, driver)
+        if place not in self._contexts:
+            self._contexts[place] = f"{key} | {around} | driver {driver}"
+        return self._contexts[place]
+
+
+def surroundings(environment: Environment) -> str:
+    """What else must be equal for bits to be comparable, besides the key: versions, flags, a CPU's model."""
+    told = environment.platform, environment.platform_version, environment.device_kind, environment.xla_flags
+    processor = environment.machine, environment.processor, environment.processors, environment.cpu_threads
+    parts = [*told, *(processor if environment.platform == "cpu" else ())]
+    named = {**environment.packages, **environment.options}
+    return "; ".join([*map(str, parts), *(f"{name} {named[name]}" for name in sorted(named))])
+
+
+def _part(device: CheckedDevice, name: str, names: Sequence[str], environment: Environment) -> DeviceResult:
+    errors: list[str] = []
+    if (course := device.sensors) is not None:
+        errors += course.events
+        before, after = course.before.uncorrected or 0, course.after.uncorrected or 0
+        if after > before:
+            errors.append(f"{after - before} memory errors that ECC could not correct")
+    return DeviceResult(
+        name, tuple(names), device.index, device.kind or environment.device_kind or "unknown", device.serial,
+        device.uuid, device.bus, device.driver, device.elements, device.runs, device.seconds, tuple(errors),
+    )  # fmt: skip
+
+
+def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str, ...]]:
+    """Results whose devices have no identity that two hosts claim at the same time."""
+    claims: dict[str, list[tuple[datetime.datetime, datetime.datetime, HostKey]]] = defaultdict(list)
+    for result in results:
+        if (span := _span(result)) is not None:
+            for part in result.parts.values():
+                for name in part.names[:-1]:
+                    claims[name].append((*span, result.host))
+    doubtful = frozenset(name for name, each in claims.items() if len(each) > 1 and _at_once(each))
+    if not doubtful:
+        return list(results), ()
+    settled = []
+    for result in results:
+        chosen = identities([part.names for part in result.parts.values()], doubtful)
+        parts = {
+            part.index: dataclasses.replace(part, identity=name)
+            for part, name in zip(result.parts.values(), chosen, strict=True)
+        }
+        settled.append(dataclasses.replace(result, parts=parts))
+    return settled, tuple(sorted(doubtful))
+
+
+def _at_once(claims: list[tuple[datetime.datetime, datetime.datetime, HostKey]]) -> bool:
+    claims.sort(key=lambda claim: claim[:2])
+    return any(a[2] != b[2] and b[0] < a[1] for a, b in itertools.pairwise(claims))
+
+
+def _span(result: HostResult) -> tuple[datetime.datetime, datetime.datetime] | None:
+    """From when to when; None if the times cannot be read, or its clock jumped back."""
+    try:
+        began, ended = (datetime.datetime.fromisoformat(text) for text in (result.created, result.ended))
+        began, ended = (time.replace(tzinfo=time.tzinfo or datetime.UTC) for time in (began, ended))
+    except ValueError:
+        return None
+    return (began, ended) if ended >= began else None
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    """Text of others as it can be shown: what moves a cursor, turns the writing around or has no end is not."""
+    shown = text if len(text) <= longest else f"{text[:longest]}..."
+    if shown.isprintable():
+        return shown
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
+
+
+def candidates(report: BurninResult, device: CheckedDevice) -> tuple[str, ...]:
+    """What a device can be recognized by, the surest first: serial number, UUID, place in its machine, number."""
+    host, machine = device.host or report.host.name, device.machine or report.host.machine
+    core = "" if device.core is None else f" core {device.core}"
+    found = [
+        f"{name} {value}{core}" for name, value in (("serial", device.serial), ("uuid", device.uuid)) if _is(value)
+    ]
+    if machine and _is(device.bus):
+        found.append(f"machine {machine} bus {device.bus}")
+    elif machine and device.coordinates is not None:
+        part = "" if device.slice is None else f" slice {device.slice}"
+        found.append(f"machine {machine}{part} chip {','.join(map(str, device.coordinates))}{core}")
+    whose = f" ({machine[:8]})" if machine else ""
+    return (*found, f"host {host}{whose} device {device.index}")
+
+
+def _is(value: str | None) -> bool:
+    """Whether a text can be the identity of anything."""
+    if value is None:
+        return False
+    plain = unicodedata.normalize("NFKC", value).strip().lower()
+    return plain not in PLACEHOLDERS and not any(set(plain) <= set(each) for each in ("0-", "f-"))
+
+
+def identities(named: Sequence[Sequence[str]], doubtful: frozenset[str] = frozenset()) -> list[str]:
+    """For each device of one result the first candidate that none of the others has, and that is not doubtful.
+
+    Parts of one board share its serial number, and so do all devices of a driver that tells the same of each.
+    """
+    counts = Counter(name for names in named for name in names)
+    return [
+        next((name for name in names[:-1] if counts[name] == 1 and name not in doubtful), names[-1]) for names in named
+    ]

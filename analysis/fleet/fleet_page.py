@@ -1,0 +1,271 @@
+"""The page of a fleet, and its tables for spreadsheets (RFC 4180)."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sdc.records import write_text
+from sdc.settings import SettingError
+from sdc.verdict import Verdict
+
+from ..report import NOT_MEASURED, Banner, Facts, Items, Part, Report, Section, Table, Text, show, write_page
+from .fleet_summary import DeviceSheetRow, FleetSummary, SuspectRow
+
+PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv"
+LABELS = {Verdict.CORRUPT: "DIFFERENCES FOUND", Verdict.CLEAN: "NO SUSPECT", Verdict.INCONCLUSIVE: "INCONCLUSIVE"}
+MARKS = {"all": "SIMULATION: ", "some": "PARTLY SIMULATED: ", "none": ""}
+MOST = 200
+"""Rows of a table of the page; the sheets have all."""
+FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")
+"""What a cell begins with that some spreadsheet takes for a formula or a command."""
+DEFINITIONS = (
+    ("Confirmed", "Two independent kinds of evidence name this device alone, or two burn-ins do."),
+    ("Probable", "One kind of evidence in one burn-in names this device alone."),
+    (
+        "Possible",
+        "Devices differ and nothing says which of them is wrong; or the digest is one that other hosts have too, which "
+        "a setting, a firmware or a fault in common explains better than faults that know nothing of each other.",
+    ),
+    ("Points", "They order devices within a class, and are no probability."),
+    (
+        "Majority",
+        "The digest with more than half of the hosts (one vote each, shared by its devices) and more than half of the "
+        "devices, on two hosts at least. Without one nobody is outvoted.",
+    ),
+    (
+        "Outlier",
+        "A device whose throughput is five robust deviations or more from the median of its kind, and a tenth.",
+    ),
+)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Makes the folder of a page, or finds that it may be written anew."""
+    if folder.exists() and not folder.is_dir():
+        raise SettingError("output", folder, "is no folder; name another")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {PAGE, SUSPECTS_SHEET, DEVICES_SHEET}
+    if strange := sorted(path.name for path in folder.iterdir() if path.name not in names):
+        raise SettingError(
+            "output", folder, f"holds {strange[0]}, which no summary of a fleet has; name another folder"
+        )
+
+
+def write_pages(folder: Path, summary: FleetSummary, devices: Sequence[DeviceSheetRow]) -> Path:
+    """Writes the page and the sheets into a folder that exists; returns where the page is."""
+    write_text(folder / SUSPECTS_SHEET, sheet(SuspectRow, summary.suspects, without=("machine", "not_shown", "next")))
+    write_text(folder / DEVICES_SHEET, sheet(DeviceSheetRow, devices))
+    return write_page(fleet_page(summary), folder / PAGE, markdown=False)
+
+
+def fleet_page(summary: FleetSummary) -> Report:
+    """The page, and what a terminal shows of it."""
+    simulated = _simulation_words(summary)
+    banner = Banner(summary.verdict, MARKS[summary.simulated] + LABELS[summary.verdict], summary.sentence, simulated)
+    notes = tuple(Text(note, "note") for note in _notes(summary))
+    suspects = _suspects(summary.suspects)
+    seen = (_seen(row, place) for place, row in enumerate(summary.suspects[:MOST]))
+    tables = tuple(_tables(summary))
+    facts = Facts(tuple(_facts(summary)))
+    sections = (
+        Section("", notes),
+        Section("Suspects, the surest first", (suspects, *seen) if summary.suspects else ()),
+        *(Section(heading, (table,)) for heading, table in tables),
+        Section("What was checked", (facts,)),
+        Section("Definitions", (Facts(DEFINITIONS, "definitions"),)),
+    )
+    marked = [Text(simulated, lead="SIMULATED FAULTS:", tone="simulated")] if simulated else []
+    todo = [_todo(row) for row in summary.suspects[:3]]
+    brief: list[Part] = [*marked, suspects, *(table for _, table in tables), facts, *notes, *todo]
+    return Report("Fleet", "burn-ins of a fleet", banner, tuple(one for one in sections if one.parts), tuple(brief))
+
+
+def _simulation_words(summary: FleetSummary) -> str:
+    """What is simulated, in words; empty where nothing is."""
+    if summary.simulated == "all":
+        return "All results are of simulated faults: this is a rehearsal, and says nothing about the hardware."
+    if summary.simulated == "some":
+        count, total = summary.simulated_results, summary.results
+        return (
+            f"{count:,} of {total:,} results are of simulated faults. They say nothing about the hardware, are marked "
+            "SIMULATED, and have no vote where others have a majority."
+        )
+    return ""
+
+
+def _notes(summary: FleetSummary) -> Iterator[str]:
+    """What to know before reading on."""
+    if summary.refused:
+        files = summary.results + len(summary.refused) + len(summary.duplicates)
+        yield f"{len(summary.refused):,} of {files:,} files are refused, and count for nothing."
+    if left := summary.compared.hosts_not_compared:
+        names = ", ".join(left[:10]) + (" and others" if len(left) > 10 else "")
+        yield f"Not compared with any other host: {names}. They rest on their own evidence."
+    if split := summary.compared.workloads_of_several_versions:
+        yield (
+            f"{split:,} workloads ran as different programs, versions, drivers or kinds of devices, which are not "
+            "comparable with each other."
+        )
+    if doubtful := summary.doubtful_identities:
+        yield (
+            f"Two hosts claimed {doubtful[0]} at the same time{' (and others)' if len(doubtful) > 1 else ''}: such "
+            "numbers are those of no part, and are not used."
+        )
+    if (ledger := summary.ledger) is not None:
+        if ledger.foreign:
+            what = "not simulated" if ledger.simulated else "simulated"
+            yield f"{ledger.foreign:,} results are {what}, and not in the ledger."
+        if ledger.changed:
+            yield (
+                f"{len(ledger.changed):,} burn-ins have gone on since they were entered in the ledger, which keeps "
+                f"what they were: {ledger.changed[0]}."
+            )
+
+
+def _facts(summary: FleetSummary) -> Iterator[tuple[str, str]]:
+    """How much was checked and compared."""
+    compared = summary.compared
+    yield "Results", f"{summary.results:,}, of {summary.hosts:,} hosts and {summary.devices:,} devices"
+    yield "Numbers checked", show(float(summary.elements))
+    yield "Time at load", f"{summary.seconds / 3600:,.3g} device hours"
+    yield "Programs that several hosts ran", f"{compared.programs:,}"
+    yield "Programs on one host only", f"{compared.programs_on_one_host:,}, not comparable"
+    yield "Devices that agree with other hosts", f"{compared.devices_that_agree:,}"
+    yield "The same file or result again", f"{len(summary.duplicates):,}, counted once"
+    if (ledger := summary.ledger) is not None:
+        marked = "SIMULATED, " if ledger.simulated else ""
+        yield (
+            "Ledger",
+            f"{marked}{ledger.burn_ins:,} burn-ins of {ledger.devices:,} devices, {ledger.added:,} new",
+        )
+        yield "Time at load in the ledger", f"{ledger.seconds / 3600:,.3g} device hours"
+
+
+def _suspects(rows: Sequence[SuspectRow]) -> Table:
+    header = ("host", "device", "part", "confidence", "points", "operation", "how often", "since", "evidence")
+    cells = tuple(
+        (
+            f"{_mark(row)}{row.host}", str(row.device), row.serial or row.uuid or row.bus or NOT_MEASURED,
+            row.confidence, f"{row.points:g}", _operations(row), _how_often(row), row.first, ", ".join(row.kinds),
+        )
+        for row in rows[:MOST]
+    )  # fmt: skip
+    return Table("Devices that differ", header, cells, _more(rows, SUSPECTS_SHEET), style="text")
+
+
+def _seen(row: SuspectRow, place: int) -> Section:
+    """What was seen on a suspect, and what to do."""
+    seen = [*row.seen, *([f"and {row.not_shown} more"] if row.not_shown else ())]
+    parts = (Items(tuple((text,) for text in seen)), *_todo(row).parts)
+    return Section(f"{_device_of(row)}: {row.confidence}", parts, "folded" if place else "open")
+
+
+def _todo(row: SuspectRow) -> Section:
+    return Section(f"next, for {_device_of(row)}:", (Items(tuple((step,) for step in row.next), numbered=True),))
+
+
+def _device_of(row: SuspectRow) -> str:
+    return f"{_mark(row)}{row.host} device {row.device}"
+
+
+def _how_often(row: SuspectRow) -> str:
+    times = f"{row.burn_ins} burn-in{'s' if row.burn_ins > 1 else ''}"
+    came = f", {row.persistence}" if row.persistence else ""
+    return f"{row.wrong_runs:,} of {row.runs:,} runs, {times}{came}"
+
+
+def _operations(row: SuspectRow) -> str:
+    return row.workloads[0] + (f" and {len(row.workloads) - 1} more" if len(row.workloads) > 1 else "")
+
+
+def _tables(summary: FleetSummary) -> Iterator[tuple[str, Table]]:
+    """Tables under their headings."""
+
+    def table(heading: str, caption: str, header: tuple[str, ...], every: Sequence[Any], cells: Callable[[Any], Any],
+              note: str = "") -> Iterator[tuple[str, Table]]:  # fmt: skip
+        if every:
+            rows = tuple(tuple(cells(row)) for row in every[:MOST])
+            yield heading, Table(caption, header, rows, note or _more(every), style="text")
+
+    yield from table(
+        "No majority", "Hosts that differ", ("workload", "digests"), summary.ties,
+        lambda row: (
+            f"{_mark(row)}{row.workload}",
+            "; ".join(
+                f"{each.digest} on {each.devices} devices of {', '.join(each.hosts[:5])}" for each in row.groups[:4]
+            ),
+        ),
+        "Nothing says which is wrong.",
+    )  # fmt: skip
+    yield from table(
+        "To watch", "No suspects, and not clean", ("host", "device", "since", "reason"), summary.watch,
+        lambda row: (f"{_mark(row)}{row.host}", show(row.device), row.since, row.reason),
+    )  # fmt: skip
+    yield from table(
+        "Outliers in throughput", "Far from others of their kind",
+        ("host", "device", "", "of the median", "workloads", "farthest in"), summary.outliers,
+        lambda row: (
+            f"{_mark(row)}{row.host}", show(row.device), "slow" if row.slow else "fast", f"{row.ratio:.0%}",
+            f"{row.far} of {row.judged}", row.workload,
+        ),
+        "Slow is not corrupt: look for heat, power and neighbours.",
+    )  # fmt: skip
+    yield from table(
+        "Moved", "Devices that were in several hosts", ("device", "hosts"), summary.moved,
+        lambda row: (row.identity, " → ".join(row.hosts)),
+    )  # fmt: skip
+    yield from table(
+        "Refused", "Files that do not count", ("file", "reason"), summary.refused, lambda row: (row.file, row.reason)
+    )
+
+
+def _mark(row: Any) -> str:
+    return "SIMULATED " if row.simulated else ""
+
+
+def _more(rows: Sequence[Any], file: str = "") -> str:
+    """What is left out of a table."""
+    if len(rows) <= MOST:
+        return ""
+    return f"{len(rows) - MOST:,} more are left out{f'; {file} has all' if file else ''}."
+
+
+def simulation_table(result: Mapping[str, Any]) -> list[Part]:
+    """What a terminal shows of a simulation of pairs."""
+    header = ("rounds", "named exactly", "95 % interval", "named wrongly", "undecided")
+    rows = tuple(
+        (
+            str(row["rounds"]), f"{row['share']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}",
+            f"{row['wrong'] / row['trials']:.1%}", f"{row['undecided'] / row['trials']:.1%}",
+        )
+        for row in result["rounds"]
+    )  # fmt: skip
+    about = f"{result['bad']} bad among {result['hosts']} hosts, a pair differs with {result['probability']:g}"
+    rule = "named: the only smallest set of hosts with a member in every pair that differed"
+    return [Table(f"{about} (SIMULATED, {result['trials']:,} fleets)", header, rows), Text(rule)]
+
+
+def cell(value: Any) -> str:
+    """A value as a cell: texts that would be formulas are quoted with an apostrophe, numbers never."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return str(value)
+    text = "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return f"'{text}" if text.lstrip(" ").startswith(FORMULAS) else text
+
+
+def sheet(row: type[msgspec.Struct], rows: Sequence[msgspec.Struct], without: Sequence[str] = ()) -> str:
+    """A CSV file with a column for each field."""
+    columns = [name for name in row.__struct_fields__ if name not in without]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(columns)
+    writer.writerows([cell(getattr(each, name)) for name in columns] for each in rows)
+    return text.getvalue()

@@ -1,0 +1,475 @@
+"""What the results of a fleet say: whom to look at, why, what to do next; and who is slower or faster than usual."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from sdc.verdict import Verdict
+
+from .collection import Collection, DeviceResult, Duplicate, HostKey, HostResult, Refused, printable
+from .ledger import Added, FleetLedger, enter, limits, past_of
+from .pair_schedule import is_host_name
+from .suspects import SuspectDevice, find_suspects
+from .votes import Tie, Votes, vote
+
+SHOWN = 20
+"""Sightings of a suspect that are listed one by one."""
+NEXT_PAIRED = 4
+"""Healthy hosts that a suspect is to meet."""
+LEAST = 8
+"""Devices of a kind that it takes to say what is usual."""
+FAR = 5.0
+"""Deviations from the median that count as far."""
+FLOOR = 0.02
+"""The least deviation that is reckoned with, as a share of the median: devices that agree to a per mille would else all
+be outliers. Five of them are a tenth of the throughput."""
+NORMAL = 1.4826
+"""Median absolute deviation of a normal distribution, as a share of its standard deviation, inverted."""
+SHARE = 0.1
+"""Share of its workloads in which an outlier is far."""
+
+
+class SuspectRow(msgspec.Struct, kw_only=True):
+    """A device that differs."""
+
+    host: str
+    device: int
+    identity: str
+    kind: str
+    serial: str | None
+    uuid: str | None
+    bus: str | None
+    driver: str | None
+    simulated: bool
+    confidence: str
+    points: int | float
+    kinds: list[str]
+    workloads: list[str]
+    wrong_runs: int
+    runs: int
+    burn_ins: int
+    first: str
+    last: str
+    persistence: str | None
+    errors: list[str]
+    seen: list[str]
+    machine: str | None
+    not_shown: int  # sightings
+    next: list[str]  # what to do, as sentences and commands
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """Devices of one digest."""
+
+    digest: str
+    devices: int
+    hosts: list[str]
+
+
+class TieRow(msgspec.Struct, kw_only=True):
+    """Devices that differ, where nothing says which of them are wrong."""
+
+    workload: str
+    simulated: bool
+    groups: list[Group]
+
+
+class WatchRow(msgspec.Struct, kw_only=True):
+    """No suspect, but no clean result either."""
+
+    host: str
+    device: int | None
+    identity: str | None
+    simulated: bool
+    since: str
+    reason: str
+
+
+class Outlier(msgspec.Struct, kw_only=True):
+    """A device that is slower or faster than others of its kind."""
+
+    identity: str
+    slow: bool
+    far: int  # workloads in which it is far
+    judged: int  # workloads in which it was judged
+    workload: str  # where it is farthest
+    ratio: float  # its throughput there, as a share of the median
+    z: float  # that, in robust deviations
+    simulated: bool  # whether results of simulations are among those that say so
+    host: str = ""
+    device: int = 0
+
+
+class Moved(msgspec.Struct, kw_only=True):
+    """A device that was in several hosts, in the order of time."""
+
+    identity: str
+    hosts: list[str]
+
+
+class Comparisons(msgspec.Struct, kw_only=True):
+    """How much could be compared."""
+
+    programs: int
+    programs_on_one_host: int
+    workloads_of_several_versions: int
+    devices_that_agree: int
+    hosts: int
+    hosts_not_compared: list[str]
+
+
+class LedgerPart(msgspec.Struct, kw_only=True):
+    """What the ledger holds, and what became of these results in it."""
+
+    simulated: bool
+    burn_ins: int
+    devices: int
+    elements: int
+    seconds: float
+    added: int
+    known: int
+    changed: list[str]
+    foreign: int
+
+
+class FleetSummary(msgspec.Struct, kw_only=True):
+    """What the results of a fleet say; docs/fleet-summaries.md explains it."""
+
+    verdict: Verdict
+    sentence: str
+    simulated: Literal["none", "some", "all"]
+    results: int
+    simulated_results: int
+    hosts: int
+    devices: int
+    elements: int
+    seconds: float
+    compared: Comparisons
+    suspects: list[SuspectRow]
+    ties: list[TieRow]
+    watch: list[WatchRow]
+    outliers: list[Outlier]
+    refused: list[Refused]
+    duplicates: list[Duplicate]
+    doubtful_identities: list[str]
+    moved: list[Moved]
+    ledger: LedgerPart | None
+
+
+class DeviceSheetRow(msgspec.Struct, kw_only=True):
+    """A device with what these results, or all in the ledger, checked on it, and what that excludes."""
+
+    host: str
+    device: int
+    identity: str
+    kind: str
+    serial: str | None
+    uuid: str | None
+    bus: str | None
+    driver: str | None
+    simulated: bool
+    suspect: str
+    agrees_with_other_hosts: bool
+    burn_ins: int | None = None
+    elements: int | None = None
+    seconds_at_load: float | None = None
+    runs: int | None = None
+    wrong_runs: int | None = None
+    excluded_element_rate: float | None = None
+    wrong_run_share_low: float | None = None
+    wrong_run_share_high: float | None = None
+    excluded_burst_interval_seconds: float | None = None
+    mean_interval_low_seconds: float | None = None
+    mean_interval_high_seconds: float | None = None
+    first: str | None = None
+    last: str | None = None
+    hosts: str | None = None
+
+
+Shown = TypeVar("Shown", FleetSummary, list[DeviceSheetRow])
+
+
+def summarize_results(
+    collection: Collection, *, votes: Votes | None = None, ledger: FleetLedger | None = None, added: Added | None = None
+) -> FleetSummary:
+    """What results say: suspects, hosts that differ, devices to watch, outliers, and what does not count.
+
+    It is corrupt with a suspect or with hosts that differ, clean if hosts were compared and none differs.
+    """
+    results = collection.results
+    votes = vote(results) if votes is None else votes
+    suspects = find_suspects(results, votes, past_of(ledger))
+    hosts = {result.host for result in results}
+    simulated = simulation(results)
+    # Of a mixture, simulations that agree with each other say nothing about the hosts that are real.
+    voters = (
+        votes.hosts & {result.host for result in results if not result.simulated}
+        if simulated == "some"
+        else votes.hosts
+    )
+    parts = {part.identity: (result.host, part) for result in results for part in result.parts.values()}
+    far = outliers(results)
+    for each in far:
+        host, part = parts[each.identity]
+        each.host, each.device = host.name, part.index
+    value = FleetSummary(
+        verdict=Verdict.INCONCLUSIVE,
+        sentence="",
+        simulated=simulated,
+        results=len(results),
+        simulated_results=sum(result.simulated for result in results),
+        hosts=len(hosts),
+        devices=len(parts),
+        elements=sum(part.elements for result in results for part in result.parts.values()),
+        seconds=sum(part.seconds for result in results for part in result.parts.values()),
+        compared=Comparisons(
+            programs=votes.compared,
+            programs_on_one_host=votes.alone,
+            workloads_of_several_versions=votes.split,
+            devices_that_agree=len(votes.agreed),
+            hosts=len(voters),
+            hosts_not_compared=sorted(host.name for host in hosts - votes.hosts),
+        ),
+        suspects=[_suspect_row(each) for each in suspects],
+        ties=[_tie(each) for each in votes.ties],
+        watch=list(_watched(results, ledger, suspects)),
+        outliers=far,
+        refused=list(collection.refused),
+        duplicates=list(collection.duplicates),
+        doubtful_identities=list(collection.doubtful),
+        moved=_moved(results, ledger),
+        ledger=None if ledger is None else _ledger(ledger, added),
+    )
+    value.verdict, value.sentence = _verdict(value)
+    return _printable(value, FleetSummary)
+
+
+def simulation(results: Sequence[HostResult]) -> Literal["none", "some", "all"]:
+    """Whether results are of simulations."""
+    count = sum(result.simulated for result in results)
+    return "none" if not count else "all" if count == len(results) else "some"
+
+
+def _suspect_row(suspect: SuspectDevice) -> SuspectRow:
+    part, host = suspect.part, suspect.host
+    return SuspectRow(
+        host=host.name, machine=host.machine, device=part.index, identity=suspect.identity, kind=part.kind,
+        serial=part.serial, uuid=part.uuid, bus=part.bus, driver=part.driver, simulated=suspect.simulated,
+        confidence=suspect.confidence, points=suspect.points, kinds=list(suspect.kinds),
+        workloads=list(suspect.workloads), wrong_runs=suspect.wrong_runs, runs=suspect.runs,
+        burn_ins=suspect.burn_ins, first=suspect.first, last=suspect.last, persistence=suspect.persistence,
+        errors=list(part.errors), seen=[each.text for each in suspect.sightings[:SHOWN]],
+        not_shown=max(0, len(suspect.sightings) - SHOWN), next=_next(suspect),
+    )  # fmt: skip
+
+
+def _next(suspect: SuspectDevice) -> list[str]:
+    """What to do, as sentences and commands."""
+    name = suspect.host.name
+    said = "nothing with the host: these faults are simulated" if suspect.simulated else f"take {name} out of service"
+    steps = [said]
+    if is_host_name(name):
+        healthy = " ".join(f"HEALTHY{number}" for number in range(1, NEXT_PAIRED + 1))
+        steps.append(f"sdc fleet schedule {name} {healthy} --rounds {NEXT_PAIRED} --suspects {name}")
+    if suspect.confidence == "possible":
+        steps.append("compare versions, firmware and settings of the hosts that differ before you accuse a device")
+    elif not suspect.simulated:
+        what = suspect.part.serial or suspect.part.uuid or f"device {suspect.part.index}"
+        steps.append(f"if it differs from healthy hosts again, send {what} back with the result and its evidence")
+    return steps
+
+
+def _tie(tie: Tie) -> TieRow:
+    return TieRow(
+        workload=tie.workload,
+        simulated=all(ballot.result.simulated for _, ballots in tie.groups for ballot in ballots),
+        groups=[
+            Group(
+                digest=digest,
+                devices=len({ballot.part.identity for ballot in ballots}),
+                hosts=sorted({ballot.result.host.name for ballot in ballots}),
+            )
+            for digest, ballots in tie.groups
+        ],
+    )
+
+
+def _watched(
+    results: Sequence[HostResult], ledger: FleetLedger | None, suspects: Sequence[SuspectDevice]
+) -> Iterator[WatchRow]:
+    """What is no suspect, but no clean result either: errors that drivers report first."""
+    accused = {suspect.identity for suspect in suspects}
+
+    def row(result: HostResult, part: DeviceResult | None, why: str) -> WatchRow:
+        index, identity = (None, None) if part is None else (part.index, part.identity)
+        return WatchRow(host=result.host.name, device=index, identity=identity, simulated=result.simulated,
+                       since=result.created, reason=why)  # fmt: skip
+
+    for result in results:
+        for part in result.parts.values():
+            if part.errors:
+                yield row(result, part, f"the driver reported {', '.join(part.errors[:5])}")
+    present = {part.identity: (result, part) for result in results for part in result.parts.values()}
+    for name, each in past_of(ledger).items():
+        if name in present and name not in accused:
+            last = max(past.created for past in each.values())
+            times = f"{len(each)} burn-in{'s' if len(each) > 1 else ''}"
+            yield row(*present[name], f"differed in {times} before, the last time on {last} (ledger)")
+    for result in results:
+        for end in result.unfinished:
+            what, where = end.workload or "all workloads", "" if end.device is not None else " on all devices"
+            at = None if end.device is None else result.parts.get(end.device)
+            yield row(result, at, f"{what}{where} ended in round {end.round}: {end.reason}")
+        if result.stopped:
+            yield row(result, None, f"stopped early by {result.stopped}")
+        for index in sorted({each.device for each in result.rows if each.void}):
+            slow = sum(each.void and each.device == index for each in result.rows)
+            yield row(result, result.parts[index], f"throttled in {slow} workload{'s' if slow > 1 else ''}")
+        told = result.unfinished or result.stopped or any(each.void for each in result.rows)
+        told = told or any(part.errors for part in result.parts.values())
+        if result.verdict is Verdict.INCONCLUSIVE and not told:
+            yield row(result, None, f"inconclusive: {'; '.join(result.sentences[:2]) or 'no reason is told'}")
+
+
+def _moved(results: Sequence[HostResult], ledger: FleetLedger | None) -> list[Moved]:
+    """Devices that were in several hosts, in the order of time."""
+    places: dict[str, dict[HostKey, str]] = {}
+    if ledger is not None:
+        for name, account in ledger.devices.items():
+            for place in account.places:
+                places.setdefault(name, {})[HostKey(place.host, place.machine)] = place.first
+    for result in results:
+        for part in result.parts.values():
+            known = places.setdefault(part.identity, {})
+            known[result.host] = min(known.get(result.host, result.created), result.created)
+    return [
+        Moved(identity=name, hosts=[host.name for host in sorted(known, key=lambda host: (known[host], str(host)))])
+        for name, known in sorted(places.items())
+        if len(known) > 1
+    ]
+
+
+def _ledger(ledger: FleetLedger, added: Added | None) -> LedgerPart:
+    new = Added(0, 0, (), 0) if added is None else added
+    return LedgerPart(
+        simulated=ledger.simulated, burn_ins=len(ledger.burn_ins), devices=len(ledger.devices),
+        elements=sum(account.elements for account in ledger.devices.values()),
+        seconds=sum(account.seconds for account in ledger.devices.values()),
+        added=new.added, known=new.known, changed=list(new.changed), foreign=new.foreign,
+    )  # fmt: skip
+
+
+def device_rows(
+    results: Sequence[HostResult], votes: Votes, suspects: Sequence[SuspectRow], ledger: FleetLedger | None
+) -> list[DeviceSheetRow]:
+    """Each device with what these results, or all in the ledger, checked on it, and what that excludes."""
+    whole = ledger
+    if whole is None:
+        whole = FleetLedger(simulated=simulation(results) == "all")
+        enter(whole, results, votes)
+    standing = {(each.identity, each.simulated): each.confidence for each in reversed(suspects)}
+    latest = {(part.identity, result.simulated): (result, part) for result in results for part in result.parts.values()}
+    rows = []
+    for (name, simulated), (result, part) in sorted(latest.items(), key=lambda item: item[0]):
+        row = DeviceSheetRow(
+            host=result.host.name, device=part.index, identity=name, kind=part.kind, serial=part.serial,
+            uuid=part.uuid, bus=part.bus, driver=part.driver, simulated=simulated,
+            suspect=standing.get((name, simulated), ""), agrees_with_other_hosts=name in votes.agreed,
+        )  # fmt: skip
+        account = whole.devices.get(name) if simulated == whole.simulated else None
+        if account is not None:
+            said = limits(account)
+            row.burn_ins, row.elements, row.seconds_at_load = account.burn_ins, account.elements, account.seconds
+            row.runs, row.wrong_runs = account.runs, account.wrong_runs
+            row.excluded_element_rate, row.excluded_burst_interval_seconds = said.element_rate, said.interval
+            row.wrong_run_share_low, row.wrong_run_share_high = said.run_rate or (None, None)
+            row.mean_interval_low_seconds, row.mean_interval_high_seconds = said.mean_interval or (None, None)
+            row.first = min((place.first for place in account.places), default=None)
+            row.last = max((place.last for place in account.places), default=None)
+            row.hosts = " ".join(place.host for place in account.places)
+        rows.append(row)
+    return _printable(rows, list[DeviceSheetRow])
+
+
+def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
+    suspects, ties, compared = value.suspects, value.ties, value.compared
+    if suspects:
+        named = ", ".join(dict.fromkeys(_named(each) for each in suspects[:5]))
+        more = f" and {len(suspects) - 5} more" if len(suspects) > 5 else ""
+        plural = "suspects" if len(suspects) > 1 else "suspect"
+        text = f"{len(suspects)} {plural} among {value.devices:,} devices of {value.hosts:,} hosts: {named}{more}"
+        return Verdict.CORRUPT, text + (f"; {len(ties)} differences that nobody can decide" if ties else "")
+    if ties:
+        why = "and there is no majority that says which is wrong"
+        return Verdict.CORRUPT, f"hosts differ in {len(ties)} programs, {why}"
+    if compared.hosts < 2:
+        why = "no result counts" if not value.results else "no two hosts ran the same program on the same devices"
+        return Verdict.INCONCLUSIVE, f"{why}: nothing was compared"
+    left = len(compared.hosts_not_compared)
+    text = f"no suspect: {compared.hosts:,} hosts agree in {compared.programs:,} programs that several of them ran"
+    return Verdict.CLEAN, text + (f"; {left:,} hosts could not be compared with any other" if left else "")
+
+
+def _named(row: SuspectRow) -> str:
+    return f"{'SIMULATED ' if row.simulated else ''}{row.host} device {row.device} ({row.confidence})"
+
+
+def _printable(value: Shown, type: type[Shown]) -> Shown:
+    """A value whose texts, which are of others, can be shown as they are."""
+
+    def clean(part: Any) -> Any:
+        if isinstance(part, str):
+            return printable(part)
+        if isinstance(part, dict):
+            return {key: clean(item) for key, item in part.items()}
+        return [clean(item) for item in part] if isinstance(part, list | tuple) else part
+
+    return msgspec.convert(clean(msgspec.to_builtins(value)), type)
+
+
+def robust_z(values: Sequence[float], floor: float = FLOOR) -> list[float]:
+    """How many deviations each value is from the median: (x - median) / max(1.4826 MAD, floor · median)."""
+    middle = statistics.median(values)
+    spread = NORMAL * statistics.median(abs(value - middle) for value in values)
+    scale = max(spread, floor * middle)
+    return [(value - middle) / scale if scale else 0.0 for value in values]
+
+
+def outliers(results: Sequence[HostResult]) -> list[Outlier]:
+    """Devices whose throughput is far from that of others of their kind, in a tenth of their workloads at least.
+
+    A device that was tested several times counts with its median. Throughput that a burn-in did not judge, because runs
+    are short or devices share a processor, is left out; that of throttled devices is what is looked for."""
+    rates: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    simulated: set[str] = set()
+    for result in results:
+        for row in result.rows:
+            if row.rate is not None and row.rate > 0:
+                part = result.parts[row.device]
+                rates[row.workload, part.kind, row.unit][part.identity].append(row.rate)
+                if result.simulated:
+                    simulated.add(part.identity)
+    judged: dict[str, int] = defaultdict(int)
+    far: dict[tuple[str, bool], list[tuple[float, float, str]]] = defaultdict(list)
+    for (workload, _, _), each in rates.items():
+        if len(each) < LEAST:
+            continue
+        values = [statistics.median(several) if len(several) > 1 else several[0] for several in each.values()]
+        middle = statistics.median(values)
+        for name, value, z in zip(each, values, robust_z(values), strict=True):
+            judged[name] += 1
+            if abs(z) >= FAR:
+                far[name, z < 0].append((abs(z), value / middle, workload))
+    found = []
+    for (name, slow), places in far.items():
+        if len(places) >= max(1, math.ceil(SHARE * judged[name])):
+            most, ratio, workload = max(places)
+            found.append(Outlier(
+                identity=name, slow=slow, far=len(places), judged=judged[name], workload=workload, ratio=ratio,
+                z=-most if slow else most, simulated=name in simulated,
+            ))  # fmt: skip
+    return sorted(found, key=lambda each: (not each.slow, each.ratio if each.slow else -each.ratio, each.identity))

@@ -1,0 +1,343 @@
+"""Whom to pair with whom, round by round; that as jobs; and how many rounds name the bad hosts.
+
+Without suspects: the circle method. One host stays, the others sit at the m corners of a polygon, and in round r those
+meet whose numbers add up to r modulo m. In m rounds everybody meets everybody once; an odd number of hosts has one more
+seat, and who sits across from it rests.
+
+With s suspects and h others, both odd and s <= h: in round t suspect i meets healthy host i + t modulo h. That leaves a
+stretch of h - s healthy ones, which is folded: the first meets the last, and so on. Their distances are odd and
+different and h is odd, so that no two meet twice within h rounds; a suspect never meets a suspect. If s or h is even, a
+healthy host or the empty seat sits among the suspects. Where more rounds are asked for than that gives, the circle is
+used with the suspects side by side: few of its rounds have suspects that meet each other, and those come last.
+
+The simulation: a pair with a bad host shows a difference with some probability in each meeting, and a pair of two bad
+ones as well; a pair of healthy hosts never does. A pair that differs does not say which of the two it is. The rule of
+decoding: the bad hosts are *the smallest set of hosts that has a member in every pair that differed*, if there is only
+one such set; else nobody is named. Pairs that did not differ are not used, since nobody knows how likely a bad host
+shows itself. So a bad host is named after two of its pairs differed, unless others explain them as well; one that never
+differed is missed, and if two bad hosts meet the same healthy ones, these explain it as well.
+"""
+
+import json
+import random
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from sdc.settings import SettingError
+
+from ..statistics import proportion_interval
+
+LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+HOST_NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*")
+MOST_HOSTS, MOST_ROUNDS = 10_000, 1_000
+Pair: TypeAlias = tuple[str, str]
+Seat: TypeAlias = str | None
+"""A host, or the empty seat."""
+
+
+class Schedule(NamedTuple):
+    """Pairs by round."""
+
+    rounds: tuple[tuple[Pair, ...], ...]
+    resting: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def is_host_name(name: str) -> bool:
+    """Whether a text is a host name (RFC 1123), which no shell and no scheduler takes for anything else."""
+    return len(name) <= 253 and HOST_NAME.fullmatch(name) is not None
+
+
+def make_schedule(hosts: Sequence[str], rounds: int, *, suspects: Sequence[str] = (), seed: int = 0) -> Schedule:
+    """Pairs hosts so that each meets as many others as there are rounds, and suspects meet healthy hosts."""
+    _check(hosts, rounds, suspects)
+    draw = random.Random(seed)
+    bad = [host for host in hosts if host in set(suspects)]
+    good = [host for host in hosts if host not in set(suspects)]
+    draw.shuffle(bad)
+    draw.shuffle(good)
+    made = _apart(bad, good, rounds) if bad else None
+    if made is None:
+        made = _circle(bad, good, rounds, draw)
+    pairs = tuple(tuple(_ordered(each, set(bad)) for each in pairs) for pairs in made)
+    resting = tuple(
+        tuple(host for host in hosts if host not in {name for each in one for name in each}) for one in pairs
+    )
+    return Schedule(pairs, resting, tuple(_notes(hosts, rounds, bad, pairs)))
+
+
+def _check(hosts: Sequence[str], rounds: int, suspects: Sequence[str]) -> None:
+    for host in (*hosts, *suspects):
+        if not is_host_name(host):
+            advice = "; scontrol show hostnames expands lists of Slurm" if "[" in host else ""
+            raise SettingError("HOSTS", repr(host), f"expected a host name (letters, digits, hyphens, dots){advice}")
+    counts = Counter(host.lower() for host in hosts)
+    if twice := next((host for host in hosts if counts[host.lower()] > 1), None):
+        raise SettingError("HOSTS", twice, "this host is named twice")
+    if not 2 <= len(hosts) <= MOST_HOSTS:
+        raise SettingError("HOSTS", len(hosts), f"expected 2 to {MOST_HOSTS:,} hosts")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise SettingError("rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}")
+    if strange := next((host for host in suspects if host not in hosts), None):
+        raise SettingError("suspects", strange, "is none of the hosts; name it among them too")
+
+
+def _apart(bad: list[str], good: list[str], rounds: int) -> list[list[Pair]] | None:
+    """Rounds in which no suspect meets a suspect, by the rule of the module; None where that gives too few."""
+    whole = (len(bad) + len(good)) % 2 == 0
+    sides: list[tuple[list[Seat], list[Seat]]] = []
+    if whole:
+        sides.append(([*bad], [*good]) if len(bad) % 2 else ([*bad, *good[:1]], [*good[1:]]))
+        if len(bad) % 2 == 0:
+            sides.append(([*bad], [*good]))  # the last round of these has healthy hosts that met before: they rest
+    elif len(bad) % 2 == 0:
+        sides.append(([*bad, None], [*good]))
+    else:
+        sides += [([*bad, None, *good[:1]], [*good[1:]]), ([*bad], [*good, None])]
+    for few, many in sides:
+        if len(few) <= len(many) and rounds <= len(many):
+            return [list(pairs) for pairs in _folded(few, many, rounds)]
+    return None
+
+
+def _folded(few: list[Seat], many: list[Seat], rounds: int) -> Iterator[list[Pair]]:
+    met: set[frozenset[Seat]] = set()
+    for turn in range(rounds):
+        at = [many[(place + turn) % len(many)] for place in range(len(many))]
+        left = at[len(few) :]
+        folded = [(left[place], left[-1 - place]) for place in range(len(left) // 2)]
+        seats = [*zip(at, few, strict=False), *folded]
+        pairs = [(a, b) for a, b in seats if a is not None and b is not None and frozenset((a, b)) not in met]
+        met.update(map(frozenset, pairs))
+        yield pairs
+
+
+def _circle(bad: list[str], good: list[str], rounds: int, draw: random.Random) -> list[list[Pair]]:
+    """Rounds of the circle method, those in which suspects meet each other last."""
+    seats: list[Seat] = [*bad, *good]
+    if len(seats) % 2:
+        seats.append(None)
+    corners, middle = seats[:-1], seats[-1]
+    several = len(corners)
+    every: list[list[Pair]] = []
+    for total in range(several):
+        pairs = []
+        for place, seat in enumerate(corners):
+            other = (total - place) % several
+            across = middle if other == place else corners[other]
+            if place <= other and seat is not None and across is not None:
+                pairs.append((seat, across))
+        every.append(pairs)
+    draw.shuffle(every)
+    among = set(bad)
+    every.sort(key=lambda pairs: sum(a in among and b in among for a, b in pairs))
+    return [every[number % several] for number in range(rounds)]
+
+
+def _ordered(pair: Pair, bad: set[str]) -> Pair:
+    a, b = pair
+    return (b, a) if a in bad and b not in bad else (a, b)
+
+
+def _notes(hosts: Sequence[str], rounds: int, bad: Sequence[str], pairs: Sequence[Sequence[Pair]]) -> Iterator[str]:
+    met = Counter(frozenset(each) for one in pairs for each in one)
+    again = sum(count > 1 for count in met.values())
+    if again:
+        yield (
+            f"{rounds} rounds are more than {len(hosts)} hosts have others to meet: {again} pairs meet more than once"
+        )
+    among = sum(len(pair & set(bad)) == 2 for pair in met)
+    if among:
+        yield f"{among} pairs of two suspects meet: there are too few others for so many rounds"
+    healthy = [sum(name in pair and len(pair & set(bad)) == 1 for pair in met) for name in bad]
+    if bad:
+        fewest, most = min(healthy), max(healthy)
+        yield f"each suspect meets {fewest if fewest == most else f'{fewest} to {most}'} hosts that are no suspects"
+
+
+PORT = 4321
+IMAGE = "IMAGE"
+"""Stands where the image is to be named."""
+
+
+def srun_lines(schedule: Schedule, folder: str) -> Iterator[str]:
+    """A script: the pairs of a round at the same time, and a round after the other."""
+    yield "#!/bin/sh"
+    for note in schedule.notes:
+        yield f"# {note}"
+    for number, pairs in enumerate(schedule.rounds, start=1):
+        rest = f"; resting: {' '.join(schedule.resting[number - 1])}" if schedule.resting[number - 1] else ""
+        yield f"# round {number} of {len(schedule.rounds)}{rest}"
+        for first, second in pairs:
+            run = shlex.quote(f"{folder}/round-{number}/{first}-{second}")
+            start = f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --nodelist={first},{second}"
+            yield f"{start} sdc pair --run {run} &"
+        yield "wait"
+
+
+def jobset_lines(schedule: Schedule, folder: str, image: str = IMAGE) -> Iterator[str]:
+    """A JobSet (jobset.x-k8s.io/v1alpha2) for each pair, as YAML documents in JSON's form.
+
+    Those of all rounds but the first are suspended: resume a round when the one before it has ended.
+    """
+    for pairs in schedule.rounds:
+        for name in (name for pair in pairs for name in pair):
+            if name != name.lower() or len(name) > 63:
+                raise SettingError("HOSTS", name, "expected nodes of Kubernetes: lower case, 63 letters at most")
+    for note in schedule.notes:
+        yield f"# {note}"
+    for number, pairs in enumerate(schedule.rounds, start=1):
+        label = f"jax-sdc/round={number}"
+        for place, pair in enumerate(pairs, start=1):
+            yield "---"
+            yield json.dumps(_jobset(number, place, pair, f"{folder}/round-{number}/{'-'.join(pair)}", image), indent=1)
+        yield f"# kubectl wait --for=condition=Completed --timeout=-1s jobset -l {label}"
+        if number < len(schedule.rounds):
+            yield (
+                f"# kubectl get jobset -l jax-sdc/round={number + 1} -o name | xargs -n 1 -I NAME "
+                """kubectl patch NAME --type=merge -p '{"spec":{"suspend":false}}'"""
+            )
+
+
+def _jobset(number: int, place: int, pair: tuple[str, str], run: str, image: str) -> dict[str, Any]:
+    name = f"pair-{number}-{place}"
+    coordinator = f"{name}-first-0-0.{name}:{PORT}"
+
+    def job(role: str, process: int) -> dict[str, Any]:
+        flags = ["--run", run, "--coordinator", coordinator, "--processes", "2", "--process", str(process)]
+        pod = {
+            "restartPolicy": "Never",
+            "nodeSelector": {"kubernetes.io/hostname": pair[process]},
+            "containers": [{"name": "pair", "image": image, "command": ["sdc", "pair", *flags]}],
+        }
+        spec = {"backoffLimit": 0, "parallelism": 1, "completions": 1, "template": {"spec": pod}}
+        return {"name": role, "replicas": 1, "template": {"spec": spec}}
+
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, "labels": {"jax-sdc/round": str(number)}},
+        "spec": {
+            "suspend": number > 1,
+            "network": {"enableDNSHostnames": True, "subdomain": name},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": [job("first", 0), job("second", 1)],
+        },
+    }
+
+
+Edges: TypeAlias = frozenset[frozenset[str]]
+MOST_SIMULATED, MOST_BAD, MOST_TRIALS = 1_000, 12, 100_000
+
+
+class Named(NamedTuple):
+    """What so many rounds give."""
+
+    rounds: int
+    exact: int  # trials in which exactly the bad hosts are named
+    wrong: int  # trials in which others are named, or only some of them
+    undecided: int  # trials in which several sets explain what was seen, or nothing was seen
+    trials: int
+    share: float
+    low: float
+    high: float
+
+
+def name_bad(pairs: Iterable[tuple[str, str]]) -> frozenset[str] | None:
+    """The hosts that pairs with a difference name."""
+    found: set[str] = set()
+    for part in _components(frozenset(map(frozenset, pairs))):
+        size = 1
+        while not (covers := _first_two(part, size)):
+            size += 1
+        if len(covers) > 1:
+            return None
+        found |= covers[0]
+    return frozenset(found)
+
+
+def simulate_naming(
+    hosts: int, bad: int, probability: float, rounds: int, *, trials: int = 1000, seed: int = 0
+) -> list[Named]:
+    """Which share of fleets has its bad hosts named after each number of rounds."""
+    _check_simulation(hosts, bad, probability, rounds, trials)
+    draw = random.Random(seed)
+    names = [f"h{number}" for number in range(hosts)]
+    schedule = make_schedule(names, rounds).rounds
+    counts = [[0, 0, 0] for _ in range(rounds)]
+    for _ in range(trials):
+        truth = frozenset(draw.sample(names, bad))
+        failed: set[tuple[str, str]] = set()
+        named: frozenset[str] | None = frozenset()
+        for number, pairs in enumerate(schedule):
+            fresh = {pair for pair in pairs if truth & set(pair) and draw.random() < probability}
+            if not fresh <= failed:
+                failed |= fresh
+                named = name_bad(failed)
+            counts[number][2 if not named else 0 if named == truth else 1] += 1
+    found = []
+    for number, (exact, wrong, undecided) in enumerate(counts, start=1):
+        limits = proportion_interval(exact, trials)
+        found.append(Named(number, exact, wrong, undecided, trials, exact / trials, *limits))
+    return found
+
+
+def _check_simulation(hosts: int, bad: int, probability: float, rounds: int, trials: int) -> None:
+    if not 2 <= hosts <= MOST_SIMULATED:
+        raise SettingError("hosts", hosts, f"expected 2 to {MOST_SIMULATED:,}")
+    if not 1 <= bad <= min(MOST_BAD, hosts - 1):
+        raise SettingError("bad", bad, f"expected 1 to {min(MOST_BAD, hosts - 1)} of {hosts} hosts")
+    if not 0 < probability <= 1:
+        raise SettingError("probability", probability, "expected a number above 0, and 1 at most")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise SettingError("rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}")
+    if not 1 <= trials <= MOST_TRIALS:
+        raise SettingError("trials", trials, f"expected 1 to {MOST_TRIALS:,}")
+
+
+def _components(edges: Edges) -> Iterator[Edges]:
+    """Parts of a graph that have no host in common."""
+    touching: dict[str, set[frozenset[str]]] = defaultdict(set)
+    for edge in edges:
+        for host in edge:
+            touching[host].add(edge)
+    left = set(edges)
+    while left:
+        part, fresh = set(), {next(iter(left))}
+        while fresh:
+            part |= fresh
+            fresh = {near for edge in fresh for host in edge for near in touching[host]} - part
+        left -= part
+        yield frozenset(part)
+
+
+def _first_two(edges: Edges, size: int) -> list[frozenset[str]]:
+    """Up to two sets of so many hosts with a member in every pair."""
+    found: list[frozenset[str]] = []
+    for cover in _covers(edges, size):
+        if len(cover) == size:
+            found.append(cover)
+        if len(found) == 2:
+            break
+    return found
+
+
+def _covers(edges: Edges, size: int) -> Iterator[frozenset[str]]:
+    """Sets of at most so many hosts: one is in a set, or all that it met are."""
+    if not edges:
+        yield frozenset()
+        return
+    met: dict[str, set[str]] = defaultdict(set)
+    for a, b in map(sorted, edges):
+        met[a].add(b)
+        met[b].add(a)
+    host = max(sorted(met), key=lambda name: len(met[name]))
+    if size * len(met[host]) < len(edges):
+        return
+    for chosen in (frozenset((host,)), frozenset(met[host])):
+        if len(chosen) <= size:
+            left = frozenset(edge for edge in edges if not edge & chosen)
+            yield from (cover | chosen for cover in _covers(left, size - len(chosen)))

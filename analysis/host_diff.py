@@ -1,0 +1,405 @@
+"""Which hosts differ: what follows from the stages of a comparison, and from several pairs together.
+
+The stages are records of twins; see `sdc.burnin.pair` for the result.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from sdc.burnin import FOLDERS, Difference, OperationRow, Pair, RankRow, Stage, StageRow, TwinRow
+from sdc.records import (
+    MANIFEST,
+    Contents,
+    Counts,
+    Environment,
+    MismatchRow,
+    Number,
+    OperationCounts,
+    RankRow as RankCounts,
+    RecordError,
+    RunSummary,
+    TwinCounts,
+    read_record,
+)
+from sdc.verdict import Verdict
+
+from .evidence import Course, Evidence, hardware, listed, of_twins
+from .headline import amount, headline, spot
+from .run_verdict import odd_digests
+from .series import whole, worst
+from .summary import summary_of
+
+MOST_WRONG = 12
+"""Hosts beyond which nothing is named: so many wrong ones are no exception, but something that all have in common."""
+Edge = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What is known of a comparison before its first stage."""
+
+    kind: Literal["pair", "pool"]
+    id: str
+    created: str
+    hosts: Sequence[TwinRow]
+    processes: int
+    steps: int
+    settings: dict[str, Any]
+    faults: Sequence[str] = ()
+    command: Sequence[str] = ()
+
+
+class Read(NamedTuple):
+    """A stage as read from its folder."""
+
+    row: StageRow
+    run: Contents | None  # None where it cannot be read
+    summary: RunSummary
+    evidence: Evidence | None
+
+    @property
+    def seen(self) -> bool:
+        """Whether it saw a difference."""
+        return self.row.verdict == "corrupt"
+
+
+def stage_differs(folder: Path) -> bool:
+    """Whether the record of a stage shows a difference, so that the next stage is to look closer."""
+    return summary_of(read_record(folder, "twin")).verdict == "corrupt"
+
+
+def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost: str | None = None) -> Pair:
+    """The result of a comparison of hosts, finished or not (then `lost` says why), from the records of its stages."""
+    stages = [stage for name in FOLDERS if (stage := read_stage(run, name, opening.steps)) is not None]
+    manifests = [stage.run.run for stage in stages if stage.run is not None]
+    faults = next((one.suspect.faults if one.suspect else [] for one in manifests), list(opening.faults))
+    environment = next((one.environment for one in manifests), None)
+    named, open_ = _odd(stages, opening)
+    found = _difference(stages)
+    verdict, sentences = _verdict(stages, opening, named, open_, found, lost, simulated=bool(faults))
+    kinds = ["twins" if opening.kind == "pair" else "vote"] if stages and stages[0].row.checked else []
+    return Pair(
+        kind=opening.kind, id=opening.id, created=opening.created, ended=ended, seconds=seconds,
+        verdict=verdict, evidence=kinds, sentences=sentences,
+        hosts=list(opening.hosts), suspects=named, undecided=open_, stages=[stage.row for stage in stages],
+        difference=found, lost=lost, next=_next(verdict, opening, named, run), faults=faults, settings=opening.settings,
+        environment=environment if isinstance(environment, Environment) else None,
+        command=list(opening.command) or None,
+    )  # fmt: skip
+
+
+def read_stage(run: Path, name: Stage, planned: int) -> Read | None:
+    """A stage from its folder, ended or not; None where it was not begun."""
+    folder = run / FOLDERS[name]
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        record = read_record(folder, "twin")
+    except RecordError as error:
+        row = StageRow(
+            name=name, folder=FOLDERS[name], verdict=Verdict.INCONCLUSIVE, sentence=str(error), steps=0,
+            planned=planned, ended=False, checked=0, mismatched=0, hits=0,
+        )  # fmt: skip
+        return Read(row, None, RunSummary(), None)
+    summary, evidence = summary_of(record), of_twins(record)
+    sentence = headline(record, summary).sentence
+    if name == "operations":
+        digests = [line.operations for line in record.steps if line.operations]
+        checked, mismatched = _sums(digests)
+        if (place := _first_operation(record)) is not None:
+            sentence = f"{_operation_words(place)}, first at step {place.step}; {mismatched:,} of {checked:,} digests"
+    else:
+        checked, mismatched = _sums([*summary.submodules.values(), *summary.other_sites.values()])
+    row = StageRow(
+        name=name, folder=FOLDERS[name], verdict=summary.verdict, sentence=sentence,
+        steps=len(record.steps), planned=planned, ended=record.ended, checked=checked, mismatched=mismatched,
+        hits=len(evidence.steps), first=min(evidence.steps, default=None),
+    )  # fmt: skip
+    return Read(row, record, summary, evidence)
+
+
+def _odd(stages: Sequence[Read], opening: Opening) -> tuple[list[str], list[str]]:
+    """Hosts that a majority names, and those of which none says whether it is they."""
+    names = {row.twin: row.host for row in opening.hosts}
+    if not any(stage.seen for stage in stages):
+        return [], []
+    if opening.kind == "pair":
+        return [], list(names.values())
+    sure, unsure, nobody = set[int](), set[int](), False
+    for stage in stages:
+        for row in _comparisons(stage):
+            twins = {twin for rank in row.ranks if (twin := whole(_twin(rank))) is not None}
+            (unsure if getattr(row, "undecided", None) else sure).update(twins)
+        digests = stage.summary.state_digest or ()
+        sure.update(odd_digests(digests))
+        nobody |= len(set(digests)) > 1 and not odd_digests(digests)
+    if unsure <= sure and not nobody and sure:
+        return [names[twin] for twin in sorted(sure)], []
+    return [names[twin] for twin in sorted(sure)], [name for twin, name in names.items() if twin not in sure]
+
+
+def _twin(rank: RankCounts | dict[str, int]) -> Number:
+    return rank.get("twin") if isinstance(rank, dict) else rank.twin
+
+
+def _sums(rows: Sequence[Counts | OperationCounts]) -> tuple[int, int]:
+    """Checked and mismatched."""
+    return sum(whole(row.checked) or 0 for row in rows), sum(whole(row.mismatched) or 0 for row in rows)
+
+
+def _comparisons(stage: Read) -> list[MismatchRow | TwinCounts | OperationCounts]:
+    """Everything in a record that tells which twins differ, and whether a majority says so."""
+    if stage.run is None:
+        return []
+    parts = [part for line in stage.run.steps for part in (line.state, line.gradient, line.operations)]
+    return [*stage.run.mismatches, *filter(None, parts)]
+
+
+def _difference(stages: Sequence[Read]) -> Difference | None:
+    seen = [stage for stage in stages if stage.seen]
+    if not seen:
+        return None
+    counted = max(seen, key=lambda stage: (stage.row.name != "operations", stage.row.mismatched))
+    evidence, operation = counted.evidence, _operation(stages)
+    assert evidence is not None
+    ranks = [
+        RankRow(twin=twin or 0, data=data or 0, model=model or 0, mismatched=number)
+        for (twin, data, model), number in evidence.ranks.most_common()
+    ]
+    sites = [*counted.summary.submodules.values(), *counted.summary.other_sites.values()]
+    located = counted.row.name != "operations"
+    return Difference(
+        ranks=ranks, sites=list(evidence.sites), layers=list(evidence.layers),
+        mismatched=counted.row.mismatched, checked=counted.row.checked,
+        frequency=counted.row.mismatched / counted.row.checked if counted.row.mismatched and located else None,
+        severity=worst(site.severity for site in sites), course=_course(stages), operation=operation,
+    )  # fmt: skip
+
+
+def _operation(stages: Sequence[Read]) -> OperationRow | None:
+    found = (_first_operation(stage.run) for stage in stages if stage.run is not None)
+    return next((operation for operation in found if operation is not None), None)
+
+
+def _first_operation(run: Contents) -> OperationRow | None:
+    for line in run.steps:
+        found = line.operations
+        if found is not None and found.site is not None:
+            return OperationRow(
+                step=line.step, site=found.site, operation=str(found.operation), source=found.source or "",
+                layer=found.layer, agreeing=whole(found.agreeing) or 0, ranks=found.ranks,
+            )  # fmt: skip
+    return None
+
+
+def _operation_words(one: OperationRow) -> str:
+    layer = "" if one.layer is None else f" of layer {one.layer}"
+    return f"{one.site}{layer}" + (f", at {one.source}" if one.source else "")
+
+
+def _course(stages: Sequence[Read]) -> Course | None:
+    """How it went on, in the steps after the first hit and in the later stages, which run the same steps again."""
+    first, later = stages[0], [stage for stage in stages[1:] if stage.row.steps]
+    course = None if first.evidence is None else first.evidence.course
+    if not later:
+        return course
+    again = [stage.row for stage in later if stage.row.hits]
+    if not again and course in (None, "transient"):
+        return "transient"
+    always = all(stage.row.hits == stage.row.steps for stage in later)
+    return "persistent" if always and course in (None, "persistent") else "intermittent"
+
+
+def _verdict(
+    stages: Sequence[Read],
+    opening: Opening,
+    named: Sequence[str],
+    open_: Sequence[str],
+    found: Difference | None,
+    lost: str | None,
+    *,
+    simulated: bool,
+) -> tuple[Verdict, list[str]]:
+    lines = [f"{stage.row.name}: {stage.row.sentence}" for stage in stages]
+    ended = [f"ended early: {lost}"] if lost is not None else []
+    if found is not None:
+        what = f"{_who(opening, named, open_)}: {_what(stages, found, opening)}"
+        said = "; ".join(filter(None, [what, _again(stages), _which(opening, open_)]))
+        return Verdict.CORRUPT, [_marked(said, simulated), *ended, *lines]
+    if not stages:
+        return Verdict.INCONCLUSIVE, [_marked(lost or "nothing was checked", simulated)]
+    first = stages[0]
+    clean = first.row.verdict is Verdict.CLEAN and first.row.ended
+    if lost is None and clean and opening.processes == 1 and not simulated:
+        reason = "all twins belong to one process: this is no comparison of hosts; start a process on each of them"
+        return Verdict.INCONCLUSIVE, [reason, *lines]
+    if lost is None and clean:
+        hosts = f"{len(opening.hosts)} hosts agree ({listed([row.host for row in opening.hosts])})"
+        return Verdict.CLEAN, [_marked(f"{hosts}: {first.summary.reason}", simulated)]
+    said = lost or first.row.sentence
+    so_far = f"{said}; until then {first.row.steps} steps, {amount(first.row.checked)} elements, no difference"
+    return Verdict.INCONCLUSIVE, [_marked(so_far if lost else said, simulated), *lines]
+
+
+def _marked(sentence: str, simulated: bool) -> str:
+    return f"SIMULATED: {sentence}" if simulated else sentence
+
+
+def _who(opening: Opening, named: Sequence[str], open_: Sequence[str]) -> str:
+    if opening.kind == "pair":
+        return f"hosts {listed(open_)} differ"
+    hosts, several = f"{len(opening.hosts)} hosts", len(named) > 1
+    who = f"host{'s' * several} {listed(named)} differ{'' if several else 's'} from the majority of {hosts}"
+    if not open_:
+        return who
+    tie = f"no majority among {hosts} says which of {listed(open_)} is wrong"
+    return f"{who}; elsewhere {tie}" if named else tie
+
+
+def _what(stages: Sequence[Read], found: Difference, opening: Opening) -> str:
+    """Where, how often, how severely: `rank model=1, layer 2, ffn, forward, 4 of 9.0e9 elements, relative 3e-3`."""
+    counted = next(stage for stage in stages if stage.seen and stage.row.checked == found.checked)
+    evidence, run = counted.evidence, counted.run
+    assert evidence is not None
+    assert run is not None
+    axes = [axis for axis in ("data", "model") if (run.run.mesh or {}).get(axis, 1) > 1]
+    places = list(dict.fromkeys(" ".join(f"{axis}={getattr(rank, axis)}" for axis in axes) for rank in found.ranks))
+    parts = [f"rank{'s' * (len(places) > 1)} {listed(places[:4])}" if len(places) <= 4 else f"{len(places)} ranks"]
+    parts = [parts[0]] if axes and places else []
+    parts.append(spot(evidence))
+    if found.mismatched and counted.row.name != "operations":
+        parts.append(f"{amount(found.mismatched)} of {amount(found.checked)} elements")
+    elif not evidence.sites:
+        parts.append(str(counted.summary.reason).partition(";")[0])
+    if found.severity is not None:
+        parts.append(f"relative {float(found.severity):.2g}")
+    parts.append(found.course or "no step followed, so that it is not known whether it comes again")
+    said = ", ".join(filter(None, parts))
+    if found.operation is not None:
+        said += f"; the first operation that differs is {_operation_words(found.operation)}"
+    # Of a pair nobody knows which of both it is.
+    twins = {rank.twin for rank in found.ranks} if opening.kind == "pool" else {row.twin for row in opening.hosts}
+    wanted = dict.fromkeys((twin, rank.data, rank.model) for rank in found.ranks for twin in sorted(twins))
+    devices = hardware(run.run, wanted, limit=4) if found.ranks else ""
+    return said + (f" ({devices})" if devices else "")
+
+
+def _again(stages: Sequence[Read]) -> str:
+    """Stages that did not see it again."""
+    quiet = [f"{stage.row.name} ({stage.row.steps} steps)" for stage in stages if not stage.seen and stage.row.ended]
+    return f"not seen again by the stage{'s' * (len(quiet) > 1)} {listed(quiet)}" if quiet else ""
+
+
+def _which(opening: Opening, open_: Sequence[str]) -> str:
+    if not open_:
+        return ""
+    if opening.kind == "pair":
+        return "a third host or a swap of parts says which of them"
+    return "more hosts say which of them"
+
+
+def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path) -> list[str]:
+    """What to do, with the commands."""
+    flags = " ".join(str(flag) for flag in opening.settings.get("flags", ()))
+    flags = f"{flags} " if flags else ""
+    if verdict is Verdict.INCONCLUSIVE:
+        return ["mend what the verdict names, and compare again, in a new folder"]
+    if verdict is Verdict.CLEAN:
+        return []
+    if opening.kind == "pool" and named:
+        report = "keep the run folder for the vendor"
+        return [f"take {listed(named)} out of service, and run sdc burnin there; {report}"]
+    places = [row.host for row in opening.hosts]
+    if opening.kind == "pool":
+        return [
+            f"add hosts until a majority agrees: sdc pool {flags}--run {run}-more --coordinator HOST:PORT "
+            f"--processes {len(places) + 1} --process N"
+        ]
+    a, b = places
+    return [
+        f"compare both with a third host at once: sdc pool {flags}--run {run}-third --coordinator HOST:PORT "
+        "--processes 3 --process N",
+        *(
+            f"or pair {host} with a third host: sdc pair {flags}--run {run}-{letter} --coordinator HOST:PORT "
+            "--processes 2 --process N"
+            for host, letter in ((a, "a"), (b, "b"))
+        ),
+        f"then: sdc pair --resolve {run} {run}-a {run}-b",
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolution:
+    """What several pairs say together."""
+
+    verdict: Verdict  # corrupt if any pair differs, clean if all agree
+    suspects: tuple[str, ...]  # hosts that are wrong in each of the likeliest explanations
+    undecided: tuple[str, ...]  # hosts that are wrong in some of them
+    sentences: tuple[str, ...]
+    simulated: bool
+
+
+def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
+    """Says which hosts are wrong, where pairs of them differ and agree.
+
+    Each pair that differs has a wrong host in it. The likeliest explanation has the fewest wrong hosts, and among such
+    the fewest wrong ones that agreed with a sound one.
+    """
+    edges: dict[Edge, bool] = {}
+    void = []
+    for pair in pairs:
+        names = _names(pair)
+        if pair.verdict is Verdict.INCONCLUSIVE:
+            void.append(f"{listed(names)}: inconclusive, which counts for nothing")
+            continue
+        edges[names] = edges.get(names, False) or pair.verdict is Verdict.CORRUPT
+    simulated = any(pair.simulated for pair in pairs)
+    mark = "SIMULATED: " if simulated else ""
+    told = [f"{a} and {b} {'differ' if differ else 'agree'}" for (a, b), differ in edges.items()] + void
+    if not edges:
+        return Resolution(Verdict.INCONCLUSIVE, (), (), (f"{mark}no pair says anything", *told), simulated)
+    if not any(edges.values()):
+        return Resolution(Verdict.CLEAN, (), (), (f"{mark}no pair differs", *told), simulated)
+    found = explain(edges)
+    sure = frozenset.intersection(*found) if found else frozenset()
+    open_ = frozenset.union(*found) - sure if found else frozenset(host for edge in edges for host in edge)
+    first = f"{listed(sorted(sure))} {'is' if len(sure) == 1 else 'are'} wrong, if as few hosts are as can be"
+    parts = [first] * bool(sure)
+    parts += [f"of {listed(sorted(open_))} the pairs do not say which; pair each with another host"] * bool(open_)
+    return Resolution(
+        Verdict.CORRUPT, tuple(sorted(sure)), tuple(sorted(open_)), (mark + "; ".join(parts), *told), simulated
+    )
+
+
+def explain(edges: Mapping[Edge, bool]) -> list[frozenset[str]]:
+    """The likeliest sets of wrong hosts, of edges that differ or do not; none where they would be too many."""
+    differing = [edge for edge, differ in edges.items() if differ]
+    for size in range(1, MOST_WRONG + 1):
+        if found := set(_covers(differing, size)):
+            odd = {
+                each: sum(not differ and (a in each) != (b in each) for (a, b), differ in edges.items())
+                for each in found
+            }
+            return [each for each in found if odd[each] == min(odd.values())]
+    return []
+
+
+def _covers(edges: Sequence[Edge], size: int) -> Iterator[frozenset[str]]:
+    """Sets of at most so many hosts of which each edge has one."""
+    if not edges:
+        yield frozenset()
+    elif size:
+        for host in edges[0]:
+            for rest in _covers([edge for edge in edges if host not in edge], size - 1):
+                yield rest | {host}
+
+
+def _names(pair: Pair) -> Edge:
+    if len(pair.hosts) != 2:
+        raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is no pair; give results of sdc pair")
+    a, b = sorted(row.host for row in pair.hosts)
+    if any(row.devices and row.host != row.devices[0].host for row in pair.hosts):
+        raise ValueError(f"{a} and {b} are one host: pairs of a single host say nothing of others")
+    return a, b

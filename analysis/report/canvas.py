@@ -1,0 +1,208 @@
+"""The canvas of every figure: SVG with selectable text, one look, and a mark where faults are simulated.
+
+A figure takes its colours from the page that it stands in, so that one drawing is legible on light and on dark paper;
+by itself it is one for light paper.
+"""
+
+import io
+import math
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from .sections import Chart, Figure, LeftOut
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+Points = Float[np.ndarray, " points"]
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES: tuple[tuple[float, tuple[float, ...]], ...] = ((0, ()), (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
+INK, GRID, PAPER, ZERO, MARK, FULL = "#18212b", "#e3e6ea", "#fefefe", "#eceef0", "#8a3b00", "#6b1a6b"
+HEAT = (
+    "#c9def2", "#b6d3ed", "#a3c7e8", "#90bbe2", "#7eb0db", "#2f6fb0", "#24609f", "#1b4f8a", "#123e72", "#0a2d59"
+)  # fmt: skip
+"""Colours of a heat map from little to much; text on the upper half is of the colour of paper, else of ink."""
+VARIABLES = {
+    **{colour: f"h{place}" for place, colour in enumerate(HEAT)},
+    **{colour: f"c{place}" for place, colour in enumerate(COLOURS, start=1)},
+    INK: "ink", GRID: "grid", PAPER: "paper", ZERO: "zero", MARK: "mark", FULL: "full",
+}  # fmt: skip
+"""The page's variable for each colour; colours that are not here are the same on any paper."""
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "font.size": 10.0,
+    "axes.titlesize": 10.0,
+    "legend.fontsize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "grid.color": GRID,
+    "hatch.linewidth": 0.6,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+}
+WIDTH = 5.4
+"""Inches; at this width the text is legible on a phone."""
+
+
+class Drawing:
+    """A figure under way."""
+
+    def __init__(self, height: float, mark: str) -> None:
+        from matplotlib.figure import Figure as Canvas
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+        self.mark = mark
+        self.figure = Canvas(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine())
+
+    @property
+    def axes(self) -> "Axes":
+        """The only axes."""
+        return self.figure.axes[0] if self.figure.axes else self.figure.subplots()
+
+    def legend(self) -> None:
+        """Names the lines above the drawing, which grows by as much as they need."""
+        handles, labels = self.axes.get_legend_handles_labels()
+        columns = max(1, min(len(labels), int(70 / (max(map(len, labels), default=0) + 6))))
+        self.figure.set_figheight(self.figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
+        self.figure.legend(
+            handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.4, handlelength=1.8
+        )
+
+    def to_svg(self) -> str:
+        """The figure as SVG, without what matplotlib writes before and about it."""
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+        if self.mark:  # below the axes
+            height = self.figure.get_figheight()
+            self.figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0.19 / height, 1, 1 - 0.19 / height)))
+            self.figure.text(0.995, 0.01, self.mark, ha="right", va="bottom", fontsize=9, color=MARK)
+        file = io.StringIO()
+        FigureCanvasSVG(self.figure).print_svg(file)
+        text = file.getvalue()
+        return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+
+
+def svg(figure: Figure, name: str) -> str:
+    """A figure as an `<svg>` element with the colours of the page and with ids that begin with a name.
+
+    It is drawn under matplotlib's defaults, whatever the user's settings are.
+    """
+    import matplotlib.style
+    from markupsafe import escape
+
+    with matplotlib.style.context(["default", {**STYLE, "svg.hashsalt": name}]):
+        drawing = Drawing(figure.height, figure.mark)
+        figure.draw(drawing)
+        text = drawing.to_svg()
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", _coloured(text)).strip()
+    title, described = f"{name}-title", f"{name}-desc"  # its name for those who cannot see it
+    texts = f'<title id="{title}">{escape(figure.title)}</title><desc id="{described}">{escape(figure.caption)}</desc>'
+    opened = text.replace("<svg ", f'<svg role="img" aria-labelledby="{title} {described}" ', 1)
+    return re.sub(r"^(<svg [^>]*>)", lambda tag: tag[1] + texts, opened, count=1)
+
+
+def _coloured(text: str) -> str:
+    def paint(found: re.Match[str]) -> str:
+        variable = VARIABLES.get(found[2])
+        return f"{found[1]}var(--{variable}, {found[2]})" if variable else found[0]
+
+    return re.sub(r"((?:fill|stroke): )(#[0-9a-f]{6})", paint, text)
+
+
+def line_figure(chart: Chart) -> Figure | LeftOut:
+    """The figure of a chart."""
+    if not any(_drawable(chart, line.y).any() for line in chart.lines):
+        return LeftOut(chart.title, "nothing finite was measured")
+    return Figure(chart.title, chart.caption, lambda drawing: _draw_lines(drawing, chart), height=3.0)
+
+
+def _drawable(chart: Chart, y: Iterable[float]) -> Bool[np.ndarray, " points"]:
+    values = np.asarray(y, np.float64)
+    return np.isfinite(values) & ((values > 0) | ("y" not in chart.log))
+
+
+def _draw_lines(drawing: Drawing, chart: Chart) -> None:
+    axes = drawing.axes
+    for place, line in enumerate(chart.lines):
+        x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
+        shown = _drawable(chart, y)
+        if not shown.any():
+            continue
+        few = shown.sum() <= 40 and not line.dashed  # then a marker shows where the points are, even beside gaps
+        colour = COLOURS[(place if line.colour is None else line.colour) % 6]
+        if len(line.error):
+            reach = np.asarray(line.error, np.float64)[shown]
+            axes.errorbar(x[shown], y[shown], reach, fmt="none", ecolor=colour, elinewidth=0.8)
+        dash = DASHES[2] if line.dashed else (DASHES[0], DASHES[1], DASHES[3])[place % 3]
+        axes.plot(
+            *thin(x, np.where(shown, y, np.nan)), label=line.label, color=colour, linewidth=1.2,
+            marker=MARKERS[place % 6] if few or line.points else None, markersize=2 if line.points else 3.5,
+            linestyle="none" if line.points else dash,
+        )  # fmt: skip
+    axes.set(xlabel=chart.x, ylabel=chart.y)
+    if chart.x == "step":
+        every = np.concatenate([np.asarray(line.x, np.float64) for line in chart.lines])
+        margin = max(0.5, 0.02 * (every.max() - every.min()))
+        axes.set_xlim(every.min() - margin, every.max() + margin)  # steps without a point too
+        whole_numbers(axes.xaxis)
+    for which in chart.log:
+        powers(axes, which)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        drawing.legend()
+
+
+def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:
+    """Fewer points for a long line: of each run of neighbours the smallest and the largest stay, so spikes stay too."""
+    if len(x) <= limit:
+        return x, y
+    keep = []
+    for block in np.array_split(np.flatnonzero(np.isfinite(y)), limit // 2):
+        if len(block):
+            keep += sorted({int(block[y[block].argmin()]), int(block[y[block].argmax()])})
+    return x[keep], y[keep]
+
+
+def whole_numbers(axis: "Axis") -> None:
+    """Ticks of what has no fractions, such as steps."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, min_n_ticks=1))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def powers(axes: "Axes", which: str) -> None:
+    """Makes an axis (`x` or `y`) logarithmic, with labels in plain text."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    axis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    if high < 100 * low:  # too few powers of ten to label
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+
+
+def power(value: float) -> str:
+    """A number on a logarithmic axis: `0.01`, `10⁻⁷`, `2e-07`."""
+    text = f"{value:.0e}"
+    if 1e-3 <= value < 1e5 or not text.startswith("1e") or not math.isclose(value, float(text)):
+        return f"{value:g}"
+    return "10" + str(int(text.partition("e")[2])).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def short(name: str, limit: int = 24) -> str:
+    """A name that leaves room for the drawing."""
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"

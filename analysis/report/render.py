@@ -1,0 +1,114 @@
+"""From sections to HTML, one page without scripts, images or links to elsewhere, and to Markdown."""
+
+import importlib.resources
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sdc.records import RecordError, write_text
+
+from .sections import Banner, Facts, Figure, Items, Part, Report, Section, Table, Text, cell
+
+
+def to_html(report: Report) -> str:
+    """The report as one HTML page; every text in it is shown literally."""
+    import jinja2
+    from markupsafe import Markup
+
+    from .canvas import svg
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    numbers = itertools.count(1)  # all figures stand in one page, where an id must be unique
+    environment.filters["drawing"] = lambda figure: Markup(svg(figure, f"figure{next(numbers)}"))
+    environment.filters["kind"] = lambda part: type(part).__name__
+    environment.filters["cell"] = cell
+    environment.filters["sentence"] = sentence
+    style = Markup(_read("style.css"))  # the page's own
+    return environment.get_template("page.html.jinja").render(report=report, style=style).lstrip()
+
+
+def to_markdown(report: Report) -> str:
+    """The report as Markdown: everything but the figures."""
+    banner, title = report.banner, escape(report.title)
+    parts = [f"# {title}" + (f": {escape(banner.label)}" if banner else "")]
+    if banner is not None:
+        parts += _lines(Banner(None, "", banner.sentence, banner.simulated))
+    for section in report.sections:
+        parts += _lines(section)
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _lines(part: Part) -> Iterator[str]:
+    if isinstance(part, Section):
+        inside = [line for each in part.parts for line in _lines(each)]
+        if inside and part.heading and part.style not in ("folded", "open"):
+            yield f"## {escape(str(part.heading))}"
+        yield from inside
+    elif isinstance(part, Table):
+        rows = [part.header, ("---", *["---:"] * (len(part.header) - 1))]
+        lines = [_row(rows[0]), f"| {' | '.join(rows[1])} |", *map(_row, part.rows)]
+        yield "\n".join([f"**{escape(part.caption)}**", "", *lines, *(["", escape(part.note)] if part.note else [])])
+    elif isinstance(part, Banner):
+        yield f"**{escape(f'{part.label} {sentence(part.sentence)}')}**"
+        if part.simulated:
+            yield f"> **SIMULATED FAULTS**: {escape(part.simulated)}"
+    elif isinstance(part, Facts):
+        yield "\n".join(f"- **{escape(name)}**: {escape('. '.join(rest))}" for name, *rest in part.entries)
+    elif isinstance(part, Items):
+        bullets = (f"{n}." for n in itertools.count(1)) if part.numbered else itertools.repeat("-")
+        texts = ([escape(text) for text in item] for item in part.items)
+        yield "\n".join(
+            f"{bullet} " + (f"**{text[0]}**: {text[1]}" if len(text) > 1 else text[0])
+            for bullet, text in zip(bullets, texts, strict=False)
+        )
+    elif isinstance(part, Text) and part.style == "code":
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", part.text)), default=0))
+        yield f"{fence}\n{part.text}\n{fence}"
+    elif isinstance(part, Text):
+        yield ("> " if part.style == "note" else "") + escape(f"{part.lead} {part.text}")
+    else:
+        assert isinstance(part, Figure)
+
+
+def _row(cells: tuple[object, ...]) -> str:
+    return f"| {' | '.join(escape(cell(value)) for value in cells)} |"
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows literally, on one line."""
+    return re.sub(r"([\\`*_\[\]<>|&~#$])", r"\\\1", " ".join(text.split()))
+
+
+def sentence(reason: str) -> str:
+    """A reason as a sentence."""
+    return f"{reason[:1].upper()}{reason[1:]}{'' if reason.endswith('.') else '.'}"
+
+
+def write_page(report: Report, path: Path, *, markdown: bool = True) -> Path:
+    """Writes a report as HTML to a path, and as Markdown beside it, each whole or not at all; returns the path.
+
+    Raises:
+        RecordError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if markdown:
+            write_text(path.with_suffix(".md"), to_markdown(report))
+        write_text(path, to_html(report))
+    except OSError as error:
+        raise RecordError(
+            f"cannot write a report into {path.parent}: {error.strerror}; make room or make it writable"
+        ) from error
+    return path
+
+
+def _read(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")

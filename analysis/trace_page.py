@@ -1,0 +1,198 @@
+"""A comparison of two traces: verdict, place, how to narrow it down, and how the difference spreads from there."""
+
+import math
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sdc.program import as_selector
+from sdc.twins import FirstDifference, Trace, TraceDifference, describe_place, guilty_scope
+
+from .headline import of_place
+from .report import (
+    COLOURS,
+    Action,
+    Definition,
+    Drawing,
+    Facts,
+    Figure,
+    Headline,
+    LeftOut,
+    Report,
+    Table,
+    record_page,
+    whole_numbers,
+    write_page,
+)
+from .run_page import LABELS, SIMULATED
+
+Row: TypeAlias = dict[str, Any]
+"""What `describe_difference` says."""
+
+DEFINITIONS = (
+    Definition("Digest", "64 bits", "Of every selected value at every step; equal values have equal digests."),
+    Definition(
+        "First difference",
+        "in program order",
+        "The first value that differs. If all operations are traced, its operation had the same inputs in both runs.",
+    ),
+)
+
+
+def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str, Any]:
+    """The comparison of two traces as JSON."""
+    step, first = found.step, found.first
+    steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
+    shorter = "" if len(a.lines) == len(b.lines) else f"; one has {len(a.lines):,} steps, the other {len(b.lines):,}"
+    digests = sum(math.prod(shape[:-1]) for shape in a.shapes)
+    result: dict[str, Any] = {
+        "verdict": "clean" if first is None else "corrupt",
+        "reason": f"all {digests * len(found.steps):,} digests of {steps} agree{shorter}",
+        "runs": [str(a.path), str(b.path)],
+        "hosts": [(trace.manifest.get("host") or {}).get("name") for trace in (a, b)],
+        "simulated": any(bool(_suspect(trace).get("simulated")) for trace in (a, b)),
+        "where": a.manifest.get("where"),
+        "steps": len(found.steps),
+        "sites": len(a.sites),
+        "first": None,
+    }
+    if first is None:
+        return result
+    return result | {
+        "reason": f"the traces part at step {step}: {first}",
+        "first": {
+            "step": step,
+            **first.describe(),
+        },
+        "agreeing": digests * (len(found.steps) - 1) + first.agreeing,
+        "before": [describe_place(site, iteration) for site, iteration in first.before],
+        "narrow": narrow(first, str(a.manifest.get("where"))),
+    }
+
+
+def _suspect(trace: Trace) -> Row:
+    return trace.manifest.get("suspect") or {}
+
+
+def narrow(first: FirstDifference, where: str) -> str | None:
+    """The selector with which to trace again, to find the operation inside a guilty scope; None if it is found."""
+    try:
+        guilty = guilty_scope(as_selector(where), first)
+    except ValueError:  # a selector made in Python, of a trace of somebody's own step
+        return None
+    return None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything"
+
+
+def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: TraceDifference) -> Path:
+    """Writes `diff.html` and `diff.md`, the report of a comparison of two traces.
+
+    Args:
+        folder: where to write them; it is made if it is not there.
+        a: one trace.
+        b: the other.
+        found: what `sdc.twins.diff` returned.
+
+    Returns:
+        Path of the HTML page.
+
+    Raises:
+        RecordError: they cannot be written, or a trace is damaged.
+    """
+    return write_page(difference_page(a, b, found, describe_difference(a, b, found)), Path(folder) / "diff.html")
+
+
+def difference_page(a: Trace, b: Trace, found: TraceDifference, told: Row) -> Report:
+    """The page of a comparison of two traces, made of what `describe_difference` says of it."""
+    mark = SIMULATED if told["simulated"] else ""
+    first, names = told["first"], [Path(trace.path).name for trace in (a, b)]
+    before = _before(told) if first else None
+    return record_page(
+        {**a.manifest, "command": ["sdc", "diff", *told["runs"]]},
+        mark=mark,
+        kind="comparison of two traces",
+        title=" and ".join(names),
+        verdict=told["verdict"],
+        label=LABELS[told["verdict"]] + (f" ({mark})" if mark else ""),
+        headline=_headline(told),
+        simulated="at least one of the runs was corrupted on purpose, on sound hardware" if mark else "",
+        faults=[fault for trace in (a, b) for fault in _suspect(trace).get("faults") or ()],
+        facts=[
+            ("first trace", told["runs"][0]), ("second trace", told["runs"][1]), ("steps compared", told["steps"]),
+            ("values at each step", told["sites"]), ("selector", told["where"]),
+        ],
+        measured=[before],
+        drawn=[_spread(a, b, found)],
+        settings={"Configuration": a.manifest.get("config")},
+        definitions=DEFINITIONS,
+        about=["Traces of one program are compared digest by digest."],
+        brief=[] if before is None else [Facts(tuple(_place(told))), before],
+    )  # fmt: skip
+
+
+def _place(told: Row) -> Iterator[tuple[str, str]]:
+    """The first difference, for a terminal."""
+    first = told["first"]
+    iteration = ", ".join(map(str, first["iteration"])) + (" (outermost loop first)" if first["iteration"] else "")
+    devices = "; ".join(" ".join(f"{axis}={number}" for axis, number in device.items()) for device in first["devices"])
+    operation = f"{first['operation']} ({first['direction']})"
+    found = {"step": str(first["step"]), "operation": operation, "scope": first["scope"], "iteration": iteration,
+             "devices": devices, "source": first["source"], "agree before it": f"{told['agreeing']:,} digests",
+             "narrow down": f"trace both again with --where '{told['narrow']}'" if told["narrow"] else ""}  # fmt: skip
+    yield from ((name, value) for name, value in found.items() if value)
+
+
+def _headline(told: Row) -> Headline:
+    real = "simulated: a fault was made on purpose" if told["simulated"] else "real: nothing was injected"
+    if told["first"] is None:
+        nothing = "none: every digest agrees"
+        keep = Action("Nothing to mend", "Up to here both machines computed the same. Trace more steps to know more.")
+        return Headline(told["reason"], nothing, nothing, "at no step that both have", real, (keep,))
+    found = of_place(told["first"])
+    places = [
+        f"{Path(run).name} (host {host})" if host else Path(run).name
+        for run, host in zip(told["runs"], told["hosts"], strict=True)
+    ]
+    device = f"{found.device}, in {' or in '.join(places)}: of two traces the comparison cannot say which is wrong"
+    actions = [
+        Action("Trace again on a third machine", "Of two traces one is wrong; sdc diff with a third tells which."),
+        Action("Reproduce it", "Trace the suspect again: a difference at the same place is persistent."),
+    ]
+    if told["narrow"]:
+        actions.insert(0, Action("Narrow it down", f"Trace both again with --where '{told['narrow']}'."))
+    if told["simulated"]:
+        actions = [Action("Nothing to mend: the detection works", "The fault was made on purpose, and it was found.")]
+    return Headline(found.sentence, device, found.operation, found.since, real, tuple(actions))
+
+
+def _before(told: Row) -> Table:
+    rows = [
+        (place["site"], ", ".join(map(str, place["iteration"])) or "–", place["source"]) for place in told["before"]
+    ]
+    note = f"The last of {told['agreeing']:,} digests that agree before the first difference."
+    return Table("What agrees before it", ("value", "iteration", "source"), tuple(rows), note)
+
+
+def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:
+    """Share of the digests of each value that differ at the step where the traces part, in program order."""
+    title = "How it spreads within the step"
+    if found.step is None or found.first is None:
+        return LeftOut(title, "no digest differs")
+    ours, theirs = a[found.step], b[found.step]
+    shares = [
+        float(np.any(np.asarray(ours[site.name]) != np.asarray(theirs[site.name]), axis=-1).mean()) for site in a.sites
+    ]
+    place = next(number for number, site in enumerate(a.sites) if site.name == found.first.site.name)
+
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
+        axes.plot(range(len(shares)), shares, color=COLOURS[0], drawstyle="steps-mid", linewidth=1.4, label="differ")
+        axes.plot([place], [shares[place]], "o", color=COLOURS[1], markersize=7, label="first difference")
+        axes.set(xlabel="value, in program order", ylabel="share of digests", ylim=(-0.03, 1.05))
+        whole_numbers(axes.xaxis)
+        drawing.legend()
+
+    caption = f"Step {found.step}: of each value, the share of its digests (iterations, devices) that differ."
+    return Figure(title, caption, draw)
