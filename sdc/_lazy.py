@@ -11,6 +11,7 @@ looked up, which no check of a setting does. Types of arrays are imported below 
 
 import ast
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,23 @@ if TYPE_CHECKING:
     from jax import lax
 
 __all__ = ["Lazy", "facade", "jax", "jnp", "lax"]
+
+
+EXTRAS = {
+    "jinja2": "report", "markupsafe": "report", "matplotlib": "report", "grain": "text", "tokenizers": "text",
+    "prometheus_client": "metrics", "sklearn": "study",
+}  # fmt: skip
+"""Modules that come with an extra of the distribution, and that extra."""
+
+
+def missing(extra: str) -> bool:
+    """Whether a module of an extra is not installed."""
+    return any(importlib.util.find_spec(name) is None for name, of in EXTRAS.items() if of == extra)
+
+
+def remedy(extra: str) -> str:
+    """What to do about a missing extra."""
+    return f"needs the extra `{extra}`: pip install 'jax-sdc[{extra}]'"
 
 
 class Lazy:
@@ -69,7 +87,13 @@ def facade(package: str, public: bool = True) -> tuple[Callable[[str], Any], Cal
         if name not in exports:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         source, attribute = exports[name]
-        found = importlib.import_module(source, package)
+        try:
+            found = importlib.import_module(source, package)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is None:
+                raise
+            raise ModuleNotFoundError(f"{package}.{name} {remedy(extra)}", name=error.name) from error
         value = found if attribute is None else getattr(found, attribute)
         setattr(module, name, value)
         return value

@@ -17,10 +17,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from sdc._lazy import EXTRAS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"sdc": "sdc", "analysis": "sdc/analysis", "train": "sdc/train", "tools": "sdc/tools"}
-EXTRAS = {"sklearn": "study", "tokenizers": "text"}
-"""Modules that are imported where an extra is installed, and that extra."""
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 sys.path.insert(0, sys.argv[1])

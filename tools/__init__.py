@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         together as together,
     )
     from .output import COLOURS as COLOURS, Output as Output, show as show, show_profile as show_profile, write as write
-    from .parse import Only as Only, given as given
+    from .parse import Only as Only, given as given, require as require
     from .progress import (
         BurninProgress as BurninProgress,
         CountProgress as CountProgress,

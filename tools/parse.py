@@ -24,6 +24,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from sdc._lazy import missing, remedy
 from sdc.settings import Flag, Within, check_fields
 
 from . import errors
@@ -35,33 +36,34 @@ EXAMPLE = "Example: "
 
 
 class Entry(NamedTuple):
-    """A command: the module and the name of its dataclass, and the function that runs it, of that module or another."""
+    """A command: the module and the name of its dataclass, the function that runs it, and the extras that it needs."""
 
     module: str
     spec: str
     run: str
-    runner: str | None = None
+    extras: tuple[str, ...] = ()
+    runner: str | None = None  # the module of the function, where it is another
 
 
 COMMANDS: Mapping[str, Entry] = {
-    "twin": Entry(".commands.runs", "TwinCommand", "execute"),
-    "train": Entry(".commands.runs", "TrainCommand", "execute"),
-    "trace": Entry(".commands.runs", "TraceCommand", "execute"),
-    "diff": Entry(".commands.reports", "DiffCommand", "diff"),
-    "campaign": Entry(".commands.runs", "CampaignCommand", "campaign"),
-    "abft": Entry(".commands.studies", "AbftCommand", "abft"),
-    "study": Entry(".commands.studies", "StudyCommand", "study"),
-    "estimate": Entry(".commands.estimates", "EstimateCommand", "estimate"),
+    "twin": Entry(".commands.runs", "TwinCommand", "execute", ("report", "text")),
+    "train": Entry(".commands.runs", "TrainCommand", "execute", ("report", "text")),
+    "trace": Entry(".commands.runs", "TraceCommand", "execute", ("report", "text")),
+    "diff": Entry(".commands.reports", "DiffCommand", "diff", ("report",)),
+    "campaign": Entry(".commands.runs", "CampaignCommand", "campaign", ("report", "text")),
+    "abft": Entry(".commands.studies", "AbftCommand", "abft", ("report", "text")),
+    "study": Entry(".commands.studies", "StudyCommand", "study", ("report", "text")),
+    "estimate": Entry(".commands.estimates", "EstimateCommand", "estimate", ("report",)),
     "doctor": Entry(".commands.doctor", "DoctorCommand", "run"),
     "checkpoint": Entry(".commands.reports", "CheckpointCommand", "checkpoint"),
     "burnin": Entry(".commands.burnin", "BurninCommand", "run"),
     "golden": Entry(".commands.golden", "GoldenCommand", "run"),
     "verdict": Entry(".commands.verdict", "VerdictCommand", "run"),
-    "pair": Entry(".commands.pairs", "PairCommand", "pair"),
-    "pool": Entry(".commands.pairs", "PoolCommand", "pool"),
-    "fleet": Entry(".commands.fleet", "FleetCommand", "run"),
-    "report": Entry(".commands.reports", "ReportCommand", "report"),
-    "bench": Entry(".bench.options", "BenchOptions", "run", ".bench.command"),
+    "pair": Entry(".commands.pairs", "PairCommand", "pair", ("report", "text")),
+    "pool": Entry(".commands.pairs", "PoolCommand", "pool", ("report", "text")),
+    "fleet": Entry(".commands.fleet", "FleetCommand", "run", ("report",)),
+    "report": Entry(".commands.reports", "ReportCommand", "report", ("report",)),
+    "bench": Entry(".bench.options", "BenchOptions", "run", ("report", "text"), ".bench.command"),
 }
 """All commands; a module is imported when its command is given, or all where help is asked for."""
 
@@ -82,12 +84,28 @@ def _outline(command: str) -> type:
 
 
 def command_of(command: str) -> Callable[[Any], int]:
-    """The function that runs a command."""
+    """The function that runs a command.
+
+    Raises:
+        CommandError: what it needs is not installed.
+    """
     entry = COMMANDS[command]
+    for extra in entry.extras:
+        require(f"sdc {command}", extra)
     function: Callable[[Any], int] = getattr(
         importlib.import_module(entry.runner or entry.module, __package__), entry.run
     )
     return function
+
+
+def require(what: str, extra: str) -> None:
+    """Refuses what needs an extra that is not installed.
+
+    Raises:
+        CommandError: it is not.
+    """
+    if missing(extra):
+        raise CommandError(f"{what} {remedy(extra)}")
 
 
 class Only(tuple[str, ...]):

@@ -1,6 +1,8 @@
 """Bad input: one clear line, the right exit code, nothing half-written."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,7 +112,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "corpus without end": ("train --corpus /dev/zero", "--corpus /dev/zero: is a device, neither a file nor a folder"),
     "tokenizer without end": ("train --tokenizer /dev/zero", "--tokenizer /dev/zero: is a device, not a file"),
-    "profile without end": ("train --abft --abft-profile /dev/zero", "(it is a device, not a file)"),
+    "profile without end": ("train --abft --abft-profile /dev/zero", "is a device, not a file"),
     "path that is too long": (f"train --corpus {5_000 * 'x'}", "cannot be read (File name too long)"),
     "run that is too long": (f"report {5_000 * 'x'}", "cannot be read (File name too long)"),
     "selector that is too deep": (
@@ -332,6 +334,38 @@ def test_too_little_memory_is_the_users_to_mend() -> None:
     assert error.value.code == Exit.USAGE
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), run_errors("x"):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "said"),
+    [
+        ("matplotlib", "train", "sdc train needs the extra `report`: pip install 'jax-sdc[report]'"),
+        ("grain", "twin", "sdc twin needs the extra `text`: pip install 'jax-sdc[text]'"),
+        ("jinja2", "report {taken}", "sdc report needs the extra `report`"),
+        ("prometheus_client", "burnin --prometheus {folder}/x.prom", "--prometheus needs the extra `metrics`"),
+    ],
+)
+def test_what_is_not_installed_is_named_before_the_work(
+    module: str,
+    command: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command_line = words(command, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setitem(sys.modules, module, None)
+    code = cli.run(command_line)
+    captured = capsys.readouterr()
+    check(code, captured.out, captured.err, said)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_name_of_the_library_says_which_extra_it_needs() -> None:
+    code = "import sys; sys.modules['jinja2'] = None; from sdc.analysis import report_anew"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "sdc.analysis.report_anew needs the extra `report`: pip install 'jax-sdc[report]'" in done.stderr
 
 
 def test_a_long_line_keeps_its_beginning_and_its_remedy() -> None:

@@ -29,7 +29,7 @@ from sdc.burnin.workloads import LEVELS
 from sdc.records import RecordError, write_text
 from sdc.settings import SettingError, Within
 
-from .. import gently, give_up, new_folder, onward, run_errors, usage_errors
+from .. import gently, give_up, new_folder, onward, require, run_errors, usage_errors
 
 if TYPE_CHECKING:
     import jax
@@ -246,6 +246,7 @@ def _check_outputs(options: BurninCommand) -> None:
     if options.golden is not None and options.golden.is_dir():
         raise SettingError("golden", options.golden, A_FOLDER)
     if options.prometheus is not None:
+        require("--prometheus", "metrics")
         check_metrics_file(options.prometheus)
     for name in ("junit", "prometheus"):
         path: Path | None = getattr(options, name)
