@@ -11,14 +11,9 @@ if TYPE_CHECKING:
 
 
 def as_bits(x: Shaped[Array, "*shape"]) -> UInt[Array, "*bits"]:
-    """The bits of an array as unsigned integers of the width of its elements.
+    """The bits of an array as unsigned integers of the width of its elements, which must have 8 bits or more.
 
-    Args:
-        x: numbers of 8 bits or more, booleans (as 8-bit integers), complex numbers (real and imaginary part on a new
-            last axis), or PRNG keys (their key data).
-
-    Raises:
-        ValueError: the elements are narrower than 8 bits.
+    Booleans become 8-bit integers, complex numbers get a new last axis of two, and PRNG keys are their key data.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(x)

@@ -31,20 +31,7 @@ class Unreachable(RuntimeError):
 
 
 def everyone(text: str, *, at: str = "") -> list[str]:
-    """The texts of all processes, in their order. All processes call it.
-
-    Args:
-        text: what this process has to say.
-        at: where in the run that is, for the message of those that wait in vain.
-
-    Raises:
-        Unreachable: a peer did not come within `LIMIT` seconds.
-
-    Example:
-        >>> from sdc.multihost import everyone
-        >>> everyone("ready")
-        ['ready']
-    """
+    """The texts of all processes, in their order. All call it; `Unreachable` if a peer does not come within `LIMIT`."""
     client = distributed.global_state.client
     if client is None or jax.process_count() == 1:
         return [text]
@@ -70,23 +57,7 @@ def _listen(client: Any, key: str, peer: int, at: str, deadline: float) -> str:
 
 
 def together(action: Callable[[], Result]) -> Result:
-    """Does something in all processes, and fails in all of them if it failed in one: no peer is left waiting.
-
-    Args:
-        action: done by each process.
-
-    Returns:
-        This process's result.
-
-    Raises:
-        Exception: what `action` raised here.
-        PeerError: it raised in another process.
-
-    Example:
-        >>> from sdc.multihost import together
-        >>> together(lambda: 1 + 1)
-        2
-    """
+    """Does something in all processes, and fails in all if it failed in one, there as a `PeerError`: no peer waits."""
     failure = None
     try:
         result = action()

@@ -1,7 +1,8 @@
 """The grammar of everything that is written in a line of text: faults, kinds, latencies, methods, simulations.
 
     terms    = term { "+" term }                     where a language joins several: a letter follows the +
-    term     = head { "," setting }
+    term     = a call with keywords, as in Python    bitflip(bits=30, rate=1e-4, site="fwd/attn")
+             | head { "," setting }                  the same as shorthand: bitflip,bits=30,rate=1e-4,site=fwd/attn
     setting  = key "=" value  |  word
     value    = number | word | numbers joined by "+" | "quoted" | a text of another language
 
@@ -54,13 +55,7 @@ class Term(NamedTuple):
 
 
 def form(cls: type, /, *, read: Mapping[str, Any] = NOTHING, **fixed: Any) -> Form:
-    """The form of a dataclass: its fields, their types and defaults.
-
-    Args:
-        cls: the dataclass.
-        read: how single fields are read, where the type does not say so.
-        fixed: fields that the head decides.
-    """
+    """The form of a dataclass. `read` reads fields whose type does not say how; `fixed` are decided by the head."""
     hints = typing.get_type_hints(cls)
     fields = [field for field in dataclasses.fields(cls) if field.name not in fixed]
     none = dataclasses.MISSING
@@ -96,7 +91,11 @@ def read_term(
     def wrong(problem: str) -> ValueError:
         return ValueError(f"{language} {text!r}: {problem}")
 
-    head, *settings = (part.strip() for part in split(text, ","))
+    try:
+        head, *settings = _parts(text)
+    except (SyntaxError, ValueError) as error:
+        problem = "write it as in Python" if isinstance(error, SyntaxError) else str(error)
+        raise wrong(f"cannot be read; {problem}, as in {example!r}") from None
     if head not in forms:
         raise wrong(f"unknown {noun} {head!r}; expected one of {', '.join(forms)}, as in {example!r}")
     known = {**forms[head].types, **common}
@@ -104,6 +103,8 @@ def read_term(
     other: dict[str, str] = {}
     for place, setting in enumerate(settings):
         key, equals, value = (part.strip() for part in setting.partition("="))
+        if known.get(key, "") is None and value == "true":  # a word as a keyword of a call
+            equals = value = ""
         if key in found or key in other:
             raise wrong(f"{key!r} is given twice; give it once")
         if key in known and known[key] is None:
@@ -143,26 +144,41 @@ def read_term(
         raise wrong(str(error)) from error
 
 
+def _parts(text: str) -> list[str]:
+    """Head and settings of a term, which is a call with keywords, or the shorthand of it with commas."""
+    if not re.match(r"\s*\w+\s*\(", text):
+        return [part.strip() for part in split(text, ",")]
+    call = _tree(text)
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise SyntaxError
+    words = [ast.unparse(word) for word in call.args]
+    return [call.func.id, *words, *(f"{each.arg or '**'}={_argument(each.value)}" for each in call.keywords)]
+
+
+def _argument(node: ast.expr) -> str:
+    """A keyword's value as the shorthand has it."""
+    match node:
+        case ast.Constant(str(value)):
+            return json.dumps(value, ensure_ascii=False) if value.startswith('"') else value
+        case ast.Constant(bool(value)):
+            return str(value).lower()
+        case ast.Tuple(elements) | ast.List(elements):
+            return "+".join(map(_argument, elements))
+        case ast.Call():
+            return f"({ast.unparse(node)})"
+    return ast.unparse(node)
+
+
 def _pattern(head: str, known: Mapping[str, Any], form: Form) -> str:
     """How a head is written, with what it needs."""
     return ",".join([head, *(f"{key}=..." for key in form.required or [key for key in known if known[key]][:1])])
 
 
 def read_value(kind: Any, text: str) -> Any:
-    """A value of a declared type.
+    """A value of a declared type; a ValueError says what was expected.
 
-    Args:
-        kind: `int`, `float`, `bool`, `str`, a `Literal`, a tuple of numbers of any length, a union of these (the first
-            that fits), a `Rest`, or a function of the text.
-        text: the value as it is written.
-
-    Raises:
-        ValueError: it is none; the message says what was expected.
-
-    Example:
-        >>> from sdc.text import read_value
-        >>> read_value(tuple[int, ...], "0+2"), read_value(float | None, "1e-4"), read_value(bool, "true")
-        ((0, 2), 0.0001, True)
+    A type is `int`, `float`, `bool`, `str`, a `Literal`, a tuple of numbers of any length, a union of these (the first
+    that fits), a `Rest`, or a function of the text.
     """
     if isinstance(kind, Rest):
         return kind.read(text[1:-1] if text.endswith(")") else text)
@@ -211,15 +227,7 @@ def _unquoted(text: str) -> str:
 
 
 def split(text: str, separator: Literal[",", "+"]) -> list[str]:
-    """Splits at commas, or at the `+` between terms, but not inside brackets and quotes.
-
-    Example:
-        >>> from sdc.text import split
-        >>> split('nan,rate=1,where=primitive("a,b", "c") & probes', ",")
-        ['nan', 'rate=1', 'where=primitive("a,b", "c") & probes']
-        >>> split("noise,workers=0+2 + paft", "+")
-        ['noise,workers=0+2 ', ' paft']
-    """
+    """Splits at commas, or at the `+` between terms, but not inside brackets and quotes."""
     cuts = [
         at
         for at, character in _outside(text)
@@ -245,18 +253,7 @@ def _outside(text: str) -> Iterator[tuple[int, str]]:
 
 
 def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, str | None] = NOTHING) -> str:
-    """The text of a value: the first head whose form it has, and what differs from the form's defaults.
-
-    Args:
-        value: made by one of the forms.
-        forms: the form of each head.
-        more: further settings as they are written; None for a word.
-
-    Example:
-        >>> from sdc.faults import Scale
-        >>> str(Scale(2.0))
-        'scale,factor=2.0'
-    """
+    """The text of a value: the first head whose form it has, what differs from defaults, and `more` (None: a word)."""
     for head, (make, kinds, _, fixed) in forms.items():
         # By their text: nan is nan, and -0.0 is not 0.0.
         if make is type(value) and all(repr(getattr(value, name)) == repr(given) for name, given in fixed.items()):
@@ -287,18 +284,7 @@ def expression(
     calls: Mapping[str, Callable[..., T]],
     example: str,
 ) -> T:
-    """Reads words and calls joined by `&`, `|` and `~`, written as in Python.
-
-    Args:
-        language: name of the language, for errors.
-        text: the line.
-        words: what stands by itself.
-        calls: what takes arguments, which are literals.
-        example: a text of the language, for errors.
-
-    Raises:
-        ValueError: the line cannot be understood.
-    """
+    """Reads words and calls of literals joined by `&`, `|` and `~`, written as in Python; `example` is for errors."""
 
     def build(node: ast.expr) -> Any:
         match node:
@@ -318,11 +304,7 @@ def expression(
         )
 
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        _check_depth(tree)
-        return build(tree)
-    except (RecursionError, MemoryError):  # of Python's parser
-        raise ValueError(f"{language} {text!r} cannot be read; {_TOO_DEEP}") from None
+        return build(_tree(text))
     except SyntaxError:
         raise ValueError(f"{language} {text!r} cannot be read; write it as in Python, as in {example!r}") from None
     except (ValueError, TypeError) as error:
@@ -332,13 +314,18 @@ def expression(
 _TOO_DEEP = f"it is nested deeper than {DEEPEST} levels, of which each operator of a chain is one: write less"
 
 
-def _check_depth(tree: ast.AST) -> None:
-    """Counted level by level, without recursion."""
+def _tree(text: str) -> ast.expr:
+    """A text as Python's parser reads it; a ValueError where it is too deep, counted level by level."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (RecursionError, MemoryError):  # of Python's parser
+        raise ValueError(_TOO_DEEP) from None
     level: list[ast.AST] = [tree]
     for _ in range(DEEPEST + 1):
         level = [child for node in level for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
     if level:
         raise ValueError(_TOO_DEEP)
+    return tree
 
 
 def _literal(node: ast.expr) -> Any:

@@ -43,13 +43,7 @@ class Verdict(StrEnum):
 
 
 def gravest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
-    """The gravest of some verdicts; None where there is no verdict among them.
-
-    Example:
-        >>> from sdc.verdict import Verdict, gravest
-        >>> gravest([Verdict.CLEAN, None, Verdict.CORRUPT]).code
-        <Exit.CORRUPT: 1>
-    """
+    """The gravest of some verdicts; None where there is no verdict among them."""
     order = list(Verdict)
     return min((each for each in verdicts if each is not None), key=order.index, default=None)
 

@@ -86,14 +86,7 @@ def _missing(flags: Sequence[str]) -> list[str]:
 
 
 def check_deterministic(environment: Mapping[str, Any]) -> None:
-    """Refuses GPUs whose kernels may add in any order: healthy twins would differ there.
-
-    Args:
-        environment: what `environment` returned.
-
-    Raises:
-        ValueError: XLA was started for a GPU without the flags that `prepare` sets.
-    """
+    """A ValueError for GPUs whose kernels may add in any order: healthy twins would differ there."""
     if environment["platform"] == "gpu" and (missing := _missing(environment["xla_flags"].split())):
         raise ValueError(
             f"XLA_FLAGS lacks {missing[0]}, without which a healthy GPU does not repeat itself; "
@@ -148,14 +141,7 @@ class Difference(NamedTuple):
     values: tuple[Any, ...]
 
     def describe(self, labels: Sequence[str] | None = None) -> str:
-        """A sentence about the difference.
-
-        Args:
-            labels: one for each description, to stand before its value; by default `process 0 has` and so on.
-
-        Returns:
-            The key, and the first value with every other one that differs from it.
-        """
+        """A sentence: the key, and the first value with every other one that differs, each behind its label."""
         names = labels or [f"process {number} has" for number in range(len(self.values))]
         pairs = list(zip(names, self.values, strict=True))
         shown = [pairs[0], *(pair for pair in pairs[1:] if pair[1] != pairs[0][1])]

@@ -72,12 +72,6 @@ def describe_devices(
     Returns:
         One object for each device of this process, as `sdc.records.manifests.Device` describes it. A field that the
         platform does not tell is absent.
-
-    Example:
-        >>> from sdc.records import describe_devices
-        >>> device = describe_devices()[0]
-        >>> device["process"], device["kind"]
-        (0, 'cpu')
     """
     import jax
 
@@ -109,12 +103,6 @@ def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> 
     Returns:
         The same objects with `rank`, the index on each axis, in the order of their ranks. A device that is not on the
         mesh took no part in the run, and is left out.
-
-    Example:
-        >>> import jax
-        >>> from sdc.records import describe_devices, on_mesh
-        >>> on_mesh(describe_devices(), jax.make_mesh((1,), ("data",)))[0]["rank"]
-        {'data': 0}
     """
     known = {device["id"]: device for device in devices}
     return [
@@ -143,13 +131,7 @@ def serials_of_nvidia(printed: str) -> dict[str, str]:
 
 
 def pci_address(text: str) -> str:
-    """A PCI address as Linux writes it: drivers write capitals, and some eight digits of a domain that has four.
-
-    Example:
-        >>> from sdc.records.devices import pci_address
-        >>> pci_address("00000000:3B:00.0")
-        '0000:3b:00.0'
-    """
+    """A PCI address as Linux writes it: drivers write capitals, and some eight digits of a domain that has four."""
     domain, _, rest = text.strip().lower().partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}"
 

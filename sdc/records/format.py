@@ -32,11 +32,7 @@ _LENGTH = len(b',\n "checksum": "01234567"\n}\n')
 
 
 def seal(text: bytes) -> bytes:
-    """Adds its checksum to the text of a JSON file.
-
-    Args:
-        text: an object with at least one field, as `json.dumps` writes it with an indent of 1, and a newline.
-    """
+    """Adds its checksum to the text of a JSON object with a field, as `to_text` writes it."""
     return b'%s,\n "%s": "%08x"\n}\n' % (text[: -len(b"\n}\n")], FIELD.encode(), zlib.crc32(text))
 
 
@@ -52,23 +48,7 @@ DEEPEST = 100
 
 
 def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> Any:
-    """The value of a JSON text.
-
-    Args:
-        text: the text.
-        decode: reads it, and raises a ValueError or a RecursionError where it cannot.
-
-    Raises:
-        ValueError: it is no JSON, or is nested deeper than `DEEPEST`.
-
-    Example:
-        >>> from sdc.records.format import parse_json
-        >>> parse_json('{"text": ["a"]}')
-        {'text': ['a']}
-        >>> parse_json("[" * 101 + "]" * 101)
-        Traceback (most recent call last):
-        ValueError: it is nested deeper than 100 levels
-    """
+    """The value of a JSON text; a ValueError where it is no JSON, or is nested deeper than `DEEPEST`."""
     try:
         value = decode(text)
     except RecursionError:
@@ -108,11 +88,7 @@ def write_json(path: AnyPath, value: Any) -> None:
 
 
 def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
-    """Writes a JSON object with its checksum, whole or not at all.
-
-    Raises:
-        RecordError: the object has a field of that name.
-    """
+    """Writes a JSON object with its checksum, whole or not at all."""
     if FIELD in value:
         raise RecordError(f"{os.fspath(path)} cannot have a field {FIELD!r}, which the record adds; name it otherwise")
     write_bytes(path, seal(to_text(value).encode("utf-8")))
@@ -124,16 +100,7 @@ def write_text(path: AnyPath, text: str) -> None:
 
 
 def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) -> dict[str, Any]:
-    """Reads a JSON object; see the module for non-finite numbers.
-
-    Args:
-        path: the file.
-        type: what the object must be, if that is known. Fields that it does not name are kept.
-        sealed: the object must have a checksum. One that it has is checked anyway, and left out.
-
-    Raises:
-        RecordError: it is damaged; the message names the field.
-    """
+    """Reads a JSON object without its checksum; a RecordError says what is damaged. `sealed`: it must have one."""
     remedy = "restore it or start the run anew"
     try:
         content = read_bytes(path)
@@ -160,15 +127,7 @@ def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) 
 
 
 def misfit(value: Any, type: type) -> str | None:
-    """Which field of a JSON value is not what its `msgspec.Struct` asks for, and why; None for a value that fits.
-
-    Example:
-        >>> from sdc.records.format import misfit
-        >>> from sdc.records.rows import StepRow
-        >>> misfit({"step": 3, "sites": {"fwd/attn": {"checked": "many"}}}, StepRow)
-        "field sites[...].checked: expected int | float | null, got str"
-        >>> misfit({"step": 3, "remark": "a field of one's own"}, StepRow)
-    """
+    """Which field of a JSON value is not what its `msgspec.Struct` asks for, and why; None for a value that fits."""
     try:
         msgspec.convert(value, type)
     except msgspec.ValidationError as error:
@@ -249,22 +208,13 @@ class Format(Generic[T]):
         return seal(content) if self.sealed else content
 
     def write(self, path: AnyPath, value: T) -> None:
-        """Writes a file whole or not at all.
-
-        Raises:
-            ValueError: the value contradicts itself.
-            OSError: it cannot be written.
-        """
+        """Writes a file whole or not at all; a ValueError where the value contradicts itself."""
         if problem := next(iter(self.contradictions(value)), None):
             raise ValueError(f"this {self.noun} contradicts itself: {problem}")
         write_bytes(path, self.encode(value))
 
     def read(self, path: AnyPath) -> T:
-        """Reads a file, or the one of these names in a folder.
-
-        Raises:
-            RecordError: it is missing, damaged, of another format or version, or contradicts itself.
-        """
+        """Reads a file, or the one of these names in a folder; a RecordError says in one line what is wrong with it."""
         place = self._place(path)
         return self.decode(self.content(place), place)
 

@@ -23,10 +23,7 @@ BOOT_FILE = "/proc/sys/kernel/random/boot_id"
 
 
 def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
-    """Describes a field in Markdown, for the published schema and the tables of the documentation.
-
-    It stands beside the type in `Annotated`. `ge` and `le` are the smallest and the largest number allowed, if any is.
-    """
+    """Describes a field in Markdown, for the published schema and the tables of the documentation."""
     return msgspec.Meta(description=text, ge=ge, le=le)
 
 

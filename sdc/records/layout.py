@@ -160,10 +160,7 @@ def field_table(type: type[Fields]) -> str:
 
 
 def render_tables(page: str, types: Sequence[type[Fields]] = TABLES) -> str:
-    """A page of documentation with current tables of fields.
-
-    A table belongs between the lines `<!-- fields: TYPE -->` and `<!-- end -->`; a type without one is a KeyError.
-    """
+    """A page with current tables of fields, between `<!-- fields: TYPE -->` and `<!-- end -->`."""
     tables = {type.__name__: type for type in types}
     pattern = re.compile(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
     return pattern.sub(lambda match: f"{match[1]}\n{field_table(tables[match[2]])}\n\n{match[3]}", page)

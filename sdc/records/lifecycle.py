@@ -346,12 +346,7 @@ def _count(path: AnyPath) -> int:
 
 
 def check_free(path: AnyPath) -> None:
-    """Looks whether a record can be created in a folder, without touching it.
-
-    Raises:
-        FolderTaken: there is something in it.
-        RecordBusy: somebody writes a record there.
-    """
+    """Looks whether a record can be created in a folder, without touching it; see `Record.create`."""
     folder = epath.Path(path)
     try:
         there = names(folder)

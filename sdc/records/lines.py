@@ -26,20 +26,7 @@ def start(name: str) -> int:
 
 
 def link(line: bytes, before: int) -> tuple[bytes, int]:
-    """Adds its checksum to a line.
-
-    Args:
-        line: a JSON object with at least one field, as `json.dumps` writes it.
-        before: checksum of the line before it.
-
-    Returns:
-        The line with its checksum, and the checksum.
-
-    Example:
-        >>> from sdc.records.lines import link, start
-        >>> link(b'{"step": 0}', start("steps.jsonl"))
-        (b'{"step": 0, "checksum": "e1a6c1bf"}', 3785802175)
-    """
+    """Adds its checksum to a line, which has at least one field; returns both. `before`: the checksum before it."""
     value = zlib.crc32(line, before)
     return b'%s, "%s": "%08x"}' % (line[:-1], FIELD.encode(), value), value
 
@@ -72,19 +59,15 @@ def read_lines(
     start: int | None = None,
     end: tuple[int, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Reads JSON lines.
+    """Reads JSON lines; a RecordError names the line and field that is damaged or missing.
 
     Args:
         path: the file.
-        whole: the file must be there and end with a whole line. If not, a last line that is cut off is the trace of a
-            crash, and passed over.
+        whole: it must be there and end with a whole line. If not, a last line that is cut off is the trace of a crash.
         key: the field with the number of a line.
         type: what each line must be, if that is known. Fields that it does not name are kept, but for checksums.
         start: the checksum before the first line; None for a file that has no checksums.
         end: how many lines there must be, and the checksum of the last one in hexadecimal, if that is known.
-
-    Raises:
-        RecordError: a line is damaged, missing, or has no number under `key`; the message names line and field.
     """
     content = read_content(path, whole=whole)
     rows = [row for _, row in numbered(path, content, key=key, type=type, start=start)]
@@ -117,10 +100,9 @@ def read_content(path: AnyPath, *, whole: bool) -> bytes:
 def numbered(
     path: AnyPath, content: bytes, *, key: str, type: type | None = None, start: int | None = None
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The whole lines of a file, each as its bytes without the checksum, and as the JSON object that it holds.
+    """The whole lines of a file, each as its bytes without the checksum, and as the object that it holds.
 
-    `path` is for messages. What follows the last newline of the content was cut off by a crash. For the rest, and what
-    is raised, see `read_lines`.
+    What follows the last newline was cut off by a crash. See `read_lines`.
     """
     before, shared = start, _Shared()
     for number, whole in enumerate(io.BytesIO(content), start=1):  # split at once, they would be in memory twice
@@ -214,13 +196,7 @@ class Lines(Protocol):
 
 
 def open_lines(path: AnyPath, key: str, start: int) -> Lines:
-    """Opens a file of lines at its end, in the way that its storage allows.
-
-    Args:
-        path: the file, which need not exist.
-        key: the field with the number of a line.
-        start: the checksum before the first line, see `integrity.start`.
-    """
+    """Opens a file of lines at its end, in the way that its storage allows; `start` is its first checksum."""
     return AppendedLines(path, key, start) if appends(path) else RewrittenLines(path, key, start)
 
 
@@ -302,12 +278,7 @@ class RewrittenLines:
 
 
 class Pace:
-    """Says when it is time to write objects anew.
-
-    Args:
-        seconds: time from the end of one writing to the next.
-        clock: tells seconds.
-    """
+    """Says when it is time to write objects anew: `seconds` after the last time, later where it took long."""
 
     def __init__(self, seconds: float = REWRITE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock

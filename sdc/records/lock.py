@@ -18,8 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from .format import Header
-from .header import about, identify
+from .header import Header, about, identify
 from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK = "lock.json"
@@ -110,8 +109,8 @@ class Lock:
     def _lock(self, mine: Holder, lasting: bool) -> int | None:
         """The open file, locked by the kernel; None where the file system has no such locks."""
         with suppress(FileNotFoundError):
-            if found := endless(self._path):
-                raise RecordError(f"{self._path} is {found}, not a file; put the file itself in its place")
+            if other := endless(self._path):
+                raise RecordError(f"{self._path} is {other}, not a file; put the file itself in its place")
         while True:
             handle = _open(self._path, 0o666 if lasting else 0o644)
             try:

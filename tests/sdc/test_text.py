@@ -100,6 +100,34 @@ def test_kinds_are_read_as_they_are_written(kind: Any, pattern: Pattern) -> None
     assert as_fault(str(kind)).what == kind
 
 
+@pytest.mark.parametrize(
+    ("call", "shorthand"),
+    [
+        ('bitflip(bits=30, rate=1e-4, site="fwd/attn")', "bitflip,bits=30,rate=1e-4,site=fwd/attn"),
+        ("bitflip(row, bits=(30, 31), rate=[0.1, 0.2])", "bitflip,bits=30+31,row,rate=0.1+0.2"),
+        ('stuck(value=-0.0, rate=1, site="fwd/a,b", row=True)', 'stuck,value=-0.0,rate=1,site="fwd/a,b",row'),
+        (
+            "scale(factor=2.0, rate=1, site=primitive('a') & probes)",
+            "scale,factor=2.0,rate=1,site=primitive('a') & probes",
+        ),
+    ],
+)
+def test_a_term_is_a_call_with_keywords(call: str, shorthand: str) -> None:
+    assert repr(parse_fault(call)) == repr(parse_fault(shorthand))
+
+
+def test_calls_nest() -> None:
+    found = parse_aggregation("noise(sigma=0.1) + dropcompute(latency=gamma(shape=2.0, mean=1.0), micro_batches=3)")
+    same = parse_aggregation("noise,sigma=0.1+dropcompute,latency=(gamma,shape=2.0,mean=1.0),micro_batches=3")
+    assert (found.noise, found.dropcompute) == (same.noise, same.dropcompute)
+
+
+@pytest.mark.parametrize("text", ["bitflip(bits=30", "bitflip(bits=30)x", "bitflip(rate=1, row)", "bitflip()()"])
+def test_a_call_that_python_cannot_read(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot be read; write it as in Python, as in 'bitflip,"):
+        parse_fault(text)
+
+
 @given(LATENCIES)
 def test_latencies_are_read_as_they_are_written(latency: Latency) -> None:
     assert parse_latency(str(latency)) == latency
