@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from sdc.burnin import FOLDERS, Difference, OperationRow, Pair, RankRow, Stage, StageRow, TwinRow
+from sdc.burnin import FOLDERS, OperationRow, Pair, PairDifference, RankDifference, Stage, StageRow, TwinRow
 from sdc.records import (
     MANIFEST,
     Contents,
@@ -17,7 +17,7 @@ from sdc.records import (
     MismatchRow,
     Number,
     OperationCounts,
-    RankRow as RankCounts,
+    RankRow,
     RecordError,
     RunSummary,
     TwinCounts,
@@ -140,7 +140,7 @@ def _odd(stages: Sequence[Read], opening: Opening) -> tuple[list[str], list[str]
     return [names[twin] for twin in sorted(sure)], [name for twin, name in names.items() if twin not in sure]
 
 
-def _twin(rank: RankCounts | dict[str, int]) -> Number:
+def _twin(rank: RankRow | dict[str, int]) -> Number:
     return rank.get("twin") if isinstance(rank, dict) else rank.twin
 
 
@@ -157,7 +157,7 @@ def _comparisons(stage: Read) -> list[MismatchRow | TwinCounts | OperationCounts
     return [*stage.run.mismatches, *filter(None, parts)]
 
 
-def _difference(stages: Sequence[Read]) -> Difference | None:
+def _difference(stages: Sequence[Read]) -> PairDifference | None:
     seen = [stage for stage in stages if stage.seen]
     if not seen:
         return None
@@ -165,12 +165,12 @@ def _difference(stages: Sequence[Read]) -> Difference | None:
     evidence, operation = counted.evidence, _operation(stages)
     assert evidence is not None
     ranks = [
-        RankRow(twin=twin or 0, data=data or 0, model=model or 0, mismatched=number)
+        RankDifference(twin=twin or 0, data=data or 0, model=model or 0, mismatched=number)
         for (twin, data, model), number in evidence.ranks.most_common()
     ]
     sites = [*counted.summary.submodules.values(), *counted.summary.other_sites.values()]
     located = counted.row.name != "operations"
-    return Difference(
+    return PairDifference(
         ranks=ranks, sites=list(evidence.sites), layers=list(evidence.layers),
         mismatched=counted.row.mismatched, checked=counted.row.checked,
         frequency=counted.row.mismatched / counted.row.checked if counted.row.mismatched and located else None,
@@ -217,7 +217,7 @@ def _verdict(
     opening: Opening,
     named: Sequence[str],
     open_: Sequence[str],
-    found: Difference | None,
+    found: PairDifference | None,
     lost: str | None,
     *,
     simulated: bool,
@@ -258,7 +258,7 @@ def _who(opening: Opening, named: Sequence[str], open_: Sequence[str]) -> str:
     return f"{who}; elsewhere {tie}" if named else tie
 
 
-def _what(stages: Sequence[Read], found: Difference, opening: Opening) -> str:
+def _what(stages: Sequence[Read], found: PairDifference, opening: Opening) -> str:
     """Where, how often, how severely: `rank model=1, layer 2, ffn, forward, 4 of 9.0e9 elements, relative 3e-3`."""
     counted = next(stage for stage in stages if stage.seen and stage.row.checked == found.checked)
     evidence, run = counted.evidence, counted.run

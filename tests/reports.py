@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from sdc.burnin.judgement import BURN_IN, judge
-from sdc.burnin.results import RESULT, BurninResult, CheckedDevice, Ended, Evidence, Finding, Settings, Tally
+from sdc.burnin.results import RESULT, BurninResult, BurninSettings, CheckedDevice, Ended, Evidence, Finding, Tally
 from sdc.burnin.sensors.base import Course, Sensors
 from sdc.records.header import Host
 from sdc.records.manifests import Environment
@@ -136,7 +136,7 @@ def make_report(
         version="tests", id=id or digest_of("id", host, created) * 2,
         host=Host(name=host, machine=machine, boot=digest_of("boot", host), pid=1, process=0),
         created=created, ended=ended or created.replace("T00:00", "T00:05"), seconds=300.0,
-        settings=Settings(
+        settings=BurninSettings(
             level=level, rounds=runs, accept=list(accept), faults=["bitflip in tests"] if simulated else []
         ),
         environment=Environment(

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sdc.burnin.workloads import Request, Workload, families, make_floats, random_words, register
+from sdc.burnin.workloads import FamilyRequest, Workload, families, make_floats, random_words, register
 
 from .programs import DATA, MODEL, ModelConfig, OptimizerConfig, TrainConfig, TrainState, abstract_state, device_step
 
@@ -81,7 +81,7 @@ class TrainingSteps(Workload):
         return jax.tree.map(lambda x: x[0, 0], after), losses[:, 0, 0]
 
 
-def build(request: Request) -> Iterator[Workload]:
+def build(request: FamilyRequest) -> Iterator[Workload]:
     """Steps in each type that the reference decoder computes in."""
     for dtype in request.dtypes:
         if dtype not in ("float32", "bfloat16"):

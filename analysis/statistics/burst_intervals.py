@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sdc.burnin import Outlook
+from sdc.burnin import BurstOutlook
 
 from .frequencies import CONFIDENCE
 
@@ -171,7 +171,7 @@ def count_bursts(steps: Sequence[int], length: int) -> int:
     return int(bursts) if len(steps) else 0
 
 
-def burst_outlooks(steps: int, published: Iterable[str] = tuple(PUBLISHED)) -> list[Outlook]:
+def burst_outlooks(steps: int, published: Iterable[str] = tuple(PUBLISHED)) -> list[BurstOutlook]:
     """What a number of training steps would have seen, between the exact limits (95 %) of the mean interval.
 
     The chance is that of at least one burst of a Poisson process, averaged over what one observed interval leaves open.
@@ -181,7 +181,7 @@ def burst_outlooks(steps: int, published: Iterable[str] = tuple(PUBLISHED)) -> l
         interval, ends = PUBLISHED[node]
         low, high = mean_interval_limits(interval, 1, ends_with_burst=ends)
         found.append(
-            Outlook(
+            BurstOutlook(
                 node=node,
                 interval=interval,
                 steps=steps,

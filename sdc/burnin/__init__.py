@@ -4,14 +4,14 @@ workloads/   what is run: levels, families, data
 sensors/     what drivers and the kernel report meanwhile
 programs     workloads compiled for devices, and one run of them
 rounds       rounds through all workloads on all devices
-evidence     what runs prove of a device, and runs right after a difference
+examination  what runs prove of a device, and runs right after a difference
 comparison   outputs on the host: digests, and what differs
 rehearsal    simulated faults, and when they should be seen
 results      what a burn-in found, and `result.json`
 judgement    the verdict that follows from a result
 session      a burn-in of a host from its settings to its files
 host         devices that are asked for, locks of them, and what decides bits beside a program
-golden       registers of golden digests
+golden_register  registers of golden digests
 recorder     golden digests recorded and confirmed by the devices of this host
 bundle       evidence for the vendor, with a program (`reproduce`) that shows the fault by itself
 pair         what a comparison of hosts with each other found, `pair.json` and `pool.json`
@@ -25,7 +25,7 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .exports import check_metrics_file as check_metrics_file, junit as junit, metrics as metrics
-    from .golden import (
+    from .golden_register import (
         A_FOLDER as A_FOLDER,
         GOLDEN as GOLDEN,
         Register as Register,
@@ -40,14 +40,14 @@ if TYPE_CHECKING:  # for the other packages of this project
     )
     from .judgement import BURN_IN as BURN_IN, judge as judge
     from .pair import (
-        Difference as Difference,
+        PairDifference as PairDifference,
         FOLDERS as FOLDERS,
         OperationRow as OperationRow,
         PAIR as PAIR,
         PAIR_FORMAT as PAIR_FORMAT,
         POOL as POOL,
         Pair as Pair,
-        RankRow as RankRow,
+        RankDifference as RankDifference,
         Stage as Stage,
         StageRow as StageRow,
         TwinRow as TwinRow,
@@ -65,9 +65,9 @@ if TYPE_CHECKING:  # for the other packages of this project
         BurninResult as BurninResult,
         Ended as Ended,
         Finding as Finding,
-        Outlook as Outlook,
+        BurstOutlook as BurstOutlook,
         RESULT as RESULT,
-        Settings as Settings,
+        BurninSettings as BurninSettings,
         Tally as Tally,
         CheckedDevice as CheckedDevice,
     )

@@ -13,18 +13,18 @@ from sdc.settings import SettingError
 
 from ..records import Fields
 from ..verdict import Verdict
-from .golden import Register
+from .golden_register import Register
 from .pair import Pair
 from .results import (
     BurninResult,
+    BurninSettings,
+    BurstOutlook,
     CheckedDevice,
     Element,
     Elements,
     Ended,
     Finding,
     GoldenUse,
-    Outlook,
-    Settings,
     Tally,
 )
 from .sensors import Course, Sensors
@@ -35,8 +35,8 @@ FILES: Mapping[str, type[Fields]] = MappingProxyType(
 )
 """Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, what `sdc verdict --json` prints."""
 TABLES: tuple[type[Fields], ...] = (
-    BurninResult, Settings, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
-    Outlook,
+    BurninResult, BurninSettings, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
+    BurstOutlook,
 )  # fmt: skip
 """Types of which docs/burnin.md has a table."""
 SUFFIX = ".prom"

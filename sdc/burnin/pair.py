@@ -43,7 +43,7 @@ class StageRow(Fields, kw_only=True):
     first: Annotated[int | None, about("the first of them")] = None
 
 
-class RankRow(Fields, kw_only=True):
+class RankDifference(Fields, kw_only=True):
     """A place on the mesh that differs."""
 
     twin: Annotated[int, about("number of the twin; of two, by convention, the second")]
@@ -66,10 +66,10 @@ class OperationRow(Fields, kw_only=True):
     )
 
 
-class Difference(Fields, kw_only=True):
+class PairDifference(Fields, kw_only=True):
     """Which rank, which operation, how often, how severe."""
 
-    ranks: Annotated[list[RankRow], about("where, the most elements first")]
+    ranks: Annotated[list[RankDifference], about("where, the most elements first")]
     sites: Annotated[list[str], about("submodules that differ, the most often hit first")]
     layers: Annotated[list[int], about("layers of them")]
     mismatched: Annotated[int, about("elements that differ, of the stage that counts most of them")]
@@ -98,7 +98,7 @@ class Pair(Header, kw_only=True, tag="jax-sdc pair"):
     suspects: Annotated[list[str], about("hosts that a majority names; two hosts have no majority")]
     undecided: Annotated[list[str], about("hosts that differ where no majority agreed; of two, both")]
     stages: Annotated[list[StageRow], about("what was run, in order")]
-    difference: Annotated[Difference | None, about("what differs; `null` if nothing was seen to")] = None
+    difference: Annotated[PairDifference | None, about("what differs; `null` if nothing was seen to")] = None
     lost: Annotated[str | None, about("why it ended early: a lost peer, a signal; `null` if it did not")] = None
     next: Annotated[list[str], about("what to do next, the first thing first")] = msgspec.field(default_factory=list)
     faults: Annotated[list[str], about("simulated faults, one readable line each")] = msgspec.field(

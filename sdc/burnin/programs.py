@@ -33,7 +33,7 @@ from .rehearsal import faults_of
 from .workloads import AXIS, Bench, Workload
 
 
-class Checks(NamedTuple):
+class CheckedRows(NamedTuple):
     """What the checksums of a run's products said, in rows; see `sdc.checksums.Flags`."""
 
     checked: int = 0
@@ -42,14 +42,14 @@ class Checks(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What a run of a workload on a device came to."""
 
     workload: str
     device: int  # index among those of the burn-in
     digest: str  # of the outputs, 16 hexadecimal digits
     right: bool | None  # whether it is that of the outputs as the host computes them; None where the host cannot
-    checks: Checks
+    checks: CheckedRows
     elements: int  # numbers that were checked
     seconds: float  # from the call to the end of the program, without waits, digest and comparison
     simulated: int  # elements that simulated faults changed
@@ -161,7 +161,7 @@ class Programs:
         moment: int = 0,
         seed: int = 0,
         rest: Callable[[float], None] = time.sleep,
-    ) -> list[Outcome]:
+    ) -> list[RunOutcome]:
         """Runs a workload once on a device, or on all together: one outcome, or one for each device.
 
         Simulated faults draw from `seed`, and take the number of the run, `moment`, as the step of their times.
@@ -189,7 +189,7 @@ class Programs:
             outputs = workload.drive(Bench(call, ready.arguments, lambda: self.host(workload), device, others, rested))
         jax.block_until_ready((outputs, counts))
         seconds = time.perf_counter() - began - waited
-        checks = Checks(*map(int, np.asarray(counts))) if counts is not None else Checks()
+        checks = CheckedRows(*map(int, np.asarray(counts))) if counts is not None else CheckedRows()
         each = [(index, outputs)] if index is not None else list(enumerate(self._shards(outputs)))
         return [
             self._outcome(workload, place, mine, checks, seconds, faults_of(faults, workload, place), moment, seed)
@@ -201,12 +201,12 @@ class Programs:
         workload: Workload,
         index: int,
         outputs: Any,
-        checks: Checks,
+        checks: CheckedRows,
         seconds: float,
         faults: Sequence[Fault],
         moment: int,
         seed: int,
-    ) -> Outcome:
+    ) -> RunOutcome:
         if (counted := sum(x.size for x in jax.tree.leaves(outputs))) < workload.elements:
             raise ValueError(
                 f"{workload.name} has outputs of {counted} elements, and says that a run checks {workload.elements}"
@@ -222,7 +222,7 @@ class Programs:
         else:
             digest = digest_text(np.asarray(self._digest(outputs)))
         right = None if known is None else digest == known.digest
-        return Outcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
+        return RunOutcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
 
     def _corrupt(
         self, faults: Sequence[Fault], workload: Workload, outputs: Any, moment: int, seed: int
@@ -284,7 +284,7 @@ class Programs:
             outputs, flags = checking(*arguments)
             sums = [
                 sum((jnp.sum(getattr(each, field), dtype=jnp.uint32) for each in flags.values()), jnp.uint32(0))
-                for field in Checks._fields
+                for field in CheckedRows._fields
             ]
             return outputs, jnp.stack(sums)
 

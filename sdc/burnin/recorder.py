@@ -13,10 +13,10 @@ from sdc.records import describe_devices
 
 from ..records import Device, identify, package_version
 from ..verdict import Verdict
-from .golden import Agreed, Entry, Recording, Register, Seen, foreign, lookup, mark_of, parse_key
+from .golden_register import Agreed, GoldenEntry, Recording, Register, Seen, foreign, lookup, mark_of, parse_key
 from .host import surroundings
 from .judgement import judge
-from .results import BurninResult, Settings, Tally, now
+from .results import BurninResult, BurninSettings, Tally, now
 from .rounds import Listener, burn_in, planned_result
 from .sensors import Monitor, driver_errors
 from .workloads import Workload, find_level, workloads
@@ -42,7 +42,7 @@ class Confirmed:
 
 
 def record(
-    settings: Settings, devices: Sequence[jax.Device], *, on_event: Listener = lambda event: None
+    settings: BurninSettings, devices: Sequence[jax.Device], *, on_event: Listener = lambda event: None
 ) -> tuple[Register | None, Confirmed]:
     """Runs the workloads of a level, and records what runs or devices agree on.
 
@@ -187,7 +187,7 @@ def register_of(result: BurninResult, environment: Mapping[str, str], *, level: 
             runs=sum(tally.runs for tally in tallies),
             agreed=tuple(agreed),
         )
-        entries.append(Entry(subject=subject, digest=digest, seen=(seen,)))
+        entries.append(GoldenEntry(subject=subject, digest=digest, seen=(seen,)))
     recording = Recording(
         host=identify(),
         devices=[msgspec.convert(device, Device, from_attributes=True) for device in result.devices],

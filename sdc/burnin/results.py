@@ -154,7 +154,7 @@ class Ended(Fields, kw_only=True):
         return f"{self.workload or 'all workloads'} on {device}"
 
 
-class Outlook(Fields, kw_only=True):
+class BurstOutlook(Fields, kw_only=True):
     """Whether bursts such as a node of the published study showed would have been seen.
 
     Each published figure is an interval between bursts that was observed once, and taken as that.
@@ -178,7 +178,7 @@ class GoldenUse(Fields, kw_only=True):
     doubt: Annotated[str | None, about("what stands against a PASS that rests on them")] = None
 
 
-class Settings(Fields, kw_only=True):
+class BurninSettings(Fields, kw_only=True):
     """What was asked for."""
 
     level: Annotated[str, about("`quick`, `prejob`, `acceptance` or `soak`")] = ""
@@ -208,7 +208,7 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         about("kinds of evidence that every workload on every device rests on; of a corrupt one those that saw it"),
     ] = ()
     sentences: Annotated[tuple[str, ...], about("findings and reasons, the gravest first")] = ()
-    settings: Annotated[Settings, about("what was asked for")] = msgspec.field(default_factory=Settings)
+    settings: Annotated[BurninSettings, about("what was asked for")] = msgspec.field(default_factory=BurninSettings)
     environment: Annotated[Environment, about("what must be equal for bits to be comparable")] = msgspec.field(
         default_factory=Environment
     )
@@ -227,7 +227,9 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
         default_factory=list
     )
     notes: Annotated[list[str], about("what else there is to say")] = msgspec.field(default_factory=list)
-    outlooks: Annotated[list[Outlook], about("what is known of published bursts")] = msgspec.field(default_factory=list)
+    outlooks: Annotated[list[BurstOutlook], about("what is known of published bursts")] = msgspec.field(
+        default_factory=list
+    )
     golden: Annotated[GoldenUse | None, about("the golden digests; `null` where none were given")] = None
     command: Annotated[list[str] | None, about("the command line")] = None
 

@@ -17,13 +17,13 @@ from sdc.faults import Fault
 from sdc.settings import SettingError
 
 from ..twins import ALGORITHM
-from .evidence import Confirmation, Place, Suspicion, Vote, confirm, examine, vote
-from .golden import Subject, left_over, mark_of
+from .examination import Confirmation, Place, Suspicion, Vote, confirm, examine, vote
+from .golden_register import GoldenSubject, left_over, mark_of
 from .host import surroundings
-from .programs import Outcome, Programs, Ready
+from .programs import Programs, Ready, RunOutcome
 from .rehearsal import check_faults
 from .reproduce import sum_of
-from .results import ON_REQUEST, BurninResult, CheckedDevice, Ended, Finding, GoldenUse, Settings, Tally
+from .results import ON_REQUEST, BurninResult, BurninSettings, CheckedDevice, Ended, Finding, GoldenUse, Tally
 from .workloads import Workload, keeps_subnormals
 
 ACCEPTED = ("repeat",)
@@ -105,7 +105,7 @@ def burn_in(
     _check(workloads, devices, minutes, rounds, accepted, pauses, programs)
     check_faults(inject, devices, workloads)
     if result is None:
-        settings = Settings(accept=accepted, faults=list(map(str, inject)))
+        settings = BurninSettings(accept=accepted, faults=list(map(str, inject)))
         result = planned_result(workloads, devices, settings=settings)
     programs, kept = programs or Programs(devices), {} if kept is None else kept
     running = _BurnIn(workloads, programs, golden, inject, on_event, stop, seed, clock, result, kept, limit)
@@ -114,7 +114,7 @@ def burn_in(
 
 def golden_key(workload: Workload, fingerprint: str, device: jax.Device, index: int, environment: str) -> str:
     """Under what the digest of a workload's outputs is recorded: everything that decides its bits and is known here."""
-    return Subject(
+    return GoldenSubject(
         workload=workload.name,
         shard=index if workload.multi else None,
         seed=workload.seed,
@@ -326,7 +326,7 @@ class _BurnIn:
                 if not kept:
                     self._note(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
 
-    def _run(self, workload: Workload, place: Place) -> list[Outcome]:
+    def _run(self, workload: Workload, place: Place) -> list[RunOutcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))
         for index in self._devices_of(place):
             self.moments[index] = moment + 1
@@ -336,7 +336,7 @@ class _BurnIn:
         """Runs a workload once on each device, at the same time, and looks at what came out."""
         places = self._indices(workload)
         done = self._each(functools.partial(self._run, workload), places)
-        outcomes: list[Outcome] = []
+        outcomes: list[RunOutcome] = []
         for place, each in zip(places, done, strict=True):
             if isinstance(each, Exception):
                 self._end(workload, place, each)
@@ -358,7 +358,9 @@ class _BurnIn:
         for suspicion in suspicions:
             self._follow(workload, suspicion, outcomes)
 
-    def _count(self, workload: Workload, outcomes: Sequence[Outcome], voted: Vote, golden: Mapping[int, str]) -> None:
+    def _count(
+        self, workload: Workload, outcomes: Sequence[RunOutcome], voted: Vote, golden: Mapping[int, str]
+    ) -> None:
         for outcome in outcomes:
             place = (workload.name, outcome.device)
             tally, times = self.tallies[place], self.times[place]
@@ -385,7 +387,7 @@ class _BurnIn:
                 }
             )  # fmt: skip
 
-    def _follow(self, workload: Workload, suspicion: Suspicion, outcomes: Sequence[Outcome]) -> None:
+    def _follow(self, workload: Workload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
         """Runs a difference again, and keeps what was found; those of the same place are counted after a while."""
         tallies = [self.tallies[workload.name, device] for device in suspicion.devices]
         for tally in tallies:
@@ -393,9 +395,9 @@ class _BurnIn:
         if all(tally.differences > DETAILED for tally in tallies):
             return
 
-        def run(place: Place) -> list[Outcome] | Exception:
+        def run(place: Place) -> list[RunOutcome] | Exception:
             (done,) = self._each(functools.partial(self._run, workload), [place])
-            return cast("list[Outcome] | Exception", done)
+            return cast("list[RunOutcome] | Exception", done)
 
         confirmed = confirm(workload, suspicion, outcomes, run, self.programs, self.result.rounds)
         for place, error in confirmed.errors:
@@ -404,7 +406,7 @@ class _BurnIn:
             self.tallies[workload.name, device].digest = digest
         self._keep(workload, confirmed, outcomes)
 
-    def _keep(self, workload: Workload, confirmed: Confirmation, outcomes: Sequence[Outcome]) -> None:
+    def _keep(self, workload: Workload, confirmed: Confirmation, outcomes: Sequence[RunOutcome]) -> None:
         finding = confirmed.finding
         finding.simulated = sum(outcome.simulated for outcome in outcomes if outcome.device in finding.devices)
         if finding.kinds == ("repeat",) and not finding.simulated:  # it may be the runs before that erred

@@ -20,11 +20,11 @@ from sdc.settings import SettingError
 
 from ..records import Environment, Lock, environment, reason, to_json
 from .bundle import write_bundle
-from .golden import GOLDEN, Register, itself_alone, lookup, shortfall
+from .golden_register import GOLDEN, Register, itself_alone, lookup, shortfall
 from .host import claim_names, claimed, surroundings
 from .judgement import BURN_IN, judge
 from .programs import Programs
-from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, GoldenUse, Outlook, Settings, now
+from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, BurninSettings, BurstOutlook, GoldenUse, now
 from .rounds import Kept, burn_in, planned_result
 from .sensors import Monitor
 from .workloads import Workload, find_level, workloads
@@ -49,13 +49,15 @@ class NotOnRecord(Exception):
 class Session:
     """A burn-in of the devices of this host."""
 
-    settings: Settings
+    settings: BurninSettings
     folder: Path  # where the result, the log and the bundle go
     golden: Path | None = None  # file of golden digests
     inject: Sequence[Fault] = ()
     resume: bool = False  # whether to go on from the result in the folder
     command: list[str] | None = None
-    outlooks: Callable[[int], Sequence[Outlook]] | None = None  # what training steps would have seen of known bursts
+    outlooks: Callable[[int], Sequence[BurstOutlook]] | None = (
+        None  # what training steps would have seen of known bursts
+    )
     steps: int = 1  # training steps in a run of a workload of the family `training`
     doubts: Sequence[str] = ()  # what stands against a PASS from the beginning
     on_event: Callable[[Mapping[str, Any]], None] = lambda event: None

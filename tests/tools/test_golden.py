@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sdc.burnin.golden import GOLDEN, Register, lookup, mark_of
+from sdc.burnin.golden_register import GOLDEN, Register, lookup, mark_of
 from sdc.burnin.rounds import burn_in
 from sdc.faults import BitFlip, Fault
 from sdc.tools import cli

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sdc.burnin.workloads.data import normal
+from sdc.burnin.workloads.arrays import normal
 from sdc.train.doctor.operation import Built, Operation, collective, single
 
 COUNTER = itertools.count()

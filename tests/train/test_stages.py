@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from sdc.analysis.host_diff import Opening, explain, judge_pair, resolve_pairs, stage_differs
-from sdc.burnin.golden import contradictions
-from sdc.burnin.pair import FOLDERS, PAIR, PAIR_FORMAT, Pair, TwinRow
+from sdc.burnin.pair import FOLDERS, PAIR, PAIR_FORMAT, Pair, TwinRow, contradictions
 from sdc.records.storage import RecordError
 from sdc.tools import cli
 from sdc.train import run, stages

@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Settings, Tally, judge
+from sdc.burnin import BURN_IN, RESULT, BurninResult, BurninSettings, CheckedDevice, Tally, judge
 from sdc.burnin.sensors import Course, Sensors
 from sdc.records import Environment, Host, seal
 
@@ -92,7 +92,7 @@ def _result() -> BurninResult:
             version="0.1.0", id="host-name" * 2,
             host=Host(name="host-name", machine="host-name", boot="host-name", pid=1, process=0),
             created="2026-01-05T00:00:00+00:00", ended="2026-01-05T00:05:00+00:00", seconds=300.0,
-            settings=Settings(level="quick", rounds=3, dtypes=["float32"]),
+            settings=BurninSettings(level="quick", rounds=3, dtypes=["float32"]),
             environment=Environment(
                 python="3.11.2", packages={"jax": "0.10.2", "jaxlib": "0.10.2"}, platform="gpu"
             ),

@@ -16,8 +16,8 @@ from sdc.burnin import (
     A_FOLDER,
     BURN_IN,
     BurninResult,
+    BurninSettings,
     DeviceRequest,
-    Settings,
     check_metrics_file,
     junit,
     matching,
@@ -219,7 +219,7 @@ def _say(options: BurninCommand, result: BurninResult, folder: Path | None) -> N
     show_result(result, folder, as_json=options.json)
 
 
-def settings_of(options: Load) -> tuple[DeviceRequest, Settings]:
+def settings_of(options: Load) -> tuple[DeviceRequest, BurninSettings]:
     """What the flags of a load ask for.
 
     Raises:
@@ -233,7 +233,7 @@ def settings_of(options: Load) -> tuple[DeviceRequest, Settings]:
     if minutes is None and rounds is None:
         minutes = LEVELS[options.level].minutes
         rounds = 2 if minutes is None else None
-    return parse_devices(options.devices), Settings(
+    return parse_devices(options.devices), BurninSettings(
         level=options.level, minutes=minutes, rounds=rounds, only=list(options.only) or None,
         dtypes=list(options.dtypes), seed=options.seed,
     )  # fmt: skip

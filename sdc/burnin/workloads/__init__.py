@@ -1,12 +1,12 @@
 """What a burn-in runs: programs whose bits are known to be the same each time, with data that provoke.
 
-base         `Workload`, the class that each of them implements
+workload     `Workload`, the class that each of them implements
 registry     levels, families, and the workloads of a level
-data         data as functions of a seed, with the same bits on every host
+arrays       data as functions of a seed, with the same bits on every host
 arithmetic   matrix products, attention, and functions such as exponentials
 reductions   reductions; sorting, selecting, gathering and scattering
 memory       patterns in memory; copies between host and devices
-collectives  collectives over the devices of a host
+exchanges    collectives over the devices of a host
 """
 
 from typing import TYPE_CHECKING
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .base import AXIS as AXIS, Bench as Bench, Workload as Workload
-    from .data import (
+    from .workload import AXIS as AXIS, Bench as Bench, Workload as Workload
+    from .arrays import (
         keeps_subnormals as keeps_subnormals,
         make_floats as make_floats,
         normal as normal,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .registry import (
         LEVELS as LEVELS,
         Level as Level,
-        Request as Request,
+        FamilyRequest as FamilyRequest,
         SMALLEST as SMALLEST,
         families as families,
         find_level as find_level,

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
-from .base import Workload
-from .data import make_floats
-from .registry import Request
+from .arrays import make_floats
+from .registry import FamilyRequest
+from .workload import Workload
 
 HEADS, DEPTH = 2, 32
 
@@ -34,7 +34,7 @@ class MatrixProduct(Workload):
         return jnp.matmul(a, b, preferred_element_type=jnp.float32, precision=lax.Precision.HIGHEST)
 
 
-def build_matrix(request: Request) -> Iterator[Workload]:
+def build_matrix(request: FamilyRequest) -> Iterator[Workload]:
     """Normal data in each shape, and all other kinds in the square one."""
     side = request.level.side
     shapes = [(side, side, side), (side + 1, side - 1, side // 2 + 1), (side // 8, 4 * side, side)]
@@ -56,7 +56,7 @@ def build_matrix(request: Request) -> Iterator[Workload]:
                 )
 
 
-class Attention(Workload):
+class CausalAttention(Workload):
     """Causal attention; scores and weights are in float32, the factors of the products in the type of the data."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "heads length depth"], ...]:
@@ -77,13 +77,13 @@ class Attention(Workload):
         return jnp.einsum("hts,hsd->htd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
 
-def build_attention(request: Request) -> Iterator[Workload]:
+def build_attention(request: FamilyRequest) -> Iterator[Workload]:
     """Causal attention in each type."""
     length = request.level.positions
     sizes = (HEADS, length, DEPTH)
     for dtype in request.dtypes:
         program = f"attention/{dtype}/{HEADS}x{length}x{DEPTH}"
-        yield Attention(
+        yield CausalAttention(
             name=f"{program}/normal",
             family="attention",
             dtype=dtype,
@@ -155,7 +155,7 @@ class Functions(Workload):
         return {name: function(x) for name, function in GROUPS[self.group].items()}
 
 
-def build_functions(request: Request) -> Iterator[Workload]:
+def build_functions(request: FamilyRequest) -> Iterator[Workload]:
     """Each group of functions; exponentials take every kind of data."""
     count = request.level.numbers
     for dtype in request.dtypes:

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, UInt32
 
-from .base import Bench, Workload
-from .data import random_words
-from .registry import Request
+from .arrays import random_words
+from .registry import FamilyRequest
+from .workload import Bench, Workload
 
 
 def _walking(at: Any, word: Callable[[int], Any]) -> Any:
@@ -66,7 +66,7 @@ class Pattern(Workload):
         return written
 
 
-def build_memory(request: Request) -> Iterator[Workload]:
+def build_memory(request: FamilyRequest) -> Iterator[Workload]:
     """Each pattern, and retention of the random one."""
     words = request.level.buffer // 4
     for name, pattern in [*((pattern, pattern) for pattern in PATTERNS), ("retention", "random")]:
@@ -86,7 +86,7 @@ def build_memory(request: Request) -> Iterator[Workload]:
         )
 
 
-class Copies(Workload):
+class Transfers(Workload):
     """Words to which a device adds one, so that what comes back was there."""
 
     def inputs(self) -> tuple[UInt32[np.ndarray, "words"]]:
@@ -108,14 +108,14 @@ class Copies(Workload):
         return out
 
 
-def build_transfers(request: Request) -> Iterator[Workload]:
+def build_transfers(request: FamilyRequest) -> Iterator[Workload]:
     """Copies between host and device, and between devices where there are two."""
     words = request.level.buffer // 4
     ways = {"host-device-host": 1}
     if len(request.devices) > 1:
         ways["device-device"] = len(request.devices) - 1
     for way, turns in ways.items():
-        yield Copies(
+        yield Transfers(
             name=f"transfers/{way}/{words}",
             family="transfers",
             dtype="uint32",

@@ -13,9 +13,9 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Float32, Int32, UInt32
 
-from .base import Workload
-from .data import make_floats, random_words
-from .registry import Request
+from .arrays import make_floats, random_words
+from .registry import FamilyRequest
+from .workload import Workload
 
 ROWS = 8
 LARGEST = 8
@@ -68,7 +68,7 @@ class RoundedReductions(Workload):
         }
 
 
-def build_reductions(request: Request) -> Iterator[Workload]:
+def build_reductions(request: FamilyRequest) -> Iterator[Workload]:
     """Exact reductions once, rounded ones for each type and each kind of data."""
     columns = max(request.level.numbers // ROWS, 8)
     count = ROWS * columns
@@ -137,7 +137,7 @@ class Ordering(Workload):
         }
 
 
-def build_ordering(request: Request) -> Iterator[Workload]:
+def build_ordering(request: FamilyRequest) -> Iterator[Workload]:
     """One workload."""
     count = request.level.numbers
     program = f"ordering/int32/{count}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sdc.settings import SettingError
 
-from .base import Workload
+from .workload import Workload
 
 if TYPE_CHECKING:
     import jax
@@ -67,7 +67,7 @@ def find_level(level: str | Level) -> Level:
     return LEVELS[level]
 
 
-class Request(NamedTuple):
+class FamilyRequest(NamedTuple):
     """What a family is asked for."""
 
     level: Level
@@ -76,7 +76,7 @@ class Request(NamedTuple):
     seed: int  # from which data are made
 
 
-Build: TypeAlias = Callable[[Request], Iterable[Workload]]
+Build: TypeAlias = Callable[[FamilyRequest], Iterable[Workload]]
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "matrix": "arithmetic",
@@ -86,7 +86,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "ordering": "reductions",
         "memory": "memory",
         "transfers": "memory",
-        "collectives": "collectives",
+        "collectives": "exchanges",
     }
 )
 """Module of this package whose `build_NAME` builds each family."""
@@ -132,7 +132,7 @@ def workloads(
     for name in only or ():
         if name not in families():
             raise SettingError("only", name, f"expected some of {', '.join(families())}")
-    request = Request(find_level(level), devices, tuple(dtypes), seed)
+    request = FamilyRequest(find_level(level), devices, tuple(dtypes), seed)
     found = [each for name in families() if only is None or name in only for each in _builder(name)(request)]
     names = [each.name for each in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):

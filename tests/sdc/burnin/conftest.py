@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from sdc.burnin.programs import Programs
-from sdc.burnin.workloads.base import Workload
 from sdc.burnin.workloads.registry import SMALLEST, workloads
+from sdc.burnin.workloads.workload import Workload
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sdc.burnin.golden import Entry, Recording, Register, Seen, Subject, mark_of
+from sdc.burnin.golden_register import GoldenEntry, GoldenSubject, Recording, Register, Seen, mark_of
 from sdc.records.header import Host
 from sdc.records.manifests import Device
 
@@ -10,9 +10,9 @@ ENVIRONMENT = {"platform": "gpu", "driver": "550.1", "jax": "0.10.2", "jaxlib": 
 GOOD, BAD = "0123456789abcdef", "fedcba9876543210"
 
 
-def subject(workload: str = "w", environment: Mapping[str, str] = ENVIRONMENT, **differs: object) -> Subject:
+def subject(workload: str = "w", environment: Mapping[str, str] = ENVIRONMENT, **differs: object) -> GoldenSubject:
     parts = {"shard": None, "seed": 0, "program": "5feb", "algorithm": "one", "kind": "gpu H100", **differs}
-    return Subject(workload=workload, environment=mark_of(environment), **parts)  # type: ignore[arg-type]
+    return GoldenSubject(workload=workload, environment=mark_of(environment), **parts)  # type: ignore[arg-type]
 
 
 def register(
@@ -31,7 +31,7 @@ def register(
     )
     seen = (Seen(recording=host, devices=(0, 1), runs=4, agreed=("repeat", "vote")),)
     entries = [
-        Entry(subject=subject(workload, environment), digest=digest, seen=seen)
+        GoldenEntry(subject=subject(workload, environment), digest=digest, seen=seen)
         for workload, digest in sorted((digests or {"w": GOOD}).items())
     ]
     return Register(

@@ -15,9 +15,9 @@ import pytest
 from sdc.burnin.bundle import write_bundle
 from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.programs import Programs
-from sdc.burnin.results import EVENTS, RESULT, BurninResult, Settings
+from sdc.burnin.results import EVENTS, RESULT, BurninResult, BurninSettings
 from sdc.burnin.rounds import Kept, burn_in, planned_result
-from sdc.burnin.workloads.base import Workload
+from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices
 
@@ -39,7 +39,7 @@ class Struck(NamedTuple):
 @pytest.fixture(scope="module")
 def struck(programs: Programs, few: list[Workload]) -> Struck:
     fault = Fault(BitFlip(), rate=0.1, site="*", at={"device": 1})
-    settings = Settings(level="smallest", rounds=1, faults=[str(fault)])
+    settings = BurninSettings(level="smallest", rounds=1, faults=[str(fault)])
     result = planned_result(few, programs.devices, describe_devices(programs.devices), settings=settings)
     kept: dict[str, Kept] = {}
     burn_in(few, programs.devices, rounds=1, programs=programs, inject=[fault], result=result, kept=kept)

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from sdc.burnin.judgement import judge
-from sdc.burnin.results import ON_REQUEST, BurninResult, Element, Elements, Ended, Finding, Settings, Tally
+from sdc.burnin.results import ON_REQUEST, BurninResult, BurninSettings, Element, Elements, Ended, Finding, Tally
 from sdc.burnin.rounds import median_of, planned_result, step_of
-from sdc.burnin.workloads.base import Workload
+from sdc.burnin.workloads.workload import Workload
 from sdc.records.header import Host
 
 
@@ -51,7 +51,7 @@ def result(
 
 def planned(workloads: list[Workload], devices: list[jax.Device], **settings: list[str]) -> BurninResult:
     host = Host(name="gpu-17")
-    return planned_result(workloads, devices, host=host, settings=Settings(**settings))  # type: ignore[arg-type]
+    return planned_result(workloads, devices, host=host, settings=BurninSettings(**settings))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 
 from sdc.burnin import recorder
-from sdc.burnin.golden import GOLDEN, lookup, mark_of
+from sdc.burnin.golden_register import GOLDEN, lookup, mark_of
 from sdc.burnin.host import surroundings
 from sdc.burnin.judgement import judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.recorder import record, recorded, register_of, verify
-from sdc.burnin.results import Settings
+from sdc.burnin.results import BurninSettings
 from sdc.burnin.rounds import burn_in, planned_result
 from sdc.burnin.sensors.base import Course, Sensors
 from sdc.burnin.sensors.monitor import Monitor
-from sdc.burnin.workloads.base import Workload
+from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices
 
@@ -37,7 +37,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch, **where: Any) -> None:
 
 def test_what_devices_agree_on_is_recorded_and_confirmed(pair: list[jax.Device], tmp_path: Path) -> None:
     events: list[Any] = []
-    register, found = record(Settings(rounds=1, **ONCE), pair, on_event=events.append)
+    register, found = record(BurninSettings(rounds=1, **ONCE), pair, on_event=events.append)
     assert register is not None
     assert (found.differs, found.problem, found.sentences) == (False, False, [])
     (entry,), (name, recording) = register.entries, *register.recordings.items()
@@ -54,18 +54,18 @@ def test_what_devices_agree_on_is_recorded_and_confirmed(pair: list[jax.Device],
 
 
 def test_a_single_run_of_a_single_device_is_not_recorded(pair: list[jax.Device]) -> None:
-    register, found = record(Settings(rounds=1, **ONCE), pair[:1])
+    register, found = record(BurninSettings(rounds=1, **ONCE), pair[:1])
     assert register is None
     assert found.problem
     assert found.sentences == ["no workload ran twice on a device, or on two devices of a kind"]
-    again, _ = record(Settings(rounds=2, **ONCE), pair[:1])
+    again, _ = record(BurninSettings(rounds=2, **ONCE), pair[:1])
     assert again is not None
     assert again.entries[0].seen[0].agreed == ("repeat",)
 
 
 def test_nothing_is_recorded_where_anything_differs(pair: list[jax.Device], monkeypatch: pytest.MonkeyPatch) -> None:
     faulty(monkeypatch, at={"device": 1})
-    register, found = record(Settings(rounds=1, **ONCE), pair)
+    register, found = record(BurninSettings(rounds=1, **ONCE), pair)
     assert register is None
     assert found.differs
     assert "device 1, ordering/int32/65536/random: 262160 of" in found.sentences[0]  # values, places and counts
@@ -76,13 +76,13 @@ def test_nothing_is_recorded_where_a_driver_reports_errors(
 ) -> None:
     course = Course(source="nvml", before=Sensors(), after=Sensors(), samples=1, events=["Xid 48"])
     monkeypatch.setattr(Monitor, "courses", lambda self: [None, course])
-    register, found = record(Settings(rounds=1, **ONCE), pair)
+    register, found = record(BurninSettings(rounds=1, **ONCE), pair)
     assert (register, found.problem) == (None, True)
     assert found.sentences == ["device 1: Xid 48 (double-bit ECC error)"]
 
 
 def test_a_digest_that_this_host_does_not_compute(pair: list[jax.Device], monkeypatch: pytest.MonkeyPatch) -> None:
-    register, _ = record(Settings(rounds=1, **ONCE), pair)
+    register, _ = record(BurninSettings(rounds=1, **ONCE), pair)
     assert register is not None
     register.entries[0] = msgspec.structs.replace(register.entries[0], digest="0" * 16)
     found = verify(register, pair[:1])
@@ -91,7 +91,7 @@ def test_a_digest_that_this_host_does_not_compute(pair: list[jax.Device], monkey
 
 
 def test_digests_of_elsewhere_are_explained(pair: list[jax.Device]) -> None:
-    register, _ = record(Settings(rounds=1, **ONCE), pair)
+    register, _ = record(BurninSettings(rounds=1, **ONCE), pair)
     assert register is not None
     here = surroundings(pair)
     there = {**here, "jaxlib": "0.0.1"}

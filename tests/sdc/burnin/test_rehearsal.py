@@ -8,7 +8,7 @@ import pytest
 from sdc.burnin.programs import Programs
 from sdc.burnin.rehearsal import SITES, chance_of_round, chance_of_run, matching, rehearsed, rounds_for
 from sdc.burnin.rounds import burn_in
-from sdc.burnin.workloads.base import Workload
+from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault, Tailed, When
 from sdc.faults.study_tables import NODES
 from sdc.settings import SettingError

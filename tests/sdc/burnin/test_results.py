@@ -10,10 +10,10 @@ import pytest
 
 from sdc.burnin.judgement import BURN_IN, contradictions, judge
 from sdc.burnin.programs import Programs
-from sdc.burnin.results import BurninResult, Settings
+from sdc.burnin.results import BurninResult, BurninSettings
 from sdc.burnin.rounds import burn_in, planned_result
 from sdc.burnin.session import clock_shift, go_on
-from sdc.burnin.workloads.base import Workload
+from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices, write_sealed
 from sdc.records.storage import RecordError
@@ -24,7 +24,7 @@ FAULT = Fault(BitFlip(), rate=0.1, site="ordering/*", at={"device": 2})
 
 
 def planned(programs: Programs, few: list[Workload], *faults: Fault) -> BurninResult:
-    settings = Settings(level="smallest", rounds=2, faults=list(map(str, faults)))
+    settings = BurninSettings(level="smallest", rounds=2, faults=list(map(str, faults)))
     return planned_result(few, programs.devices, describe_devices(programs.devices), settings=settings)
 
 

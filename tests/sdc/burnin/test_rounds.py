@@ -13,7 +13,7 @@ from sdc.burnin.programs import Programs
 from sdc.burnin.recorder import recorded
 from sdc.burnin.results import ON_REQUEST
 from sdc.burnin.rounds import DETAILED, burn_in
-from sdc.burnin.workloads.base import Workload
+from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault, When
 from sdc.settings import SettingError
 

@@ -15,9 +15,9 @@ from sdc.burnin.comparison import compare_outputs
 from sdc.burnin.judgement import judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.rounds import burn_in
-from sdc.burnin.workloads.base import Workload
-from sdc.burnin.workloads.collectives import COLLECTIVES
+from sdc.burnin.workloads.exchanges import COLLECTIVES
 from sdc.burnin.workloads.registry import BUILT_IN, SMALLEST, workloads
+from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault
 from sdc.settings import SettingError
 

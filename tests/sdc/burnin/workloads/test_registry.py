@@ -3,19 +3,19 @@
 import jax
 import pytest
 
-from sdc.burnin.workloads.base import Workload
 from sdc.burnin.workloads.registry import (
     BUILT_IN,
     LEVELS,
     SMALLEST,
+    FamilyRequest,
     Level,
-    Request,
     families,
     find_level,
     register,
     unregister,
     workloads,
 )
+from sdc.burnin.workloads.workload import Workload
 from sdc.settings import SettingError
 
 
@@ -39,7 +39,7 @@ def test_one_device_has_no_collectives_and_copies_to_no_other(devices: list[jax.
 
 
 def test_a_family_from_outside(devices: list[jax.Device], few: list[Workload]) -> None:
-    def build(request: Request) -> list[Workload]:
+    def build(request: FamilyRequest) -> list[Workload]:
         assert request.dtypes == ("float32",)
         return few[:1]
 

@@ -55,7 +55,7 @@ class Seen(msgspec.Struct, kw_only=True, frozen=True):
     agreed: Annotated[tuple[Agreed, ...], about("which runs agreed: of one device (`repeat`), of several (`vote`)")]
 
 
-class Subject(msgspec.Struct, kw_only=True, frozen=True):
+class GoldenSubject(msgspec.Struct, kw_only=True, frozen=True):
     """What a digest is of: with all of this equal, healthy devices have equal bits."""
 
     workload: Annotated[str, about("name: family, type, sizes, data")]
@@ -74,13 +74,13 @@ class Subject(msgspec.Struct, kw_only=True, frozen=True):
         return " | ".join([*parts, self.environment])
 
 
-def parse_key(key: str) -> Subject:
+def parse_key(key: str) -> GoldenSubject:
     """What a digest is of, from its key; a ValueError if the text is none."""
     found = _KEY.fullmatch(key)
     if found is None:
         raise ValueError(f"{key!r} is no key of a golden digest")
     shard = found["shard"]
-    return Subject(
+    return GoldenSubject(
         workload=found["workload"],
         shard=None if shard is None else int(shard),
         seed=int(found["seed"]),
@@ -91,10 +91,10 @@ def parse_key(key: str) -> Subject:
     )
 
 
-class Entry(msgspec.Struct, kw_only=True, frozen=True):
+class GoldenEntry(msgspec.Struct, kw_only=True, frozen=True):
     """A golden digest."""
 
-    subject: Annotated[Subject, about("what it is of")]
+    subject: Annotated[GoldenSubject, about("what it is of")]
     digest: Annotated[str, about("of the outputs, 16 hexadecimal digits")]
     seen: Annotated[tuple[Seen, ...], about("who saw it")]
 
@@ -102,7 +102,7 @@ class Entry(msgspec.Struct, kw_only=True, frozen=True):
 class Disputed(msgspec.Struct, kw_only=True, frozen=True):
     """Outputs of which hosts recorded different digests: none of them is used."""
 
-    subject: Annotated[Subject, about("what they are of")]
+    subject: Annotated[GoldenSubject, about("what they are of")]
     claims: Annotated[dict[str, tuple[Seen, ...]], about("who saw each digest")]
 
 
@@ -111,7 +111,7 @@ class Register(Header, kw_only=True, tag="jax-sdc golden"):
 
     environments: Annotated[dict[str, dict[str, str]], about("versions, flags and options that decide bits, by name")]
     recordings: Annotated[dict[str, Recording], about("burn-ins, by random names")]
-    entries: Annotated[list[Entry], about("golden digests, in the order of what they are of")]
+    entries: Annotated[list[GoldenEntry], about("golden digests, in the order of what they are of")]
     disputed: Annotated[list[Disputed], about("what hosts disagree on, in the same order")] = msgspec.field(
         default_factory=list
     )
@@ -148,7 +148,7 @@ def contradictions(register: Register) -> Iterator[str]:
         yield "hosts are said to disagree on one digest"
 
 
-def _unseen(register: Register, subject: Subject, seen: tuple[Seen, ...]) -> Iterator[str]:
+def _unseen(register: Register, subject: GoldenSubject, seen: tuple[Seen, ...]) -> Iterator[str]:
     if not seen:
         yield f"nobody saw {subject.key}"
     for each in seen:
@@ -203,7 +203,7 @@ def left_over(keys: Iterable[str], workloads: Collection[str]) -> tuple[tuple[st
 def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, str]) -> list[str]:
     """Why there are no digests of what runs here, in words, the most frequent reason first."""
     known, disputed = lookup(register), {each.subject.key for each in register.disputed}
-    recorded: dict[tuple[str, int | None], list[Subject]] = {}
+    recorded: dict[tuple[str, int | None], list[GoldenSubject]] = {}
     for entry in register.entries:
         recorded.setdefault((entry.subject.workload, entry.subject.shard), []).append(entry.subject)
     reasons: Counter[str] = Counter()
@@ -221,7 +221,9 @@ def foreign(register: Register, keys: Iterable[str], environment: Mapping[str, s
     return [f"{reason} ({count} {'workload' if count == 1 else 'workloads'})" for reason, count in ranked]
 
 
-def _differences(register: Register, here: Subject, there: Subject, environment: Mapping[str, str]) -> tuple[str, ...]:
+def _differences(
+    register: Register, here: GoldenSubject, there: GoldenSubject, environment: Mapping[str, str]
+) -> tuple[str, ...]:
     """What differs, in words: all of it as the first text."""
     named = {"kind": "device", "algorithm": "digest algorithm", "seed": "seed"}
     pairs = [(words, getattr(here, name), getattr(there, name)) for name, words in named.items()]
@@ -275,7 +277,7 @@ def merge(registers: Iterable[Register]) -> Register:
     """
     environments: dict[str, dict[str, str]] = {}
     recordings: dict[str, Recording] = {}
-    heard: dict[Subject, dict[str, set[Seen]]] = {}
+    heard: dict[GoldenSubject, dict[str, set[Seen]]] = {}
     for register in registers:
         environments |= register.environments  # their names say what is in them
         for name, recording in register.recordings.items():
@@ -296,7 +298,7 @@ def merge(registers: Iterable[Register]) -> Register:
         environments=dict(sorted(environments.items())),
         recordings=dict(sorted(recordings.items())),
         entries=[
-            Entry(subject=subject, digest=next(iter(found[subject])), seen=next(iter(found[subject].values())))
+            GoldenEntry(subject=subject, digest=next(iter(found[subject])), seen=next(iter(found[subject].values())))
             for subject in subjects
             if len(found[subject]) == 1
         ],
@@ -304,7 +306,7 @@ def merge(registers: Iterable[Register]) -> Register:
     )
 
 
-def _claims(register: Register) -> Iterator[tuple[Subject, Mapping[str, tuple[Seen, ...]]]]:
+def _claims(register: Register) -> Iterator[tuple[GoldenSubject, Mapping[str, tuple[Seen, ...]]]]:
     yield from ((entry.subject, {entry.digest: entry.seen}) for entry in register.entries)
     yield from ((disputed.subject, disputed.claims) for disputed in register.disputed)
 

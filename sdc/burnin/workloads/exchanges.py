@@ -8,12 +8,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from .base import AXIS, Workload
-from .data import random_words
-from .registry import Request
+from .arrays import random_words
+from .registry import FamilyRequest
+from .workload import AXIS, Workload
 
 
-class Collective(NamedTuple):
+class ExactCollective(NamedTuple):
     """A collective on the devices and on the host."""
 
     run: Callable[[Any], Any]  # takes the shard of one device, `[1, n, m]` for n devices
@@ -30,29 +30,29 @@ def _next(size: int) -> list[tuple[int, int]]:
     return [(source, (source + 1) % size) for source in range(size)]
 
 
-COLLECTIVES: Mapping[str, Collective] = {
-    "psum": Collective(
+COLLECTIVES: Mapping[str, ExactCollective] = {
+    "psum": ExactCollective(
         lambda x: lax.psum(x, AXIS),
         lambda x: _of_all(x.sum(axis=0, dtype=x.dtype)),
         alike=True,
     ),
-    "pmax": Collective(lambda x: lax.pmax(x, AXIS), lambda x: _of_all(x.max(axis=0)), alike=True),
-    "all_gather": Collective(
+    "pmax": ExactCollective(lambda x: lax.pmax(x, AXIS), lambda x: _of_all(x.max(axis=0)), alike=True),
+    "all_gather": ExactCollective(
         lambda x: lax.all_gather(x[0], AXIS)[None],
         _of_all,
         alike=True,
     ),
-    "psum_scatter": Collective(
+    "psum_scatter": ExactCollective(
         lambda x: lax.psum_scatter(x[0], AXIS, scatter_dimension=0, tiled=True),
         lambda x: x.sum(axis=0, dtype=x.dtype),
         alike=False,
     ),
-    "all_to_all": Collective(
+    "all_to_all": ExactCollective(
         lambda x: lax.all_to_all(x[0], AXIS, 0, 0, tiled=True)[None],
         lambda x: np.swapaxes(x, 0, 1),
         alike=False,
     ),
-    "ppermute": Collective(
+    "ppermute": ExactCollective(
         lambda x: lax.ppermute(x, AXIS, _next(x.shape[1])),
         lambda x: np.roll(x, 1, axis=0),
         alike=False,
@@ -64,7 +64,7 @@ COLLECTIVES: Mapping[str, Collective] = {
 class Exchange(Workload):
     """A collective of whole numbers and one of floating-point numbers."""
 
-    collective: Collective
+    collective: ExactCollective
 
     def inputs(self) -> tuple[Shaped[np.ndarray, "n n m"], Shaped[np.ndarray, "n n m"]]:
         """Whole numbers of 32 bits, which wrap, and multiples of 1/256 below 32 in size, whose sums float32 holds."""
@@ -82,7 +82,7 @@ class Exchange(Workload):
         return {"int32": self.collective.reference(whole), "float32": self.collective.reference(real)}
 
 
-def build_collectives(request: Request) -> Iterator[Workload]:
+def build_collectives(request: FamilyRequest) -> Iterator[Workload]:
     """Each collective, where there are two devices."""
     count = len(request.devices)
     if count < 2:

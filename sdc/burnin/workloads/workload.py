@@ -35,7 +35,7 @@ class Workload:
     name: str  # family, type, sizes and data, as in `matrix/float32/8x8x8/normal`; unique within a burn-in
     family: Family  # the part of a device that it is for
     dtype: str  # type of its data
-    data: str  # kind of its data, see `data`
+    data: str  # kind of its data, see `arrays`
     sizes: tuple[int, ...]  # of its operands, as the family counts them
     program: str  # workloads of one program, which differ in their data only, share what is compiled
     elements: int  # numbers in its outputs on one device: what a run checks

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from .comparison import compare_outputs
-from .programs import Outcome, Programs
+from .programs import Programs, RunOutcome
 from .results import Evidence, Finding, Persistence
 from .workloads import Workload
 
@@ -24,7 +24,7 @@ RERUNS = 3
 """Runs right after a difference."""
 Place = int | None
 """Index of a device; None for all of them together."""
-Run = Callable[[Place], "list[Outcome] | Exception"]
+Run = Callable[[Place], "list[RunOutcome] | Exception"]
 
 
 class Vote(NamedTuple):
@@ -65,7 +65,7 @@ class Suspicion(NamedTuple):
 
 
 def examine(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RunOutcome],
     voted: Vote,
     *,
     before: Mapping[int, str | None],
@@ -108,11 +108,11 @@ class Confirmation(NamedTuple):
 
 
 def confirm(
-    workload: Workload, suspicion: Suspicion, outcomes: Sequence[Outcome], run: Run, programs: Programs, round: int
+    workload: Workload, suspicion: Suspicion, outcomes: Sequence[RunOutcome], run: Run, programs: Programs, round: int
 ) -> Confirmation:
     """Runs a workload again where it differed."""
     first = {outcome.device: outcome for outcome in outcomes}
-    again: dict[int, list[Outcome]] = {device: [] for device in suspicion.devices}
+    again: dict[int, list[RunOutcome]] = {device: [] for device in suspicion.devices}
     errors: list[tuple[Place, Exception]] = []
     places: Sequence[Place] = [None] if workload.multi else suspicion.devices
     for place in places:
@@ -162,7 +162,7 @@ def persistence_of(wrong: Sequence[bool]) -> Persistence:
     return "persistent" if all(wrong) else "intermittent"
 
 
-def _baseline(runs: Sequence[Outcome], usual: str, expected: str | None) -> str:
+def _baseline(runs: Sequence[RunOutcome], usual: str, expected: str | None) -> str:
     """What a device repeats from now on: what is right if it gives that as well, else what it gives again and again.
 
     Wrong bits that came once must not become it, or the next right ones would count as another difference.
@@ -173,7 +173,7 @@ def _baseline(runs: Sequence[Outcome], usual: str, expected: str | None) -> str:
     return usual
 
 
-def _wrong(outcome: Outcome, first: Outcome, expected: str | None) -> bool:
+def _wrong(outcome: RunOutcome, first: RunOutcome, expected: str | None) -> bool:
     if expected is None:  # checksums alone, or a tie that stays
         return outcome.digest == first.digest and (not first.checks.confirmed or outcome.checks.confirmed > 0)
     return outcome.digest != expected
@@ -181,8 +181,8 @@ def _wrong(outcome: Outcome, first: Outcome, expected: str | None) -> bool:
 
 def _outputs(
     workload: Workload,
-    first: Mapping[int, Outcome],
-    again: Mapping[int, Sequence[Outcome]],
+    first: Mapping[int, RunOutcome],
+    again: Mapping[int, Sequence[RunOutcome]],
     devices: Sequence[int],
     expected: str | None,
     programs: Programs,

@@ -2,16 +2,16 @@
 
 import pytest
 
-from sdc.burnin.evidence import Suspicion, Vote, examine, vote
-from sdc.burnin.programs import Checks, Outcome
+from sdc.burnin.examination import Suspicion, Vote, examine, vote
+from sdc.burnin.programs import CheckedRows, RunOutcome
 
 CPUS = dict.fromkeys(range(8), "cpu")
 
 
-def outcomes(digests: str, confirmed: int = 0) -> list[Outcome]:
+def outcomes(digests: str, confirmed: int = 0) -> list[RunOutcome]:
     """One letter for each device."""
     return [
-        Outcome("w", device, digest, None, Checks(8, confirmed, confirmed), 1, 0.1, 0, None)
+        RunOutcome("w", device, digest, None, CheckedRows(8, confirmed, confirmed), 1, 0.1, 0, None)
         for device, digest in enumerate(digests)
     ]
 

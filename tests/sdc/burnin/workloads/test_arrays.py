@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sdc.burnin.comparison import bits_of, host_digest
-from sdc.burnin.workloads.data import (
+from sdc.burnin.workloads.arrays import (
     FLOATS,
     HIDDEN,
     TOKENS,
@@ -106,7 +106,7 @@ def test_each_seed_has_its_own_data(kind: str) -> None:
 
 def test_large_arrays_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = normal((100,), "float32", 0)
-    monkeypatch.setattr("sdc.burnin.workloads.data.BLOCK", 7)
+    monkeypatch.setattr("sdc.burnin.workloads.arrays.BLOCK", 7)
     np.testing.assert_array_equal(normal((100,), "float32", 0), whole)
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from sdc.burnin.golden import (
+from sdc.burnin.golden_register import (
     GOLDEN,
     Register,
     describe_dispute,
