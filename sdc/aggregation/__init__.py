@@ -72,11 +72,11 @@ if TYPE_CHECKING:
     from .spares import ShadowVerdict as ShadowVerdict, init_shadow as init_shadow, judge as judge, shadow as shadow
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .trainer import Combining as Combining, Gathered as Gathered, around as around, combining_of as combining_of
+    from .trainer import around as around, combining_of as combining_of
     from .delays import BoundedLogNormal as BoundedLogNormal
     from .divergence import divergence_over_time as divergence_over_time
     from .drift import pair_drift as pair_drift
-    from .dropcompute import Correction as Correction, Work as Work
+    from .dropcompute import Correction as Correction
     from .expected import expected_speedup as expected_speedup
     from .measured import (
         Burst as Burst,

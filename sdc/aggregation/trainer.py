@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from ..program import is_array, manual_in_part
 from .assignment import Tree
 from .channels import Recorded
-from .dropcompute import Correction, Work, combine, gradient_sum, masked, skip_empty, summing
+from .dropcompute import Correction, Sum, Work, combine, gradient_sum, masked, skip_empty, summing
 from .lossy import LossyState, lossy_zero2
 from .methods import Aggregation, Lossy, Paft, PaftSync, Shadow
 from .spares import ShadowReport, alone, init_shadow, shadow
@@ -136,11 +136,22 @@ class Dropped:
         # Where XLA shards the model too, all workers compute everything, for its collectives wait for all of them.
         run = _chosen if manual_in_part() else masked
         total = run(summing(gradient), gradient_sum(params), jax.tree.map(cut, rows), completed, params)
+        return self.gather(total, axis_name, completed, params)
+
+    def gather(
+        self, total: Sum, axis_name: str, completed: Int32[Array, ""], params: Tree, *, own: bool = False
+    ) -> Gathered:
+        """One worker's part of a step from what it completed; `own`: its own mean and its weight, for `lossy_zero2`."""
         found = combine(
             total, axis_name, completed, self.micro_batches, correction=self.correction, drop_rate=self.drop_rate
         )
-        narrow = jax.tree.map(lambda x, like: x.astype(jnp.result_type(like)), found.gradient, params)
-        return Gathered(narrow, state, found._replace(gradient=None), {"empty": found.empty})
+        gradient, extra = found.gradient, {"empty": found.empty}
+        if own:
+            some = jnp.maximum(completed, 1).astype(jnp.float32)
+            gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
+            extra["weight"] = completed.astype(jnp.float32)
+        narrow = jax.tree.map(lambda x, like: x.astype(jnp.result_type(like)), gradient, params)
+        return Gathered(narrow, (), found._replace(gradient=None), extra)
 
 
 def _chosen(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], context: Tree) -> Tree:

@@ -11,7 +11,7 @@ import functools
 import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,17 +25,14 @@ from jaxtyping import Array, Float, Float32, Int, Int32, UInt8
 
 from sdc.aggregation import (
     Aggregation,
-    Combining,
-    Gathered,
+    Dropped,
     LossyLog,
     Recorded,
     Shadowed,
     Stopwatch,
     Sum,
-    Work,
     accumulate,
     around,
-    combine,
     combining_of,
     completed_before,
     drop_rate,
@@ -153,12 +150,12 @@ class Replicas:
         return self.aggregation.micro_batches(self.config.microsteps)
 
     @functools.cached_property
-    def combining(self) -> Combining:
+    def combining(self) -> Any:
         """How the gradients of the workers become the one that each gives its optimizer."""
         return combining_of(self.aggregation)
 
     @functools.cached_property
-    def work(self) -> Work:
+    def work(self) -> Callable[[Any, Any, Any], Any]:
         """Gradient accumulation over one micro-batch of sequences; its collectives are over `model` only."""
         dtype = self.config.model.dtype
 
@@ -197,7 +194,9 @@ class Replicas:
                 report["shadow"] = found.report.shadow
         else:
             total, report["completed"] = given or self._until_threshold(state, tokens)
-            found = self._dropped(self._over_model(total), report["completed"])
+            found = self.dropped.gather(
+                self._over_model(total), DATA, report["completed"], state.params, own=self.aggregation.lossy is not None
+            )
         gradient, noise = found.gradient, state.noise
         if self.noise is not None:
             gradient, noise = self.noise.update(gradient, noise)
@@ -217,15 +216,16 @@ class Replicas:
             ReplicaMetrics(found.report.loss, norm, rate, None, report),
         )
 
-    @property
-    def _drop_rate(self) -> float:
-        """Mean share of dropped micro-batches, as far as it is known beforehand."""
-        settings = self.aggregation.dropcompute
-        if settings is None or settings.latency is None:
-            return 0.0
-        with jax.ensure_compile_time_eval():
-            latencies = settings.latency.sample(jax.random.key(self.seed), (4096, self.micro_batches))
-            return drop_rate(np.asarray(latencies), self.threshold)
+    @functools.cached_property
+    def dropped(self) -> Dropped:
+        """How DropCompute combines gradients, with the mean drop rate as far as it is known beforehand."""
+        settings, rate = self.aggregation.dropcompute, 0.0
+        assert settings is not None
+        if settings.latency is not None:
+            with jax.ensure_compile_time_eval():
+                latencies = settings.latency.sample(jax.random.key(self.seed), (4096, self.micro_batches))
+                rate = drop_rate(np.asarray(latencies), self.threshold)
+        return Dropped(self.micro_batches, settings.correction, rate)
 
     def gradient(
         self, params: Params, tokens: Int[Array, "microsteps batch length"]
@@ -238,19 +238,6 @@ class Replicas:
         total = self._over_model(lax.scan(one, gradient_sum(params), self.cut(tokens))[0])
         count = jnp.float32(self.micro_batches)
         return total.loss / count, jax.tree.map(lambda leaf: leaf / count, total.gradient)
-
-    def _dropped(self, total: Sum, completed: Int32[Array, ""]) -> Gathered:
-        """What the workers completed until the threshold, combined; `lossy_zero2` combines gradients by itself."""
-        settings = self.aggregation.dropcompute
-        assert settings is not None
-        found = combine(
-            total, DATA, completed, self.micro_batches, correction=settings.correction, drop_rate=self._drop_rate
-        )
-        if self.aggregation.lossy is None:
-            return Gathered(found.gradient, (), found, {"empty": found.empty})
-        some = jnp.maximum(completed, 1).astype(jnp.float32)
-        gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
-        return Gathered(gradient, (), found, {"empty": found.empty, "weight": completed.astype(jnp.float32)})
 
     def _until_threshold(self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"]) -> Given:
         """The sum over the micro-batches that a simulated or recorded worker completes."""
