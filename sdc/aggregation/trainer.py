@@ -31,7 +31,7 @@ from .synchronization import paft, paft_sync
 from .workers import at_least_float32, check_axis
 
 
-class Gathered(NamedTuple):
+class WorkerGradient(NamedTuple):
     """What one worker gives its optimizer."""
 
     gradient: Tree  # the gradient
@@ -40,7 +40,7 @@ class Gathered(NamedTuple):
     extra: Mapping[str, Any] = {}  # further arguments of the optimizer's `update`
 
 
-class Report(NamedTuple):
+class LossReport(NamedTuple):
     """What a step reports."""
 
     loss: Float32[Array, ""]  # the mean of the workers' losses
@@ -59,7 +59,9 @@ class Combining(Protocol):
     def init(self, params: Tree, workers: int) -> Tree:
         """A worker's state before the first step."""
 
-    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+    def combine(
+        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
+    ) -> WorkerGradient:
         """One worker's part of a step, under its axis."""
 
 
@@ -75,9 +77,11 @@ class Mean:
     def init(self, params: Tree, workers: int) -> tuple[()]:
         return ()
 
-    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+    def combine(
+        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
+    ) -> WorkerGradient:
         loss, found = jax.tree.map(lambda x: _mean(x, axis_name), gradient(params, batch))
-        return Gathered(found, state, Report(loss))
+        return WorkerGradient(found, state, LossReport(loss))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +91,11 @@ class Own:
     def init(self, params: Tree, workers: int) -> tuple[()]:
         return ()
 
-    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+    def combine(
+        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
+    ) -> WorkerGradient:
         loss, found = gradient(params, batch)
-        return Gathered(found, state, Report(_mean(loss, axis_name)))
+        return WorkerGradient(found, state, LossReport(_mean(loss, axis_name)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +121,9 @@ class Dropped:
     def init(self, params: Tree, workers: int) -> tuple[()]:
         return ()
 
-    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+    def combine(
+        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
+    ) -> WorkerGradient:
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise ValueError("expected a batch (rows, completed), completed being int32[workers]")
         rows, own = batch
@@ -140,7 +148,7 @@ class Dropped:
 
     def gather(
         self, total: Sum, axis_name: str, completed: Int32[Array, ""], params: Tree, *, own: bool = False
-    ) -> Gathered:
+    ) -> WorkerGradient:
         """One worker's part of a step from what it completed; `own`: its own mean and its weight, for `lossy_zero2`."""
         found = combine(
             total, axis_name, completed, self.micro_batches, correction=self.correction, drop_rate=self.drop_rate
@@ -151,7 +159,7 @@ class Dropped:
             gradient = jax.tree.map(lambda leaf: leaf / some, total.gradient)
             extra["weight"] = completed.astype(jnp.float32)
         narrow = jax.tree.map(lambda x, like: x.astype(jnp.result_type(like)), gradient, params)
-        return Gathered(narrow, (), found._replace(gradient=None), extra)
+        return WorkerGradient(narrow, (), found._replace(gradient=None), extra)
 
 
 def _chosen(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], context: Tree) -> Tree:
@@ -179,9 +187,11 @@ class Shadowed:
     def init(self, params: Tree, workers: int) -> Tree:
         return init_shadow(workers)
 
-    def combine(self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree) -> Gathered:
+    def combine(
+        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
+    ) -> WorkerGradient:
         (loss, found), state, report = shadow(gradient, axis_name, spares=self.spares)(state, params, batch)
-        return Gathered(found, state, Shadows(loss, report))
+        return WorkerGradient(found, state, Shadows(loss, report))
 
 
 Gradient: TypeAlias = Callable[[Tree, Tree], tuple[Float[Array, ""], Tree]]
@@ -201,7 +211,7 @@ class Workers:
 jax.tree_util.register_dataclass(Workers, ["params", "optimizer", "combining"], ["specs"])
 
 
-class Trainer(NamedTuple):
+class DataParallel(NamedTuple):
     """Training of all workers.
 
     Attributes:
@@ -224,7 +234,7 @@ def data_parallel(
     axis_name: str = "data",
     *,
     combining: Combining | None = None,
-) -> Trainer:
+) -> DataParallel:
     """Data-parallel training with any method of this package, for a model that XLA shards.
 
     Args:
@@ -237,7 +247,7 @@ def data_parallel(
             `Dropped(...)` for DropCompute, `Shadowed(...)` for ranks to spare.
 
     Returns:
-        See `Trainer`. States are sharded arrays, which Orbax saves and restores.
+        See `DataParallel`. States are sharded arrays, which Orbax saves and restores.
 
     Raises:
         ValueError: the mesh has no such axis, or fewer than two ranks on it; in `init` and `step`: parameters or rows
@@ -338,7 +348,7 @@ def data_parallel(
         _check_rows(batch, size, axis_name)
         return jax.device_put(batch, NamedSharding(mesh, P(axis_name)))
 
-    return Trainer(init, step, place, mesh)
+    return DataParallel(init, step, place, mesh)
 
 
 def _checked(gradient: Gradient, axis_name: str) -> Gradient:
