@@ -8,32 +8,17 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from sdc.records import (
-    AnyPath,
-    Fields,
-    Host as Writer,
-    Lock,
-    RecordBusy,
-    RecordError,
-    about,
-    identify,
-    package_version,
-    read_json,
-    write_sealed,
-)
+from sdc.records import AnyPath, Fields, Format, Header, Lock, RecordBusy, RecordError, about, identify, package_version
 
 from ..statistics import excluded_interval, frequency_interval, frequency_upper_bound, mean_interval_limits
 from .collection import HostResult
 from .suspects import FLEET, Past, wrong_runs
 from .votes import Votes
 
-FORMAT = "jax-sdc fleet ledger"
-SCHEMA = 1
-"""Version of the layout. It changes with every change that an older reader would misread."""
 PATIENCE = 30.0
 """Seconds to wait for another writer."""
 
@@ -77,13 +62,9 @@ class Account(Fields, kw_only=True):
         return sum(each.wrong_runs for each in self.accused.values())
 
 
-class FleetLedger(Fields, kw_only=True):
+class FleetLedger(Header, kw_only=True, tag="jax-sdc fleet ledger"):
     """The whole file."""
 
-    format: Annotated[Literal["jax-sdc fleet ledger"], about("`jax-sdc fleet ledger`")] = "jax-sdc fleet ledger"
-    schema: Annotated[int, about("version of this layout, 1")] = SCHEMA
-    version: Annotated[str, about("version of jax-sdc")] = ""
-    host: Annotated[Writer | None, about("who wrote it")] = None
     simulated: Annotated[bool, about("whether it is of simulations; it then takes nothing else")] = False
     burn_ins: Annotated[dict[str, str], about("burn-ins that count, by id: when they ended")] = msgspec.field(
         default_factory=dict
@@ -91,6 +72,11 @@ class FleetLedger(Fields, kw_only=True):
     devices: Annotated[dict[str, Account], about("devices by what they are recognized by")] = msgspec.field(
         default_factory=dict
     )
+
+
+LEDGER = Format(
+    type=FleetLedger, noun="ledger of a fleet", remedy="restore it, or begin another ledger in another file"
+)
 
 
 class Added(NamedTuple):
@@ -110,15 +96,7 @@ def read_ledger(path: AnyPath) -> FleetLedger | None:
     if Path(place).is_dir():
         file = Path(place) / "ledger.json"
         raise RecordError(f"{place} is a folder, expected the file of a ledger; name a file, such as {file}")
-    value = read_json(place, sealed=True)
-    if value.get("format") != FORMAT:
-        raise RecordError(f"{place} is no ledger of a fleet (its format is {value.get('format')!r}); name another file")
-    if value.get("schema") != SCHEMA:
-        raise RecordError(f"{place} has layout {value.get('schema')!r}, this version of jax-sdc reads {SCHEMA}")
-    try:
-        return msgspec.convert(value, FleetLedger)
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{place} is damaged ({error}); restore it, or begin another ledger") from error
+    return LEDGER.read(place)
 
 
 def enter(ledger: FleetLedger, results: Iterable[HostResult], votes: Votes) -> Added:
@@ -163,7 +141,7 @@ def update_ledger(
             ledger = FleetLedger(simulated=bool(results) and all(result.simulated for result in results))
         added = enter(ledger, results, votes)
         ledger.version, ledger.host = package_version("jax-sdc"), identify()
-        write_sealed(path, msgspec.to_builtins(ledger))
+        LEDGER.write(path, ledger)
     return ledger, added
 
 
