@@ -58,7 +58,7 @@ from .plan import (
 )
 from .regions import Around, Region, region_p, with_region
 from .reports import Place, Report, Reports, Rule, Values
-from .selectors import Selector, as_selector, check_hits, everything
+from .selectors import Selector, as_selector, everything, no_hits
 from .site import Site, Tags, Where
 from .trace_cache import moved
 
@@ -112,7 +112,7 @@ def rewrite(
             jaxpr = live if plan.sites else closed
             if around is not None and plan.sites:
                 jaxpr, plan = with_region(live, plan, whole=around.whole)
-            outs, reports = evaluate(plan, jaxpr, (), Applied(selector, rule, around), program.inputs)
+            outs, reports = evaluate(plan, jaxpr, (), _Applied(selector, rule, around), program.inputs)
             values = [reports[site.name] for site in plan.sites]
             here = jax.sharding.get_abstract_mesh()
             if not here.empty:  # a step may have parts in which other axes are explicit
@@ -207,11 +207,11 @@ def sites(step: Callable[..., Any], *args: Any, where: Where = everything, **kwa
                 f"selector {selector.text} hits only what lies inside of {hidden[0]}, which cannot be entered; select "
                 "that operation as a whole, or what is around it"
             )
-        check_hits(selector, plan_sites(live, everything).sites, found)
+        raise ValueError(no_hits(selector, plan_sites(live, everything).sites))
     return list(found)
 
 
-class Applied:
+class _Applied:
     """A rule, and what every rule needs: the choice of iterations, and marks for the transformations outside."""
 
     def __init__(self, selector: Selector, rule: Rule, around: Around | None = None) -> None:
@@ -301,7 +301,7 @@ def bind_equation(eqn: Any, inputs: Sequence[Any]) -> Values:
 
 
 def _stage(
-    plan: Plan, body: Any, iteration: tuple[Any, ...], rule: Applied, inputs: Values
+    plan: Plan, body: Any, iteration: tuple[Any, ...], rule: _Applied, inputs: Values
 ) -> tuple[Any, Values, Callable[[Values], tuple[Values, dict[str, Report]]]]:
     """Rewrites a body into a new jaxpr.
 
@@ -316,7 +316,7 @@ def _stage(
     return partial_eval.convert_constvars_jaxpr(jaxpr), list(consts), lambda outs: jax.tree.unflatten(structure, outs)
 
 
-def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     params = eqn.params
     jaxpr, consts, unflatten = _stage(plans[0], params["jaxpr"], iteration, rule, inputs)
     extra = len(jaxpr.outvars) - len(eqn.outvars)
@@ -336,12 +336,12 @@ def _jit(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, input
     return unflatten(outs)
 
 
-def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _remat(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     jaxpr, consts, unflatten = _stage(plans[0], eqn.params["jaxpr"], iteration, rule, inputs)
     return unflatten(eqn.primitive.bind(*consts, *inputs, **{**eqn.params, "jaxpr": jaxpr}))
 
 
-def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     caller = source_info_util.current().traceback
     outs, reports = evaluate(plans[0], bodies(eqn)[0], iteration, rule, inputs, caller)
     if eqn.primitive in DERIVED:
@@ -353,22 +353,22 @@ def _inline(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, in
     return outs, reports
 
 
-def _region(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _region(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     def run(given: Rule, iteration: Any, inputs: Values) -> tuple[Values, dict[str, Report]]:
-        return evaluate(plans[0], eqn.params["jaxpr"], iteration, Applied(rule.selector, given), inputs)
+        return evaluate(plans[0], eqn.params["jaxpr"], iteration, _Applied(rule.selector, given), inputs)
 
     assert rule.around is not None  # without it nobody made a region
     return rule.around(Region(plans[0].sites, plans[0].outside, run), iteration, inputs)
 
 
-def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _solve(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     """Only the solution itself runs; the other bodies are for derivatives."""
     lengths = eqn.params["const_lengths"]
     consts = inputs[lengths.matvec + lengths.vecmat :][: lengths.solve]
     return _inline(eqn, plans, iteration, rule, [*consts, *inputs[sum(lengths) :]])
 
 
-def _run_state(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _run_state(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     """The body changes arrays in place; what they are in the end is what the equation returns."""
     with jax.named_scope(Tags.HIDDEN):
         references = [jax.new_ref(x) for x in inputs]
@@ -377,7 +377,7 @@ def _run_state(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied,
         return [jax.freeze(reference) for reference in references], reports
 
 
-def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     params = eqn.params
     if "ft_in" in params:  # jax 0.12
         num_consts, num_carry, _ = (len(part) for part in params["ft_in"].unpack())
@@ -398,7 +398,7 @@ def _scan(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inpu
     return [*carry, *ys], reports
 
 
-def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     params = eqn.params
     cond_plan, body_plan = plans
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
@@ -453,7 +453,7 @@ def _by_row(merge: Callable[..., Report], axis: str) -> Callable[..., Report]:
     return lambda total, new: mapped(total, new) if jax.tree.leaves(total) else merge(total, new)
 
 
-def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     index, *operands = inputs
     branches: list[Callable[..., Any]] = []
     shapes: dict[str, Report] = {}
@@ -476,7 +476,7 @@ def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inpu
     return switch(index, [fill(branch) for branch in branches], operands, eqn.params.get("branches_platforms"))
 
 
-def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: Applied, inputs: Values) -> Any:
+def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
     params = eqn.params
     axes = manual_axes(eqn)
 

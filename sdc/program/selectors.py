@@ -326,11 +326,8 @@ def parse_selector(text: str) -> Selector:
     )
 
 
-def check_hits(where: Where, sites: Sequence[Site], chosen: Sequence[Site]) -> None:
-    """Refuses a selector that hits nothing: a tool that looks at nothing would find nothing."""
-    if chosen:
-        return
-    selector = as_selector(where)
+def no_hits(selector: Selector, sites: Sequence[Site]) -> str:
+    """What to say of a selector that hits none of a step's sites, with near misses."""
     hints = []
     for leaf in selector.leaves():
         count = sum(map(leaf, sites))
@@ -340,7 +337,7 @@ def check_hits(where: Where, sites: Sequence[Site], chosen: Sequence[Site]) -> N
         remedy = "name tensors with sdc.probe, or select operations" if leaf is probes and not count else ""
         hints += [hint for hint in (alone, like, remedy) if hint]
     common = ", ".join(f"{name} ×{count}" for name, count in Counter(site.primitive for site in sites).most_common(8))
-    raise ValueError(
+    return (
         f"selector {selector.text} hits none of the step's {len(sites):,} sites"
         + "".join(f"; {hint}" for hint in hints)
         + f"; the step has {common or 'nothing that depends on its arguments'}"
