@@ -28,7 +28,7 @@ A_FOLDER = (
 """What is wrong with a path that is one."""
 DIGEST = re.compile(r"[0-9a-f]{16}")
 _KEY = re.compile(
-    r"(?P<workload>.+?)(?: device (?P<shard>\d+))? \| seed (?P<seed>-?\d+) \| (?P<program>[^|]+) \| "
+    r"(?P<workload>.+?)(?: device (?P<shard>\d{1,9}))? \| seed (?P<seed>-?\d{1,18}) \| (?P<program>[^|]+) \| "
     r"(?P<algorithm>[^|]+) \| (?P<kind>[^|]+) \| (?P<environment>[^|]+)"
 )
 Agreed: TypeAlias = Literal["repeat", "vote"]
@@ -79,16 +79,7 @@ def parse_key(key: str) -> GoldenSubject:
     found = _KEY.fullmatch(key)
     if found is None:
         raise ValueError(f"{key!r} is no key of a golden digest")
-    shard = found["shard"]
-    return GoldenSubject(
-        workload=found["workload"],
-        shard=None if shard is None else int(shard),
-        seed=int(found["seed"]),
-        program=found["program"],
-        algorithm=found["algorithm"],
-        kind=found["kind"],
-        environment=found["environment"],
-    )
+    return msgspec.convert(found.groupdict(), GoldenSubject, strict=False)
 
 
 class GoldenEntry(msgspec.Struct, kw_only=True, frozen=True):

@@ -111,20 +111,17 @@ def _tested(device: CheckedDevice, tallies: list[Tally]) -> CheckedDevice:
 
 def _finding_sentence(result: BurninResult, finding: Finding) -> str:
     """A sentence: host, device, workload, elements, whether it came again, and who says so."""
-    seen = []
-    if finding.elements is not None:
-        seen.append(f"{finding.elements.differing} of {finding.elements.total:.3g} elements")
-    if finding.persistence is not None:
-        seen.append(finding.persistence)
-    seen.append(f"seen by {', '.join(finding.kinds)}")
-    if finding.confirmed:
-        seen.append(f"checksums confirm {finding.confirmed} rows")
-    if finding.simulated:
-        seen.append("simulated")
-    if finding.note:
-        seen.append(finding.note)
+    elements = finding.elements
+    seen = [
+        f"{elements.differing} of {elements.total:.3g} elements" if elements is not None else "",
+        finding.persistence or "",
+        f"seen by {', '.join(finding.kinds)}",
+        f"checksums confirm {finding.confirmed} rows" if finding.confirmed else "",
+        "simulated" if finding.simulated else "",
+        finding.note,
+    ]
     who = " or ".join(_device(result, device) for device in finding.devices)
-    return f"{who}, {finding.workload}: {', '.join(seen)}"
+    return f"{who}, {finding.workload}: {', '.join(filter(None, seen))}"
 
 
 def _device(result: BurninResult, index: int) -> str:
@@ -195,14 +192,13 @@ def _evidence(result: BurninResult) -> tuple[Evidence, ...]:
     tallies = result.workloads
     if not tallies or not all(tally.runs for tally in tallies):
         return ()
-    kinds: list[Evidence] = []
-    if all(tally.repeated for tally in tallies):
-        kinds.append("repeat")
-    if all(tally.voted if tally.alike else tally.referred for tally in tallies) and any(t.alike for t in tallies):
-        kinds.append("vote")
-    if all(tally.golden for tally in tallies):
-        kinds.append("golden")
-    return tuple(kinds)
+    voted = all(tally.voted if tally.alike else tally.referred for tally in tallies)
+    kinds: dict[Evidence, bool] = {
+        "repeat": all(tally.repeated for tally in tallies),
+        "vote": voted and any(tally.alike for tally in tallies),
+        "golden": all(tally.golden for tally in tallies),
+    }
+    return tuple(kind for kind, known in kinds.items() if known)
 
 
 def _statement(result: BurninResult) -> str:

@@ -176,16 +176,14 @@ def register_of(result: BurninResult, environment: Mapping[str, str], *, level: 
         if subject.workload in doubts:
             continue
         tallies = [tally for tally in rows[key] if tally.digest == digest]
-        agreed: list[Agreed] = []
-        if any(tally.repeated for tally in tallies):
-            agreed.append("repeat")
-        if any(tally.voted for tally in tallies):
-            agreed.append("vote")
+        agreed: dict[Agreed, bool] = {
+            "repeat": any(tally.repeated for tally in tallies), "vote": any(tally.voted for tally in tallies),
+        }  # fmt: skip
         seen = Seen(
             recording=name,
             devices=tuple(sorted(tally.device for tally in tallies)),
             runs=sum(tally.runs for tally in tallies),
-            agreed=tuple(agreed),
+            agreed=tuple(kind for kind, known in agreed.items() if known),
         )
         entries.append(GoldenEntry(subject=subject, digest=digest, seen=(seen,)))
     recording = Recording(
