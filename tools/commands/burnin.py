@@ -25,7 +25,7 @@ from sdc.burnin import (
     parse_devices,
     rehearsed,
 )
-from sdc.burnin.workloads import LEVELS
+from sdc.burnin.workloads import LEVELS, Family
 from sdc.records import RecordError, write_text
 from sdc.settings import SettingError, Within
 
@@ -43,9 +43,6 @@ STARTING = 300.0
 LONGEST = 60 * 24 * 366
 ROUNDS = 10**9
 SEEDS = 2**32
-Families = Literal[
-    "matrix", "attention", "functions", "reductions", "ordering", "memory", "transfers", "collectives", "training"
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ class Load:
     devices: str | None = None
     """Devices that there must be: gpu, tpu, cpu, gpu:8 for so many of them, or 4 to simulate as many on the CPU; by
     default the best there are, and a host that has a CPU alone is inconclusive."""
-    only: Annotated[tuple[Families, ...], tyro.conf.UseAppendAction] = ()
+    only: Annotated[tuple[Family, ...], tyro.conf.UseAppendAction] = ()
     """Only this family of workloads; may be repeated. By default all."""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
     """Types of floating-point numbers."""

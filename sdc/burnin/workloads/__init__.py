@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .workload import AXIS as AXIS, Bench as Bench, Workload as Workload
+    from .workload import AXIS as AXIS, Bench as Bench, Family as Family, Workload as Workload
     from .arrays import (
         keeps_subnormals as keeps_subnormals,
         make_floats as make_floats,

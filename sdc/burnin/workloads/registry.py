@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from sdc.settings import SettingError
 
-from .workload import Workload
+from .workload import BUILT_IN, Workload
 
 if TYPE_CHECKING:
     import jax
@@ -77,19 +77,6 @@ class FamilyRequest(NamedTuple):
 
 
 Build: TypeAlias = Callable[[FamilyRequest], Iterable[Workload]]
-BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {
-        "matrix": "arithmetic",
-        "attention": "arithmetic",
-        "functions": "arithmetic",
-        "reductions": "reductions",
-        "ordering": "reductions",
-        "memory": "memory",
-        "transfers": "memory",
-        "collectives": "exchanges",
-    }
-)
-"""Module of this package whose `build_NAME` builds each family."""
 _REGISTERED: dict[str, Build] = {}
 DTYPES = ("float32", "bfloat16")
 KNOWN = ("float32", "bfloat16", "float16")

@@ -1,7 +1,8 @@
 """A workload: a program whose bits are known to be the same each time, with data that provoke."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from sdc.settings import SettingError
@@ -12,6 +13,19 @@ if TYPE_CHECKING:
 Family: TypeAlias = Literal[
     "matrix", "attention", "functions", "reductions", "ordering", "memory", "transfers", "collectives", "training"
 ]
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "matrix": "arithmetic",
+        "attention": "arithmetic",
+        "functions": "arithmetic",
+        "reductions": "reductions",
+        "ordering": "reductions",
+        "memory": "memory",
+        "transfers": "memory",
+        "collectives": "exchanges",
+    }
+)
+"""Module of this package whose `build_NAME` builds each family."""
 Unit: TypeAlias = Literal["flop", "byte"]
 AXIS = "device"
 """Axis over the local devices, under which the program of a workload that spans all of them runs."""

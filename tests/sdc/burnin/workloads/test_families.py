@@ -16,8 +16,8 @@ from sdc.burnin.judgement import judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.rounds import burn_in
 from sdc.burnin.workloads.exchanges import COLLECTIVES
-from sdc.burnin.workloads.registry import BUILT_IN, SMALLEST, workloads
-from sdc.burnin.workloads.workload import Workload
+from sdc.burnin.workloads.registry import SMALLEST, workloads
+from sdc.burnin.workloads.workload import BUILT_IN, Workload
 from sdc.faults import BitFlip, Fault
 from sdc.settings import SettingError
 
