@@ -146,7 +146,7 @@ def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> B
     starting.daemon = True
     starting.start()
     try:
-        devices, problem = _devices(asked)
+        devices, problem = start_devices(asked)
     finally:
         starting.cancel()
     platform = devices[0].platform if devices else None
@@ -162,7 +162,7 @@ def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> B
     return session.run(devices)
 
 
-def _devices(asked: DeviceRequest) -> "tuple[Sequence[jax.Device], str | None]":
+def start_devices(asked: DeviceRequest) -> "tuple[Sequence[jax.Device], str | None]":
     """The devices of this process, or what went wrong with them."""
     import jax
 
@@ -251,10 +251,15 @@ def _check_outputs(options: BurninCommand) -> None:
             continue
         if path.is_dir():
             raise SettingError(name, path, "is a folder; give the name of a file")
-        there = path.absolute().parent
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            problem = "is not writable" if there.is_dir() else "does not exist"
-            raise SettingError(name, path, f"cannot be written: {there} {problem}; name another place")
+        check_place(name, path)
+
+
+def check_place(setting: str, file: Path) -> None:
+    """Refuses a file that cannot be written, before there is anything to write."""
+    there = file.absolute().parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        problem = "is not writable" if there.is_dir() else "does not exist"
+        raise SettingError(setting, file, f"cannot be written: {there} {problem}; name another place")
 
 
 def _folder(options: BurninCommand) -> Path:

@@ -1,7 +1,6 @@
 """`sdc golden`: records what healthy devices compute, and verifies, merges and lists such registers."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,7 +25,7 @@ from sdc.settings import SettingError, Within
 from sdc.verdict import Exit, Verdict
 
 from .. import CommandError, run_errors, usage_errors
-from .burnin import ROUNDS, Load, settings_of
+from .burnin import ROUNDS, Load, check_place, settings_of, start_devices
 
 if TYPE_CHECKING:
     import jax
@@ -271,26 +270,14 @@ def _check_new(setting: str, file: Path) -> None:
     """Whether a file can be written is told now, and not after the devices were loaded."""
     if file.exists():
         raise SettingError(setting, file, "exists already; name another file, or remove it")
-    there = file.absolute().parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        problem = "is not writable" if there.is_dir() else "does not exist"
-        raise SettingError(setting, file, f"cannot be written: {there} {problem}; name another place")
+    check_place(setting, file)
 
 
 def _devices(asked: DeviceRequest) -> "Sequence[jax.Device]":
     """Starts the devices. Others than were asked for are not tested in their place."""
-    from sdc.records import prepare
-
-    count = asked.simulated
-    with usage_errors():
-        prepare(cpu_devices=count, cpu_threads=max(os.cpu_count() or 1, count), only_cpu=asked.platform == "cpu")
-    import jax
-
-    try:
-        devices = jax.local_devices()
-    except RuntimeError as error:  # a driver that is not there, or answers with an error
-        said = " ".join(str(error).split())[:300]
-        raise CommandError(f"JAX cannot start its devices: {said}", Exit.INCONCLUSIVE) from error
+    devices, problem = start_devices(asked)
+    if problem is not None:
+        raise CommandError(problem, Exit.INCONCLUSIVE)
     if doubts := asked.doubts(devices[0].platform, len(devices)):
         raise CommandError("; ".join(doubts), Exit.INCONCLUSIVE)
-    return devices[: asked.simulated if devices[0].platform == "cpu" else asked.number]
+    return devices
