@@ -5,22 +5,25 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import tyro
 
 from sdc.checksums import Profile
-from sdc.faults import NODES
-from sdc.program import as_selector
 from sdc.settings import SettingError
 from sdc.train import Workload
-from sdc.train.studies import LEAST, check_measurement, check_training
+from sdc.train.studies import (
+    LEAST,
+    CalibrationSettings,
+    NodesSettings,
+    ProductsSettings,
+    ScarSettings,
+    Sources,
+    check_training,
+)
 from sdc.verdict import Exit
 
 from .. import CommandError, Only, check_folder, experiment, new_folder, onward, run_errors, usage_errors
-
-if TYPE_CHECKING:
-    from sdc.train.studies import Sources
 
 Text = Annotated[Workload, Only("config", "seed", "corpus", "tokenizer")]
 
@@ -101,24 +104,8 @@ class ScarStudyCommand:
         Literal["regression", "factorization", "topics", "cnn-layers", "cnn-shards", "transformer"], ...
     ] = ("regression", "factorization", "topics", "cnn-layers", "cnn-shards", "transformer")
     """What is trained, one or several."""
-    trials: int = 100
-    """Failures of each training and case, a multiple of the starts."""
-    starts: int = 20
-    """First states of each training, at least 5: intervals are over them."""
-    seed: int = 0
-    """Seed of first states, data and everything simulated."""
-    images: str = "auto"
-    """Images: fashion-mnist, digits, auto (fashion-mnist if installed, else digits), or a folder of idx files."""
-    table: Path | None = None
-    """A CSV file of numbers, the class last (CoverType's, for instance), for the regression in the place of images."""
-    ratings: str = "movielens-100k"
-    """Ratings: movielens-100k, or a file of users, items and ratings, or of a matrix as Jester's."""
-    documents: str = "reuters"
-    """Documents: reuters, plays, or a folder of texts, such as that of the 20 Newsgroups."""
-    corpus: tuple[str, ...] = ("python",)
-    """Text: python (the standard library's source), or files and folders of text or JSONL."""
-    archives: Path | None = None
-    """Folder of the archives that movielens-100k, reuters and plays are read from; by default one in the cache."""
+    study: ScarSettings = dataclasses.field(default_factory=ScarSettings)
+    sources: Sources = dataclasses.field(default_factory=Sources)
     run: Path | None = None
     """Run folder, a new one; by default one below runs/."""
     resume: bool = False
@@ -138,14 +125,7 @@ class NodesStudyCommand:
     2 bad usage, 3 interrupted.
     """
 
-    nodes: tuple[str, ...] = NODES
-    """Nodes to compare, node1 to node15; by default all."""
-    runs: int = 100
-    """Simulated runs of each node at the study's size, at least 20: intervals are over them."""
-    steps: int = 80
-    """Steps of the small models, at least 40."""
-    seed: int = 0
-    """Seed of everything simulated."""
+    study: NodesSettings = dataclasses.field(default_factory=NodesSettings)
     run: Path | None = None
     """Run folder, a new one; by default one below runs/."""
     json: bool = False
@@ -186,12 +166,9 @@ class ProductsStudyCommand:
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
-    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Types of activations and compute parameters to study."""
-    steps: int = 20
-    """Optimizer steps; the products of the first and of the last one get errors."""
-    where: str = "products"
-    """Which matrix products to study, a selector such as 'scope("*/ffn/*")'."""
+    study: Annotated[ProductsSettings, Only("dtypes", "steps", "where")] = dataclasses.field(
+        default_factory=ProductsSettings
+    )
     profile: Path | None = None
     """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
     run: Path | None = None
@@ -215,10 +192,9 @@ class CalibrateCommand:
     text: Text = dataclasses.field(default_factory=Workload)
     out: Path
     """The profile to write; a file that exists is not overwritten."""
-    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Types to measure."""
-    steps: int = 5
-    """Optimizer steps of the configuration, for each type."""
+    study: Annotated[CalibrationSettings, Only("dtypes", "steps")] = dataclasses.field(
+        default_factory=CalibrationSettings
+    )
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
 
@@ -282,6 +258,7 @@ def _scar(options: ScarStudyCommand) -> int:
         check_folder(folder, options.resume, "scar study")
         if not options.workload:
             raise SettingError("workload", None, "expected one or several; see --help")
+        options.study.check()
     from sdc.analysis import draw_conclusion
     from sdc.records import prepare
     from sdc.train.studies import ScarStudy, record_study, subjects
@@ -289,8 +266,9 @@ def _scar(options: ScarStudyCommand) -> int:
     from .. import CountProgress, show
 
     with usage_errors():
-        study = ScarStudy(trials=options.trials, starts=options.starts, seed=options.seed)
-        chosen = subjects(options.workload, _sources(options))
+        study = ScarStudy(**vars(options.study))
+        named = {name: _path(getattr(options.sources, name)) for name in ("ratings", "documents")}
+        chosen = subjects(options.workload, dataclasses.replace(options.sources, **named))
         prepare(cpu_devices=os.cpu_count() or 1, cpu_threads=os.cpu_count())  # trials are shared out
     onward.folder = folder
     with run_errors(folder), CountProgress("scar", len(study.parts(chosen))) as progress:
@@ -305,14 +283,14 @@ def _scar(options: ScarStudyCommand) -> int:
 def _nodes(options: NodesStudyCommand) -> int:
     with usage_errors():
         folder = new_folder("nodes", options.run)
+        options.study.check()
     from sdc.analysis import describe
     from sdc.analysis.studies import write_nodes_study
     from sdc.train.studies import NodesStudy
 
     from .. import show
 
-    with usage_errors():
-        study = NodesStudy(nodes=options.nodes, runs=options.runs, steps=options.steps, seed=options.seed)
+    study = NodesStudy(**vars(options.study))
     with run_errors(folder, resumable=False):
         if not folder.exists():  # whether it can be made is told now, and not after minutes of work
             folder.mkdir(parents=True)
@@ -322,21 +300,12 @@ def _nodes(options: NodesStudyCommand) -> int:
     manifest = {
         "command": ["sdc", *sys.argv[1:]],
         "seconds": round(time.perf_counter() - started),
-        "settings": {"nodes": list(options.nodes), "runs": options.runs, "steps": options.steps},
+        "settings": {"nodes": list(study.nodes), "runs": study.runs, "steps": study.steps},
     }
     with run_errors(folder, resumable=False):
         summary = write_nodes_study(folder, measured, manifest)
     show(summary, describe(folder).report, as_json=options.json)
     return Exit.CLEAN
-
-
-def _sources(options: ScarStudyCommand) -> "Sources":
-    from sdc.train.studies import Sources
-
-    return Sources(
-        images=options.images, table=options.table, ratings=_path(options.ratings), documents=_path(options.documents),
-        corpus=options.corpus, archives=options.archives,
-    )  # fmt: skip
 
 
 def _path(source: str) -> str | Path:
@@ -353,10 +322,9 @@ def abft(options: AbftCommand) -> int:
 
 def _products(options: ProductsStudyCommand) -> int:
     with usage_errors():
-        as_selector(options.where)
+        options.study.check()
         profile = Profile.read(options.profile) if options.profile else None
         folder = new_folder("study", options.run)
-        check_measurement(options.steps, options.dtypes)
         loaded = options.text.load()
     from sdc.analysis import describe
     from sdc.analysis.studies import write_products_study
@@ -364,7 +332,7 @@ def _products(options: ProductsStudyCommand) -> int:
 
     from .. import show
 
-    study = ProductsStudy(dtypes=options.dtypes, steps=options.steps, where=options.where, seed=options.text.seed)
+    study = ProductsStudy(**vars(options.study) | {"seed": options.text.seed})
     with run_errors(folder, resumable=False):
         measured = experiment("study", study.count(), study.run(*loaded, profile))
         about = {"command": ["sdc", *sys.argv[1:]], "profile": str(options.profile or "assumed of the platform")}
@@ -380,14 +348,14 @@ def _calibrate(options: CalibrateCommand) -> int:
             raise SettingError("out", options.out, "exists already; name another file, or remove it")
         if not options.out.parent.is_dir():
             raise SettingError("out", options.out, f"there is no folder {options.out.parent}; make it first")
-        check_measurement(options.steps, options.dtypes)
+        options.study.check()
         _check_writable(options.out)
         loaded = options.text.load()
     from sdc.train.studies import Calibration, CalibrationError
 
     from .. import show_profile
 
-    calibration = Calibration(dtypes=options.dtypes, steps=options.steps, seed=options.text.seed)
+    calibration = Calibration(**vars(options.study) | {"seed": options.text.seed})
     with run_errors(options.out, resumable=False):
         try:
             profile = experiment("calibrate", calibration.count(), calibration.run(*loaded))

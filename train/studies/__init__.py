@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     # Failures of trainings that recover by themselves.
     from ._scar import ScarStudy as ScarStudy
     from .scar_record import finish_parts as finish_parts, record_study as record_study
-    from .scar_workloads import SUBJECTS as SUBJECTS, Sources as Sources, Subject as Subject, subjects as subjects
+    from .scar_workloads import SUBJECTS as SUBJECTS, Subject as Subject, subjects as subjects
+    from .settings import Sources as Sources
 
     # The simulated nodes beside the published ones.
     from ._nodes import NodesStudy as NodesStudy
@@ -36,7 +37,15 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .fleet import find_node as find_node
-    from .settings import LEAST as LEAST, check_measurement as check_measurement, check_training as check_training
+    from .settings import (
+        LEAST as LEAST,
+        CalibrationSettings as CalibrationSettings,
+        NodesSettings as NodesSettings,
+        ProductsSettings as ProductsSettings,
+        ScarSettings as ScarSettings,
+        check_measurement as check_measurement,
+        check_training as check_training,
+    )
     from .workloads import chosen_tasks as chosen_tasks
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -17,27 +17,19 @@ from sdc.faults import (
     fit_tail,
     fitted,
 )
-from sdc.settings import SettingError, check_fields
 
-from .node_models import WINDOW, SmallModel, sized
+from .node_models import SmallModel, sized
+from .settings import NodesSettings
 
 SIZES = ((4, 64, 64), (16, 64, 64))
 """Layers, width and tokens of the small models; nodes train the first, both show how gradients answer to errors."""
-MOST = 1000
-"""Runs and steps, of which all are kept in memory."""
 LINE = 0.01
 """Relative difference below which two curves of losses are one line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodesStudy:
-    """Each simulated node beside each published figure of the real one.
-
-    Attributes:
-        nodes: the nodes; the noise model is fitted to all fifteen in any case.
-        runs: simulated runs at the study's size, for each node, at least 20.
-        steps: steps of the small trainings, at least 40.
-        seed: decides all draws.
+class NodesStudy(NodesSettings):
+    """Each simulated node beside each published figure of the real one; the noise model is fitted to all fifteen.
 
     Raises:
         SettingError: a node that does not exist, or too few runs or steps.
@@ -49,27 +41,9 @@ class NodesStudy:
     """
 
     name: ClassVar[str] = "nodes"
-    nodes: tuple[str, ...] = NODES
-    runs: int = 100
-    steps: int = 80
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if not self.nodes:
-            raise SettingError("nodes", None, f"expected one or several of {NODES[0]} ... {NODES[-1]}")
-        for node in self.nodes:
-            if node not in NODES:
-                raise SettingError("nodes", node, f"expected one or several of {NODES[0]} ... {NODES[-1]}")
-        least = WINDOW * 5
-        if not 20 <= self.runs <= MOST:
-            raise SettingError("runs", self.runs, f"expected 20 to {MOST:,}; fewer are too few for an interval")
-        if not least <= self.steps <= MOST:
-            raise SettingError(
-                "steps", self.steps, f"expected {least} to {MOST:,}; fewer are too short for a statement"
-            )
-        if not 0 <= self.seed < 2**31 - 1:
-            raise SettingError("seed", self.seed, f"expected a number from 0 to {2**31 - 2}")
+        self.check()
 
     def count(self) -> int:
         """How many parts `run` yields."""

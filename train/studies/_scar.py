@@ -12,22 +12,17 @@ import numpy as np
 
 from sdc.checkpoints import POLICIES
 from sdc.checkpoints.choosing import Policy
-from sdc.settings import SettingError
 
-from .. import LARGEST_SEED
 from ..iterative import DoesNotConverge, Failure, Held, How, Trajectory, finite, trials
 from .scar_bounds import classes_of_perturbations, quadratic_program, resets
 from .scar_overhead import overhead
 from .scar_workloads import Subject
+from .settings import ScarSettings
 
 FRACTIONS = (1.0, 0.5, 0.25, 0.125)
 LOST = (0.25, 0.5, 0.75)
 EIGHTH = 0.125
 HALF = 0.5
-MOST = 100_000
-"""Failures of each training and case."""
-AT_LEAST = 5
-"""Starts of each training: intervals are of their means."""
 
 Found = Mapping[str, Any]
 
@@ -79,14 +74,8 @@ class Part(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScarStudy:
-    """Figures 3 and 5 to 9 of Qiao et al., ICML 2019.
-
-    Attributes:
-        trials: failures of each training and case.
-        starts: first states, over which they are shared out evenly.
-        perturbations: trials of the quadratic program.
-        seed: of everything.
+class ScarStudy(ScarSettings):
+    """Figures 3 and 5 to 9 of Qiao et al., ICML 2019, with so many trials of the quadratic program.
 
     Raises:
         SettingError: there are too few trials for an interval, or the seed is none.
@@ -102,20 +91,10 @@ class ScarStudy:
         ['quadratic', 'criterion', 'perturbations']
     """
 
-    trials: int = 100
-    starts: int = 20
     perturbations: int = 1000
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.starts < AT_LEAST:
-            raise SettingError("starts", self.starts, f"expected at least {AT_LEAST}, of which an interval can be told")
-        if self.trials > MOST:
-            raise SettingError("trials", self.trials, f"expected at most {MOST:,}, since the outcome of each is kept")
-        if self.trials < self.starts or self.trials % self.starts:
-            raise SettingError("trials", self.trials, f"expected a multiple of the {self.starts} starts")
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise SettingError("seed", self.seed, f"expected a number from 0 to {LARGEST_SEED}")
+        self.check()
 
     def parts(self, subjects: Sequence[Subject]) -> list[Part]:
         """The parts, in their order.

@@ -12,9 +12,8 @@ import sdc
 from sdc.checksums import Measured, Profile, begin_with_second, fit, hardware, measure, time_both
 
 from .. import Dataset, TrainConfig
-from ..programs import DType
 from .reference import reference_steps
-from .settings import check_measurement
+from .settings import CalibrationSettings
 
 
 class CalibrationError(RuntimeError):
@@ -22,24 +21,15 @@ class CalibrationError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(CalibrationSettings):
     """Measures how a device rounds.
-
-    Attributes:
-        dtypes: types to measure.
-        steps: optimizer steps for each type, whose products are checked by what was measured.
-        seed: seed of the parameters and the synthetic factors.
 
     Raises:
         SettingError: there is no step or no type.
     """
 
-    dtypes: tuple[DType, ...] = ("float32", "bfloat16")
-    steps: int = 5
-    seed: int = 0
-
     def __post_init__(self) -> None:
-        check_measurement(self.steps, self.dtypes)
+        self.check()
 
     def count(self) -> int:
         """How many parts `run` yields."""

@@ -28,6 +28,7 @@ from sdc.faults import (
 
 from .. import TrainConfig, Workload, get_config
 from ..programs import DATA, MODEL, TrainState, device_step, init_state
+from .settings import WINDOW
 
 SEVERE = 10.0
 """Mean relative change of the elements hit, where the response to severity is measured."""
@@ -35,8 +36,6 @@ SHARE = 1e-3
 """Share of the elements that are hit then."""
 LAST_BITS = 64
 """Last bits that are wrong in a microstep, where the answer to them is measured; it hardly depends on how many."""
-WINDOW = 8
-"""Steps for which each kind of error lasts, where responses are measured."""
 ENOUGH = 3.0
 """Hits of a microstep beyond which more would hit no more microsteps: 95 % of them are hit."""
 

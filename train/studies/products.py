@@ -34,7 +34,7 @@ from sdc.settings import SettingError
 from .. import Dataset, TrainConfig
 from ..programs import DType
 from .reference import reference_steps
-from .settings import check_measurement
+from .settings import ProductsSettings
 
 DOTS = primitive("dot_general")
 EVERY: tuple[SchemeName, ...] = get_args(SchemeName)
@@ -74,27 +74,15 @@ def variants(dtype: str) -> list[Variant]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProductsStudy:
+class ProductsStudy(ProductsSettings):
     """What each scheme of checking finds and what it flags by mistake, on the products of real training.
-
-    Attributes:
-        dtypes: types of activations to study.
-        steps: optimizer steps; every product of every step is judged by every scheme.
-        where: which matrix products, a selector.
-        seed: seed of the parameters and the errors.
 
     Raises:
         SettingError: there is no step or no type, or `where` is no selector.
     """
 
-    dtypes: tuple[DType, ...] = ("float32", "bfloat16")
-    steps: int = 20
-    where: str = "products"
-    seed: int = 0
-
     def __post_init__(self) -> None:
-        check_measurement(self.steps, self.dtypes)
-        as_selector(self.where)
+        self.check()
 
     @property
     def marked(self) -> tuple[int, ...]:

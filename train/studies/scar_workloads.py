@@ -25,6 +25,7 @@ from ..iterative import (
     topic_model,
     transformer_decoder,
 )
+from .settings import Sources
 from .workloads import halved
 
 EXAMPLES = 10_000
@@ -32,27 +33,6 @@ EXAMPLES = 10_000
 USERS, ITEMS = 300, 500
 TOKENS = 128
 """Of each document."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sources:
-    """Where data come from.
-
-    Attributes:
-        images: see `sdc.train.images.read_images`.
-        table: a file of numbers, such as CoverType's, for the regression in the place of images.
-        ratings: see `sdc.train.iterative.read_ratings`.
-        documents: see `sdc.train.iterative.read_documents`.
-        corpus: see `sdc.train.corpus.read_corpus`.
-        archives: folder of archives of the package index; the cache by default.
-    """
-
-    images: str = "auto"
-    table: Path | None = None
-    ratings: str | Path = "movielens-100k"
-    documents: str | Path = "reuters"
-    corpus: tuple[str, ...] = ("python",)
-    archives: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
