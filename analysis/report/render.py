@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from sdc._lazy import missing, remedy
 from sdc.records import RecordError, write_text
 
 from .sections import Banner, Facts, Figure, Items, Part, Report, Section, Table, Text, cell
@@ -13,6 +14,8 @@ from .sections import Banner, Facts, Figure, Items, Part, Report, Section, Table
 
 def to_html(report: Report) -> str:
     """The report as one HTML page; every text in it is shown literally."""
+    if missing("report"):
+        raise ModuleNotFoundError(f"a page {remedy('report')}")
     import jinja2
     from markupsafe import Markup
 

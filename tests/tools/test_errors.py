@@ -362,10 +362,11 @@ def test_what_is_not_installed_is_named_before_the_work(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_name_of_the_library_says_which_extra_it_needs() -> None:
-    code = "import sys; sys.modules['jinja2'] = None; from sdc.analysis import report_anew"
+def test_a_page_says_which_extra_it_needs() -> None:
+    code = "import sys; sys.modules['jinja2'] = None; from sdc.analysis.report import Report, to_html"
+    code += "; to_html(Report('', '', None, ()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "sdc.analysis.report_anew needs the extra `report`: pip install 'jax-sdc[report]'" in done.stderr
+    assert "a page needs the extra `report`: pip install 'jax-sdc[report]'" in done.stderr
 
 
 def test_a_long_line_keeps_its_beginning_and_its_remedy() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from sdc.analysis import final_states
-from sdc.records import Record, encode
+from sdc.records import Record, RunManifest, encode
 from sdc.train import Twins, Workload, run
 from sdc.train.programs import place
 
@@ -85,6 +85,6 @@ def _last_comparison(job: Twins) -> tuple[float, float]:
     state = program.init(0)
     times = [time.perf_counter()]
     for _ in range(2):
-        assert final_states({"kind": job.kind, "twins": job.number}, program.digest(state)) is None
+        assert final_states(RunManifest(kind=job.kind, twins=job.number), program.digest(state)) is None
         times.append(time.perf_counter())
     return times[1] - times[0], times[2] - times[1]
