@@ -27,7 +27,7 @@ from sdc.train.iterative.factorization import solve
 from sdc.train.iterative.ratings import Ratings
 from sdc.train.tokenizer import ByteTokenizer
 
-from .test_model import plain_loss
+from .programs.test_model import plain_loss
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
 POINTS, CLASSES = 26, 3

@@ -9,7 +9,7 @@ import pytest
 from sdc.train import Training, run
 from sdc.train.programs.replicas import packed, unpacked
 
-from .runs import WORKLOAD, execute, lines, loaded
+from ..runs import WORKLOAD, execute, lines, loaded
 
 JOB = Training(workload=WORKLOAD, data=4, steps=3)
 
