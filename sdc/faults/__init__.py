@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from .fault import Fault as Fault, When as When, as_fault as as_fault, parse_fault as parse_fault
 
     # Published nodes and silicon, simulated.
-    from .nodes import SILICON as SILICON, expected_frequency as expected_frequency, node_faults as node_faults
+    from .nodes import expected_frequency as expected_frequency, node_faults as node_faults
+    from .silicon import SILICON as SILICON
     from .study_tables import (
         NODES as NODES,
         SUBMODULES as SUBMODULES,

@@ -282,9 +282,8 @@ def parse_fault(text: str, *, at: Mapping[str, int] | None = None) -> Fault:
         when |= {"onset": given["step"], "end": given["step"] + 1}
     site = given.get("where", given.get("site", "*"))
     with _named("fault", text):
-        when = When(**when)
         return dataclasses.replace(
-            hit, rate=given["rate"], site=site, layer=given.get("layer"), at={**(at or {}), **hit.at}, when=when
+            hit, rate=given["rate"], site=site, layer=given.get("layer"), at={**(at or {}), **hit.at}, when=When(**when)
         )
 
 
