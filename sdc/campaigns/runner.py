@@ -445,6 +445,6 @@ def _takes_two(function: Callable[..., Any]) -> bool:
         inspect.signature(function).bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # builtins do not tell
+    except ValueError:  # builtins have no signature
         pass
     return True

@@ -229,7 +229,7 @@ def _recompute(
     margins: Float[Array, "*rows"],
     found: Flags,
 ) -> tuple[Any, Flags]:
-    """Computes a product again of which rows have margins above 1, to tell errors from what repeats itself."""
+    """Computes a product again of which rows have margins above 1, to distinguish errors from what repeats itself."""
     c = given.c
     scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
     full = product(given.a, given.b)

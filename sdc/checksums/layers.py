@@ -80,7 +80,7 @@ def dot_general(
     It fits wherever Flax takes a `dot_general`, as in
     `nnx.Linear(4, 8, dot_general=sdc.checksums.dot_general, rngs=rngs)`; bind other settings with `functools.partial`.
     The flags come out of the step through `sdc.checksums.collect`; without it products are corrected
-    (`mode="correct"`), but nobody is told.
+    (`mode="correct"`), but nothing reports it.
 
     Args:
         lhs: first factor.

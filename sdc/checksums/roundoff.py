@@ -17,7 +17,7 @@ Mode: TypeAlias = Literal["detect", "locate", "correct"]
 SchemeName: TypeAlias = Literal["two-tier", "blocks", "residual", "deterministic", "paper"]
 Output: TypeAlias = Literal["float32 accumulator", "as is"]
 AS_A_WHOLE: tuple[SchemeName, ...] = ("paper",)
-"""Schemes that judge a product as a whole, and cannot tell one row from another."""
+"""Schemes that judge a product as a whole, and cannot distinguish its rows."""
 
 SIGMAS = 3.4
 """Bound of a sum of rounding errors, in units of their largest value times the root of the sum of squares."""

@@ -86,7 +86,7 @@ class Scheme(abc.ABC):
     """2 where `margin` has a second tier."""
 
     def blocks(self, width: int) -> int:
-        """Number of blocks into which so many columns are cut."""
+        """Number of blocks into which `width` columns are cut."""
         return 1
 
     def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:

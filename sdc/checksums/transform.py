@@ -96,7 +96,7 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
     """Transforms a step: products of narrow types return their sums in float32, which are rounded afterwards.
 
     The products are sites of float32 then: what `inject` does to them is done to the accumulators of the hardware.
-    Where the backend may not return the sums of narrow factors, these are transposed first; the site's `inputs` tell.
+    Where the backend may not return the sums of narrow factors, these are transposed first; see the site's `inputs`.
 
     Args:
         step: any function that JAX can trace.

@@ -63,7 +63,7 @@ class Estimate:
         arguments: bytes of the inputs, on each device.
         outputs: bytes of the outputs that do not take the place of an input.
         temporaries: bytes of what is in between.
-        memory: bytes of all three, at most, or the compiler's peak where it tells one.
+        memory: bytes of all three, at most, or the compiler's peak where it reports one.
         capacity: bytes of the device's memory.
         code: bytes of the program itself.
         compile_seconds: lowering aside.

@@ -52,7 +52,7 @@ class Plain(NamedTuple):
     instructions: int  # that it makes of it
 
     def charged(self, instructions: int) -> int:
-        """Cycles of a kernel of so many instructions; no less than of the product."""
+        """Cycles of a kernel with that number of instructions; no less than of the product."""
         return round(self.estimate * max(1.0, instructions / self.instructions))
 
 

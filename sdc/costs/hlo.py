@@ -69,7 +69,7 @@ class Instruction:
 
     @property
     def label(self) -> str:
-        """The operation of the step that it comes from, where the compiler tells; else its own name."""
+        """The operation of the step that it comes from, where the compiler says so; else its own name."""
         found = _NAME.search(self.line)
         return found[1] if found else f"%{re.sub(r'[.][0-9]+$', '', self.name)}"
 
@@ -90,7 +90,7 @@ class Module:
         """The instructions of the way that a step takes when nothing is wrong, and how often each runs.
 
         Loops run as often as the compiler knows, or once. Of this library's own conditionals the first branch runs,
-        that of `lax.cond`'s false; of the step's the one that makes most bytes. What is inside of a fusion is not told.
+        that of `lax.cond`'s false; of the step's the one that makes most bytes. What is inside of a fusion is left out.
         """
         for one in self.computations[self.entry if name is None else name]:
             yield one, times
@@ -105,7 +105,7 @@ class Module:
                 yield from self.way(called[1], times)
 
     def trips(self, loop: Instruction) -> int:
-        """How often a loop runs: what the compiler tells, or the constant below which its condition holds; else once.
+        """How often a loop runs: what the compiler knows, or the constant below which its condition holds; else once.
 
         What runs only if something is wrong does not run.
         """

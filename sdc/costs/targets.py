@@ -274,8 +274,8 @@ def check_options(options: Mapping[str, Value]) -> None:
     except jax.errors.JaxRuntimeError as error:
         refuse_unknown(error, jax.default_backend())
         first = str(error).partition("\n")[0]
-        told = " ".join(f"{name}={value}" for name, value in options.items())
-        raise SettingError("compiler_option", told, f"the compiler refuses that ({first})") from error
+        given = " ".join(f"{name}={value}" for name, value in options.items())
+        raise SettingError("compiler_option", given, f"the compiler refuses that ({first})") from error
 
 
 def refuse_unknown(error: Exception, target: str) -> None:

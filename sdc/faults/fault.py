@@ -112,7 +112,7 @@ class Fault:
     """A fault of simulated hardware: what happens to an element, where, when and how often.
 
     `inject` brings it into a step again and again, as often as its rate says; `strike_on` and `campaign` let it hit
-    once, where they are told to, and need no rate. Its `str` is its text, which `parse_fault` reads (without a rate,
+    once, where their arguments say, and need no rate. Its `str` is its text, which `parse_fault` reads (without a rate,
     `as_fault`).
 
     Attributes:

@@ -442,7 +442,7 @@ class Stuck(FaultKind):
 class Mixed(FaultKind):
     """One of several things happens to the element: it becomes zero, or no number, or some of its bits are inverted.
 
-    These are the outcomes that Tung et al. (arXiv:2605.04213) tell apart. Bits are drawn with probabilities that fall
+    These are the outcomes that Tung et al. (arXiv:2605.04213) distinguish. Bits are drawn with probabilities that fall
     linearly from the lowest to the highest. A flip leaves a finite number finite: where it would not, the same bits are
     inverted one place below (the lowest comes round to the sign). (The bare `change` does not know the number and
     leaves it at the flip.)

@@ -6,7 +6,7 @@ What the study does not publish is modelled, with parameters that `sdc.faults.fi
 
 - In each step and layer a draw decides how severe it is, with a heavy tail, and how many elements it hits: the more
   severe, the fewer (`Tailed`). What the study publishes is the largest severity of 4,500 steps; the
-  scale is such that the largest of so many draws are, by layer, as the published ones; most steps are far milder. The
+  scale is such that the largest of 4,500 draws are, by layer, as the published ones; most steps are far milder. The
   tail's index is that of the scatter between layers; how few elements are in severe steps is fitted to the worst
   noise-to-signal ratios of figure 5.
 - Bursts hit all submodules of a device together. Nodes 7 and 14 are hit in few steps (figure 3), and other rare ones

@@ -169,7 +169,7 @@ WORDS: Mapping[str, Pattern] = {"row": Row(), "whole": Whole()}
 
 def _within(first: Int[Array, "hits"], offsets: Int[np.ndarray, "n"], shape: tuple[int, ...]) -> Int[Array, "hits n"]:
     size = math.prod(shape)
-    # What lies outside is told apart before it is added: a sum could wrap around.
+    # What lies outside is separated before it is added: a sum could wrap around.
     beyond = _like(first, np.minimum(offsets, size))
     return _where(beyond < size - first[:, None], first[:, None] + beyond, size)
 

@@ -1,7 +1,7 @@
 """What a step is given and returns: arrays, what is static beside them, and objects that it changes.
 
 Arrays become inputs of its program. Whatever else stands in a tree of arguments goes to the step as it is: numbers of
-Python, texts, functions, and what an outer `jax.jit` was told to be static. Modules, optimizers, metrics and streams of
+Python, texts, functions, and what is static for an outer `jax.jit`. Modules, optimizers, metrics and streams of
 random numbers of Flax NNX are changed in place by a step: their arrays are inputs and outputs, and the objects that the
 caller holds are updated afterwards, as `nnx.jit` does.
 

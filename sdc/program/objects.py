@@ -236,7 +236,7 @@ def _changed_numbers(step: Callable[[Any, Any], Any], state: Any, batch: Any) ->
         found.extend(jax.tree.leaves(_pair(step(_merge(made_up, arrays), batch))[0]))
 
     jax.eval_shape(look, arrays, batch)
-    if len(found) != len(leaves):  # another structure, which is told later
+    if len(found) != len(leaves):  # another structure, which is refused later
         return frozenset()
     return frozenset(
         number for number, leaf in numbers.items() if type(found[number]) is not type(leaf) or found[number] != leaf

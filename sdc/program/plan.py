@@ -68,7 +68,7 @@ class Survey:
     """What is known of the sites of a program that have been seen."""
 
     where: Predicate  # which are selected
-    reason: Callable[[Site], str | None] = lambda site: None  # why a site is none that the tool can work on, or None
+    reason: Callable[[Site], str | None] = lambda site: None  # why the tool cannot work on a site, or None
     seen: Counter[str] = dataclasses.field(default_factory=Counter)  # how many there are of each name
     skipped: list[Skipped] = dataclasses.field(default_factory=list)  # those that the tool cannot work on
     work: int = 0  # floating-point operations of a step

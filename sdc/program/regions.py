@@ -33,7 +33,7 @@ class Region(NamedTuple):
 
 
 class Around(Protocol):
-    """What a transformation does with a region: told it, the indices of the enclosing loops, and what goes into it."""
+    """What a transformation does with a region, at given indices of the enclosing loops, and with what goes into it."""
 
     whole: bool
     """Whether a loop over whole steps is part of the region; else the region is what is in one turn of it."""

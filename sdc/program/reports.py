@@ -1,4 +1,4 @@
-"""What a rule is told and what it returns: places, rules, and reports by site name."""
+"""What a rule takes and what it returns: places, rules, and reports by site name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType

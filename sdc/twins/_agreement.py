@@ -60,7 +60,7 @@ def anywhere(differs: Bool[Array, ""], axis_name: str) -> Bool[Array, ""]:
 def other_axes(x: Shaped[Array, "..."], axis_name: str) -> tuple[str, ...]:
     """The axes but the twins' over which a value may vary.
 
-    Axes of size one have nobody to tell, but `shard_map` may take them to vary.
+    Over axes of size one nothing varies, but `shard_map` may take them to vary.
     """
     typed = jax.typeof(x).manual_axis_type.varying
     return tuple(axis for axis, size in bound_axes().items() if axis != axis_name and (size > 1 or axis in typed))
@@ -157,7 +157,7 @@ def axis_place(axis_name: str) -> Int32[Array, ""]:
 
 
 def exchanged(mine: UInt[Array, "*shape"], axis_name: str) -> UInt[Array, "twins *shape"]:
-    """All twins' values, one row each, equal on every device also in the eyes of `shard_map`'s type checker."""
+    """All twins' values, one row each, equal on every device also for `shard_map`'s type checker."""
     row = jnp.arange(lax.axis_size(axis_name)) == axis_place(axis_name)
     rows = jnp.where(lax.expand_dims(row, range(1, mine.ndim + 1)), mine[None], jnp.zeros_like(mine)[None])
     return lax.psum(rows, axis_name)

@@ -69,8 +69,8 @@ def lockstep(
         where: selects the sites to compare and repair; by default every probe.
         compare: `"gated"` moves tensors only where digests differ; `"always"` moves and compares them every time.
         exchange: `"probe"` exchanges digests at every site. `"step"` exchanges those of all sites once in a
-            (micro)step, and repeats that from its start, with the gate at every site, only if any differs. Of a fault
-            that does not come again it tells the place and not the size (`Mismatch.unrepeated`). `"call"` does so once
+            (micro)step, and repeats that from its start, with the gate at every site, only if any differs. For a fault
+            that does not come again it names the place and not the size (`Mismatch.unrepeated`). `"call"` does so once
             in a call of the step, all microsteps of a loop together.
 
     Returns:

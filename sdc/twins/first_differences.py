@@ -163,7 +163,7 @@ def _mesh_axes(site: Site, ndim: int) -> tuple[str, ...]:
 
 
 def _at(site: Site, ndim: int, iteration: Iteration) -> tuple[Any, ...]:
-    """The index of an iteration in an array of so many axes: every device."""
+    """The index of an iteration in an array of `ndim` axes: every device."""
     indices = iter(iteration)
     return tuple(next(indices) if name == "scan" else slice(None) for name in _axes(site, ndim))
 

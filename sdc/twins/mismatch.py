@@ -63,7 +63,7 @@ def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shap
 
 
 def no_difference(checked: UInt32[Array, "*rows"]) -> Difference:
-    """What `difference` says of so many elements that do not differ in any bit."""
+    """What `difference` says of elements that do not differ in any bit, given their number."""
     counts, sums = jnp.zeros(checked.shape, jnp.uint32), jnp.zeros(checked.shape, jnp.float32)
     return Difference(checked, counts, counts, counts, sums, sums)
 

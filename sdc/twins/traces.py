@@ -5,9 +5,9 @@ A trace is a run folder with two files more:
     sites.json    the sites, in program order, with shapes and source lines
     trace.jsonl   one line a step: digests of all sites in hexadecimal, and their CRC-32
 
-The check sum tells a damaged trace from a difference. A trace belongs to its program: the manifest holds the program's
-fingerprint, and traces of different programs are not compared, since instrumentation alone changes last bits. Nor are
-those whose digests were made by different algorithms.
+The check sum distinguishes a damaged trace from a difference. A trace belongs to its program: the manifest holds the
+program's fingerprint, and traces of different programs are not compared, since instrumentation alone changes last bits.
+Nor are those whose digests were made by different algorithms.
 """
 
 import dataclasses
