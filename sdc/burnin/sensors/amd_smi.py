@@ -29,8 +29,6 @@ def is_amd(device: Mapping[str, Any]) -> bool:
 class AmdSmi(SensorBackend):
     """What AMD SMI reports. Errors stand in the kernel's log."""
 
-    name = "amdsmi"
-
     def __init__(self, library: Any, wanted: Mapping[int, str]) -> None:
         self._library = library
         found = {

@@ -88,8 +88,6 @@ class SensorEvent(NamedTuple):
 class SensorBackend:
     """A source of readings. One thread asks it, so that it may take as long as it likes, and may raise."""
 
-    name: str
-
     def read(self, index: int, *, between: bool) -> Sensors | None:
         """Readings of a device, by its place among those described; None for one that the source does not know.
 

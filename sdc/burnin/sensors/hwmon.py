@@ -23,8 +23,6 @@ def open_hwmon(described: Described, root: str = "/") -> "Hwmon | None":
 class Hwmon(SensorBackend):
     """What files of the kernel report."""
 
-    name = "hwmon"
-
     def __init__(self, root: Path, amd: Mapping[int, str], processors: set[int]) -> None:
         self._root, self._amd, self._processors = root, amd, processors
         self._checks = self._machine_checks()

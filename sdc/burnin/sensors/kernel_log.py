@@ -77,8 +77,6 @@ def open_kernel_log(described: Described, path: str = LOG) -> "KernelLog | None"
 class KernelLog(SensorBackend):
     """What the kernel's log reports; it has no readings. Errors of devices that take no part are passed over."""
 
-    name = "kernel log"
-
     def __init__(self, handle: int, places: Mapping[str, int]) -> None:
         self._handle, self._places = handle, places
 

@@ -162,7 +162,7 @@ class _Watch(threading.Thread):
     def _watch(self, source: SensorBackend) -> None:
         for index in range(len(self._described)):
             if (found := source.read(index, between=False)) is not None:
-                course = Course(source=source.name, before=found, after=found, samples=0)
+                course = Course(source=self.name, before=found, after=found, samples=0)
                 _widen(course, found)
                 with self._lock:
                     if not self.given_up:

@@ -44,8 +44,6 @@ def open_nvml(described: Described, library: Any = None) -> "Nvml | None":
 class Nvml(SensorBackend):
     """What NVML reports."""
 
-    name = "nvml"
-
     def __init__(self, library: Any, wanted: Mapping[int, str]) -> None:
         self._library = library
         found = {index: attempt(library.nvmlDeviceGetHandleByUUID, identity) for index, identity in wanted.items()}

@@ -27,8 +27,6 @@ def open_tpu_metrics(described: Described, library: Any = None) -> "TpuMetrics |
 class TpuMetrics(SensorBackend):
     """What the metrics report."""
 
-    name = "tpumonitoring"
-
     def __init__(self, library: Any, chips: list[int], supported: set[str]) -> None:
         self._library, self._chips, self._supported = library, chips, supported
 

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 
-from sdc.burnin.sensors.base import Course, Described, SensorEvent, Sensors, Silent, driver_errors
+from sdc.burnin.sensors.base import Course, Described, SensorBackend, SensorEvent, Sensors, Silent, driver_errors
 from sdc.burnin.sensors.monitor import Monitor
 
 GPUS = [{"kind": "NVIDIA H100", "uuid": f"GPU-{index}"} for index in range(2)]
 CPUS = [{"kind": "cpu"}, {"kind": "cpu"}]
 
 
-class Fake:
-    """A source that tells what it is given."""
-
-    name = "fake"
+class Fake(SensorBackend):
+    """A source that reports what it is given."""
 
     def __init__(self, read: Callable[[int, bool], Sensors | None], events: Iterable[list[SensorEvent]] = ()) -> None:
         self._read, self._events, self.closed = read, iter(events), False
