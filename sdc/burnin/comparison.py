@@ -8,6 +8,7 @@ from jaxtyping import Shaped, UInt, UInt32
 
 from ..twins import GOLDEN, MIX
 from .results import Element, Elements
+from .workloads import murmur
 
 BLOCK = 2**20
 """Elements whose digest is computed at a time."""
@@ -19,7 +20,7 @@ def host_digest(tree: Any) -> str:
     """The digest of a pytree of NumPy arrays of 8 to 64 bits, as text: that of `tree_digest`, by other arithmetic."""
     total = np.zeros(2, np.uint32)
     for position, leaf in enumerate(jax.tree.leaves(tree)):
-        total += _finalized(_digest(np.asarray(leaf)) + np.uint32(position * GOLDEN % 2**32))
+        total += murmur(_digest(np.asarray(leaf)) + np.uint32(position * GOLDEN % 2**32), np.uint32)
     return digest_text(total)
 
 
@@ -42,13 +43,6 @@ def _digest(x: Shaped[np.ndarray, "*shape"]) -> UInt32[np.ndarray, "2"]:
             h = p ^ (p >> np.uint32(15))
             total += np.asarray([h.sum(dtype=np.uint32), (h * h).sum(dtype=np.uint32)])
     return total
-
-
-def _finalized(h: UInt32[np.ndarray, "2"]) -> UInt32[np.ndarray, "2"]:
-    """The finalizer of MurmurHash3."""
-    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return h ^ (h >> np.uint32(16))
 
 
 def bits_of(x: Shaped[np.ndarray, "*shape"]) -> UInt[np.ndarray, "n"]:

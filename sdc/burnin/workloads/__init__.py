@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .arrays import (
         keeps_subnormals as keeps_subnormals,
         make_floats as make_floats,
+        murmur as murmur,
         normal as normal,
         random_words as random_words,
     )

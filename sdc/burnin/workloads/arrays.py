@@ -11,6 +11,7 @@ data are zeros to the arithmetic units, and exercise copies and memory alone.
 import math
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,13 @@ def activations(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarr
 def random_words(shape: tuple[int, ...], seed: int) -> UInt32[np.ndarray, "*shape"]:
     """Random 32-bit words."""
     return (_raw("words", seed, math.prod(shape)) >> np.uint64(32)).astype(np.uint32).reshape(shape)
+
+
+def murmur(at: Any, word: Callable[[int], Any]) -> Any:
+    """Words that look random, by the finalizer of MurmurHash3; `word` makes a constant, by JAX or NumPy."""
+    at = (at ^ (at >> word(16))) * word(0x85EBCA6B)
+    at = (at ^ (at >> word(13))) * word(0xC2B2AE35)
+    return at ^ (at >> word(16))
 
 
 FLOATS: dict[str, Callable[[tuple[int, ...], str, int], Float[np.ndarray, "*shape"]]] = {

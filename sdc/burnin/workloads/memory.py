@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, UInt32
 
-from .arrays import random_words
+from .arrays import murmur, random_words
 from .registry import FamilyRequest
 from .workload import Bench, Workload
 
@@ -25,19 +25,12 @@ def _walking(at: Any, word: Callable[[int], Any]) -> Any:
     return word(1) << ((at + at // word(32)) % word(32))
 
 
-def _mixed(at: Any, word: Callable[[int], Any]) -> Any:
-    """Words that look random, by the finalizer of MurmurHash3."""
-    at = (at ^ (at >> word(16))) * word(0x85EBCA6B)
-    at = (at ^ (at >> word(13))) * word(0xC2B2AE35)
-    return at ^ (at >> word(16))
-
-
 PATTERNS: Mapping[str, Callable[[Any, Callable[[int], Any]], Any]] = {
     "walking-ones": _walking,
     "walking-zeros": lambda at, word: ~_walking(at, word),
     "address": lambda at, word: at,
     "address-inverted": lambda at, word: ~at,
-    "random": _mixed,
+    "random": murmur,
 }
 """Words from their indices; `word` makes a constant, by JAX or NumPy. A stuck address line makes two addresses one."""
 
