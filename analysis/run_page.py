@@ -105,10 +105,8 @@ def _measured(run: Contents, summary: RunSummary) -> list[Table | LeftOut]:
 
 def _brief(summary: RunSummary, measured: list[Table | LeftOut], mark: str) -> list[Part]:
     """What a terminal shows."""
-    tops = ("Mismatch frequency", "Elements by", "Checked matrix", "Products that")
-    parts: list[Part] = [
-        marked(part, mark) for part in measured if isinstance(part, Table) and part.caption.startswith(tops)
-    ]
+    shown = (part for part in measured if isinstance(part, Table) and part.caption in tables.BRIEF)
+    parts: list[Part] = [marked(part, mark) for part in shown]
     losses = ", ".join(map(_loss, summary.final_loss))
     parts.append(Text(f"{summary.steps} steps, last loss {losses or 'none'}"))
     for key, label in (

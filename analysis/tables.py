@@ -20,6 +20,12 @@ from .series import real, whole, worst
 from .statistics import bootstrap_interval, frequency_upper_bound
 from .summary import MARGINS, PLACE, SUBMODULES
 
+FREQUENCIES, ELEMENTS = "Mismatch frequency and severity by submodule", "Elements by submodule"
+CHECKED, UNCHECKED = "Checked matrix products", "Products that were not checked"
+FLAGGED, RANKS = "Flagged rows by product, layer and rank", "Mismatches by rank"
+FIRST, TRAINING = "First mismatches", "Training"
+BRIEF = (FREQUENCIES, ELEMENTS, CHECKED, UNCHECKED)
+"""What a terminal shows."""
 TOO_FEW = "too few steps with a mismatch"
 NOTHING = "no submodule was compared (that needs --sync compute)"
 UNSEEN = "no mismatch at a submodule was recorded"
@@ -35,7 +41,7 @@ def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
     """Measured frequency and severity of each site, beside the published values where the run simulates a node."""
     sites = {**summary.submodules, **summary.other_sites}
     if not any(site.checked for site in sites.values()):
-        return LeftOut("Mismatch frequency and severity by submodule", NOTHING)
+        return LeftOut(FREQUENCIES, NOTHING)
     published, expected = summary.published or {}, summary.expected or {}
     beside = ("published", "measured / published") if published else ()
     header = ("site", "frequency (2)", "95 % interval", *(["expected here"] if expected else []), *beside)
@@ -56,21 +62,21 @@ def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
             "have a heavy tail, so that a run of fewer steps meets milder ones; and severe steps hit few elements, so "
             "that frequencies of a short run scatter more than their counts would let expect."
         )
-    return Table("Mismatch frequency and severity by submodule", (*header, "severity (4)", *beside), tuple(rows), note)
+    return Table(FREQUENCIES, (*header, "severity (4)", *beside), tuple(rows), note)
 
 
 def counts(summary: RunSummary) -> Table | LeftOut:
     """Element counts behind the frequencies, and the injected ones, which are the ground truth of a simulation."""
     sites = {**summary.submodules, **summary.other_sites}
     if not any(site.checked or site.injected for site in sites.values()):
-        return LeftOut("Elements by submodule", NOTHING)
+        return LeftOut(ELEMENTS, NOTHING)
     rows = tuple((name, *_counted(site)) for name, site in sites.items())
     note = ""
     if any(site.checked for site in sites.values()) and summary.simulated:
         differ = [name for name, site in sites.items() if site.checked and site.mismatched != site.injected]
         note = f"Mismatched differs from injected at {', '.join(differ)}: the check or the injection is at fault."
         note = note if differ else "Mismatched equals injected at every site that was compared."
-    return Table("Elements by submodule", ("site", *(name.replace("_", " ") for name in COUNTS)), rows, note)
+    return Table(ELEMENTS, ("site", *(name.replace("_", " ") for name in COUNTS)), rows, note)
 
 
 def _counted(site: SiteTotals) -> list[str]:
@@ -118,7 +124,7 @@ def training(summary: RunSummary) -> Table | LeftOut:
         )
         if (value := getattr(summary, key)) is not None
     ]
-    return Table("Training", ("quantity", "value"), tuple(rows)) if rows else LeftOut("Training", "no step was done")
+    return Table(TRAINING, ("quantity", "value"), tuple(rows)) if rows else LeftOut(TRAINING, "no step was done")
 
 
 def ranks(mismatches: Sequence[MismatchRow]) -> Table | LeftOut:
@@ -139,7 +145,7 @@ def ranks(mismatches: Sequence[MismatchRow]) -> Table | LeftOut:
         for place, hits in sorted(found.items())
     )
     header = ("twin / data / model", "mismatched", "largest relative error", "sites")
-    return Table("Mismatches by rank", header, rows) if rows else LeftOut("Mismatches by rank", UNSEEN)
+    return Table(RANKS, header, rows) if rows else LeftOut(RANKS, UNSEEN)
 
 
 def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Table | LeftOut:
@@ -151,16 +157,16 @@ def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Tabl
     rows = tuple((str(row.site), *(show(getattr(row, name)) for name in names)) for row in hits[:limit])
     note = f"{len(rows):,} of {len(hits):,} recorded; layers count from 0."
     header = ("site", *(name.replace("_", " ") for name in names))
-    return Table("First mismatches", header, rows, note) if rows else LeftOut("First mismatches", UNSEEN)
+    return Table(FIRST, header, rows, note) if rows else LeftOut(FIRST, UNSEEN)
 
 
 def products(found: ProductTotals | None) -> Table | LeftOut:
     """Rows checked and flagged by product."""
     if found is None or not found.sites:
-        return LeftOut("Checked matrix products", "no step was done")
+        return LeftOut(CHECKED, "no step was done")
     rows = [(name, *(show(getattr(site, key)) for key in (*PRODUCTS, *MARGINS))) for name, site in found.sites.items()]
     return Table(
-        "Checked matrix products",
+        CHECKED,
         ("product", *PRODUCTS, "worst margin", "first tier's"),
         tuple(rows),
         "Rows. Examined: passed on by the first tier. Confirmed: flagged, and right when computed again. Nonfinite: "
@@ -173,7 +179,7 @@ def products(found: ProductTotals | None) -> Table | LeftOut:
 def flagged_places(found: ProductTotals | None) -> Table | LeftOut:
     """The layers and ranks that were flagged."""
     if found is None or not found.places:
-        return LeftOut("Flagged rows by product, layer and rank", "no row was flagged")
+        return LeftOut(FLAGGED, "no row was flagged")
     places = found.places[:SHOWN]
     rows = [
         (str(place.site), *(show(getattr(place, key)) for key in (*PLACE[1:], "flagged", "confirmed")))
@@ -181,7 +187,7 @@ def flagged_places(found: ProductTotals | None) -> Table | LeftOut:
     ]
     more = len(found.places) - len(places)
     return Table(
-        "Flagged rows by product, layer and rank",
+        FLAGGED,
         ("product", *PLACE[1:], "flagged", "confirmed"),
         tuple(rows),
         f"The most often flagged; {more:,} more are in steps.jsonl." if more else "",
@@ -191,10 +197,10 @@ def flagged_places(found: ProductTotals | None) -> Table | LeftOut:
 def unchecked_products(found: ProductTotals | None) -> Table | LeftOut:
     """The products that could not be checked."""
     if found is None or not found.skipped:
-        return LeftOut("Products that were not checked", "every product was checked")
+        return LeftOut(UNCHECKED, "every product was checked")
     rows = [(str(one.site), str(one.source), str(one.reason), show(one.share)) for one in found.skipped]
     return Table(
-        "Products that were not checked",
+        UNCHECKED,
         ("product", "line", "reason", "share of the step"),
         tuple(rows),
         f"Checked: {show(found.coverage)} of the work of the products that were asked for. Products of unknown "

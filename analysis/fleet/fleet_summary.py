@@ -33,8 +33,8 @@ SHARE = 0.1
 """Share of its workloads in which an outlier is far."""
 
 
-class SuspectRow(msgspec.Struct, kw_only=True):
-    """A device that differs."""
+class NamedDevice(msgspec.Struct, kw_only=True):
+    """A device, and how to find it in a rack."""
 
     host: str
     device: int
@@ -45,6 +45,11 @@ class SuspectRow(msgspec.Struct, kw_only=True):
     bus: str | None
     driver: str | None
     simulated: bool
+
+
+class SuspectRow(NamedDevice, kw_only=True):
+    """A device that differs."""
+
     confidence: str
     points: int | float
     kinds: list[str]
@@ -160,18 +165,9 @@ class FleetSummary(msgspec.Struct, kw_only=True):
     ledger: LedgerPart | None
 
 
-class DeviceSheetRow(msgspec.Struct, kw_only=True):
+class DeviceSheetRow(NamedDevice, kw_only=True):
     """A device with what these results, or all in the ledger, checked on it, and what that excludes."""
 
-    host: str
-    device: int
-    identity: str
-    kind: str
-    serial: str | None
-    uuid: str | None
-    bus: str | None
-    driver: str | None
-    simulated: bool
     suspect: str
     agrees_with_other_hosts: bool
     burn_ins: int | None = None
@@ -254,15 +250,18 @@ def simulation(results: Sequence[HostResult]) -> Literal["none", "some", "all"]:
     return "none" if not count else "all" if count == len(results) else "some"
 
 
+def _named_device(host: HostKey, part: DeviceResult, identity: str, simulated: bool) -> dict[str, Any]:
+    found = {name: getattr(part, name) for name in ("kind", "serial", "uuid", "bus", "driver")}
+    return {"host": host.name, "device": part.index, "identity": identity, "simulated": simulated, **found}
+
+
 def _suspect_row(suspect: SuspectDevice) -> SuspectRow:
-    part, host = suspect.part, suspect.host
+    same = ("confidence", "points", "wrong_runs", "runs", "burn_ins", "first", "last", "persistence")
     return SuspectRow(
-        host=host.name, machine=host.machine, device=part.index, identity=suspect.identity, kind=part.kind,
-        serial=part.serial, uuid=part.uuid, bus=part.bus, driver=part.driver, simulated=suspect.simulated,
-        confidence=suspect.confidence, points=suspect.points, kinds=list(suspect.kinds),
-        workloads=list(suspect.workloads), wrong_runs=suspect.wrong_runs, runs=suspect.runs,
-        burn_ins=suspect.burn_ins, first=suspect.first, last=suspect.last, persistence=suspect.persistence,
-        errors=list(part.errors), seen=[each.text for each in suspect.sightings[:SHOWN]],
+        **_named_device(suspect.host, suspect.part, suspect.identity, suspect.simulated),
+        **{name: getattr(suspect, name) for name in same},
+        machine=suspect.host.machine, kinds=list(suspect.kinds), workloads=list(suspect.workloads),
+        errors=list(suspect.part.errors), seen=[each.text for each in suspect.sightings[:SHOWN]],
         not_shown=max(0, len(suspect.sightings) - SHOWN), next=_next(suspect),
     )  # fmt: skip
 
@@ -376,8 +375,7 @@ def device_rows(
     rows = []
     for (name, simulated), (result, part) in sorted(latest.items(), key=lambda item: item[0]):
         row = DeviceSheetRow(
-            host=result.host.name, device=part.index, identity=name, kind=part.kind, serial=part.serial,
-            uuid=part.uuid, bus=part.bus, driver=part.driver, simulated=simulated,
+            **_named_device(result.host, part, name, simulated),
             suspect=standing.get((name, simulated), ""), agrees_with_other_hosts=name in votes.agreed,
         )  # fmt: skip
         account = whole.devices.get(name) if simulated == whole.simulated else None
