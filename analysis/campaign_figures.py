@@ -102,7 +102,7 @@ def operations(summary: CampaignSummary, *, limit: int = 24) -> Figure | LeftOut
     group = summary.groups["operation"]
     if not group:
         return LeftOut(title, "no injection names its operation")
-    ordered = sorted(group.items(), key=lambda item: (-item[1].harm.share, -item[1].vulnerability.share))
+    ordered = sorted(group.items(), key=lambda item: (-(item[1].harm.share or 0), -(item[1].vulnerability.share or 0)))
     ordered = ordered[:limit]
 
     def draw(drawing: Drawing) -> None:

@@ -78,7 +78,7 @@ def _headline(summary: CampaignSummary) -> Headline:
     if not actions:
         actions.append(Action("Inject more, or elsewhere", "None of these injections harmed training."))
     return Headline(
-        summary.reason,
+        str(summary.reason),
         "none: simulated on sound hardware, so this says nothing about a device",
         operation,
         f"steps until the loss changed visibly, median: {_visible(summary)}",
@@ -223,13 +223,13 @@ def _sites(summary: CampaignSummary) -> Table | LeftOut:
     group = summary.groups["site"]
     if not group:
         return LeftOut("By site", "no injection belongs to one")
-    worst = sorted(group.items(), key=lambda item: (-item[1].harm.count, -item[1].harm.share, item[0]))
+    worst = sorted(group.items(), key=lambda item: (-item[1].harm.count, -(item[1].harm.share or 0), item[0]))
     rows = tuple(_row(key, entry) for key, entry in worst[:LONGEST])
     note = f"{len(rows):,} of {len(group):,} sites, the most harmed first; all are in summary.json."
     return Table("By site", ("site", *COLUMNS), rows, note)
 
 
-def _share(entry: Share | None) -> tuple[str, str, str]:
+def _share(entry: Share) -> tuple[str, str, str]:
     """Count, share and interval."""
     if entry.share is None:
         return show(entry.count), NOT_MEASURED, NOT_MEASURED

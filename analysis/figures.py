@@ -5,7 +5,7 @@ Every line has a marker or a dash pattern of its own, so that no figure relies o
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
     def draw(drawing: Drawing) -> None:
         axes = drawing.axes
         for index, site in enumerate(names):
-            style = {"marker": MARKERS[index % 6], "color": COLOURS[index % 6], "linestyle": "none"}
+            style: dict[str, Any] = {"marker": MARKERS[index % 6], "color": COLOURS[index % 6], "linestyle": "none"}
             shift = 0.6 * ((index + 0.5) / len(names) - 0.5)
             for place, size in enumerate(SIZES):  # few sizes, so that a mark is a reference to one of few shapes
                 here = [

@@ -118,7 +118,7 @@ def of_place(place: Mapping[str, Any]) -> Diagnosis:
 def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Diagnosis:
     odd = summary.odd_twins or sorted({rank[0] for rank in found.ranks if rank[0] is not None})
     who, device = _odd(run.run, summary, odd, found.ranks)
-    first = summary.first_mismatch_step
+    first = whole(summary.first_mismatch_step)
     # Twins that are not synchronized go on differing whatever the fault does.
     course = None if summary.sync == "none" else found.course
     what = _elements(summary, run, spot(found)) or _other(run.steps)
@@ -136,8 +136,8 @@ def _final(run: Contents, summary: RunSummary, odd: Sequence[int]) -> Diagnosis:
         f"{who}: the final state differs, although no step showed a difference",
         device,
         "none that was compared: it changed in memory, or while the last checkpoint was written",
-        f"after the last comparison, that of step {summary.steps - 1:,}",
-        first=summary.steps,
+        f"after the last comparison, that of step {len(run.steps) - 1:,}",
+        first=len(run.steps),
         named=who,
     )
 
@@ -274,7 +274,7 @@ def _brief(reason: str, limit: int = 90) -> str:
     return first if len(first) <= limit else f"{first[: limit - 1]}…"
 
 
-def amount(value: int) -> str:
+def amount(value: float) -> str:
     """A count for reading: `831,066`, and from a million on `4.2e7`."""
     if value < 1_000_000:
         return f"{value:,}"

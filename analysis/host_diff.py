@@ -113,7 +113,7 @@ def read_stage(run: Path, name: Stage, planned: int) -> Read | None:
     else:
         checked, mismatched = _sums([*summary.submodules.values(), *summary.other_sites.values()])
     row = StageRow(
-        name=name, folder=FOLDERS[name], verdict=summary.verdict, sentence=sentence,
+        name=name, folder=FOLDERS[name], verdict=summary.verdict or Verdict.INCONCLUSIVE, sentence=sentence,
         steps=len(record.steps), planned=planned, ended=record.ended, checked=checked, mismatched=mismatched,
         hits=len(evidence.steps), first=min(evidence.steps, default=None),
     )  # fmt: skip
@@ -153,8 +153,8 @@ def _comparisons(stage: Read) -> list[MismatchRow | TwinCounts | OperationCounts
     """Everything in a record that tells which twins differ, and whether a majority says so."""
     if stage.run is None:
         return []
-    parts = [part for line in stage.run.steps for part in (line.state, line.gradient, line.operations)]
-    return [*stage.run.mismatches, *filter(None, parts)]
+    parts = (part for line in stage.run.steps for part in (line.state, line.gradient, line.operations))
+    return [*stage.run.mismatches, *(part for part in parts if part is not None)]
 
 
 def _difference(stages: Sequence[Read]) -> PairDifference | None:

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from sdc.records import Contents, Number, RunManifest, RunSummary, Suspect
+from sdc.verdict import Verdict
 
 from . import aggregates, figures, outlooks, recoveries, tables
 from .headline import LOSSES, excluded, headline
@@ -12,7 +13,7 @@ from .series import real
 from .statistics import burn_in_steps, needed_mismatches, probability_seen
 
 SIMULATED = "simulated faults"
-LABELS = {"corrupt": "✖ CORRUPT", "clean": "✔ CLEAN", "inconclusive": "? INCONCLUSIVE"}
+LABELS = {Verdict.CORRUPT: "✖ CORRUPT", Verdict.CLEAN: "✔ CLEAN", Verdict.INCONCLUSIVE: "? INCONCLUSIVE"}
 KINDS = {"twin": "twin run", "train": "training run", "trace": "trace"}
 SYNC = {
     "compute": "compute: submodules are compared and repaired, forward and backward",
@@ -28,7 +29,7 @@ def build(run: Contents, summary: RunSummary) -> Report:
     simulated = _simulated(suspect) if summary.simulated or suspect.simulated else ""
     kind = KINDS[run.kind.name]
     # Where nothing is compared there is no verdict.
-    label = LABELS.get(summary.verdict, kind.upper())
+    label = kind.upper() if summary.verdict is None else LABELS[summary.verdict]
     if simulated and summary.verdict == "corrupt":
         label += f" ({SIMULATED})"
     if run.summary is None:
@@ -163,7 +164,7 @@ def _steps(number: int) -> str:
 def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> list[tuple[str, Any]]:
     mesh = " × ".join(f"{axis} {size}" for axis, size in (manifest.mesh or {}).items())
     steps = f"{summary.steps} of {show(manifest.steps)} planned"
-    facts = [("verdict", summary.reason), ("steps", steps), ("started", manifest.created)]
+    facts: list[tuple[str, Any]] = [("verdict", summary.reason), ("steps", steps), ("started", manifest.created)]
     if manifest.kind == "twin":
         sync = summary.sync
         first = summary.first_mismatch_step

@@ -332,9 +332,9 @@ def _gap(
             lost = not values and first is not None and each(getattr(first, key))
             if len(values) not in (expected, 0) or lost:
                 return f"step {step} has {len(values)} numbers {key} of {expected} twins; nothing differs in all else"
-    for row in mismatches:
-        if problem := _unreadable(row):
-            return f"a detail of step {row.step} has no readable {problem}; nothing differs in all else"
+    for detail in mismatches:
+        if problem := _unreadable(detail):
+            return f"a detail of step {detail.step} has no readable {problem}; nothing differs in all else"
     last = each(steps[-1].loss) if whole_run and steps else ()
     if not all(math.isfinite(real(loss) or 0.0) for loss in last):
         return "the losses are not finite in the end, and what is NaN hides differences; train with other settings"

@@ -114,7 +114,7 @@ def summary_of(run: Contents) -> RunSummary:
         summary.simulated = summary.simulated or again.simulated
         reason = f"in {len(run.discarded)} steps that were run again, {again.reason}; after that, {found.reason}"
         found = graver(found, Judgement(again.verdict, reason))
-    if apart := run_verdict.final_states(manifest, stored and stored.state_digest, ended=run.ended):
+    if apart := run_verdict.final_states(manifest, stored.state_digest if stored else None, ended=run.ended):
         found = graver(found, apart)
     if stored is not None:
         summary.state_digest, summary.first_difference = stored.state_digest, stored.first_difference
@@ -139,8 +139,8 @@ def contents_of(summary: RunSummary | CampaignSummary, stored: Mapping[str, Any]
 
 def _stored(stored: RunSummary, computed: Judgement) -> Judgement:
     """What the run wrote itself, and that it is not what follows from its lines, if anything does."""
-    if stored.verdict != "corrupt" or computed.verdict is None:
-        return Judgement(stored.verdict and Verdict(stored.verdict), str(stored.reason))
+    if stored.verdict is not Verdict.CORRUPT or computed.verdict is None:
+        return Judgement(stored.verdict, str(stored.reason))
     said = f"summary.json says corrupt ({stored.reason}), although the lines do not: {computed.reason}"
     return Judgement(Verdict.CORRUPT, said)
 

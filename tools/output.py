@@ -25,7 +25,7 @@ MOST = 30
 """Rows of a table of texts on a terminal."""
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow", "simulated": "bold magenta",
            "note": "yellow", "quiet": "dim", "known": "cyan", "neutral": "bold", "": "bold"}  # fmt: skip
-Part: TypeAlias = SectionPart | Styled | str
+Part: TypeAlias = SectionPart | Grid | Styled | str
 
 
 class Output(Console):
@@ -90,7 +90,7 @@ def _shown(part: Part) -> Iterator[Grid | Styled | str]:
         case Text():
             lead = (f"{part.lead}  " if part.lead else "", COLOURS[part.tone])
             yield Styled.assemble(lead, (part.text, COLOURS["note"] if part.style == "note" else ""))
-        case str() | Styled():
+        case str() | Styled() | Grid():
             yield part
         case _:  # a terminal draws nothing
             return

@@ -7,7 +7,6 @@ by itself it is one for light paper.
 import io
 import math
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +17,8 @@ from .sections import Chart, Figure, LeftOut
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+
+    from .sections import Numbers
 
 Points = Float[np.ndarray, " points"]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
@@ -128,7 +129,7 @@ def line_figure(chart: Chart) -> Figure | LeftOut:
     return Figure(chart.title, chart.caption, lambda drawing: _draw_lines(drawing, chart), height=3.0)
 
 
-def _drawable(chart: Chart, y: Iterable[float]) -> Bool[np.ndarray, " points"]:
+def _drawable(chart: Chart, y: "Numbers") -> Bool[np.ndarray, " points"]:
     values = np.asarray(y, np.float64)
     return np.isfinite(values) & ((values > 0) | ("y" not in chart.log))
 

@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .canvas import Drawing
+
+    Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
 
 NOT_MEASURED = "–"
 
@@ -56,11 +61,11 @@ class Line:
     """
 
     label: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: "Numbers"
+    y: "Numbers"
     dashed: bool = False
     points: bool = False
-    error: Sequence[float] = ()
+    error: "Numbers" = ()
     colour: int | None = None
 
 
@@ -181,8 +186,8 @@ def marked(part: Marked, mark: str) -> Marked:
     """A table or figure that says what is simulated in it; itself without a mark."""
     if not mark:
         return part
-    said: dict[str, str] = {"caption": f"[{mark}] {part.caption}"}
-    return dataclasses.replace(part, **said, **({"mark": mark} if isinstance(part, Figure) else {}))
+    found = dataclasses.replace(part, caption=f"[{mark}] {part.caption}")
+    return dataclasses.replace(found, mark=mark) if isinstance(found, Figure) else found
 
 
 def show(value: Any, *, digits: int = 3) -> str:
