@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from etils import epath
 from .format import Format
 from .header import Header
 from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
-from .lines import read_lines, start
+from .lines import Rows, read_rows, start
 from .manifests import (
     CampaignManifest,
     CampaignSummary,
@@ -37,7 +37,10 @@ OTHERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """A record as read from its folder. Parts of lines that are alike are one object: do not change them.
+    """A record as read from its folder.
+
+    The attributes hold JSON as it stands in the files, fields of one's own included; properties such as `run` and
+    `steps` hold the same as types. Parts of lines that are alike are one object: do not change them.
 
     Attributes:
         path: the folder.
@@ -52,10 +55,10 @@ class Contents:
     path: epath.Path
     kind: Kind
     manifest: dict[str, Any]
-    lines: list[dict[str, Any]]
-    details: list[dict[str, Any]]
+    lines: Sequence[dict[str, Any]]
+    details: Sequence[dict[str, Any]]
     summary: dict[str, Any] | None
-    discarded: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    discarded: Sequence[dict[str, Any]] = ()
 
     @cached_property
     def run(self) -> RunManifest:
@@ -75,28 +78,28 @@ class Contents:
     @cached_property
     def steps(self) -> list[StepRow]:
         """Lines of `steps.jsonl`."""
-        return msgspec.convert(self.lines, list[StepRow])
+        return _rows(self.lines, self.kind.lines).typed
 
     @cached_property
     def mismatches(self) -> list[MismatchRow]:
         """Lines of `mismatches.jsonl`; none where the details are others."""
         file = self.kind.details
-        return msgspec.convert(self.details, list[MismatchRow]) if file and file.row is MismatchRow else []
+        return _rows(self.details, file).typed if file is not None and file.row is MismatchRow else []
 
     @cached_property
     def discarded_steps(self) -> list[DiscardedRow]:
         """Lines of `discarded.jsonl`."""
-        return msgspec.convert(self.discarded, list[DiscardedRow])
+        return _rows(self.discarded, self.kind.discarded).typed
 
     @cached_property
     def injections(self) -> list[InjectionRow]:
         """Lines of `injections.jsonl`."""
-        return msgspec.convert(self.lines, list[InjectionRow])
+        return _rows(self.lines, self.kind.lines).typed
 
     @cached_property
     def parts(self) -> list[PartRow]:
         """Lines of `parts.jsonl`."""
-        return msgspec.convert(self.lines, list[PartRow])
+        return _rows(self.lines, self.kind.lines).typed
 
     @cached_property
     def run_summary(self) -> RunSummary | None:
@@ -116,21 +119,28 @@ class Contents:
     @property
     def again(self) -> "Contents":
         """What was run again, as a record of its own: lines in the order of their numbers, with their mismatches."""
-        lines = sorted(self.discarded, key=lambda row: row[self.kind.number])
-        return dataclasses.replace(self, lines=lines, details=_mismatches(lines), discarded=[])
+        lines = _rows(self.discarded, self.kind.discarded).by(self.kind.number)
+        return dataclasses.replace(self, lines=lines, details=_mismatches(lines), discarded=())
 
     @property
     def attempts(self) -> "Contents":
         """Every time that a step was run: what is on record and what was run again, in the order of their numbers."""
-        lines = sorted([*self.discarded, *self.lines], key=lambda row: row[self.kind.number])
-        return dataclasses.replace(
-            self, lines=lines, details=[*self.details, *_mismatches(self.discarded)], discarded=[]
-        )
+        lines, gone = _rows(self.lines, self.kind.lines), _rows(self.discarded, self.kind.discarded)
+        details = _rows(self.details, self.kind.details) + _mismatches(gone)
+        return dataclasses.replace(self, lines=(gone + lines).by(self.kind.number), details=details, discarded=())
 
 
-def _mismatches(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _rows(rows: Sequence[dict[str, Any]], file: LineFile | None) -> Rows:
+    """Lines with their types."""
+    if isinstance(rows, Rows):
+        return rows
+    return Rows([], []) if file is None else Rows.of(list(rows), file.row)
+
+
+def _mismatches(lines: Rows) -> Rows:
     """What was beside discarded lines."""
-    return [row for line in lines for row in line.get("mismatches") or ()]
+    beside = [row for line in lines for row in line.get("mismatches") or ()]
+    return Rows.of(beside, MismatchRow)
 
 
 def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
@@ -161,21 +171,20 @@ def read_record(path: AnyPath, *kinds: str, details: bool = True) -> Contents:
 
     ends = (summary or {}).get("lines") or {}
 
-    def rows(file: LineFile | None) -> list[dict[str, Any]]:
+    def rows(file: LineFile | None) -> Rows:
         if file is None:
-            return []
+            return Rows([], [])
         if ends and file.name not in ends and file is not kind.discarded:
             raise _lost(folder / SUMMARY, f"does not say where {file.name} ends")
         ended = summary is not None and file is not kind.discarded
-        return read_lines(
-            folder / file.name, whole=ended, key=kind.number, type=file.row, start=start(file.name),
-            end=ends.get(file.name),
-        )  # fmt: skip
+        return read_rows(
+            folder / file.name, file.row, whole=ended, key=kind.number, start=start(file.name), end=ends.get(file.name)
+        )
 
     lines = rows(kind.lines)
     if kind.lines is not None:
-        _check_order(folder / kind.lines.name, [row[kind.number] for row in lines], kind.number)
-    beside, discarded = rows(kind.details) if details else [], rows(kind.discarded)
+        _check_order(folder / kind.lines.name, [getattr(row, kind.number) for row in lines.typed], kind.number)
+    beside, discarded = rows(kind.details) if details else Rows([], []), rows(kind.discarded)
     contents = Contents(folder, kind, manifest, lines, beside, summary, discarded)
     _check_counts(contents, details=details)
     return contents
@@ -210,15 +219,17 @@ def _fields(file: epath.Path, type: type[Header]) -> dict[str, Any]:
 
 def _check_counts(record: Contents, *, details: bool) -> None:
     """Whole lines can be lost at the end of a file, where no checksum of a later line tells it."""
-    kind = record.kind
-    known = max([record.manifest.get("discarded") or 0, *(row.get("discarded", 0) for row in record.lines)])
+    kind, lines = record.kind, _rows(record.lines, record.kind.lines).typed
+    known = max([record.manifest.get("discarded") or 0, *(getattr(row, "discarded", None) or 0 for row in lines)])
     if len(record.discarded) < known:
         raise _lost(record.path / DISCARDED, f"has {len(record.discarded)} of {known} lines")
     if kind.details is not None and details:
-        beside = collections.Counter(row[kind.number] for row in record.details)
-        for row in record.lines:
-            if beside[row[kind.number]] != (count := row.get("details", 0)):
-                problem = f"has {beside[row[kind.number]]} lines of {kind.number} {row[kind.number]}, which has {count}"
+        rows = _rows(record.details, kind.details).typed
+        beside = collections.Counter(getattr(row, kind.number) for row in rows)
+        for row in lines:
+            number, count = getattr(row, kind.number), row.details or 0
+            if beside[number] != count:
+                problem = f"has {beside[number]} lines of {kind.number} {number}, which has {count}"
                 raise _lost(record.path / kind.details.name, problem)
 
 

@@ -27,7 +27,7 @@ def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec
     return msgspec.Meta(description=text, ge=ge, le=le)
 
 
-class Fields(msgspec.Struct):
+class Fields(msgspec.Struct, gc=False):  # trees, of which a long record has millions
     """A JSON object of a file. Fields that its type does not name are allowed."""
 
 

@@ -17,7 +17,7 @@ from .contents import Contents, read_manifest, read_record
 from .format import FIELD, encode, write_json, write_sealed
 from .header import stamp
 from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
-from .lines import Lines, Pace, end_of, open_lines, read_content, read_lines, start
+from .lines import Lines, Pace, end_of, open_lines, read_content, read_rows, start
 from .lock import LOCK, Lock
 from .manifests import Ending, Manifest
 from .rows import MismatchRow
@@ -294,7 +294,8 @@ class Record:
 
     def _read(self, file: LineFile) -> list[dict[str, Any]]:
         """The lines of a file that is being written."""
-        return read_lines(self.path / file.name, whole=False, key=self.kind.number, start=start(file.name))
+        key = self.kind.number
+        return list(read_rows(self.path / file.name, file.row, whole=False, key=key, start=start(file.name)))
 
     def _lines(self, file: LineFile) -> Lines:
         return open_lines(self.path / file.name, self.kind.number, start(file.name))

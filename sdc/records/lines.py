@@ -5,12 +5,13 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import IO, Any, Protocol
 
 import msgspec
 
-from .format import FIELD, ODD, from_json, misfit, parse_json
+from .format import DEEPEST, FIELD, ODD, from_json, misfit, parse_json
 from .storage import AnyPath, RecordError, appends, read_bytes, reason, sync_folder, write_bytes
 
 _LINE = re.compile(rb', "checksum": "([0-9a-f]{8})"\}$')
@@ -50,37 +51,74 @@ def end_of(content: bytes, before: int) -> int:
     return before if found is None else found
 
 
-def read_lines(
-    path: AnyPath,
-    *,
-    whole: bool,
-    key: str = "step",
-    type: type | None = None,
-    start: int | None = None,
-    end: tuple[int, str] | None = None,
-) -> list[dict[str, Any]]:
+class Rows(Sequence[dict[str, Any]]):
+    """Lines of a file. `typed` has them as their type; by themselves they are JSON objects, decoded when asked for.
+
+    Objects within the typed ones that are alike are one object: do not change them.
+    """
+
+    def __init__(self, typed: Sequence[Any], raw: Sequence[bytes | dict[str, Any]]) -> None:
+        self.typed, self._raw = typed, raw
+
+    @classmethod
+    def of(cls, rows: Sequence[dict[str, Any]], type: type) -> "Rows":
+        """From JSON objects."""
+        return cls(msgspec.convert(rows, list[type]), rows)  # type: ignore[valid-type]
+
+    def by(self, number: str) -> "Rows":
+        """In the order of their numbers."""
+        order = sorted(range(len(self)), key=lambda place: getattr(self.typed[place], number))
+        return Rows([self.typed[place] for place in order], [self._raw[place] for place in order])
+
+    def __add__(self, other: "Rows") -> "Rows":
+        return Rows([*self.typed, *other.typed], [*self._raw, *other._raw])
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return Rows(self.typed[place], self._raw[place])
+        row = self._raw[place]
+        return from_json(msgspec.json.decode(row)) if isinstance(row, bytes) else row
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+def read_rows(
+    path: AnyPath, type: type, *, whole: bool, key: str, start: int, end: tuple[int, str] | None = None
+) -> Rows:
     """Reads JSON lines; a RecordError names the line and field that is damaged or missing.
 
     Args:
         path: the file.
+        type: what each line is.
         whole: it must be there and end with a whole line. If not, a last line that is cut off is the trace of a crash.
         key: the field with the number of a line.
-        type: what each line must be, if that is known. Fields that it does not name are kept, but for checksums.
-        start: the checksum before the first line; None for a file that has no checksums.
+        start: the checksum before the first line.
         end: how many lines there must be, and the checksum of the last one in hexadecimal, if that is known.
     """
     content = read_content(path, whole=whole)
-    rows = [row for _, row in numbered(path, content, key=key, type=type, start=start)]
-    if start is not None and end is not None and (found := (len(rows), f"{end_of(content, start):08x}")) != tuple(end):
+    typed, raw = [], []
+    for line, row in numbered(path, content, key=key, type=type, start=start):
+        typed.append(row)
+        raw.append(line)
+    if end is not None and (found := (len(raw), f"{end_of(content, start):08x}")) != tuple(end):
         raise RecordError(
             f"{os.fspath(path)} has {found[0]} lines (checksum {found[1]}), but the run ended with {end[0]} "
             f"({end[1]}); restore it or start the run anew"
         )
-    return rows
+    return Rows(typed, raw)
 
 
 def read_content(path: AnyPath, *, whole: bool) -> bytes:
-    """The bytes of a file of lines; see `read_lines`."""
+    """The bytes of a file of lines; see `read_rows`."""
     try:
         content = read_bytes(path)
     except FileNotFoundError as error:
@@ -98,24 +136,26 @@ def read_content(path: AnyPath, *, whole: bool) -> bytes:
 
 
 def numbered(
-    path: AnyPath, content: bytes, *, key: str, type: type | None = None, start: int | None = None
-) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The whole lines of a file, each as its bytes without the checksum, and as the object that it holds.
+    path: AnyPath, content: bytes, *, key: str, start: int, type: type | None = None
+) -> Iterator[tuple[bytes, Any]]:
+    """The whole lines of a file: each as its bytes without the checksum, and as its type, or as a JSON object.
 
-    What follows the last newline was cut off by a crash. See `read_lines`.
+    What follows the last newline was cut off by a crash. See `read_rows`.
     """
-    before, shared = start, _Shared()
+    before: int | None = start
+    decode: Callable[[bytes], Any] = msgspec.json.decode if type is None else _Shared(type)
     for number, whole in enumerate(io.BytesIO(content), start=1):  # split at once, they would be in memory twice
         if not whole.endswith(b"\n"):
             return
         line = whole[:-1]
         bare, _ = unlink(line)
-        row, problem = _row(bare, key, type, shared)
+        row, problem = _row(bare, key, type, decode)
         if problem is not None:
             raise RecordError(
                 f"{os.fspath(path)} line {number} is damaged ({problem}); remove that line or restore the file"
             )
-        if before is not None and (before := check_line(line, before)) is None:
+        assert before is not None
+        if (before := check_line(line, before)) is None:
             raise RecordError(
                 f"{os.fspath(path)} line {number} does not fit its checksum: it was changed, or lines before it are "
                 "missing or were changed; restore the file or start the run anew"
@@ -124,48 +164,45 @@ def numbered(
 
 
 class _Shared:
-    """Decodes lines. Objects within them that are alike are one object: of a healthy run most of them are."""
+    """Decodes lines. Parts of them that are alike are one object: of a healthy run most of them are."""
 
     MOST = 4096
     """Different objects that are remembered; a run that has more has few alike."""
+    SHORT = 16
+    """Bytes of a list that may be like others, such as `[0.0, 0.0]`."""
 
-    def __init__(self) -> None:
-        self._known: dict[bytes, Any] = {}
+    def __init__(self, type: type) -> None:
+        self._type, self._parts = msgspec.json.Decoder(type), msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._known: dict[tuple[str, bytes], Any] = {}
 
     def __call__(self, line: bytes) -> Any:
-        try:
-            parts = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-        except msgspec.ValidationError:  # no object
-            return msgspec.json.decode(line)
-        return {name: self._value(bytes(part)) for name, part in parts.items()}
-
-    def _value(self, text: bytes) -> Any:
-        if not text.startswith(b"{"):
-            return msgspec.json.decode(text)
-        if text not in self._known:
-            value = msgspec.json.decode(text)
-            if len(self._known) == self.MOST:
-                return value
-            self._known[text] = value
-        return self._known[text]
+        row = self._type.decode(line)
+        if line.count(b"{") > 1:
+            for name, part in self._parts.decode(line).items():
+                key, value = (name, bytes(part)), getattr(row, name, None)
+                alike = key[1][:1] == b"{" or (key[1][:1] == b"[" and len(key[1]) <= self.SHORT)
+                if alike and value is not None and (len(self._known) < self.MOST or key in self._known):
+                    setattr(row, name, self._known.setdefault(key, value))
+        return row
 
 
-def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any]) -> tuple[dict[str, Any], str | None]:
-    """A line as an object, and what is wrong with it. What is right is read fast, what is not is looked at closely."""
-    problem: str | None = None
+def _row(line: bytes, key: str, type: type | None, decode: Callable[[bytes], Any]) -> tuple[Any, str | None]:
+    """A line decoded, and what is wrong with it. What is right is read fast, what is odd is looked at closely."""
+    if not any(word in line for word in ODD) and line.count(b"[") + line.count(b"{") <= DEEPEST:
+        with suppress(ValueError, RecursionError):
+            row = decode(line)
+            if type is not None or (isinstance(row, dict) and isinstance(row.get(key), int)):
+                return row, None
     try:
-        row = parse_json(line, decode)
-        if type is not None:
-            msgspec.json.decode(line, type=type)
+        found = from_json(parse_json(line, msgspec.json.decode))
     except ValueError as error:
-        try:
-            row = from_json(parse_json(line))
-        except ValueError as worse:
-            return {}, str(worse)
-        problem = str(error) if type is None or not isinstance(row, dict) else misfit(row, type)
-    if not isinstance(row, dict) or not isinstance(row.get(key), int):
-        return {}, f"no {key} number"
-    return (from_json(row) if any(word in line for word in ODD) else row), problem
+        return None, str(error)
+    if not isinstance(found, dict) or not isinstance(found.get(key), int):
+        return None, f"no {key} number"
+    if type is None:
+        return found, None
+    problem = misfit(found, type)
+    return (None, problem) if problem else (msgspec.convert(found, type), None)
 
 
 class Lines(Protocol):
