@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         checkpoints as checkpoints,
         checksums as checksums,
         faults as faults,
+        nodes as nodes,
         program as program,
         records as records,
         twins as twins,

@@ -17,17 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from sdc.aggregation import Aggregation, parse_aggregation
 from sdc.checksums import Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
-from sdc.faults import (
-    NODES,
-    Fault,
-    Load,
-    as_fault,
-    expected_frequency,
-    node_faults,
-    parse_fault,
-    parse_suspect,
-    published,
-)
+from sdc.faults import Fault, as_fault, parse_fault
+from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
 from sdc.program import Selector, as_selector
 from sdc.records import read_manifest
 from sdc.settings import Flag, SettingError, Within, check_fields
@@ -180,11 +171,11 @@ class Checks:
 class Simulated:
     """Simulated faults of a run: those of a node of the study, or any others."""
 
-    suspect: str | None = None  # see `sdc.faults.parse_suspect`
+    suspect: str | None = None  # see `sdc.nodes.parse_suspect`
     faults: Sequence[Fault | str] = ()
     twin: int | None = None  # that has them, where there are twins and the fault does not say another
     products: bool = False  # whether they strike matrix products rather than the outputs of submodules
-    sync: Load = "none"  # what of a node is synchronized, see `sdc.faults.node_faults`
+    sync: Load = "none"  # what of a node is synchronized, see `sdc.nodes.node_faults`
 
     @property
     def _at(self) -> dict[str, int]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sdc.faults import NODES, Compared, NodesMeasured
+from sdc.nodes import NODES, Compared, NodesMeasured
 
 from ..report import Chart, Check, Findings, Line, Table
 

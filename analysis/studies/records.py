@@ -8,7 +8,7 @@ from typing import Any
 
 from sdc.aggregation import Measured
 from sdc.checksums import ProductsMeasured
-from sdc.faults import NodesMeasured
+from sdc.nodes import NodesMeasured
 from sdc.records import Contents, Record, environment
 
 from ..report import Findings, Report, study_page, summarize_findings, write_page

@@ -14,7 +14,8 @@ import numpy as np
 
 from sdc.settings import SettingError
 
-from ..faults import Fault, node_faults, parse_fault
+from ..faults import Fault, parse_fault
+from ..nodes import node_faults
 from .workloads import AXIS, Workload
 
 if TYPE_CHECKING:

@@ -363,7 +363,7 @@ class Tailed(Relative):
       Single elements are off by anything uniform in (0, 2 V], at least the last bit;
     - the rate is multiplied by (1 + few) u^few, whose mean is 1: the more severe a step, the fewer elements it hits.
 
-    It is the law of the simulated nodes (`sdc.faults.node_faults`), which says how `tail` and `few` were fitted. Where
+    It is the law of the simulated nodes (`sdc.nodes.node_faults`), which says how `tail` and `few` were fitted. Where
     the fault hits once (`strike_on`), u is drawn for it alone.
 
     Attributes:

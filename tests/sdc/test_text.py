@@ -250,7 +250,8 @@ TEXTS = """
 import sys
 from pathlib import Path
 from sdc.aggregation.delays import parse_latency
-from sdc.faults import NODES, as_fault, node_faults, parse_fault
+from sdc.faults import as_fault, parse_fault
+from sdc.nodes import NODES, node_faults
 from sdc.program import as_selector
 from sdc.checksums import Profile, Rounding, Settings
 from sdc.train.programs.simulation import parse_simulation

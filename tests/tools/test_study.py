@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sdc.analysis.report import Table
-from sdc.faults.comparing import Compared
-from sdc.faults.measured import NodesMeasured, Response
-from sdc.faults.nodes import FittedValue
+from sdc.nodes.comparing import Compared
+from sdc.nodes.measured import NodesMeasured, Response
+from sdc.nodes.simulated_nodes import FittedValue
 from sdc.records import determinism
 from sdc.tools.cli import run
 from sdc.tools.output import show

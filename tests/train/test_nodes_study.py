@@ -7,10 +7,10 @@ import pytest
 
 from sdc.analysis.studies import write_nodes_study
 from sdc.analysis.studies._nodes import findings
-from sdc.faults.comparing import Compared
-from sdc.faults.fitting import NoiseModel, Predicted
-from sdc.faults.measured import NodesMeasured
-from sdc.faults.nodes import FittedValue
+from sdc.nodes.comparing import Compared
+from sdc.nodes.fitting import NoiseModel, Predicted
+from sdc.nodes.measured import NodesMeasured
+from sdc.nodes.simulated_nodes import FittedValue
 from sdc.settings import SettingError
 from sdc.train.studies import NodesStudy, _nodes as module, finish
 

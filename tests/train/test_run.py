@@ -11,7 +11,7 @@ import pytest
 
 import sdc
 from sdc.analysis import conclude
-from sdc.faults.nodes import SUBMODULES, behaviour, expected_frequency, fitted
+from sdc.nodes.simulated_nodes import SUBMODULES, behaviour, expected_frequency, fitted
 from sdc.program.selectors import direction, probes
 from sdc.records import FolderTaken, RecordError, read_manifest
 from sdc.records.format import write_sealed

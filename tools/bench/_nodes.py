@@ -11,7 +11,7 @@ import jax
 
 from sdc.burnin import Programs, burn_in, chance_of_round, planned_result, rehearsed, rounds_for
 from sdc.burnin.workloads import Workload, workloads
-from sdc.faults import NODES
+from sdc.nodes import NODES
 from sdc.train import register_training
 from sdc.train.studies import find_node
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import sdc
-from sdc.faults import BitFlip, node_faults
+from sdc.faults import BitFlip
+from sdc.nodes import node_faults
 from sdc.program import direction, named, primitive, probes
 from sdc.train import TrainConfig, get_config
 from sdc.twins import digest

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Generator
 from typing import ClassVar
 
-from sdc.faults import (
+from sdc.nodes import (
     NODES,
     Compared,
     Drifting,

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from sdc.faults import expected_frequency
+from sdc.nodes import expected_frequency
 
 from .. import FullLoad, TrainConfig, Workload, batches
 from ..programs import place, place_batch
@@ -45,7 +45,7 @@ def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfi
     All twins lie on one device. The program is compiled once for a node, which takes seconds, whatever the steps.
 
     Args:
-        node: see `sdc.faults.nodes.parse_suspect`; `node4,times=1e6` has a million times the rates.
+        node: see `sdc.nodes.simulated_nodes.parse_suspect`; `node4,times=1e6` has a million times the rates.
         steps: optimizer steps at most.
         twins: hosts: 2 for a pair, more for a pool.
         config: what is trained.

@@ -12,19 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 import sdc
-from sdc.faults import (
-    ELEMENTS,
-    LAST_BIT,
-    SUBMODULES,
-    Drifting,
-    Fault,
-    Relative,
-    Response,
-    When,
-    behaviour,
-    node_faults,
-    published_layers,
-)
+from sdc.faults import Fault, Relative, When
+from sdc.nodes import ELEMENTS, LAST_BIT, SUBMODULES, Drifting, Response, behaviour, node_faults, published_layers
 
 from .. import TrainConfig, Workload, get_config
 from ..programs import DATA, MODEL, TrainState, device_step, init_state

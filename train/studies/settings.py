@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from sdc.faults import NODES
+from sdc.nodes import NODES
 from sdc.program import as_selector
 from sdc.settings import Flag, SettingError, Within, check_fields
 

@@ -10,7 +10,7 @@ from sdc.burnin.rehearsal import SITES, chance_of_round, chance_of_run, matching
 from sdc.burnin.rounds import burn_in
 from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault, Tailed, When
-from sdc.faults.study_tables import NODES
+from sdc.nodes.published_tables import NODES
 from sdc.settings import SettingError
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import sdc
-from sdc.faults import comparing, nodes
-from sdc.faults.comparing import Compared, compare_figure, compare_tables
 from sdc.faults.fault import Fault, When
 from sdc.faults.kinds import Relative, Tailed
-from sdc.faults.study_tables import SUBMODULES, published, published_layers
+from sdc.nodes import comparing, simulated_nodes as nodes
+from sdc.nodes.comparing import Compared, compare_figure, compare_tables
+from sdc.nodes.published_tables import SUBMODULES, published, published_layers
 
 RUNS = 30
 DENSE, RARE, SILENT = "node11", "node4", "node12"

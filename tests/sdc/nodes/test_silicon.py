@@ -18,10 +18,10 @@ from hypothesis import given, strategies as st
 
 import sdc
 from sdc.analysis.statistics import proportion_interval
-from sdc.faults import silicon
 from sdc.faults.fault import as_fault, parse_fault
 from sdc.faults.kinds import BitFlip, Mixed, apply, field_bits
-from sdc.faults.nodes import SUBMODULES
+from sdc.nodes import silicon
+from sdc.nodes.simulated_nodes import SUBMODULES
 from sdc.program.selectors import primitive
 
 KEY = jax.random.key(0)

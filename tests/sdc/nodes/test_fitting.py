@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from sdc.analysis.statistics import proportion_interval
-from sdc.faults import fitting, nodes
-from sdc.faults.fitting import NoiseModel, fit_bursts, fit_tail
-from sdc.faults.study_tables import (
+from sdc.nodes import fitting, simulated_nodes as nodes
+from sdc.nodes.fitting import NoiseModel, fit_bursts, fit_tail
+from sdc.nodes.published_tables import (
     ELEMENTS,
     MICROSTEPS,
     NODES,

@@ -76,7 +76,7 @@ def published_layers(name: str) -> dict[str, Layers]:
         ValueError: there is no such node.
 
     Example:
-        >>> from sdc.faults import published_layers
+        >>> from sdc.nodes import published_layers
         >>> counts = published_layers("node15")["bwd/ffn"].counts
         >>> counts.round().astype(int).tolist()
         [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3]
@@ -96,7 +96,7 @@ def published_noise(name: str) -> float:
         ValueError: there is no such node.
 
     Example:
-        >>> from sdc.faults import published_noise
+        >>> from sdc.nodes import published_noise
         >>> published_noise("node11")
         0.051
     """
@@ -111,7 +111,7 @@ def published_disagreement(name: str) -> dict[str, float]:
         ValueError: there is no such node.
 
     Example:
-        >>> from sdc.faults import published_disagreement
+        >>> from sdc.nodes import published_disagreement
         >>> published_disagreement("node12")["BoolQ"]
         0.0
     """

@@ -10,7 +10,7 @@ import numpy as np
 
 from .comparing import Compared
 from .fitting import Predicted
-from .nodes import FittedValue
+from .simulated_nodes import FittedValue
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -1,8 +1,8 @@
 """The fifteen unhealthy nodes of the study, simulated.
 
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
-What the study does not publish is modelled, with parameters that `sdc.faults.fitting` fits and
-`sdc/faults/data/sdc_fitted.csv` lists, each with its interval:
+What the study does not publish is modelled, with parameters that `sdc.nodes.fitting` fits and
+`sdc/nodes/data/sdc_fitted.csv` lists, each with its interval:
 
 - In each step and layer a draw decides how severe it is, with a heavy tail, and how many elements it hits: the more
   severe, the fewer (`Tailed`). What the study publishes is the largest severity of 4,500 steps; the
@@ -43,12 +43,9 @@ import numpy as np
 
 from sdc.text import form, read_term
 
+from ..faults import Fault, Relative, Tailed, When
 from ..program import Where
-from .fault import Fault, When
-from .kinds import Relative, Tailed
-from .severities import least_severity
-from .silicon import SILICON, silicon_faults, silicon_frequency
-from .study_tables import (
+from .published_tables import (
     ELEMENTS,
     LAST_BIT,
     MICROSTEPS,
@@ -60,6 +57,8 @@ from .study_tables import (
     published,
     published_layers,
 )
+from .severities import least_severity
+from .silicon import SILICON, silicon_faults, silicon_frequency
 
 if TYPE_CHECKING:
     from jaxtyping import Float64
@@ -155,7 +154,7 @@ def node_faults(
         ValueError: there is no such node, or there are no layers.
 
     Example:
-        >>> from sdc.faults import node_faults
+        >>> from sdc.nodes import node_faults
         >>> len(node_faults("node11", layers=16)), node_faults("healthy", layers=16)
         (4, [])
         >>> [fault, *_] = node_faults("node11", layers=2, at={"host": 3}, where=lambda name: f'probed("my_{name[4:]}")')

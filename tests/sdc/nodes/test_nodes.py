@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdc.faults import nodes
 from sdc.faults.fault import Fault, When
 from sdc.faults.kinds import Relative, Tailed
-from sdc.faults.silicon import SILICON, silicon_faults
-from sdc.faults.study_tables import (
+from sdc.nodes import simulated_nodes as nodes
+from sdc.nodes.published_tables import (
     ELEMENTS,
     LAST_BIT,
     MICROSTEPS,
@@ -23,6 +22,7 @@ from sdc.faults.study_tables import (
     published_layers,
     published_noise,
 )
+from sdc.nodes.silicon import SILICON, silicon_faults
 
 SILENT = {"node2", "node3", "node12"}
 RARE = {"node4", "node5", "node6", "node8", "node13"}

@@ -1,6 +1,6 @@
 """Fits what the study's tables leave open of its nodes: tails, bursts, and what becomes of errors in gradients.
 
-Three things are fitted, and `sdc study nodes` prints them beside what `sdc/faults/data/sdc_fitted.csv` has:
+Three things are fitted, and `sdc study nodes` prints them beside what `sdc/nodes/data/sdc_fitted.csv` has:
 
 - `fit_tail`: the index of the severities' tail, from how the largest severities scatter between layers (tables 8, 9);
 - `fit_bursts`: in how many steps a rare node is hit, from how its counts scatter between layers (tables 6, 7);
@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .kinds import SMALLEST
-from .nodes import FREAK, FittedValue, behaviour, least_node_severity, silent
-from .severities import smallest_draws
-from .study_tables import (
+from ..faults import SMALLEST
+from .published_tables import (
     ELEMENTS,
     LAST_BIT,
     MICROSTEPS,
@@ -38,6 +36,8 @@ from .study_tables import (
     published_layers,
     published_noise,
 )
+from .severities import smallest_draws
+from .simulated_nodes import FREAK, FittedValue, behaviour, least_node_severity, silent
 
 if TYPE_CHECKING:
     from jaxtyping import Float64
@@ -77,7 +77,7 @@ def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
         draws, seed: of the bootstrap.
 
     Example:
-        >>> from sdc.faults.fitting import fit_tail
+        >>> from sdc.nodes.fitting import fit_tail
         >>> 0.5 < fit_tail(0.0).value < fit_tail(2.0).value
         True
     """

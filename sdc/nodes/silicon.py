@@ -1,7 +1,7 @@
-"""Faulty silicon as two studies describe it, simulated: profiles that stand beside the nodes of `nodes`.
+"""Faulty silicon as two studies describe it, simulated: profiles that stand beside the nodes of `simulated_nodes`.
 
 `silicon:gpu` has the outcomes of stuck-at faults in the gates of a data-center GPU: Tung et al., *The Anatomy of Silent
-Data Corruption: GPU Error Pattern Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213. Its abstract
+Data Corruption: GPU Error One Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213. Its abstract
 says that NaN and infinities are 1.01 % of the corruptions, that fewer than 40 % of the events with flipped bits have a
 single one, and that corrupted addresses are periodic, aligned with warps. What is quoted of its body by others (the
 paper itself was not at hand) is less sure: by several the shares of zeros and of flips that leave a number finite
@@ -32,11 +32,9 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 
+from ..faults import BitFlip, Fault, Mixed, One, Row, Stride, Tile, What
 from ..program import Where
-from .fault import Fault
-from .kinds import BitFlip, Mixed, What
-from .patterns import One, Pattern, Row, Stride, Tile
-from .study_tables import SUBMODULES
+from .published_tables import SUBMODULES
 
 RATE = 1e-6
 """Probability that a hit starts at an element: some ten at each site in twenty steps of the configuration `tiny`. With
@@ -69,7 +67,7 @@ SHARES: Mapping[str, PublishedShare] = {
 """What `silicon:gpu` reproduces of arXiv:2605.04213."""
 
 _GPU = Mixed(SHARES["zero"].share, SHARES["special"].share, FLIPS)
-_PROFILES: Mapping[str, tuple[What, tuple[Pattern, ...]]] = {
+_PROFILES: Mapping[str, tuple[What, tuple[One, ...]]] = {
     "silicon:gpu": (_GPU, tuple(Stride(WARP // period, period, WARP) for period in PERIODS)),
     "silicon:tensor-core": (BitFlip(bits=(6,)), (Tile(3, 3),)),
     "silicon:fma": (Mixed(flips=FMA_FLIPS), (One(),)),
@@ -107,7 +105,7 @@ def silicon_frequency(name: str) -> dict[str, float]:
     return dict.fromkeys(SUBMODULES, frequency)
 
 
-def _profile(name: str) -> tuple[What, tuple[Pattern, ...]]:
+def _profile(name: str) -> tuple[What, tuple[One, ...]]:
     if name not in _PROFILES:
         near = difflib.get_close_matches(name, SILICON, 1, 0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""

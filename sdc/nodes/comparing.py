@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from .fault import Fault, When
-from .kinds import SMALLEST, Relative, Tailed
-from .nodes import Load, behaviour, node_faults
-from .severities import largest_mean
-from .study_tables import (
+from ..faults import SMALLEST, Fault, Relative, Tailed, When
+from .published_tables import (
     ELEMENTS,
     LAST_BIT,
     MICROSTEPS,
@@ -23,6 +20,8 @@ from .study_tables import (
     published,
     published_layers,
 )
+from .severities import largest_mean
+from .simulated_nodes import Load, behaviour, node_faults
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float64
@@ -70,7 +69,7 @@ def compare_figure(
 
     Example:
         >>> import numpy as np
-        >>> from sdc.faults.comparing import compare_figure
+        >>> from sdc.nodes.comparing import compare_figure
         >>> compare_figure("node11", "frequency", "fwd/attn", 0.0289, np.linspace(0.028, 0.03, 100)).agrees
         True
     """
@@ -92,7 +91,7 @@ def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compare
         seed: decides the draws.
 
     Example:
-        >>> from sdc.faults.comparing import compare_tables
+        >>> from sdc.nodes.comparing import compare_tables
         >>> [row.agrees for row in compare_tables("node11", runs=20) if row.place == "fwd/attn"]
         [True, True]
     """
@@ -157,7 +156,7 @@ def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]
         seed: decides the draws.
 
     Example:
-        >>> from sdc.faults.comparing import compare_time
+        >>> from sdc.nodes.comparing import compare_time
         >>> [row.agrees for row in compare_time("node14", runs=20)]
         [True, True]
     """
@@ -227,7 +226,7 @@ def correlation(name: str, *, steps: int = 20_000, seed: int = 0) -> float | Non
         The coefficient; None with fewer than two submodules that are hit in so many steps.
 
     Example:
-        >>> from sdc.faults.comparing import correlation
+        >>> from sdc.nodes.comparing import correlation
         >>> correlation("node7") > 0.5, abs(correlation("node1")) < 0.05
         (True, True)
     """

@@ -28,7 +28,7 @@ def smallest_draws(
 
     Example:
         >>> import numpy as np
-        >>> from sdc.faults.severities import smallest_draws
+        >>> from sdc.nodes.severities import smallest_draws
         >>> [often] = smallest_draws(np.asarray([1e6]), steps=1000, few=0.0)
         >>> round(float(np.median(often)), 6)  # ln 2 / 1000
         0.000693
@@ -65,7 +65,7 @@ def least_severity(
 
     Example:
         >>> import numpy as np
-        >>> from sdc.faults.severities import least_severity
+        >>> from sdc.nodes.severities import least_severity
         >>> round(least_severity(np.full(16, 7.0), np.full(16, 1e9), steps=4500, cells=1, tail=0.0, few=0.0), 2)
         7.0
     """
@@ -84,7 +84,7 @@ def largest_mean(hits: Float64[np.ndarray, "*n"], cells: int) -> Float64[np.ndar
 
     Example:
         >>> import numpy as np
-        >>> from sdc.faults.severities import largest_mean
+        >>> from sdc.nodes.severities import largest_mean
         >>> largest_mean(np.asarray([1.0, 512.0, 1e9]), 512).round(2).tolist()
         [1.0, 2.0, 1.0]
     """
