@@ -105,7 +105,7 @@ def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> Non
         ({"nodes": ()}, "expected one or several"),
         ({"runs": 3}, "too few for an interval"),
         ({"steps": 10}, "too short for a statement"),
-        ({"seed": -1}, "expected a number from 0"),
+        ({"seed": -1}, "expected a whole number from 0"),
     ],
 )
 def test_bad_settings(settings: dict, said: str) -> None:

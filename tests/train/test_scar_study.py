@@ -216,7 +216,7 @@ def test_a_trial_that_does_not_converge_is_no_cost(sound: list[dict[str, Any]]) 
         ({"starts": 4}, "starts=4: expected at least 5"),
         ({"trials": 7, "starts": 5}, "trials=7: expected a multiple of the 5 starts"),
         ({"trials": 0}, "trials=0: expected a multiple"),
-        ({"seed": -1}, "seed=-1: expected a number from 0"),
+        ({"seed": -1}, "seed=-1: expected a whole number from 0"),
     ],
 )
 def test_bad_settings(settings: dict[str, int], message: str) -> None:
