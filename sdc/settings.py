@@ -95,7 +95,7 @@ def check_fields(settings: Any) -> None:
     hints = typing.get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
         name, value, hint = field.name, getattr(settings, field.name), hints[field.name]
-        marks: tuple[object, ...] = ()
+        marks: list[Any] = []
         if typing.get_origin(hint) is Annotated:
             hint, *marks = typing.get_args(hint)
         if _fits(value, hint):

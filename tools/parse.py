@@ -16,6 +16,7 @@ import itertools
 import operator
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -158,7 +159,7 @@ def offered(kind: type, only: Sequence[str] = ()) -> tuple[list[Offered], Maker]
 def _spec_in(hint: Any, flag: Flag) -> type | None:
     """The spec that a field holds, or may hold."""
     kinds = (hint, *(typing.get_args(hint) if flag.without else ()))
-    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _unwrapped(hint: Any) -> list[Any]:
@@ -167,11 +168,11 @@ def _unwrapped(hint: Any) -> list[Any]:
 
 def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequence[Any]) -> Any:
     """The type that tyro knows."""
-    kind = flag.type or hint
+    kind: Any = flag.type or hint
     if flag.type is not None and field.default is None and not flag.without and not flag.argument:
         kind = kind | None
     if typing.get_origin(kind) is collections.abc.Sequence:
-        kind = tuple[typing.get_args(kind)[0], ...]
+        kind = types.GenericAlias(tuple, (typing.get_args(kind)[0], ...))
     own = [mark for mark in marks if not isinstance(mark, Flag | Only | Within)]
     own += [tyro.conf.UseAppendAction] * flag.repeated + [tyro.conf.Positional] * flag.argument
     for mark in own:
@@ -182,9 +183,11 @@ def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequ
 def _default(field: "dataclasses.Field[Any]", flag: Flag) -> Any:
     if flag.without:
         return False if flag.type is bool else typing.get_args(flag.type)[0]
-    if flag.argument or (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING):
+    if flag.argument:
         return tyro.MISSING
-    return field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return tyro.MISSING if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _optional(switch: StructFieldSpec, without: str, below: Sequence[Offered], make: Maker) -> Maker:

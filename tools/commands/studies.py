@@ -267,8 +267,9 @@ def _scar(options: ScarStudyCommand) -> int:
 
     with usage_errors():
         study = ScarStudy(**vars(options.study))
-        named = {name: _path(getattr(options.sources, name)) for name in ("ratings", "documents")}
-        chosen = subjects(options.workload, dataclasses.replace(options.sources, **named))
+        ratings, documents = map(_path, (options.sources.ratings, options.sources.documents))
+        sources = dataclasses.replace(options.sources, ratings=ratings, documents=documents)
+        chosen = subjects(options.workload, sources)
         prepare(cpu_devices=os.cpu_count() or 1, cpu_threads=os.cpu_count())  # trials are shared out
     onward.folder = folder
     with run_errors(folder), CountProgress("scar", len(study.parts(chosen))) as progress:
@@ -308,9 +309,9 @@ def _nodes(options: NodesStudyCommand) -> int:
     return Exit.CLEAN
 
 
-def _path(source: str) -> str | Path:
+def _path(source: str | Path) -> str | Path:
     """What holds a path separator, or is there, is a file or a folder."""
-    return Path(source) if os.sep in source or os.path.exists(source) else source
+    return Path(source) if os.sep in str(source) or os.path.exists(source) else source
 
 
 def abft(options: AbftCommand) -> int:
