@@ -96,7 +96,7 @@ def test_a_number_is_sensible_or_refused(
 
     for function in (
         "sdc.analysis.fleet.srun_lines",
-        "sdc.analysis.fleet.pair_schedule.make_schedule",
+        "sdc.analysis.fleet.pair_schedule.proportion_interval",
         "sdc.records.prepare",
         "sdc.tools.commands.doctor.examine",
         "sdc.tools.bench.command.prepare",
