@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sdc.tools.cli import run
-from sdc.train.doctor import examining
-from sdc.train.doctor.layout import Examined, read_examined
+from sdc.train.doctor import diagnosis
+from sdc.train.doctor.results import Examined, read_examined
 from tests.train.test_doctor import FLAGGED, PLAIN, SEEDED
 
 
@@ -17,7 +17,7 @@ from tests.train.test_doctor import FLAGGED, PLAIN, SEEDED
 def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the command examines; its operations are few."""
     found = dict(PLAIN)
-    partial = functools.partial(examining.examine, environ=found, suite=FLAGGED)
+    partial = functools.partial(diagnosis.examine, environ=found, suite=FLAGGED)
     monkeypatch.setattr("sdc.tools.commands.doctor.examine", partial)
     return found
 
@@ -27,7 +27,7 @@ def test_two_hosts_by_file(environ: dict[str, str], tmp_path: Path, capsys: pyte
     assert run(["doctor", "--json"]) == 0
     captured = capsys.readouterr()
     value = json.loads(captured.out)
-    assert (value["format"], value["schema"], value["verdict"]["word"]) == ("jax-sdc doctor", 1, "FIT")
+    assert (value["format"], value["schema"], value["verdict"]) == ("jax-sdc doctor", 1, "clean")
     assert value["settings"] == {"JAX_PLATFORMS": "cpu", "NPROC": "2"}
     assert {row["operation"] for row in value["operations"]} == {"steady", "product", "sum", "roundings", "types"}
     file = tmp_path / "first.json"
@@ -92,7 +92,7 @@ def test_a_configuration_that_is_none(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_as_the_commands_set_it_up() -> None:
     """The flags of GPUs and the size of the pool are in the environment that is examined."""
-    found = examining.examine(environ={**PLAIN, "NPROC": "1"}, suite=SEEDED, devices=5, prepared=True, seconds=0.01)
+    found = diagnosis.examine(environ={**PLAIN, "NPROC": "1"}, suite=SEEDED, devices=5, prepared=True, seconds=0.01)
     assert found.settings["--xla_gpu_autotune_level"] == "0"
     assert int(found.settings["NPROC"]) >= 5
     assert found.asked.prepared

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdc.burnin.workloads.arrays import normal
-from sdc.train.doctor.operation import Built, Operation, collective, single
+from sdc.train.doctor.operations import Built, Operation, collective, single
 
 COUNTER = itertools.count()
 FIXING = "--xla_cpu_enable_fast_math=false"

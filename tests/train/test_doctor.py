@@ -7,15 +7,12 @@ import msgspec
 import pytest
 
 from sdc.records.manifests import Environment
-from sdc.train.doctor.children import Request, ask
-from sdc.train.doctor.examining import examine
-from sdc.train.doctor.hosts import describe_host
-from sdc.train.doctor.laboratory import Laboratory
-from sdc.train.doctor.layout import Answer, Check, Examined
-from sdc.train.doctor.measuring import measure
-from sdc.train.doctor.operations import standard
-from sdc.train.doctor.pairing import compare_hosts
-from sdc.train.doctor.settings import settings_of
+from sdc.train.doctor.diagnosis import examine
+from sdc.train.doctor.host_comparison import compare_hosts
+from sdc.train.doctor.laboratory import Laboratory, Request, ask
+from sdc.train.doctor.operations import measure, standard
+from sdc.train.doctor.results import Answer, Check, Examined
+from sdc.train.doctor.surroundings import describe_host, settings_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLAIN = {
@@ -51,8 +48,8 @@ def test_what_differs_is_named(seeded: Examined) -> None:
     assert checks["in two processes"].operations == ["process", "unless set"]
     assert checks["order of devices"].operations == ["order"]
     assert checks["compilation cache"].outcome == "ok"
-    assert (seeded.verdict.word, seeded.verdict.code) == ("NOT FIT", 1)
-    assert "order of devices" in seeded.verdict.sentence
+    assert (seeded.verdict.fitness, seeded.verdict.code) == ("NOT FIT", 1)
+    assert "order of devices" in seeded.sentence
 
 
 def test_the_setting_is_found_or_it_is_said_that_none_is(seeded: Examined) -> None:
@@ -70,7 +67,7 @@ def test_the_setting_is_found_or_it_is_said_that_none_is(seeded: Examined) -> No
 
 def test_settings_that_decide_bits_here_are_named(elsewhere: Examined) -> None:
     checks = by_name(elsewhere)
-    assert elsewhere.verdict.word == "FIT"  # what is set is a property, and no failure
+    assert elsewhere.verdict.fitness == "FIT"  # what is set is a property, and no failure
     assert checks["settings here"].causes == ["--xla_allow_excess_precision", "--xla_cpu_enable_fast_math"]
     assert set(checks["settings here"].operations) == {"sum", "roundings"}
     pool = checks["other thread pool"]
@@ -130,7 +127,7 @@ def test_what_no_setting_explains_is_left_open(elsewhere: Examined) -> None:
 
 def test_an_operation_that_cannot_be_run_leaves_it_open() -> None:
     found = examine(environ=PLAIN, suite=BROKEN)
-    assert (found.verdict.word, found.verdict.code) == ("INCONCLUSIVE", 3)
+    assert (found.verdict.fitness, found.verdict.code) == ("INCONCLUSIVE", 3)
     check = by_name(found)["all operations"]
     assert (check.operations, check.sentence) == (["refused"], "refused: RuntimeError: no such unit")
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sdc.train.doctor.children import ChildFailed, Request, ask
-from sdc.train.doctor.examining import decide, examine
-from sdc.train.doctor.laboratory import Laboratory
-from sdc.train.doctor.layout import Check
+from sdc.train.doctor.diagnosis import decide, examine
+from sdc.train.doctor.laboratory import ChildFailed, Laboratory, Request, ask
+from sdc.train.doctor.results import Check
 
 BARE = (sys.executable, "-S", "-c")
 
@@ -56,7 +55,7 @@ def test_one_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
 
 def test_no_answer_is_no_verdict() -> None:
     found = examine(environ=os.environ, seconds=0.5, command=(*BARE, "import time; time.sleep(60)"))
-    assert (found.verdict.word, found.verdict.code) == ("INCONCLUSIVE", 3)
+    assert (found.verdict.fitness, found.verdict.code) == ("INCONCLUSIVE", 3)
     runs = [check for check in found.checks if check.kind == "run"]
     assert {check.outcome for check in runs} == {"could not be run"}
     assert "killed" in runs[0].sentence
@@ -126,5 +125,5 @@ def check(outcome: str, kind: str = "run") -> Check:
     ],
 )
 def test_the_gravest_decides_and_nothing_is_fit_by_default(outcomes: tuple[str, ...], code: int) -> None:
-    assert decide([check(outcome) for outcome in outcomes]).code == code
-    assert decide([check("ok", "environment")]).code == 3
+    assert decide([check(outcome) for outcome in outcomes])[0].code == code
+    assert decide([check("ok", "environment")])[0].code == 3

@@ -2,9 +2,8 @@
 
 from sdc.records.determinism import GPU_FLAGS
 from sdc.records.manifests import Environment
-from sdc.train.doctor.hosts import describe_host
-from sdc.train.doctor.layout import Check, HostPart
-from sdc.train.doctor.surroundings import Scene, candidates, look
+from sdc.train.doctor.results import Check, HostPart
+from sdc.train.doctor.surroundings import Scene, candidates, describe_host, look
 
 MACHINE = HostPart(cores=8, allowed=2, quota=1.5, features=["avx2", "fma"], siblings=True)
 

@@ -62,7 +62,7 @@ def run(options: DoctorCommand) -> int:
             tell=progress.begin,
         )
     show(msgspec.to_builtins(found), _parts(found), as_json=options.json)
-    return found.verdict.code
+    return int(found.verdict.code)
 
 
 def _parts(found: Examined) -> "Iterator[Part]":
@@ -79,8 +79,7 @@ def _parts(found: Examined) -> "Iterator[Part]":
     if to_set:
         yield Text("to make bits comparable, set")
         yield from (Text(f"  {line}") for line in to_set.values())
-    tone = {"FIT": "clean", "NOT FIT": "corrupt"}.get(found.verdict.word, "inconclusive")
-    yield Text(found.verdict.sentence, lead=found.verdict.word, tone=tone)
+    yield Text(found.sentence, lead=found.verdict.fitness, tone=found.verdict.value)
 
 
 def _checked(options: DoctorCommand) -> Examined | None:

@@ -40,8 +40,8 @@ def main() -> None:
         jax.config.update("jax_num_cpu_devices", request["devices"])
     from sdc.records import environment
 
-    from .layout import Answer
-    from .measuring import measure
+    from .operations import measure
+    from .results import Answer
 
     module, _, name = request["suite"].partition(":")
     operations = getattr(importlib.import_module(module), name)(request["options"])

@@ -1,13 +1,126 @@
-"""Processes that measure in one environment and in changed ones, within a limit of time."""
+"""Child processes that measure, each in an environment of its own, within a limit of time."""
 
+import contextlib
 import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from .children import CHILD, ChildFailed, Request, ask
-from .layout import Answer
-from .settings import changed
+import msgspec
+
+from .results import Answer
+from .surroundings import changed
+
+CHILD = (sys.executable, "-m", "sdc.train.doctor.child")
+SUITE = "sdc.train.doctor.operations:standard"
+LAST = 300
+"""Characters of a child's last words."""
+
+
+class ChildFailed(RuntimeError):
+    """A child told nothing.
+
+    Attributes:
+        unknown: flags that its XLA does not know, and therefore ended it.
+    """
+
+    def __init__(self, reason: str, unknown: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.unknown = tuple(unknown)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a child is asked to measure.
+
+    Attributes:
+        suite: `MODULE:FUNCTION`, a function of `options` that returns operations.
+        options: for it.
+        only: names of the operations to run; None for all.
+        runs: of each operation.
+        devices: CPU devices to simulate; None for what there is.
+    """
+
+    suite: str = SUITE
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    only: Sequence[str] | None = None
+    runs: int = 3
+    devices: int | None = None
+
+
+def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: Sequence[str] = CHILD) -> Answer:
+    """Starts a process that measures, and waits for what it says."""
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=dict(environ),
+                start_new_session=True,  # so that what it starts is killed with it
+            )
+        except OSError as error:
+            raise ChildFailed(f"a process could not be started ({error.strerror})") from error
+        try:
+            out, _ = process.communicate(json.dumps(dataclasses.asdict(request)).encode(), timeout=limit)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            raise ChildFailed(f"a process gave no answer within {limit:.0f} s and was killed") from None
+        except BaseException:
+            _kill(process)
+            raise
+        words = _last_words(said)
+        if process.returncode != 0:
+            how = _ending(process.returncode)
+            raise ChildFailed(f"a process ended with {how}" + (f": {words}" if words else ""), unknown_flags(words))
+    try:
+        return msgspec.json.decode(out, type=Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ChildFailed(f"a process answered {out[:40]!r}, which is no result ({error})") from error
+
+
+def unknown_flags(words: str) -> tuple[str, ...]:
+    """Flags that XLA complains of, from a process's last words."""
+    found = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", words)
+    return tuple(word.partition("=")[0] for word in found[1].split() if word.startswith("--")) if found else ()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that a driver holds dies when that lets it
+        process.wait(5.0)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def _last_words(said: Any) -> str:
+    """The last line that says something; a crash of the runtime has its reason above the addresses."""
+    said.seek(0, os.SEEK_END)
+    said.seek(max(0, said.tell() - 20_000))
+    lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if unknown_flags(line) or re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (telling or lines or [""])[-1][:LAST]
+
 
 UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 LONGEST = 150.0
@@ -45,17 +158,7 @@ class Laboratory:
         only: Sequence[str] | None = None,
         cache: str | None = None,
     ) -> Answer:
-        """Measures in a process of its own.
-
-        Args:
-            what: in words.
-            changes: of the environment; a flag that XLA does not know is left out.
-            only: operations; None for all.
-            cache: folder of a persistent compilation cache; None for none.
-
-        Raises:
-            ChildFailed: it told nothing, or no time is left.
-        """
+        """Measures in a process of its own."""
         asked = dict(changes)
         while True:
             left = self._ends - time.monotonic()

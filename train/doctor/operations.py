@@ -1,25 +1,70 @@
-"""What the doctor runs: a small training step, and single operations that are known for other bits.
+"""What the doctor runs, and its digests: a small training step, and operations that are known for other bits."""
 
-Inputs come from integers by NumPy, the same bits on every host.
-"""
-
+import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from sdc.burnin.workloads import normal, random_words
+from sdc.records import program_fingerprint
 
 from .. import TrainConfig, get_config
 from ..programs import ModelConfig, OptimizerConfig, check, place, plain, sharded
-from .layout import TRAINING
-from .operation import AXIS, Built, Operation, collective, single
+from .results import TRAINING, Measured
+
+AXIS = "devices"
+
+
+class Built(NamedTuple):
+    """A function of arrays that can be jitted, and where its arguments are."""
+
+    fn: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """Something to run.
+
+    Attributes:
+        name: how it is called in the result.
+        build: makes the function and its arguments for devices in an order; one that runs on a single device takes the
+            first.
+        several: whether it runs on all devices.
+    """
+
+    name: str
+    build: Callable[[Sequence[jax.Device]], Built]
+    several: bool = False
+
+
+def single(name: str, fn: Callable[..., Any], *inputs: Callable[[], np.ndarray]) -> Operation:
+    """An operation on one device."""
+    return Operation(name, lambda devices: Built(fn, tuple(jax.device_put(make(), devices[0]) for make in inputs)))
+
+
+def collective(name: str, fn: Callable[..., Any], elements: int) -> Operation:
+    """An operation over all devices, each of which holds a row of so many numbers; `fn` gets a row, bound to `AXIS`."""
+
+    def build(devices: Sequence[jax.Device]) -> Built:
+        mesh = Mesh(np.asarray(devices), (AXIS,), axis_types=(AxisType.Auto,))
+        rows = normal((len(devices), elements), "float32", 31)
+        placed = jax.device_put(rows, NamedSharding(mesh, P(AXIS)))
+        mapped = jax.shard_map(
+            lambda row: fn(row[0])[None], mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False
+        )
+        return Built(mapped, (placed,))
+
+    return Operation(name, build, several=True)
+
 
 STEPS = 3
 SMALL = TrainConfig(
@@ -55,14 +100,7 @@ def training(config: TrainConfig) -> Operation:
 
 
 def standard(options: Mapping[str, Any]) -> list[Operation]:
-    """What `sdc doctor` runs.
-
-    Args:
-        options: `config`: name of a configuration for the training step; None for a tiny one.
-
-    Raises:
-        SettingError: there is no such configuration.
-    """
+    """What `sdc doctor` runs."""
     config = get_config(options["config"]) if options.get("config") else SMALL
     check(config, 1, 1)
     return [*_single(), *_collectives(), training(config)]
@@ -186,3 +224,38 @@ def _scattered(row: Any) -> Any:
     """A device's share of the sum; the rest of the row is cut off where it does not divide."""
     count = lax.axis_size(AXIS)
     return lax.psum_scatter(row[: row.shape[0] // count * count], AXIS, tiled=True)
+
+
+DIGITS = 16
+
+
+def measure(operations: Sequence[Operation], devices: Sequence[jax.Device], *, runs: int) -> list[Measured]:
+    """Runs each operation several times, and once with the devices in the opposite order."""
+    return [_measured(operation, devices, runs) for operation in operations]
+
+
+def digest_of(tree: Any) -> str:
+    """The first digits of a SHA-256 over types, shapes and bytes, computed by the host."""
+    total = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        array = np.ascontiguousarray(jax.device_get(leaf))
+        total.update(f"{array.dtype} {array.shape};".encode())
+        total.update(array.tobytes())
+    return total.hexdigest()[:DIGITS]
+
+
+def _measured(operation: Operation, devices: Sequence[jax.Device], runs: int) -> Measured:
+    row = Measured(operation=operation.name, devices=len(devices) if operation.several else 1)
+    try:
+        fn, arguments = operation.build(devices)
+        row.inputs = digest_of(arguments)
+        lowered = jax.jit(fn).lower(*arguments)
+        row.program = program_fingerprint(lowered)[:DIGITS]
+        compiled = lowered.compile()
+        row.digests = [digest_of(compiled(*arguments)) for _ in range(runs)]
+        if row.devices > 1:
+            turned, placed = operation.build(devices[::-1])
+            row.permuted = digest_of(jax.jit(turned)(*placed))
+    except Exception as error:  # whatever an operation throws is told; the others are run
+        row.problem = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    return row

@@ -1,17 +1,118 @@
-"""What can be told of an environment without running anything: settings that let bits differ, and what to set.
+"""What of an environment may decide bits: processors, settings, libraries; checks that run nothing."""
 
-`risk` is what lets two runs or two like hosts differ although nothing is broken. `information` is what has to be equal
-where bits are compared.
-"""
-
-from collections.abc import Iterator, Mapping
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from sdc.records import GPU_FLAGS, THREADS, Environment
 
-from .hosts import pool_size
-from .layout import Check, HostPart, Outcome
-from .settings import PLACES, lines, settings_of, shown
+from .results import Check, HostPart, Outcome
+
+_FEATURES = re.compile(r"sse4_[12]|ssse3|avx\w*|fma|f16c|bmi[12]|amx_\w+|asimd\w*|sve\w*|sme\w*|bf16|i8mm|fphp")
+"""What compilers choose instructions by."""
+CPUINFO, SIBLINGS = "/proc/cpuinfo", "/sys/devices/system/cpu/smt/active"
+QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def describe_host(read: Callable[[str], str | None] = _read) -> HostPart:
+    """What is known of the host's processors."""
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", read(CPUINFO) or "", re.MULTILINE)
+    active = (read(SIBLINGS) or "").strip()
+    return HostPart(
+        cores=os.cpu_count() or 1,
+        allowed=len(os.sched_getaffinity(0)),
+        quota=_quota(read),
+        features=sorted(word for word in set(found[1].split() if found else ()) if _FEATURES.fullmatch(word)),
+        siblings={"1": True, "0": False}.get(active),
+    )
+
+
+def pool_size(environ: Mapping[str, str], allowed: int, devices: int) -> int:
+    """Threads of XLA's pool on a CPU: what NPROC says, else the processors it may use, at least one for each device."""
+    given = environ.get(THREADS, "")
+    return max(int(given) if given.isdecimal() and int(given) > 0 else allowed, devices)
+
+
+def _quota(read: Callable[[str], str | None]) -> float | None:
+    """Processors' worth of time of the control group, by either version of the kernel's interface."""
+    words = (read(QUOTAS[0]) or "").split()
+    if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
+        return int(words[0]) / int(words[1])
+    quota = (read(QUOTAS[1]) or "").strip()
+    period = (read(QUOTAS[1].replace("quota", "period")) or "").strip()
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
+
+
+FLAGS = "XLA_FLAGS"
+_DECIDE = re.compile(
+    r"NPROC|LIBTPU_INIT_ARGS|LD_PRELOAD|GLIBC_TUNABLES|NVIDIA_TF32_OVERRIDE|"
+    r"(JAX|XLA|NCCL|RCCL|CUBLAS|CUBLASLT|CUDNN|CUDA|TF|TSL|OMP|ROCBLAS|HIPBLASLT|MIOPEN)_\w+"
+)
+"""Variables that JAX, XLA and the libraries below them read."""
+_ASIDE = re.compile(
+    r"XLA_FLAGS|\w*_(DIR|PATH|FILE|HOME|LOG_LEVEL|MIN_VLOG_LEVEL|VISIBLE_DEVICES|IFNAME)|NCCL_DEBUG\w*|NCCL_SOCKET\w*|"
+    r"JAX_(COORDINATOR|COMPILATION_CACHE|PERSISTENT_CACHE|ENABLE_COMPILATION_CACHE|LOG|DUMP|TRACEBACK)\w*|XLA_PYTHON_CLIENT_\w+|"
+    r"CUDA_(VERSION|PKG)\w*|NCCL_VERSION|TF_(ENABLE_ONEDNN_OPTS)|JAX_SDC_\w+"
+)
+"""Those of them that say where things are, or what is told, and decide no bits."""
+PLACES = frozenset(
+    {"--xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "JAX_PLATFORM_NAME"}
+)
+"""Those that say which devices there are: with others it would be another question."""
+
+
+def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings that may decide bits, sorted by name; a flag without a value has an empty one."""
+    found = {name: value for name, value in environ.items() if _DECIDE.fullmatch(name) and not _ASIDE.fullmatch(name)}
+    return dict(sorted({**found, **_flags(environ)}.items()))
+
+
+def changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """An environment with some settings changed; None takes a setting away."""
+    flags, found = _flags(environ), dict(environ)
+    for name, value in changes.items():
+        place = flags if name.startswith("--") else found
+        if value is None:
+            place.pop(name, None)
+        else:
+            place[name] = value
+    text = " ".join(f"{name}={value}" if value else name for name, value in flags.items())
+    if text or FLAGS in found:
+        found[FLAGS] = text
+    return found
+
+
+def lines(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> list[str]:
+    """The same changes as lines for a shell, with the whole of `XLA_FLAGS`."""
+    found = []
+    if any(name.startswith("--") for name in changes):
+        text = changed(environ, changes)[FLAGS]
+        found.append(f'export {FLAGS}="{text}"' if text else f"unset {FLAGS}")
+    for name, value in changes.items():
+        if not name.startswith("--"):
+            found.append(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
+    return found
+
+
+def shown(name: str, value: str | None) -> str:
+    """A setting in a sentence."""
+    return f"no {name}" if value is None else f"{name}={value}" if value else name
+
+
+def _flags(environ: Mapping[str, str]) -> dict[str, str]:
+    words = (word.partition("=") for word in environ.get(FLAGS, "").split())
+    return {name: value for name, _, value in words}
+
 
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 SET_FOR_GPUS: Mapping[str, str] = {

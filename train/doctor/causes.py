@@ -1,16 +1,72 @@
-"""Why operations do not repeat themselves: settings that are known are tried, in new processes, until it is clear."""
+"""Which of many settings explain that an operation does not repeat itself, in as few trials as possible."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from .children import ChildFailed
-from .comparing import steady
-from .laboratory import Laboratory
-from .layout import Answer
-from .narrowing import explanations
-from .settings import lines, shown
-from .surroundings import Scene, candidates
+from .laboratory import ChildFailed, Laboratory
+from .results import Answer, steady
+from .surroundings import Scene, candidates, lines, shown
+
+FEW = 8
+"""Settings that are tried one by one first, if there are no more: mostly it is one, and a trial tells of all
+operations."""
+
+
+def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> list[str]:
+    """The fewest of some settings with which something holds, by halving (QuickXplain).
+
+    Args:
+        names: the settings; with all of them it holds.
+        holds: whether it does with some of them. What holds with some is taken to hold with more.
+
+    Returns:
+        Settings with which it holds, none of which can be left out; empty if it holds without any.
+
+    Example:
+        >>> from sdc.train.doctor.causes import minimal
+        >>> minimal("abcdefgh", lambda some: {"b", "g"} <= some)
+        ['b', 'g']
+
+    References:
+        U. Junker, QuickXplain: Preferred explanations and relaxations for over-constrained problems, AAAI 2004.
+    """
+
+    def go(given: frozenset[str], more: bool, rest: Sequence[str]) -> list[str]:
+        if more and holds(given):
+            return []
+        if len(rest) == 1:
+            return list(rest)
+        left, right = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        of_right = go(given | set(left), True, right)
+        of_left = go(given | set(of_right), bool(of_right), left)
+        return [*of_left, *of_right]
+
+    if not names or holds(frozenset()):
+        return []
+    return go(frozenset(), False, names)
+
+
+def explanations(
+    names: Sequence[str], operations: Sequence[str], holding: Callable[[frozenset[str]], frozenset[str]]
+) -> dict[str, list[str]]:
+    """For each operation the settings that explain it."""
+    ask = functools.cache(holding)
+    found: dict[str, list[str]] = {}
+    if not names:
+        return found
+    for operation in operations:
+        if operation not in ask(frozenset(names)):
+            continue
+        alone = [[name] for name in names] if len(names) <= FEW else []
+        before = next((some for some in [*found.values(), *alone] if operation in ask(frozenset(some))), None)
+
+        def explained(some: frozenset[str], one: str = operation) -> bool:
+            return one in ask(some)
+
+        found[operation] = before or minimal(names, explained)
+    return found
+
 
 FAULTY = "A faulty device is one of the explanations: run sdc burnin"
 
@@ -58,13 +114,7 @@ class Reasons:
 
 
 def narrow_down(lab: Laboratory, scene: Scene, names: Sequence[str]) -> Reasons:
-    """Runs operations that differed again, two processes at a time, with settings that may make them repeat themselves.
-
-    Args:
-        lab: where.
-        scene: what is known of the environment.
-        names: the operations; without any, nothing is run.
-    """
+    """Runs what differed again, two processes at a time, with settings that may make it repeat itself."""
     known = candidates(scene)
     if not names:
         return Reasons(lab.environ, known)

@@ -1,19 +1,32 @@
-"""The runs: the same operations twice in a process, in two, from a warm cache, in another order, with other threads."""
+"""All checks: the same operations in other processes, caches, orders and thread pools; and the verdict."""
 
+import datetime
+import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 
-from sdc.records import THREADS
+from sdc.records import GPU_FLAGS, THREADS
+from sdc.settings import SettingError
+from sdc.verdict import Verdict
 
-from .children import ChildFailed
-from .comparing import between, by_name, turned, unsteady
-from .hosts import pool_size
-from .laboratory import Laboratory
-from .layout import TRAINING, Answer, Check, HostPart, Outcome
-from .narrowing import explanations
-from .reasons import FAULTY, Reasons, narrow_down
-from .settings import PLACES, lines, settings_of, shown
-from .surroundings import Scene
+from .causes import FAULTY, Reasons, explanations, narrow_down
+from .host_comparison import compare_hosts
+from .laboratory import CHILD, SUITE, ChildFailed, Laboratory, Request
+from .results import (
+    TRAINING,
+    Answer,
+    Asked,
+    Check,
+    Examined,
+    HostPart,
+    Outcome,
+    between,
+    by_name,
+    turned,
+    unsteady,
+)
+from .surroundings import PLACES, Scene, changed, describe_host, lines, look, pool_size, settings_of, shown
 
 REPEAT, PROCESS, CACHE, ORDER = "twice in one process", "in two processes", "compilation cache", "order of devices"
 THREAD_POOL, DECIDING = "other thread pool", "settings here"
@@ -21,15 +34,7 @@ RUNS = (REPEAT, PROCESS, CACHE, ORDER, THREAD_POOL)
 
 
 def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
-    """Runs everything, and narrows down what differs.
-
-    Args:
-        lab: where.
-        machine: the host's processors.
-
-    Returns:
-        The checks, and what the first process measured; None if it failed.
-    """
+    """Runs everything, and narrows down what differs."""
     with tempfile.TemporaryDirectory(prefix="sdc-doctor-") as folder:
         try:
             first = lab.ask("first process, empty cache", {}, cache=folder)
@@ -184,3 +189,92 @@ def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
     said = ", ".join(shown(name, values[name]) for name in causes)
     sentence = f"{said}: without, {', '.join(different)} gives other bits. Compare only hosts where this is equal"
     return _check(DECIDING, "information", sentence, operations=different, causes=causes)
+
+
+TIMES = 3
+"""Runs of each operation in a process."""
+SECONDS = 300.0
+MOST_SECONDS = 86_400.0
+
+
+def examine(
+    *,
+    config: str | None = None,
+    devices: int | None = None,
+    seconds: float = SECONDS,
+    prepared: bool = False,
+    against: Examined | None = None,
+    named: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    suite: str = SUITE,
+    command: Sequence[str] = CHILD,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Examined:
+    """Finds out whether an environment is fit for bitwise comparison. Everything runs in processes of its own.
+
+    Args:
+        config: configuration of the training step; None for a tiny one.
+        devices: CPU devices to simulate; None for what there is.
+        seconds: all that it may take; what was not found out until then is told.
+        prepared: add what the commands of sdc set: flags of GPUs, size of the thread pool.
+        against: what the doctor wrote on another host.
+        named: the name of that file, for the record.
+        environ: the environment; by default that of this process.
+        suite: `MODULE:FUNCTION` of the operations to run, a function of options that returns a list of
+            `sdc.train.doctor.operations.Operation`.
+        command: what is started as a child process.
+        tell: hears what is done next.
+
+    Returns:
+        Checks and verdict.
+
+    Raises:
+        SettingError: the time makes no sense.
+    """
+    if not 0 < seconds <= MOST_SECONDS:
+        raise SettingError("seconds", seconds, f"expected a number above 0, at most {MOST_SECONDS:,.0f}")
+    began, created = time.monotonic(), datetime.datetime.now(datetime.UTC)
+    machine = describe_host()
+    surroundings = dict(os.environ if environ is None else environ)
+    if prepared:
+        needed = {name: value for name, _, value in (flag.partition("=") for flag in GPU_FLAGS)}
+        threads = max(machine.cores, 4, devices or 0)  # as for a run on one device of each twin
+        surroundings = changed(surroundings, {**needed, THREADS: str(threads)})
+    request = Request(suite=suite, options={"config": config}, devices=devices, runs=TIMES)
+    lab = Laboratory(surroundings, request, seconds, tell=tell, command=command)
+    checks, first = examine_runs(lab, machine)
+    checks += look(Scene(surroundings, None if first is None else first.environment, machine))
+    if against is not None:
+        checks += compare_hosts(lab, first, against, machine)
+    verdict, sentence = decide(checks)
+    return Examined(
+        created=created.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - began, 3),
+        verdict=verdict,
+        sentence=sentence,
+        asked=Asked(config=config, devices=devices, runs=TIMES, prepared=prepared, against=named),
+        checks=checks,
+        operations=[] if first is None else first.operations,
+        environment=None if first is None else first.environment,
+        settings=settings_of(surroundings),
+        machine=machine,
+    )
+
+
+OUTCOMES = ("differs", "could not be run", "risk", "information")
+
+
+def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
+    """The verdict: a difference weighs more than what could not be found out, and that more than what was equal."""
+    names = {outcome: [check.name for check in checks if check.outcome == outcome] for outcome in OUTCOMES}
+    if different := names["differs"]:
+        return Verdict.CORRUPT, f"bits differ: {', '.join(different)}"
+    if failed := names["could not be run"]:
+        return Verdict.INCONCLUSIVE, f"could not be found out: {', '.join(failed)}"
+    if risks := names["risk"]:
+        return Verdict.INCONCLUSIVE, f"no bit differed here, but others may on another host or day: {', '.join(risks)}"
+    if not any(check.kind == "run" and check.outcome == "ok" for check in checks):
+        return Verdict.INCONCLUSIVE, "nothing was compared"
+    equal = names["information"]
+    kept = f"; between hosts keep equal: {', '.join(equal)}" if equal else ""
+    return Verdict.CLEAN, f"no bit differed{kept}"

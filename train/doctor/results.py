@@ -1,16 +1,16 @@
-"""What the doctor writes, `sdc doctor --json`, as types. Reading and checking it does without JAX."""
+"""What the doctor writes, `sdc doctor --json`, as types. Reading and checking it needs no JAX."""
 
 import os
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from sdc.records import AnyPath, Environment, Fields, Format, Header, RecordError, about
+from sdc.verdict import Verdict
 
 TRAINING = "training step"
 """Name of the operation that takes longest."""
-Word: TypeAlias = Literal["FIT", "NOT FIT", "INCONCLUSIVE"]
-CODES: dict[Word, int] = {"FIT": 0, "NOT FIT": 1, "INCONCLUSIVE": 3}
 Outcome: TypeAlias = Literal["ok", "differs", "risk", "information", "not applicable", "could not be run"]
 
 
@@ -77,14 +77,6 @@ class Check(Fields, kw_only=True):
     lines: Annotated[list[str], about("what to set, line by line, for a shell")] = msgspec.field(default_factory=list)
 
 
-class Decided(Fields, kw_only=True):
-    """The verdict."""
-
-    word: Annotated[Word, about("`FIT`, `NOT FIT` or `INCONCLUSIVE`")]
-    code: Annotated[int, about("exit code of the command: 0, 1 or 3")]
-    sentence: Annotated[str, about("why")]
-
-
 class Asked(Fields, kw_only=True):
     """What was asked for."""
 
@@ -102,7 +94,8 @@ class Examined(Header, kw_only=True, tag="jax-sdc doctor"):
 
     created: Annotated[str, about("when, UTC")]
     seconds: Annotated[float, about("how long it took")]
-    verdict: Annotated[Decided, about("what follows")]
+    verdict: Annotated[Verdict, about("`clean` (fit), `corrupt` (not fit) or `inconclusive`")]
+    sentence: Annotated[str, about("why")]
     asked: Annotated[Asked, about("what was asked for")]
     checks: Annotated[list[Check], about("question by question")]
     operations: Annotated[list[Measured], about("what the first process measured; empty if it failed")]
@@ -119,12 +112,46 @@ DOCTOR = Format(
 
 
 def read_examined(path: AnyPath) -> Examined:
-    """Reads what the doctor printed on another host.
-
-    Raises:
-        RecordError: it is missing, damaged, of another format or layout, or holds no digests; the message says which.
-    """
+    """Reads what the doctor printed on another host."""
     read = DOCTOR.read(path)
     if not any(each.digests for each in read.operations) or read.environment is None:
         raise RecordError(f"{os.fspath(path)} holds no digests, since nothing could be run there; {DOCTOR.remedy}")
     return read
+
+
+def by_name(answer: Answer) -> dict[str, Measured]:
+    """What was measured of each operation that could be run."""
+    return {row.operation: row for row in answer.operations if row.digests and row.problem is None}
+
+
+def unsteady(answers: Sequence[Answer]) -> list[str]:
+    """Operations whose runs in one process differ, in any of the answers."""
+    return _ordered(row.operation for each in answers for row in by_name(each).values() if len(set(row.digests)) > 1)
+
+
+def between(one: Answer, other: Answer) -> list[str]:
+    """Operations that both ran, and whose first runs differ."""
+    here, there = by_name(one), by_name(other)
+    return [name for name in here if name in there and here[name].digests[0] != there[name].digests[0]]
+
+
+def turned(answers: Sequence[Answer]) -> list[str]:
+    """Operations that differ with the devices in the opposite order."""
+    rows = (row for each in answers for row in by_name(each).values())
+    return _ordered(row.operation for row in rows if row.permuted not in (None, row.digests[0]))
+
+
+def steady(answers: Sequence[Answer], *, order: bool) -> frozenset[str]:
+    """Operations of which all runs of all answers gave one digest."""
+    digests: dict[str, set[str]] = {}
+    for each in answers:
+        for name, row in by_name(each).items():
+            found = digests.setdefault(name, set())
+            found.update(row.digests)
+            if order and row.permuted is not None:
+                found.add(row.permuted)
+    return frozenset(name for name, found in digests.items() if len(found) == 1)
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,7 +1,4 @@
-"""Two hosts side by side: what differs in their environments, which operations in their bits, and which setting is why.
-
-Settings of the other host are tried here, in new processes: what then gives the other host's bits is the reason.
-"""
+"""Two hosts side by side: which settings and bits differ, and which setting explains it."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -10,15 +7,10 @@ import msgspec
 
 from sdc.records import THREADS, differences
 
-from .children import ChildFailed
-from .comparing import by_name, steady
-from .hosts import pool_size
-from .laboratory import Laboratory
-from .layout import TRAINING, Answer, Check, Examined, HostPart, Outcome
-from .narrowing import explanations
-from .reasons import FAULTY
-from .settings import PLACES, lines, settings_of, shown
-from .surroundings import Scene
+from .causes import FAULTY, explanations
+from .laboratory import ChildFailed, Laboratory
+from .results import TRAINING, Answer, Check, Examined, HostPart, Outcome, by_name, steady
+from .surroundings import PLACES, Scene, lines, pool_size, settings_of, shown
 
 ENVIRONMENTS, BITS = "environments of both hosts", "bits of both hosts"
 WORDS = ("here", "there")
@@ -27,14 +19,7 @@ FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "pr
 
 
 def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machine: HostPart) -> list[Check]:
-    """Compares what was measured here with what the doctor wrote on another host.
-
-    Args:
-        lab: where to try the other's settings.
-        first: what was measured here; None if nothing could be.
-        other: what the other host's doctor wrote; it holds digests.
-        machine: this host's processors.
-    """
+    """Compares what was measured here with what the doctor wrote on another host."""
     if first is None:
         return [_check(name, "could not be run", "nothing could be run here") for name in (ENVIRONMENTS, BITS)]
     scene = Scene(lab.environ, first.environment, machine)
@@ -45,13 +30,7 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
 
 
 def check_alike(other: Examined, *, config: str | None, devices: int | None) -> str | None:
-    """Why the other host's digests cannot be compared with those that would be made here; None if they can.
-
-    Args:
-        other: what its doctor wrote.
-        config: configuration of the training step here.
-        devices: simulated devices here.
-    """
+    """Why the other host's digests cannot be compared with those that would be made here; None if they can."""
     for flag, theirs, own in (("config", other.asked.config, config), ("devices", other.asked.devices, devices)):
         if theirs != own:
             return (
