@@ -73,7 +73,7 @@ def sharded(config: TrainConfig) -> DeviceStep:
     """The reference step, whose parameters are sharded over all ranks (ZeRO-1).
 
     Example:
-        >>> from sdc.train.config import get_config
+        >>> from sdc.train import get_config
         >>> from sdc.train.programs import sharded
         >>> sharded(get_config("tiny")).abstract().step.dtype.name
         'int32'
