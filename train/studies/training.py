@@ -58,7 +58,7 @@ class Trainer:
     Args:
         workload: what is trained.
         method: how.
-        workers: number of workers, under `vmap`, whose axis is `sdc.train.parallel.DATA`.
+        workers: number of workers, under `vmap`, whose axis is `sdc.train.programs.DATA`.
         rows: rows of a global batch; by default the workload's.
         cut: what a worker's share of a batch becomes, for instance micro-batches.
 
