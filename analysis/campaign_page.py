@@ -173,7 +173,7 @@ def _facts(manifest: CampaignManifest, summary: CampaignSummary) -> list[tuple[s
 
 def _visible(summary: CampaignSummary) -> str:
     hits = summary.visible
-    if summary.steps_to_visible is None:
+    if hits is None or summary.steps_to_visible is None:
         return "none was visible"
     return f"{show(summary.steps_to_visible)} ({hits.count:,} of the {hits.of:,} not masked had one)"
 
@@ -229,8 +229,10 @@ def _sites(summary: CampaignSummary) -> Table | LeftOut:
     return Table("By site", ("site", *COLUMNS), rows, note)
 
 
-def _share(entry: Share) -> tuple[str, str, str]:
+def _share(entry: Share | None) -> tuple[str, str, str]:
     """Count, share and interval."""
+    if entry is None:
+        return NOT_MEASURED, NOT_MEASURED, NOT_MEASURED
     if entry.share is None:
         return show(entry.count), NOT_MEASURED, NOT_MEASURED
     return show(entry.count), show(entry.share), f"{show(entry.low)} to {show(entry.high)}"

@@ -229,7 +229,7 @@ def _products(run: Contents, summary: RunSummary, found: Evidence) -> Diagnosis:
     assert total is not None
     place = listed([name for name in map(_rank_name(run.run), found.ranks) if name][:3])
     course, first = found.course, total.first_step
-    rows = f"{amount(total.flagged)} of {amount(total.checked)} checked rows of matrix products are wrong"
+    rows = f"{amount(total.flagged or 0)} of {amount(total.checked or 0)} checked rows of matrix products are wrong"
     sentence = f"{place + ': ' if place else ''}{hit + ': ' if hit else ''}{rows}, first at step {first}"
     known = hardware(run.run, found.ranks)
     device = (place or "the only device of the run") + (f" ({known})" if known else "")

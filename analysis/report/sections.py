@@ -186,8 +186,8 @@ def marked(part: Marked, mark: str) -> Marked:
     """A table or figure that says what is simulated in it; itself without a mark."""
     if not mark:
         return part
-    found = dataclasses.replace(part, caption=f"[{mark}] {part.caption}")
-    return dataclasses.replace(found, mark=mark) if isinstance(found, Figure) else found
+    drawn: dict[str, Any] = {"mark": mark} if isinstance(part, Figure) else {}
+    return dataclasses.replace(part, caption=f"[{mark}] {part.caption}", **drawn)
 
 
 def show(value: Any, *, digits: int = 3) -> str:

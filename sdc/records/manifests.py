@@ -250,8 +250,8 @@ class StudyManifest(Manifest, kw_only=True):
 class Share(Fields, kw_only=True):
     """A part of the injections, with its interval."""
 
-    count: Annotated[int, about("how many")] = 0
-    of: Annotated[int, about("of how many")] = 0
+    count: Annotated[int, about("how many")]
+    of: Annotated[int, about("of how many")]
     share: Annotated[Number, about("one divided by the other; `null` where that is 0")] = None
     low: Annotated[Number, about("lower end of the 95 % interval")] = None
     high: Annotated[Number, about("upper end of the 95 % interval")] = None
@@ -415,10 +415,8 @@ class CampaignSummary(Ending, kw_only=True):
     outcomes: Annotated[
         dict[str, Share], about("for each outcome: `count`, `of`, `share`, and the 95 % interval from `low` to `high`")
     ] = msgspec.field(default_factory=dict)
-    vulnerability: Annotated[Share, about("share of the injections that changed training")] = msgspec.field(
-        default_factory=Share
-    )
-    harm: Annotated[Share, about("share of the injections that harmed training")] = msgspec.field(default_factory=Share)
+    vulnerability: Annotated[Share | None, about("share of the injections that changed training")] = None
+    harm: Annotated[Share | None, about("share of the injections that harmed training")] = None
     groups: Annotated[
         dict[str, dict[str, GroupTotals]],
         about("the same, grouped by `operation`, `layer`, `phase`, `scope`, `bit`, `field`, `fault`, `site`"),
@@ -432,9 +430,7 @@ class CampaignSummary(Ending, kw_only=True):
     harmful_missed: Annotated[
         int | None, about("harmful injections that no detector found without a recorded trace")
     ] = None
-    visible: Annotated[Share, about("share of the injections whose loss changed visibly")] = msgspec.field(
-        default_factory=Share
-    )
+    visible: Annotated[Share | None, about("share of the injections whose loss changed visibly")] = None
     steps_to_visible: Annotated[Number, about("median number of steps until the loss changed visibly")] = None
 
 
