@@ -57,7 +57,7 @@ class Rows(Sequence[dict[str, Any]]):
     Objects within the typed ones that are alike are one object: do not change them.
     """
 
-    def __init__(self, typed: Sequence[Any], raw: Sequence[bytes | dict[str, Any]]) -> None:
+    def __init__(self, typed: list[Any], raw: Sequence[bytes | dict[str, Any]]) -> None:
         self.typed, self._raw = typed, raw
 
     @classmethod
@@ -172,7 +172,8 @@ class _Shared:
     """Bytes of a list that may be like others, such as `[0.0, 0.0]`."""
 
     def __init__(self, type: type) -> None:
-        self._type, self._parts = msgspec.json.Decoder(type), msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._type: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type)
+        self._parts = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._known: dict[tuple[str, bytes], Any] = {}
 
     def __call__(self, line: bytes) -> Any:
