@@ -104,7 +104,7 @@ def test_simulations_are_marked_everywhere(tmp_path: Path, capsys: pytest.Captur
     out = capsys.readouterr().out
     assert "this is a rehearsal" in out
     assert "SIMULATED a" in out
-    assert out.splitlines()[-2].startswith("SIMULATION  DIFFERENCES FOUND")
+    assert out.splitlines()[-2].startswith("SIMULATION: DIFFERENCES FOUND")
     page = (tmp_path / "page" / "index.html").read_text()
     assert "SIMULATION: DIFFERENCES FOUND" in page
     assert "SIMULATED a" in page

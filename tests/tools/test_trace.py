@@ -37,7 +37,8 @@ def test_traces_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["first"]["source"] == target.source
     assert cli.run(["diff", str(golden), str(struck)]) == Exit.CORRUPT
     shown = capsys.readouterr().out
-    assert "CORRUPT  (simulated fault)  the traces part at step 1" in shown
+    assert "CORRUPT (simulated faults)" in shown
+    assert "first difference at step 1" in shown
     assert "model.py" in shown
     assert cli.run(["diff", str(golden), str(golden)]) == Exit.INCONCLUSIVE
     assert "would be compared with itself" in capsys.readouterr().err
@@ -66,7 +67,7 @@ def test_a_campaign_from_the_command_line(tmp_path: Path) -> None:
     )
     code, out, err = sdc("campaign", *flags)
     assert code == 0, err
-    assert "Outcomes (simulated faults)" in out
+    assert "[simulated faults] Outcomes" in out
     assert "injections changed training" in out
 
 
