@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         pool as pool,
     )
     from .peers import Peers as Peers, route as route
-    from .running import Running as Running
+    from .keeper import Running as Running
     from .specs import FullLoad as FullLoad, LARGEST_SEED as LARGEST_SEED, Planned as Planned
     from .stages import escalate as escalate
     from .stopping import PATIENCE as PATIENCE, Stop as Stop

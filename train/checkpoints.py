@@ -1,13 +1,13 @@
-"""Checkpoints of a run: written by Orbax in the background, sealed, checked when they are restored.
+"""Checkpoints of a run: Orbax's, written in the background and certified by `sdc.certify`.
 
-`sealed.py` has the layout of a checkpoint's folder, `seals.py` the digests of its arrays, `retention.py` what stays.
-Checkpoints of version 0.1 (`checkpoints_v01.py`) are read; what is written is the new layout.
+FOLDER/STEP/state/, FOLDER/STEP/position/   the arrays, and where the data iterator stands, as Orbax writes trees
+FOLDER/certificates/STEP/                   what they must restore to, and whether the step is protected
 """
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,18 +16,19 @@ import jax
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
-from sdc.multihost import PeerError, everyone, first_line, together
+from sdc.checkpoints import CertificateError, Certified, OtherState, certified_steps
+from sdc.multihost import everyone, first_line
+from sdc.records import endless, to_json
 from sdc.settings import SettingError
-
-from . import checkpoints_v01, sealed
-from .retention import Retention
-from .seals import Damage, Seal, Sha256, Sums
 
 State = TypeVar("State")
 """A pytree of arrays."""
 
 Only = str | Iterable[str] | Callable[[str], bool]
 """A part of a state: a path such as `params/layers`, several, or what says yes to the paths of its arrays."""
+
+STATE, POSITION = "state", "position"
+"""Orbax's names of the two trees."""
 
 
 class CheckpointError(ValueError):
@@ -62,15 +63,14 @@ class Checkpoints:
         Array([0., 1., 2., 3.], dtype=float32)
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, every: int, keep: int = 2, seal: Seal | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, every: int, keep: int = 2) -> None:
         """Reads and writes below `folder`, which need not exist.
 
         Args:
             folder: holds one folder a checkpoint; `gs://` as well.
             every: steps from one checkpoint to the next.
-            keep: checkpoints kept, at least 1, besides those that are protected; older ones are deleted after a new one
-                is complete.
-            seal: how arrays are sealed, by default with SHA-256.
+            keep: checkpoints kept, at least 1, besides those that are protected and the newest that was restored; older
+                ones are deleted after a new one is complete.
 
         Raises:
             SettingError: a number is below 1, or Orbax cannot write to such a folder.
@@ -83,17 +83,15 @@ class Checkpoints:
             raise SettingError("folder", where, "Orbax writes arrays to local disks, NFS and gs://, not to s3://")
         self.folder = epath.Path(where if "://" in where else Path(where).absolute())
         self.every = every
-        self.keep = keep
-        self._seal = seal or Sha256()
-        self._retention = Retention(self.folder, keep, self._complete)
-        self._orbax: Any = None
+        self._newest = _Newest(self.folder, keep)
+        self._writer: Certified | None = None
         self._saving: int | None = None
 
     @property
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, oldest first. Waits for one that is being written."""
         self.wait()
-        return self._complete()
+        return certified_steps(self.folder)
 
     @property
     def latest(self) -> int | None:
@@ -103,10 +101,8 @@ class Checkpoints:
     @property
     def protected(self) -> frozenset[int]:
         """Steps that are never deleted."""
-        try:
-            return self._retention.protected()
-        except Damage as damage:
-            raise CheckpointError(f"in {self.folder}, {damage}; delete it and protect the checkpoints anew") from None
+        with self._reader() as orbax:
+            return frozenset(step for step in self.steps if orbax.is_protected(step))
 
     def due(self, step: int) -> bool:
         """Whether `save` saves a checkpoint of so many steps without being forced."""
@@ -134,12 +130,12 @@ class Checkpoints:
         if not (force or self.due(step)):
             return False
         self.wait()
-        _ = self.protected  # nothing is deleted, so nothing is written, while it is not known what must stay
-        self._saving = self._retention.saving = step
-        item = sealed.Sealed(state, step, position, self._seal)
+        self._saving = self._newest.saving = step
+        trees = {STATE: state, POSITION: {"json": json.dumps(to_json(position))}}
         with self._writing(step):
+            self._writer = self._writer or self._opened(cleanup_tmp_directories=True)  # of saves that were cut off
             # Orbax would not save again what a run that went back has saved before, unless it is forced.
-            self._opened().save_checkpointables_async(step, {sealed.STATE: item}, force=True, overwrite=True)
+            self._writer.save_checkpointables_async(step, trees, force=True, overwrite=True)
         return True
 
     def wait(self) -> None:
@@ -148,10 +144,10 @@ class Checkpoints:
         Raises:
             CheckpointError: it cannot be written. The error comes once.
         """
-        if self._saving is not None:
-            step, self._saving = self._saving, None
+        step, self._saving = self._saving, None
+        if step is not None and self._writer is not None:
             with self._writing(step):
-                self._orbax.wait()
+                self._writer.wait()
 
     def close(self) -> None:
         """Waits as `wait` does, and lets go of Orbax's threads. A later save takes them up again.
@@ -177,25 +173,27 @@ class Checkpoints:
         Raises:
             CheckpointError: there is no complete checkpoint of that step, or the folder cannot be written.
         """
-        self._exists(self.steps, step)
-        self._protect(self.protected | {step})
+        self._protect(step, True)
 
     def release(self, step: int) -> None:
-        """Ends the protection of a checkpoint; the next save deletes it if it is old enough."""
-        self.wait()
-        self._protect(self.protected - {step})
+        """Ends the protection of a checkpoint; the next save deletes it if it is old enough.
+
+        Raises:
+            CheckpointError: as of `protect`.
+        """
+        self._protect(step, False)
 
     def restore(
         self, abstract: State, *, step: int | None = None, only: Only | None = None
     ) -> tuple[State, dict[str, Any]]:
-        """Restores a checkpoint, and compares what was restored with its seals.
+        """Restores a checkpoint, and compares what was restored with its certificate.
 
         Args:
             abstract: shapes and types (`jax.ShapeDtypeStruct`) with the shardings to restore into; they may
                 differ from the saved ones.
             step: step of the checkpoint; the newest complete one by default.
             only: read only this part of the state. All else comes back as it stands in `abstract`, and is not compared
-                with the checkpoint. The checksums of files, which hold more than this part, are left out.
+                with the checkpoint.
 
         Returns:
             The state, bit for bit, and the data iterator's position.
@@ -208,74 +206,59 @@ class Checkpoints:
         if step is None and not steps:
             raise CheckpointError(f"no complete checkpoint in {self.folder}; start the run anew")
         step = self._exists(steps, steps[-1] if step is None else step)
-        path = self.folder / str(step)
-        others = [other for other in steps if other != step]
-        fallback = f"delete that folder to fall back on {f'step {others[-1]}' if others else 'a new run'}"
         chosen = _chosen(abstract, only)
         wanted = jax.tree.map(lambda leaf, take: _shape(leaf) if take else ..., abstract, chosen)
         try:
-            contents, sums = together(lambda: self._check_files(path, whole=only is None))
-            _compare_types(path, contents["arrays"], abstract, chosen, whole=only is None)
-            old = checkpoints_v01.is_complete(path)
-            source, context = (path / checkpoints_v01.ARRAYS, None) if old else (path, _context())
-            try:
-                with context or contextlib.nullcontext():
-                    state: Any = together(lambda: ocp.load(source, wanted, checkpointable_name=sealed.STATE))
-            except Exception as error:  # Orbax and its storage layer raise many kinds
-                raise CheckpointError(f"checkpoint {path} cannot be read ({first_line(error)}); {fallback}") from error
-            if not old:
-                restored = {name: leaf for name, leaf in sealed.named(state).items() if leaf is not ...}
-                together(lambda: self._seal_of(contents).check(restored, sums))
-        except (Damage, PeerError) as damage:
-            raise CheckpointError(f"checkpoint {path} is damaged ({damage}); {fallback}") from None
-        return jax.tree.map(lambda new, given: given if new is ... else new, state, abstract), contents["position"]
+            with self._reader() as orbax:
+                loaded = orbax.load_checkpointables(step, {STATE: wanted, POSITION: None})
+            position = dict(json.loads(loaded[POSITION]["json"]))
+        except CheckpointError:
+            raise
+        except OtherState as error:
+            raise CheckpointError(f"{error}; continue with the configuration that the run was started with") from None
+        except (CertificateError, LookupError, ValueError) as error:
+            others = [other for other in steps if other != step]
+            fallback = f"delete that folder to fall back on {f'step {others[-1]}' if others else 'a new run'}"
+            raise CheckpointError(
+                f"checkpoint {self.folder / str(step)} is damaged ({first_line(error)}); {fallback}"
+            ) from error
+        return jax.tree.map(lambda new, given: given if new is ... else new, loaded[STATE], abstract), position
 
-    def _check_files(self, path: epath.Path, *, whole: bool) -> tuple[dict[str, Any], Sums]:
-        try:
-            if checkpoints_v01.is_complete(path):
-                return checkpoints_v01.read_contents(path), {}
-            contents = sealed.read_contents(path)
-            self._seal_of(contents)
-            return contents, sealed.check_files(path, contents, bytes_too=whole)
-        except OSError as error:
-            raise Damage(first_line(error)) from error
-
-    def _seal_of(self, contents: Mapping[str, Any]) -> Seal:
-        for seal in (self._seal, Sha256()):
-            if seal.algorithm == contents["algorithm"]:
-                return seal
-        raise Damage(f"it is sealed with {contents['algorithm']}, which nothing here can compare")
-
-    def _complete(self) -> list[int]:
-        folders = self.folder.iterdir() if self.folder.is_dir() else ()
-        complete = (sealed.is_complete, checkpoints_v01.is_complete)
-        return sorted(int(path.name) for path in folders if path.name.isdecimal() and any(f(path) for f in complete))
-
-    def _exists(self, steps: list[int], step: int) -> int:
+    def _exists(self, steps: Sequence[int], step: int) -> int:
         if step not in steps:
             there = ", ".join(map(str, steps)) or "none"
             raise CheckpointError(f"no complete checkpoint of step {step} in {self.folder}; those of {there} are there")
         return step
 
-    def _protect(self, steps: Iterable[int]) -> None:
+    def _protect(self, step: int, protected: bool) -> None:
+        self._exists(self.steps, step)
         try:
-            self._retention.protect(steps)
-        except OSError as error:
-            raise CheckpointError(f"{self.folder} cannot be written ({first_line(error)}); protect it anew") from error
+            with self._reader() as orbax:
+                orbax.protect(step, protected)
+        except CertificateError as error:
+            raise CheckpointError(f"{error}; protect it anew") from error
 
-    def _opened(self) -> Any:
-        if self._orbax is None:
-            self._orbax = ocp.training.Checkpointer(
-                self.folder,
-                context=_context(),
-                preservation_policy=self._retention,
-                cleanup_tmp_directories=True,  # of saves that were cut off
-                lightweight_initialize=True,
-            )
-        return self._orbax
+    def _opened(self, **options: Any) -> Certified:
+        for path in self.folder.glob("*/_CHECKPOINT_METADATA"):  # of all steps, which Orbax reads here
+            if what := endless(path):
+                raise CheckpointError(f"{path} is {what}, not a file; delete {path.parent}")
+        context = ocp.Context()
+        # By default Orbax takes a slice from each replica, which may differ where memory is bad: what is saved is one.
+        context.array.saving.use_replica_parallel = False
+        orbax = ocp.training.Checkpointer(self.folder, context=context, preservation_policy=self._newest, **options)
+        return Certified(orbax, lock=False)  # the record of the run has one
 
     @contextlib.contextmanager
-    def _writing(self, step: int) -> Any:
+    def _reader(self) -> Iterator[Certified]:
+        """The checkpointer that writes; where none does, one that touches nothing that another process is writing."""
+        if self._writer is not None:
+            yield self._writer
+            return
+        with self._opened() as orbax:
+            yield orbax
+
+    @contextlib.contextmanager
+    def _writing(self, step: int) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # Orbax and its storage layer raise many kinds
@@ -287,10 +270,10 @@ class Checkpoints:
             ) from error
 
     def _abandon(self) -> None:
-        orbax, self._orbax = self._orbax, None
+        writer, self._writer = self._writer, None
         with contextlib.suppress(Exception):  # said already
-            if orbax is not None:
-                orbax.close()
+            if writer is not None:
+                writer.close()
 
 
 class Unsaved(Checkpoints):
@@ -300,13 +283,22 @@ class Unsaved(Checkpoints):
         return False
 
 
-def _context() -> Any:
-    context = ocp.Context()
-    registry = ocp.handlers.local_registry(include_global_registry=False)
-    context.checkpointables.registry = registry.add(sealed.SealedHandler, checkpointable_name=sealed.STATE)
-    # By default Orbax takes a slice from each replica. Replicas may differ where memory is bad: what is saved is one.
-    context.array.saving.use_replica_parallel = False
-    return context
+class _Newest:
+    """Orbax's preservation policy of a run: the newest checkpoints of its course that can be restored.
+
+    Later steps than that which is saved belong to a course that was given up, and a run that is started again would go
+    on from them.
+    """
+
+    def __init__(self, folder: epath.Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+        self.saving = 0
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Orbax's question before it deletes, once the new checkpoint is complete."""
+        past = {step for step in certified_steps(self._folder) if step < self.saving}
+        stays = sorted(past | {self.saving})[-self._keep :]
+        return [one.step in stays for one in checkpoints]
 
 
 def _chosen(abstract: Any, only: Only | None) -> Any:
@@ -325,13 +317,3 @@ def _chosen(abstract: Any, only: Only | None) -> Any:
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _compare_types(path: epath.Path, saved: Mapping[str, str], abstract: Any, chosen: Any, *, whole: bool) -> None:
-    expected, wanted = sealed.types(abstract), sealed.named(chosen)
-    for name in sorted({*expected, *saved}) if whole else [name for name in expected if wanted[name]]:
-        if saved.get(name) != expected.get(name):
-            raise CheckpointError(
-                f"checkpoint {path} holds {saved.get(name, 'nothing')} at {name}, expected "
-                f"{expected.get(name, 'nothing')}; continue with the configuration that the run was started with"
-            )

@@ -37,9 +37,9 @@ from sdc.twins import ALGORITHM
 from .checkpoints import Checkpoints, Unsaved
 from .cluster import Incomparable, as_read, changes, check_comparable, tell
 from .data import batches
+from .keeper import Keeper, Running, identity, saved_step
 from .policy import PATIENCE, Attempt, Decision, Golden, PolicyError, StepPolicy
 from .programs import Placement, Program, Rows, place, place_batch
-from .running import Keeper, Running, identity, saved_step
 from .specs import Job, Loaded, Planned
 
 # A run is resumed only with the settings that it was started with.

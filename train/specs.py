@@ -23,6 +23,7 @@ from sdc.program import Selector, as_selector
 from sdc.records import read_manifest
 from sdc.settings import Flag, SettingError, Within, check_fields
 
+from .keeper import Running
 from .policy import Attempt, Decision, Golden, StepPolicy
 from .programs import (
     DType,
@@ -33,7 +34,6 @@ from .programs import (
     parse_simulation,
     submodule_products,
 )
-from .running import Running
 
 if TYPE_CHECKING:
     from .data import Dataset

@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxtyping import Array, UInt32
 
 from ..twins import row_digests
-from .boxes import Box, box_of
 
 MOST = 64
 """Blocks of an array."""
@@ -27,20 +26,50 @@ AT_ONCE = 64
 """Arrays whose digests one program takes."""
 DEVICES = "devices"
 
+Box: TypeAlias = tuple[tuple[int, int], ...]
+"""Where a shard lies in a global array: a pair of ends for each axis."""
 Shares: TypeAlias = dict[Box, np.ndarray]
 """By the index range of a shard its shares of all blocks of the array, uint32 of shape (blocks, 2)."""
 
 
+def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """The index range of a shard, as JAX gives it, in an array of that shape."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def overlap(box: Box, other: Box) -> Box:
+    """What two boxes have in common; empty (`volume`) if nothing."""
+    return tuple((max(a, c), max(min(b, d), max(a, c))) for (a, b), (c, d) in zip(box, other, strict=True))
+
+
+def within(part: Box, whole: Box) -> tuple[slice, ...]:
+    """Where a part lies in the array that holds the box `whole`."""
+    return tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(part, whole, strict=True))
+
+
+def volume(box: Box) -> int:
+    """Number of elements."""
+    return math.prod(stop - start for start, stop in box)
+
+
+def box_text(box: Box) -> str:
+    """As `0:4,8:16`; empty for the box of a scalar."""
+    return ",".join(f"{start}:{stop}" for start, stop in box)
+
+
+def parse_box(text: str) -> Box:
+    """The inverse of `box_text`; a ValueError where it is no such text."""
+    boxes: Any = tuple(tuple(map(int, part.split(":"))) for part in text.split(",") if part)
+    if any(len(ends) != 2 for ends in boxes):
+        raise ValueError(f"{text!r} is no index range; expected one such as '0:4,8:16'")
+    return tuple(boxes)
+
+
 class Cut(NamedTuple):
-    """How an array is cut.
+    """How an array is cut."""
 
-    Attributes:
-        shape: of the array; that of the data, for PRNG keys, and (1,) for a scalar.
-        rows: of a block.
-    """
-
-    shape: tuple[int, ...]
-    rows: int
+    shape: tuple[int, ...]  # that of the data, for PRNG keys, and (1,) for a scalar
+    rows: int  # of a block
 
     @property
     def blocks(self) -> int:
@@ -59,14 +88,14 @@ class Apart(NamedTuple):
     box: Box
 
 
-def cut_of(shape: Sequence[int], itemsize: int) -> Cut:
-    """Cuts an array into at most `MOST` blocks of at least `LEAST` bytes; rows are a power of two.
+def cut_of(array: Any) -> Cut:
+    """Cuts an array into at most `MOST` blocks of at least `LEAST` bytes; rows are a power of two."""
+    bits = jax.eval_shape(bits_of, array)
+    return cut_shape(bits.shape, bits.dtype.itemsize)
 
-    Example:
-        >>> from sdc.checkpoints.blocks import cut_of
-        >>> cut_of((4096, 1024), 4)
-        Cut(shape=(4096, 1024), rows=64)
-    """
+
+def cut_shape(shape: Sequence[int], itemsize: int) -> Cut:
+    """The same of an array of numbers of that shape and size."""
     shape = tuple(shape) or (1,)
     row = max(1, math.prod(shape[1:]) * itemsize)
     rows = max(1, -(-shape[0] // MOST), -(-LEAST // row))
@@ -85,12 +114,8 @@ def bits_of(array: Any) -> Any:
 def take(arrays: Mapping[str, jax.Array]) -> Callable[[], tuple[dict[str, Shares], list[Apart]]]:
     """Starts taking digests of this process's shards. The arrays may be donated as soon as this returns.
 
-    Args:
-        arrays: by name, of any sharding.
-
-    Returns:
-        What waits for them: shares by name, and what differs between devices that should hold the same. It may be
-        called in another thread.
+    What it returns waits for them, in any thread: shares by name, and what differs between devices that should hold
+    the same.
     """
     laid = {name: _laid_out(array) for name, array in arrays.items()}
     batches: list[tuple[list[str], list[Array]]] = []
@@ -153,7 +178,7 @@ def _plan(sharding: jax.sharding.Sharding, shape: tuple[int, ...], itemsize: int
     mesh = Mesh(np.asarray(devices), (DEVICES,))
     one = sharding.shard_shape(shape) or (1,)
     own = NamedSharding(mesh, P(DEVICES), memory_kind=sharding.memory_kind)
-    return _Plan(boxes, cut_of(shape, itemsize), starts, mesh, own, (len(devices) * one[0], *one[1:]))
+    return _Plan(boxes, cut_shape(shape, itemsize), starts, mesh, own, (len(devices) * one[0], *one[1:]))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,74 +1,137 @@
-"""Certificates: what a checkpoint must restore to, in files beside it.
+"""Certificates: what a checkpoint must restore to, in files beside it, and how restored arrays are compared with that.
 
     FOLDER/certificates/STEP/process-N.json   process N's: digests of what its devices held when the step was saved
-    FOLDER/certificates/STEP/status.json      who vouches for it, see `ledger.py`
+    FOLDER/certificates/STEP/status.json      who vouches for it, see `status.py`
 
-Each file is one JSON object with its own checksum, written whole or not at all. docs/checkpoints.md has its fields. The
-algorithm of the digests is named in it; those of another one are never compared with each other.
+docs/checkpoints.md has the fields. The algorithm of the digests is named; those of two are never compared.
 """
 
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import msgspec
 import numpy as np
 from etils import epath
 
-from sdc.records import RecordError
-
-from ..records import read_json, reason, write_sealed
+from ..multihost import everyone
+from ..records import Format, Header, RecordError, read_bytes
 from ..twins import ALGORITHM
-from .blocks import Apart, Cut, Shares, bits_of, cut_of, take, whole
-from .boxes import box_text, parse_box
+from .blocks import Apart, Cut, Shares, box_text, cut_of, parse_box, take, whole
 
-FORMAT = 1
-"""Of the files."""
 FOLDER = "certificates"
-Reason: TypeAlias = Literal["digest", "twins", "guard"]
-REASONS: tuple[Reason, ...] = get_args(Reason)
-CANDIDATE, VERIFIED = "CANDIDATE", "VERIFIED"
+COMMITTED = "commit_success.txt"
+"""Orbax's file, written last."""
+MISSING = "is missing"
 
 
 class CertificateError(ValueError):
     """A checkpoint that has no certificate, does not agree with it, or cannot be given one."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What an array must be.
+class StoreError(CertificateError):
+    """A running checkpoint that is of another state, damaged, or cannot be written."""
+
+
+class OtherState(CertificateError):
+    """A checkpoint of another state than the one to restore into."""
+
+
+class Wrong(NamedTuple):
+    """What is not as certified.
 
     Attributes:
-        dtype: its type.
-        shape: its shape.
-        cut: its blocks.
-        shares: digests of the blocks, by the shards of the run that saved.
+        name: of the array or value.
+        what: in words.
+        rows: first and behind the last row of each block that differs; empty where that cannot be said.
     """
+
+    name: str
+    what: str
+    rows: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def missing(self) -> bool:
+        """Whether it is not there at all."""
+        return self.what == MISSING
+
+    def __str__(self) -> str:
+        some = ", ".join(f"{start}:{stop}" for start, stop in self.rows[:4])
+        more = f" and {len(self.rows) - 4} more blocks" if len(self.rows) > 4 else ""
+        return f"{self.name} {self.what}{some and f' in rows {some}'}{more}"
+
+
+class Damaged(CertificateError):
+    """A checkpoint that does not restore to what was saved.
+
+    Attributes:
+        step: of the checkpoint.
+        why: in words.
+        wrong: what is not as certified; empty where it could not be read at all.
+        remains: whether it was about to be deleted: then this is what is left of it.
+    """
+
+    def __init__(
+        self, step: int, folder: epath.Path, why: str, wrong: Sequence[Wrong] = (), *, remains: bool = False
+    ) -> None:
+        self.step, self.why, self.wrong, self.remains = step, why, list(wrong), remains
+        super().__init__(f"checkpoint {step} of {folder} {why}")
+
+
+class Digests(msgspec.Struct):
+    """What one process knows of an array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int  # of a block
+    blocks: dict[str, dict[str, str]]  # by the index range of a shard: number of each block that it touches, two words
+
+
+class CertificatePart(Header, kw_only=True, tag="jax-sdc certificate"):
+    """The file of one process."""
+
+    algorithm: str = ALGORITHM
+    step: int
+    process: int
+    processes: int
+    history: bool  # whether the digests were taken before the state was saved
+    arrays: dict[str, Digests]
+    values: dict[str, str]  # SHA-256 of what is no JAX array
+    uncovered: list[str]  # checkpointables that are not certified
+    apart: list[str]  # arrays that devices did not hold alike
+
+
+PARTS = Format(type=CertificatePart, noun="certificate", remedy="delete the checkpoint, or go back to another one")
+
+
+@dataclasses.dataclass(frozen=True)
+class CertifiedArray:
+    """What an array must be: digests of its blocks, by the shards of the run that saved."""
 
     dtype: str
     shape: tuple[int, ...]
     cut: Cut
     shares: Shares
 
+    def total(self) -> np.ndarray:
+        """The digests of all blocks: uint32 of shape (blocks, 2)."""
+        found = np.zeros((self.cut.blocks, 2), np.uint32)
+        for share in self.shares.values():
+            found[: len(share)] += share
+        return found
+
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What a checkpoint must restore to.
-
-    Attributes:
-        step: of the checkpoint.
-        history: whether the digests were taken before the state was saved. If not, they are of what was restored later.
-        arrays: by name, which is `CHECKPOINTABLE/PATH/IN/TREE`.
-        values: SHA-256 of what is no JAX array (NumPy's, numbers, strings), by name.
-        uncovered: checkpointables of which nothing is known.
-        apart: arrays that devices should hold alike and did not when they were saved.
-    """
+    """What a checkpoint must restore to, by all processes' files. Names are `CHECKPOINTABLE/PATH/IN/TREE`."""
 
     step: int
-    history: bool
-    arrays: Mapping[str, Entry]
+    history: bool  # False: the digests are of what was restored later
+    arrays: Mapping[str, CertifiedArray]
     values: Mapping[str, str]
     uncovered: Sequence[str]
     apart: Sequence[str]
@@ -79,52 +142,34 @@ class Certificate:
         return sorted({*self.arrays, *self.values})
 
 
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """What is known of a checkpoint.
-
-    Attributes:
-        step: of the checkpoint.
-        state: `CANDIDATE`, or `VERIFIED`: compared with its digests after a restore, or vouched for.
-        reasons: who vouches: `digest`, `twins`, `guard`.
-        history: whether its digests were taken before it was saved.
-    """
-
-    step: int
-    state: str
-    reasons: tuple[Reason, ...]
-    history: bool
-
-
 class Draft:
     """A certificate under way: digests that devices are computing. What they are of may be donated at once."""
 
-    def __init__(self, checkpointables: Mapping[str, Any]) -> None:
-        covered, self._uncovered = named(checkpointables)
+    def __init__(self, covered: Mapping[str, Any], uncovered: Sequence[str] = ()) -> None:
+        self._uncovered = list(uncovered)
         arrays = {name: leaf for name, leaf in covered.items() if isinstance(leaf, jax.Array)}
-        self._types = {name: (str(leaf.dtype), tuple(leaf.shape), _cut(leaf)) for name, leaf in arrays.items()}
+        self._types = {name: (str(leaf.dtype), tuple(leaf.shape), cut_of(leaf).rows) for name, leaf in arrays.items()}
         self._values = {name: value_digest(leaf) for name, leaf in covered.items() if name not in arrays}
         self._digests = take(arrays)
 
-    def write(self, folder: epath.Path, step: int, *, history: bool = True) -> None:
-        """Waits for the digests and writes this process's file.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+    def part(self, step: int, *, history: bool = True) -> CertificatePart:
+        """Waits for the digests: what this process certifies."""
         shares, apart = self._digests()
-        arrays = {}
-        for name, (dtype, shape, cut) in self._types.items():
-            blocks = {box_text(box): _words(share) for box, share in shares[name].items()}
-            arrays[name] = {"dtype": dtype, "shape": list(shape), "rows": cut.rows, "blocks": blocks}
-        body = {
-            "format": FORMAT, "algorithm": ALGORITHM, "step": step, "process": jax.process_index(),
-            "processes": jax.process_count(), "history": history, "arrays": arrays, "values": self._values,
-            "uncovered": self._uncovered, "apart": [_apart_text(each) for each in apart],
-        }  # fmt: skip
+        arrays = {
+            name: Digests(*about, {box_text(box): _words(share) for box, share in shares[name].items()})
+            for name, about in self._types.items()
+        }
+        return CertificatePart(
+            step=step, process=jax.process_index(), processes=jax.process_count(), history=history, arrays=arrays,
+            values=self._values, uncovered=self._uncovered, apart=list(map(_apart_text, apart)),
+        )  # fmt: skip
+
+    def write(self, folder: epath.Path, step: int, *, history: bool = True) -> None:
+        """Writes this process's file; an OSError if it cannot be written."""
+        part = self.part(step, history=history)
         place = step_folder(folder, step)
         place.mkdir(parents=True, exist_ok=True)
-        write_sealed(place / f"process-{jax.process_index()}.json", body)
+        PARTS.write(place / f"process-{part.process}.json", part)
 
 
 def path_of(folder: str | os.PathLike[str]) -> epath.Path:
@@ -138,10 +183,33 @@ def step_folder(folder: epath.Path, step: int) -> epath.Path:
     return folder / FOLDER / str(step)
 
 
+def certified_steps(folder: epath.Path) -> list[int]:
+    """Steps that Orbax and all processes' certificates finished, below folders whose names are numbers."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    done = (int(path.name) for path in paths if path.name.isdecimal() and (path / COMMITTED).exists())
+    return sorted(step for step in done if _finished(step_folder(folder, step)))
+
+
+def _finished(place: epath.Path) -> bool:
+    """Whether all parts are there; one that is there and cannot be read is for the restore to refuse."""
+    first = place / "process-0.json"
+    try:
+        processes = msgspec.json.decode(read_bytes(first), type=_Processes).processes
+    except FileNotFoundError:
+        return False
+    except (OSError, RecordError, msgspec.DecodeError, RecursionError):
+        return first.exists()
+    return all((place / f"process-{process}.json").exists() for process in range(1, processes))
+
+
+class _Processes(msgspec.Struct):
+    processes: int
+
+
 def named(checkpointables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Everything that digests can be taken of, by name, and the checkpointables that hold anything else.
 
-    What a partial restore leaves out (`...`) is not told.
+    What a partial restore leaves out (`...`) does not appear.
     """
     found: dict[str, Any] = {}
     uncovered = []
@@ -184,61 +252,55 @@ def read_certificate(folder: epath.Path, step: int) -> Certificate:
     """
     place = step_folder(folder, step)
     first = _read(place, 0, step)
-    parts = [first, *(_read(place, process, step) for process in range(1, first["processes"]))]
+    parts = [first, *(_read(place, process, step) for process in range(1, first.processes))]
     try:
-        return _merged(step, parts)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return _merged(parts, lambda name: f"step {step}: its certificate does not cover the whole of {name}")
+    except CertificateError:
+        raise
+    except (ValueError, AttributeError) as error:
         raise CertificateError(f"the certificate of step {step} is damaged ({error!r})") from error
 
 
-def _read(place: epath.Path, process: int, step: int) -> dict[str, Any]:
+def _read(place: epath.Path, process: int, step: int) -> CertificatePart:
     path = place / f"process-{process}.json"
     try:
-        body = read_json(path, sealed=True)
+        part = PARTS.read(path)
     except RecordError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             what = "there is no certificate" if process == 0 else f"the certificate lacks the part of process {process}"
             raise CertificateError(f"step {step}: {what} ({path} is missing)") from None
         raise CertificateError(f"step {step}: {error}") from error
-    except OSError as error:
-        raise CertificateError(f"step {step}: {path} cannot be read ({reason(error)})") from error
-    known = {"format": FORMAT, "algorithm": ALGORITHM, "step": step, "process": process}
-    for field, value in known.items():
-        if body.get(field) != value:
-            raise CertificateError(
-                f"step {step}: {path} has {field} {body.get(field)!r}, where {value!r} was expected; it is of "
-                f"{'another checkpoint' if field in ('step', 'process') else 'a version that this one cannot compare'}"
-            )
-    return body
+    if (part.step, part.process) != (step, process):
+        raise CertificateError(f"step {step}: {path} belongs to step {part.step}, process {part.process}")
+    if part.algorithm != ALGORITHM:
+        raise CertificateError(f"step {step}: {path} has digests of {part.algorithm!r}, and not of {ALGORITHM!r}")
+    return part
 
 
-def _merged(step: int, parts: Sequence[Mapping[str, Any]]) -> Certificate:
-    arrays: dict[str, Entry] = {}
+def _merged(parts: Sequence[CertificatePart], incomplete: Callable[[str], str]) -> Certificate:
+    """What all processes certify together; `incomplete` says that of an array there is a part only."""
+    arrays: dict[str, CertifiedArray] = {}
     values: dict[str, str] = {}
-    apart = [text for part in parts for text in part["apart"]]
+    apart = [text for part in parts for text in part.apart]
     for part in parts:
-        values |= part["values"]
-        for name, entry in part["arrays"].items():
-            shape = tuple(entry["shape"])
-            there = arrays.setdefault(name, Entry(entry["dtype"], shape, Cut(shape or (1,), entry["rows"]), {}))
-            for text, words in entry["blocks"].items():
+        values |= part.values
+        for name, entry in part.arrays.items():
+            there = arrays.setdefault(
+                name, CertifiedArray(entry.dtype, entry.shape, Cut(entry.shape or (1,), entry.rows), {})
+            )
+            for text, words in entry.blocks.items():
                 box, share = parse_box(text), _shares(words)
                 if not np.array_equal(there.shares.setdefault(box, share), share):
                     apart.append(_apart_text(Apart(name, box)))
-    for name, entry in arrays.items():
-        data = next(iter(entry.shares), ())
+    for name, found in arrays.items():
+        data = next(iter(found.shares), ())
         # The data of PRNG keys has an axis more than the keys.
-        shape = (*entry.shape, *(stop for _, stop in data[len(entry.shape) :]))
-        if not whole(entry.shares, shape):
-            raise CertificateError(f"step {step}: its certificate does not cover the whole of {name}")
-        arrays[name] = dataclasses.replace(entry, cut=Cut(shape or (1,), entry.cut.rows))
-    uncovered = sorted({key for part in parts for key in part["uncovered"]})
-    return Certificate(step, all(part["history"] for part in parts), arrays, values, uncovered, apart)
-
-
-def _cut(leaf: Any) -> Cut:
-    bits = jax.eval_shape(bits_of, leaf)
-    return cut_of(bits.shape, bits.dtype.itemsize)
+        shape = (*found.shape, *(stop for _, stop in data[len(found.shape) :]))
+        if not whole(found.shares, shape):
+            raise CertificateError(incomplete(name))
+        arrays[name] = dataclasses.replace(found, cut=Cut(shape or (1,), found.cut.rows))
+    uncovered = sorted({key for part in parts for key in part.uncovered})
+    return Certificate(parts[0].step, all(part.history for part in parts), arrays, values, uncovered, apart)
 
 
 def _words(share: np.ndarray) -> dict[str, str]:
@@ -255,3 +317,87 @@ def _shares(words: Mapping[str, str]) -> np.ndarray:
 
 def _apart_text(apart: Apart) -> str:
     return f"{apart.name} at {box_text(apart.box) or 'its only element'}"
+
+
+def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
+    """Compares what was restored with what it must be. All processes call it, with the same names.
+
+    Leaves that the certificate does not have are wrong; those that it has besides are not looked at. What is wrong is
+    the same in all processes; `Unreachable` says that one did not come.
+    """
+    wrong = [
+        Wrong(text.partition(" at ")[0], f"differed between devices when it was saved ({text})")
+        for text in certificate.apart
+    ]
+    wrong += [Wrong(name, "is not in the certificate") for name in leaves if name not in certificate.names]
+    covered: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        if name in certificate.values:
+            covered[name] = _host(leaf)
+        elif name in certificate.arrays:
+            array = _array(leaf)
+            if problem := _misfit(certificate.arrays[name], leaf, array):
+                wrong.append(Wrong(name, problem))
+            else:
+                covered[name] = array
+    said = everyone(msgspec.json.encode(Draft(covered).part(certificate.step)).decode(), at="verifying a checkpoint")
+    parts = [msgspec.json.decode(text, type=CertificatePart) for text in said]
+    found = _merged(
+        parts, lambda name: f"{name}: these processes do not hold all of it; restore it on all their devices"
+    )
+    for text in found.apart:
+        name, _, where = text.partition(" at ")
+        wrong.append(Wrong(name, f"differs between devices at {where}"))
+    for name in found.names:
+        if name in found.arrays:
+            entry, expected = found.arrays[name], certificate.arrays[name]
+            blocks = np.flatnonzero((entry.total() != expected.total()).any(axis=1))
+            if blocks.size:
+                wrong.append(Wrong(name, "differs", tuple(expected.cut.block(int(block)) for block in blocks)))
+        elif any(part.values[name] != certificate.values[name] for part in parts):
+            wrong.append(Wrong(name, "differs"))
+    return list(dict.fromkeys(wrong))
+
+
+def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
+    """In what an abstract state (by checkpointable; None: whatever is there) differs from the one that was saved."""
+    found = []
+    for key, tree in abstract.items():
+        if tree is None or key in certificate.uncovered:
+            continue
+        saved = {name for name in certificate.names if name == key or name.startswith(f"{key}/")}
+        leaves = named_tree(key, tree)
+        found += [f"it has {name}, which was not saved" for name in leaves if name not in saved]
+        found += [f"it has no {name}, which was saved" for name in sorted(saved) if name not in leaves]
+        for name, leaf in leaves.items():
+            if name in certificate.values and isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
+                found.append(f"{name} was saved as a NumPy array, a number or text; give one such there")
+            elif name in certificate.arrays and isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
+                problem = _misfit(certificate.arrays[name], leaf, leaf)
+                found += [f"{name} {problem}"] if problem else []
+    return found
+
+
+def _host(leaf: Any) -> Any:
+    """As something that is no JAX array."""
+    if isinstance(leaf, jax.Array):
+        return np.asarray(leaf) if leaf.is_fully_addressable else "it lies on several processes"
+    return leaf
+
+
+def _array(leaf: Any) -> Any:
+    """As a JAX array of the same type; None where there is none."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    array = jnp.asarray(leaf)
+    return array if array.dtype == np.asarray(leaf).dtype else None
+
+
+def _misfit(entry: CertifiedArray, leaf: Any, array: Any) -> str | None:
+    if array is None:
+        return f"has type {np.asarray(leaf).dtype}, which JAX would convert; set jax_enable_x64"
+    if str(array.dtype) != entry.dtype:
+        return f"was certified as {entry.dtype} and not as {array.dtype}; restore it so, and convert it afterwards"
+    if tuple(array.shape) != entry.shape:
+        return f"was certified with shape {list(entry.shape)} and not {list(array.shape)}"
+    return None

@@ -5,10 +5,15 @@
 
 A copy is written beside its place and renamed, so that it is whole or not there. The last two stay: of a step that one
 process was lost in, another may have one already, and all have the one before.
+
+After a restart all processes put a state together (`agree`, `gather`): survivors' own copies, and a running checkpoint
+for what nobody has. What they say to each other goes through the runtime's key-value store; only the numbers that a
+process lost, and another has, cross the devices.
 """
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import shutil
@@ -16,61 +21,61 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
-from sdc.records import RecordError
-from sdc.text import NOTHING
-
-from ..records import read_json, reason, write_sealed
+from ..multihost import everyone
+from ..records import Format, Header, RecordError, reason, to_json
+from ..text import NOTHING
 from ..twins import ALGORITHM
-from ._partition import named_leaves
-from .boxes import volume
-from .pieces import Held, digest_of, digest_text, parts_of, shards_here
-from .recovery import Part
+from .blocks import Box, bits_of, box_of
+from .partitions import Fragment, Partition, digest_of, digest_text, named_leaves, parts_of, shards_here
+from .recovery import Part, Reader, Recovered, put_back
 from .store import KEPT
 
 LOG = logging.getLogger("sdc.checkpoints")
-FORMAT = 1
-"""Of the files."""
 PIECES, COPY = "pieces", "copy.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """What the devices of this process held after a step.
+    """What the devices of this process held after a step."""
 
-    Attributes:
-        step: steps done.
-        note: what was noted then.
-        parts: every shard once.
-    """
-
-    step: int
+    step: int  # steps done
     note: Mapping[str, Any]
-    parts: Sequence[Part]
+    parts: Sequence[Part]  # every shard once
+
+
+class Description(Header, kw_only=True, tag="jax-sdc local copy"):
+    """What the pieces of a copy are."""
+
+    algorithm: str = ALGORITHM
+    run: str
+    process: int
+    processes: int
+    held: list[Fragment]
+    step: int
+    note: dict[str, Any]
+    digests: list[str]
+
+
+DESCRIPTIONS = Format(type=Description, noun="description of a copy", remedy="delete that folder")
 
 
 class Copies:
     """The copies of one process. They are its own: nothing here waits for another process, or reads what it wrote."""
 
     def __init__(self, folder: str | os.PathLike[str], run: str, state: Any) -> None:
-        """Names the place; nothing is written before the first copy.
+        """Names a folder of this process alone, on its host; nothing is written before the first copy.
 
-        Args:
-            folder: on this host, of this process alone.
-            run: what tells the run from others; a copy of another one is never taken.
-            state: of the structure, shapes, types and shardings that copies have.
+        `run` tells the run from others, whose copies are never taken; copies have the structure of `state`.
         """
         self.folder = Path(folder)
         self._held = list(shards_here(named_leaves(state)))
-        self._told = {
-            "format": FORMAT, "algorithm": ALGORITHM, "run": run, "process": jax.process_index(),
-            "processes": jax.process_count(),
-        }  # fmt: skip
+        self._run, self._process, self._processes = run, jax.process_index(), jax.process_count()
         self._pool = ThreadPoolExecutor(1, "sdc-local-copies")
         self._writing: Future[None] | None = None
 
@@ -88,7 +93,8 @@ class Copies:
         # No views: on a CPU they would be of the memory that the next step takes over.
         arrays = [np.array(data) for data in shards.values()]
         texts = [digest_text(np.asarray(digest)) for digest in digests]
-        self._writing = self._pool.submit(self._write, list(shards), arrays, texts, step, note)
+        about = self._about(step, list(shards), note=to_json(note), digests=texts)
+        self._writing = self._pool.submit(self._write, arrays, about)
 
     def wait(self) -> bool:
         """Waits until the copy that is being written is, and says whether it could be."""
@@ -110,18 +116,18 @@ class Copies:
 
     def read(self, step: int) -> Copy | None:
         """A copy, if all of it is as it was on the devices; else the log says why it is none."""
-        if (told := self._described(step)) is None:
+        if (about := self._described(step)) is None:
             return None
         parts: list[Part] = []
         try:
             with (self.folder / str(step) / PIECES).open("rb") as file:
-                for one, digest in zip(self._held, told["digests"], strict=True):
-                    content = file.read(volume(one.box) * jnp.dtype(one.dtype).itemsize)
+                for one, digest in zip(self._held, about.digests, strict=True):
+                    content = file.read(one.bytes)
                     if (found := parts_of(content, [one], [digest])) is None:
                         raise ValueError(f"{one.name} is not what it was on the device")
                     parts.append((one.name, one.box, found[0]))
-            return Copy(step, told["note"], parts)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return Copy(step, about.note, parts)
+        except (OSError, ValueError) as error:
             LOG.warning("the copy of step %d in %s is damaged (%s); going on without it", step, self.folder, error)
             return None
 
@@ -149,37 +155,43 @@ class Copies:
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in paths if path.name.isdecimal()), key=lambda path: int(path.name))
 
-    def _described(self, step: int) -> dict[str, Any] | None:
+    def _about(
+        self, step: int, held: list[Fragment], *, note: Mapping[str, Any] = NOTHING, digests: Sequence[str] = ()
+    ) -> Description:
+        return Description(
+            run=self._run, process=self._process, processes=self._processes, held=held, step=step, note=dict(note),
+            digests=list(digests),
+        )  # fmt: skip
+
+    def _described(self, step: int) -> Description | None:
         """What a copy says of itself; None if it is damaged, or of another run or state."""
         place = self.folder / str(step)
         try:
-            told = read_json(place / COPY, sealed=True)
+            about = DESCRIPTIONS.read(place / COPY)
             size = (place / PIECES).stat().st_size
         except (RecordError, OSError) as error:
             LOG.warning("the copy of step %d in %s is damaged (%s); going on without it", step, self.folder, error)
             return None
-        expected = {**self._told, "step": step, "held": [one.plain for one in self._held]}
-        if differ := [name for name, value in expected.items() if told.get(name) != value]:
+        expected = self._about(step, self._held)
+        same = ("algorithm", "run", "process", "processes", "step", "held")
+        if differ := [name for name in same if getattr(about, name) != getattr(expected, name)]:
             LOG.warning("%s is a copy of another run or state (%s); going on without it", place, ", ".join(differ))
             return None
-        if size != sum(volume(one.box) * jnp.dtype(one.dtype).itemsize for one in self._held):
+        if size != sum(one.bytes for one in self._held):
             LOG.warning("the copy of step %d in %s is cut off; going on without it", step, self.folder)
             return None
-        return told
+        return about
 
-    def _write(
-        self, held: Sequence[Held], arrays: Sequence[np.ndarray], digests: Sequence[str], step: int, note: Any
-    ) -> None:
+    def _write(self, arrays: Sequence[np.ndarray], about: Description) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self.folder.glob(".*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        place, beside = self.folder / str(step), Path(tempfile.mkdtemp(dir=self.folder, prefix="."))
+        place, beside = self.folder / str(about.step), Path(tempfile.mkdtemp(dir=self.folder, prefix="."))
         try:
             with (beside / PIECES).open("wb") as file:
                 for array in arrays:
                     file.write(array.reshape(-1).view(np.uint8).data)
-            told = {"step": step, "note": dict(note), "held": [one.plain for one in held], "digests": list(digests)}
-            write_sealed(beside / COPY, {**self._told, **told})
+            DESCRIPTIONS.write(beside / COPY, about)
             shutil.rmtree(place, ignore_errors=True)  # of the time before, if the run went back
             beside.rename(place)
         except BaseException:
@@ -187,3 +199,133 @@ class Copies:
             raise
         for old in self._places()[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
+
+
+State = TypeVar("State")
+CHUNK = 1 << 26
+"""Bytes that cross the devices at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Survivors:
+    """What is left on the hosts."""
+
+    step: int  # steps done, of all copies that are taken
+    processes: Sequence[int]  # those that have such a copy
+    note: Mapping[str, Any]
+    mine: Copy | None  # this process's; None if it is lost
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembled(Generic[State]):
+    """A state that was put together."""
+
+    recovered: Recovered[State]  # the state, and what of it was read of the running checkpoint
+    lost: Sequence[int]  # numbers of the blocks of which a part was in no copy
+    bytes: int  # size of these parts in the state
+    shares: Sequence[
+        Mapping[str, Mapping[str, int]]
+    ]  # of each process `shards` and `bytes` by `own`, `peers`, `running`
+
+
+def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
+    """The copies to go on from: the newest that all processes share which have any, or else the one that most have.
+
+    They are of steps after `after` and up to `until`, the same in all processes but for `mine`; None if there are none.
+    """
+    usable = {step for step in copies.steps if after < step <= until}
+    while True:
+        said = [json.loads(text) for text in everyone(json.dumps(sorted(usable)), at="which copies each has")]
+        every = {step for steps in said for step in steps}
+        if not every:
+            return None
+        step = max(every, key=lambda step: (sum(step in steps for steps in said), step))
+        mine = copies.read(step) if step in usable else None
+        words = [None if mine is None else dict(mine.note), step in usable and mine is None]
+        told = [json.loads(text) for text in everyone(json.dumps(words), at="whether its copy is sound")]
+        if not any(damaged for _, damaged in told):
+            processes = [number for number, (note, _) in enumerate(told) if note is not None]
+            return Survivors(step, processes, told[processes[0]][0], mine)
+        if mine is None:
+            usable.discard(step)
+
+
+def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -> Assembled[State]:
+    """The state after the copies' step: each survivor's own shards, its bits for replicas of it, and for what no
+    survivor has the blocks of the running checkpoint, each of its own step. `state` is any of that structure.
+    """
+    leaves = named_leaves(state)
+    living = set(survivors.processes)
+    places = _places(leaves)
+    sources = {held: min(living & processes, default=None) for held, processes in places.items()}
+    lost = [held for held, source in sources.items() if source is None]
+    blocks = _blocks(cut, lost)
+    found = reader.recover(blocks, state) if blocks else Recovered(state, {}, [], [], [], 0)
+    mine = {} if survivors.mine is None else {(name, box): array for name, box, array in survivors.mine.parts}
+    for source in sorted(living):
+        sent = [held for held in places if sources[held] == source and places[held] - living]
+        mine |= _sent(sent, source, mine)
+    whole = put_back(found.state, [(name, box, array) for (name, box), array in mine.items()])
+    ways = ("own", "peers", "running")
+    shares = [{way: {"shards": 0, "bytes": 0} for way in ways} for _ in range(jax.process_count())]
+    for held, processes in places.items():
+        for process in processes:
+            way = "running" if sources[held] is None else "own" if process in living else "peers"
+            shares[process][way]["shards"] += 1
+            shares[process][way]["bytes"] += held.bytes
+    recovered = dataclasses.replace(found, state=whole)
+    return Assembled(recovered, blocks, sum(held.bytes for held in lost), shares)
+
+
+def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
+    """Every shard of every array, in the same order in all processes, and the processes whose devices hold it."""
+    found: dict[Fragment, set[int]] = {}
+    for name, leaf in leaves.items():
+        bits = bits_of(leaf)
+        places: Mapping[jax.Device, Any] = bits.sharding.devices_indices_map(bits.shape)
+        for device in sorted(places, key=lambda device: int(device.id)):
+            box = box_of(places[device], bits.shape) or ((0, 1),)
+            found.setdefault(Fragment(name, box, str(bits.dtype)), set()).add(device.process_index)
+    return found
+
+
+def _blocks(cut: Partition, lost: Sequence[Fragment]) -> list[int]:
+    """Numbers of the blocks that hold any of these parts."""
+    rows: dict[str, list[tuple[int, int]]] = {}
+    for held in lost:
+        rows.setdefault(held.name, []).append(held.box[0])
+    return [
+        number
+        for number, pieces in enumerate(cut.blocks)
+        if any(
+            piece.start < stop and start < piece.stop for piece in pieces for start, stop in rows.get(piece.name, ())
+        )
+    ]
+
+
+def _sent(
+    sent: Sequence[Fragment], source: int, mine: Mapping[tuple[str, Box], np.ndarray]
+) -> dict[tuple[str, Box], np.ndarray]:
+    """Shards that one process has and another lost, in all processes. Bits move, not numbers: a sum of floats would
+    turn -0.0 into 0.0, and mix the payloads of NaNs."""
+    size = sum(held.bytes for held in sent)
+    if not size:
+        return {}
+    has = jax.process_index() == source
+    content = np.zeros(-(-size // 4) * 4, np.uint8)
+    if has:
+        np.concatenate([_flat(mine[held.name, held.box]) for held in sent], out=content[:size])
+    words = content.view(np.uint32)
+    for start in range(0, len(words), CHUNK // 4):
+        part = words[start : start + CHUNK // 4]
+        part[:] = multihost_utils.broadcast_one_to_all(part, is_source=has)
+    found, place = {}, 0
+    for held in sent:
+        numbers = content[place : place + held.bytes].tobytes()
+        found[held.name, held.box] = np.frombuffer(numbers, jax.numpy.dtype(held.dtype)).reshape(held.shape)
+        place += held.bytes
+    return found
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

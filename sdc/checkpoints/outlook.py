@@ -14,13 +14,14 @@ perturbation's norm sqrt(sum_{b in S} D_b), whatever its direction, where the it
 import dataclasses
 import functools
 import math
+import statistics
+from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from .choosing import Policy, choose
 from .perturbations import Convergence, Intervals, fit_intervals
 
 KEPT = 32
@@ -33,8 +34,58 @@ FRACTIONS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """Fractions of the state that advice chooses among."""
 CYCLES = 6
 """Times in which everything could have been saved, that a simulation of saves takes; the first half is not counted."""
+TIMED = 31
+"""Saves that a median of times is taken of, at most."""
+WARM = 3
+"""Saves that it needs: programs are compiled during the first."""
 PARTS = 32
 """Parts that what a record has of speeds is made of: twice as many as saves of the smallest of the fractions take."""
+
+
+Policy: TypeAlias = Literal["priority", "round-robin", "random"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+
+
+def choose(
+    policy: Policy, budget: float, sizes: Sequence[int], moved: np.ndarray, *, cursor: int = 0, seed: int = 0
+) -> tuple[list[int], int]:
+    """Chooses blocks of at most so many bytes; one block at least, unless there are none to spend.
+
+    Args:
+        policy: `priority`: largest `moved` for each byte first; `round-robin`: on from the cursor; `random`: any.
+        budget: bytes that may be written.
+        sizes: bytes of the blocks.
+        moved: how far each moved; of those that never were saved or could not be, infinity, and they come first.
+        cursor: block at which `round-robin` goes on.
+        seed: of `random`.
+
+    Returns:
+        Numbers of the blocks, and the next cursor.
+
+    Example:
+        >>> import numpy as np
+        >>> from sdc.checkpoints import choose
+        >>> choose("priority", 16, [8, 8, 8, 8], np.asarray([1.0, 9.0, 0.0, 4.0]))
+        ([1, 3], 0)
+    """
+    count, wide = len(sizes), np.asarray(sizes, float)
+    # What is not a number moved, and by no known amount.
+    urgency = np.where(np.isnan(moved), np.inf, moved) / np.maximum(wide, 1)
+    if policy == "round-robin":
+        order = [(cursor + number) % count for number in range(count)]
+    elif policy == "random":
+        order = np.random.default_rng(seed).permutation(count).tolist()
+    else:
+        order = np.argsort(-urgency, kind="stable").tolist()
+    if policy != "priority":
+        order.sort(key=lambda number: not np.isinf(urgency[number]))
+    held, chosen = 0.0, list[int]()
+    for number in order:
+        held += wide[number]
+        if budget <= 0 or (chosen and held > budget):
+            break
+        chosen.append(number)
+    return chosen, (chosen[-1] + 1) % count if chosen and policy == "round-robin" else cursor
 
 
 class Loss(NamedTuple):
@@ -138,11 +189,7 @@ class Watch:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Begins.
-
-        Args:
-            sizes: bytes of each block.
-        """
+        """Begins, with the bytes of each block."""
         self._sizes = list(sizes)
         count = len(self._sizes)
         self._speeds = np.full(count, np.nan)
@@ -361,3 +408,35 @@ def daly_interval(save_seconds: float, failure_every: float) -> float:
         return failure_every
     ratio = save_seconds / (2 * failure_every)
     return math.sqrt(2 * save_seconds * failure_every) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
+
+
+class Timings(NamedTuple):
+    """Medians of the last saves, of this process."""
+
+    held: float  # seconds for which a save holds up the training, however much it takes
+    whole: float  # seconds in addition, for a save of everything
+    bandwidth: float  # bytes of the state that all processes together write in a second
+
+
+class SaveClock:
+    """Takes the times of saves."""
+
+    def __init__(self) -> None:
+        self._held, self._whole, self._bandwidth = (deque[float](maxlen=TIMED) for _ in range(3))
+
+    def held(self, fixed: float, copying: float, *, share: float) -> None:
+        """A save of a share of the bytes held up its caller: for so long whatever it saves, and for copying that."""
+        if share > 0:
+            self._held.append(fixed)
+            self._whole.append(copying / share)
+
+    def written(self, seconds: float, size: int) -> None:
+        """A save of so many bytes was written by all processes, in the background."""
+        if seconds > 0 and size > 0:
+            self._bandwidth.append(size / seconds)
+
+    @property
+    def timings(self) -> Timings | None:
+        """The medians; None before enough was saved."""
+        kept = (self._held, self._whole, self._bandwidth)
+        return Timings(*map(statistics.median, kept)) if min(map(len, kept)) >= WARM else None

@@ -57,19 +57,12 @@ SETTLED = 1e-9
 
 
 class Intervals(NamedTuple):
-    """How far blocks moved, each in intervals that follow one another.
+    """How far blocks moved, each in intervals that follow one another."""
 
-    Attributes:
-        blocks: which block it was; every one has a distance to its optimum of its own.
-        begins: steps at which intervals begin.
-        spans: their steps, above 0.
-        lengths: L2 norms of the movements, finite and above 0.
-    """
-
-    blocks: Int[np.ndarray, "intervals"]
-    begins: Int[np.ndarray, "intervals"]
-    spans: Int[np.ndarray, "intervals"]
-    lengths: Float[np.ndarray, "intervals"]
+    blocks: Int[np.ndarray, "intervals"]  # which block it was; each has a distance to its optimum of its own
+    begins: Int[np.ndarray, "intervals"]  # steps at which intervals begin
+    spans: Int[np.ndarray, "intervals"]  # their steps, above 0
+    lengths: Float[np.ndarray, "intervals"]  # L2 norms of the movements, finite and above 0
 
 
 def fit_convergence(movements: Sequence[float]) -> Convergence | None:
@@ -118,11 +111,8 @@ def fit_intervals(moved: Intervals) -> tuple[float, tuple[float, float]] | None:
 
     A block whose error is c^k v moves from step s to step s + a by (c^s - c^(s + a)) ||v||. c is that of a step and the
     same for all blocks, ||v|| of each its own. What movements depart from that by is noise of each interval, or common
-    to all intervals that end at the same step: the larger of both errors counts.
-
-    Returns:
-        c, and 95 % of it. None if nothing says that it is below 1, or fewer than `LEAST` steps end intervals, or these
-        leave fewer degrees of freedom than so many movements do.
+    to all intervals that end at the same step: the larger of both errors counts. Returns c and 95 % of it; None if
+    nothing says that it is below 1, or there are too few ends or degrees of freedom.
     """
     _, block, counts = np.unique(moved.blocks, return_inverse=True, return_counts=True)
     ends, end = np.unique(moved.begins + moved.spans, return_inverse=True)
@@ -169,21 +159,9 @@ def iterations_bound(
 ) -> float:
     """Iterations after which the expected error is below a number: kappa, proof of theorem 3.2, equations (11), (12).
 
-    It holds from the last perturbation on; it is negative where the start is closer than that.
-
-    Args:
-        distance: ||x_0 - x*||, above 0.
-        c: factor by which the error shrinks at least, in an iteration; between 0 and 1.
-        epsilon: the error, above 0.
-        perturbations: E||delta_k|| by iteration k, from 0, before which it happens.
-
-    Raises:
-        ValueError: a number is out of its range.
-
-    Example:
-        >>> from sdc.checkpoints.perturbations import iterations_bound
-        >>> round(iterations_bound(1.0, 0.5, 0.125), 9)
-        3.0
+    It holds from the last perturbation on; it is negative where the start is closer than that. `distance` is ||x_0 -
+    x*||, c the factor by which the error shrinks at least in an iteration, and `perturbations` has E||delta_k|| by the
+    iteration k, from 0, before which it happens.
     """
     _check(distance, c)
     if not 0 < epsilon < math.inf:
@@ -200,8 +178,8 @@ def iteration_cost_bound(distance: float, c: float, perturbations: Mapping[int, 
 
     Args:
         distance: ||x_0 - x*||, above 0.
-        c: see `iterations_bound`.
-        perturbations: see `iterations_bound`.
+        c: factor by which the error shrinks at least, in an iteration; between 0 and 1.
+        perturbations: E||delta_k|| by iteration k, from 0, before which it happens.
 
     Raises:
         ValueError: a number is out of its range.
@@ -218,16 +196,7 @@ def iteration_cost_bound(distance: float, c: float, perturbations: Mapping[int, 
 def error_bound(distance: float, c: float, iterations: int, perturbations: Mapping[int, float]) -> float:
     """The largest expected error after so many iterations: lemma A.1, equation (7).
 
-        E||y_k - x*|| <= c^k (||x_0 - x*|| + sum_{l < k} c^-l E||delta_l||)
-
-    Args:
-        distance: ||x_0 - x*||, above 0.
-        c: see `iterations_bound`.
-        iterations: k, 0 or more.
-        perturbations: see `iterations_bound`; those of later iterations do not count.
-
-    Raises:
-        ValueError: a number is out of its range.
+    E||y_k - x*|| <= c^k (||x_0 - x*|| + sum_{l < k} c^-l E||delta_l||)
     """
     _check(distance, c)
     if iterations < 0:
@@ -242,7 +211,7 @@ def error_floor(c: float, size: float) -> float:
         lim sup E||y_k - x*|| <= c / (1 - c) * Delta
 
     Args:
-        c: see `iterations_bound`.
+        c: see `iteration_cost_bound`.
         size: Delta, the largest E||delta_k||, 0 or more.
 
     Raises:
@@ -266,7 +235,7 @@ def perpetual_cost_bound(distance: float, c: float, size: float, epsilon: float)
 
     Args:
         distance: ||x_0 - x*||, above F.
-        c: see `iterations_bound`.
+        c: see `iteration_cost_bound`.
         size: Delta, see `error_floor`.
         epsilon: the error that is to be reached, above F.
 

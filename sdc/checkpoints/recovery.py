@@ -3,28 +3,33 @@
 Qiao et al. (ICML 2019, section 4.1): a partial recovery gives back what was lost alone, and perturbs the state by less
 than a full one: lost uniformly with fraction p, E ||delta'||^2 = p ||delta||^2. A replica, which a parameter server
 does not have, does not perturb it at all.
+
+`repair` puts right only the blocks that are wrong, as digests of a certificate, or of two states that should be alike,
+find them; the rest stays as new as it was.
 """
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from sdc.settings import SettingError
+from ..settings import SettingError
+from .blocks import Box, box_of, cut_of, overlap, take, total, volume, within
+from .certificate import CertificateError, StoreError, Wrong
+from .certified import Certified
+from .partitions import Fragment, Partition, named_leaves, parts_of, path_name, row_count, rows_of
+from .store import LAYOUT, Store, Version, Versions, last_save
 
-from ._partition import Partition, named_leaves
-from .blocks import bits_of
-from .boxes import Box, box_of, overlap, volume, within
-from .pieces import Held, parts_of
-from .store import LAYOUT, Store, StoreError, Version, Versions, last_save
+if TYPE_CHECKING:
+    from .scar import RunningCheckpoint
 
 LOG = logging.getLogger("sdc.checkpoints")
-Policy: TypeAlias = Literal["partial", "full", "replica"]
+RecoveryPolicy: TypeAlias = Literal["partial", "full", "replica"]
 State = TypeVar("State")
 Part: TypeAlias = tuple[str, Box, np.ndarray]
 """Name of an array, where in it the numbers lie, and the numbers."""
@@ -59,16 +64,7 @@ class Reader:
     """A running checkpoint, as any process can read it: the parts of all processes, at the last sealed save."""
 
     def __init__(self, folder: epath.Path, cut: Partition, initial: Callable[[], Any]) -> None:
-        """Opens it for reading.
-
-        Args:
-            folder: where it is.
-            cut: the blocks of the state.
-            initial: gives the state at the start, which blocks that were never saved hold.
-
-        Raises:
-            StoreError: there is none, or it is of another state.
-        """
+        """Opens it; a StoreError if there is none, or it is of another state. `RunningCheckpoint` makes readers."""
         self.cut = cut
         self._folder, self._initial = folder, initial
         self.older: set[int] = set()
@@ -79,32 +75,28 @@ class Reader:
         seal = last_save(self._folder)
         self.save, self.step, processes = (seal.save, seal.step, seal.processes) if seal is not None else (0, 0, 0)
         self._stores = [Store(self._folder, process) for process in range(processes)]
-        self._held: list[dict[str, list[list[str]]]] = []
+        self._held: list[Mapping[str, Sequence[Fragment]]] = []
         self._versions: list[Versions] = []
         self._behind: set[int] = set()
         if seal is None and not (self._folder / "process-0" / LAYOUT).exists():
             raise StoreError(f"there is no running checkpoint in {self._folder}")
         for store in self._stores:
             layout = store.layout()
-            if layout.get("schema") != self.cut.schema:
+            if layout.partition != self.cut.schema:
                 raise StoreError(f"{store.place} is a running checkpoint of another state, or is cut otherwise")
-            self._held.append(layout["blocks"])
+            self._held.append(layout.blocks)
             self._versions.append(self.versions(store))
 
     @property
     def note(self) -> dict[str, Any]:
-        """What was noted of the last save.
-
-        Raises:
-            StoreError: its manifest is damaged.
-        """
-        return self._stores[0].note(self.save) if self._stores else {}
+        """What was noted of the last save."""
+        return self._stores[0].manifest(self.save).note if self._stores else {}
 
     def versions(self, store: Store) -> Versions:
         """Versions of a process's blocks: by the manifest of the sealed save, or the newest before that can be read."""
         for save in sorted((one for one in store.saves() if one <= self.save), reverse=True):
             try:
-                return store.manifest(save)[1]
+                return store.manifest(save).blocks
             except StoreError as error:
                 LOG.warning("%s; taking the one before", error)
                 self._behind.add(store.process)
@@ -113,17 +105,13 @@ class Reader:
         return {}
 
     def block(self, number: int) -> tuple[list[Part], int | None]:
-        """The parts of a block from all processes, and the oldest step of any; None if it was never saved.
-
-        Raises:
-            StoreError: no version of a part is as it was saved.
-        """
+        """The parts of a block from all processes, and the oldest step of any; None if it was never saved."""
         parts: list[Part] = []
         steps = []
         for store, held, versions in zip(self._stores, self._held, self._versions, strict=True):
             if str(number) not in held or number not in versions:
                 continue
-            mine = [Held.parse(one) for one in held[str(number)]]
+            mine = held[str(number)]
             arrays, version = self._newest(store, number, mine, versions[number])
             parts += [(one.name, one.box, array) for one, array in zip(mine, arrays, strict=True)]
             steps.append(version.step)
@@ -134,7 +122,7 @@ class Reader:
         return parts, min(steps, default=None)
 
     def _newest(
-        self, store: Store, number: int, held: Sequence[Held], versions: Sequence[Version]
+        self, store: Store, number: int, held: Sequence[Fragment], versions: Sequence[Version]
     ) -> tuple[list[np.ndarray], Version]:
         for place, version in enumerate(versions):
             try:
@@ -157,7 +145,7 @@ class Reader:
         lost: Sequence[str | int],
         state: State,
         *,
-        policy: Policy = "partial",
+        policy: RecoveryPolicy = "partial",
         devices: Sequence[jax.Device] = (),
         zeroed: bool = False,
     ) -> Recovered[State]:
@@ -176,8 +164,8 @@ class Reader:
             StoreError: a block has no version that is as it was saved, or no replica.
             SettingError: there is no such block, or options contradict each other.
         """
-        if policy not in get_args(Policy):
-            raise SettingError("policy", policy, f"expected one of {', '.join(get_args(Policy))}")
+        if policy not in get_args(RecoveryPolicy):
+            raise SettingError("policy", policy, f"expected one of {', '.join(get_args(RecoveryPolicy))}")
         numbers = _numbers(self.cut, lost)
         leaves = named_leaves(state)
         self.cut.check(leaves)
@@ -201,7 +189,7 @@ class Reader:
         self.bytes = 0
         steps: dict[int, int] = {}
         initial, moving = [], set(self.cut.moving)
-        parts: dict[str, list[Part]] = {}
+        parts: list[Part] = []
         for store, versions in zip(self._stores, self._versions, strict=True):
             store.ask([(number, versions[number][0]) for number in wanted if number in versions])
         for number in wanted:
@@ -213,11 +201,10 @@ class Reader:
                 steps[number] = step
             for name, box, array in found:
                 zero = zeroed and number < self.cut.choices and name not in moving
-                parts.setdefault(name, []).append((name, box, np.zeros_like(array) if zero else array))
+                parts.append((name, box, np.zeros_like(array) if zero else array))
         if initial:
             LOG.warning("blocks %s were never saved: they are as they were at the start", initial[:8])
-        changed = put_back(state, parts)
-        return Recovered(changed, steps, initial, sorted(self.older), [], self.bytes)
+        return Recovered(put_back(state, parts), steps, initial, sorted(self.older), [], self.bytes)
 
     def _first(self, number: int) -> list[Part]:
         """The parts of a block as they were at the start."""
@@ -235,17 +222,17 @@ class Reader:
         return found
 
 
-def put_back(state: State, parts: Mapping[str, Sequence[Part]]) -> State:
+def put_back(state: State, parts: Iterable[Part]) -> State:
     """A state of the same shardings, with parts of its arrays replaced."""
-    leaves = named_leaves(state)
-    new = {name: _as(leaves[name], _patched(rows_of(leaves[name]), several)) for name, several in parts.items()}
-    return _replaced(state, new)
+    of: dict[str, list[Part]] = {}
+    for part in parts:
+        of.setdefault(part[0], []).append(part)
 
+    def one(path: Any, leaf: Any) -> Any:
+        several = of.get(path_name(path))
+        return leaf if several is None else _as(leaf, _patched(rows_of(leaf), several))
 
-def rows_of(array: jax.Array) -> jax.Array:
-    """The numbers of an array, with one axis at least."""
-    bits = bits_of(array)
-    return bits if bits.ndim else bits.reshape(1)
+    return jax.tree_util.tree_map_with_path(one, state)
 
 
 def _patched(array: jax.Array, parts: Sequence[Part]) -> jax.Array:
@@ -272,13 +259,6 @@ def _as(leaf: jax.Array, bits: jax.Array) -> jax.Array:
     return found.reshape(leaf.shape) if found.shape != leaf.shape else found
 
 
-def _replaced(state: State, new: Mapping[str, jax.Array]) -> State:
-    def one(path: Any, leaf: Any) -> Any:
-        return new.get(jax.tree_util.keystr(path, simple=True, separator="/") or "state", leaf)
-
-    return jax.tree_util.tree_map_with_path(one, state)
-
-
 def _numbers(cut: Partition, lost: Sequence[str | int]) -> list[int]:
     numbers = set(cut.of([one for one in lost if isinstance(one, str)]))
     for one in lost:
@@ -299,7 +279,7 @@ def _from_replicas(
     if not devices:
         raise SettingError("devices", list(devices), "expected those that lost what they held")
     gone = set(devices)
-    parts: dict[str, list[Part]] = {}
+    parts: list[Part] = []
     for name in sorted({piece.name for number in numbers for piece in cut.blocks[number]}):
         array = rows_of(leaves[name])
         living = {
@@ -315,5 +295,238 @@ def _from_replicas(
                 raise StoreError(
                     f"{name}: no other device holds what {shard.device} held; recover it with policy='partial'"
                 )
-            parts.setdefault(name, []).append((name, box, np.asarray(living[box])))
+            parts.append((name, box, np.asarray(living[box])))
     return Recovered(put_back(state, parts), {}, [], [], list(numbers), 0)
+
+
+class RowSource(Protocol):
+    """Where rows of arrays can come from."""
+
+    def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
+        """Parts of an array that cover these rows, and their step; a CertificateError where it lacks sound ones."""
+
+    def __str__(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Repair:
+    """What was put right.
+
+    Attributes:
+        name: of the array.
+        rows: first row, and the one behind the last.
+        source: where they came from.
+        step: that they are of.
+    """
+
+    name: str
+    rows: tuple[int, int]
+    source: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.name} rows {self.rows[0]}:{self.rows[1]} from {self.source}, step {self.step}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Repaired(Generic[State]):
+    """A state with blocks put right.
+
+    Attributes:
+        state: the state, with the shardings that it had.
+        repairs: what was put right, from where.
+        left: what is still wrong: no source had it.
+    """
+
+    state: State
+    repairs: Sequence[Repair]
+    left: Sequence[Wrong]
+
+
+@dataclasses.dataclass(frozen=True)
+class FromState:
+    """A state that is known to be right, on the same processes: a twin's, or that of other replicas.
+
+    Attributes:
+        state: of the structure of the one that is repaired.
+        step: that it is of.
+        name: what it is called in reports.
+    """
+
+    state: Any
+    step: int
+    name: str = "another state"
+
+    def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
+        """See `RowSource`."""
+        return [_part(named_leaves(self.state)[name], name, start, stop)], self.step
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class FromCheckpoint:
+    """A certified checkpoint; of it only the arrays that are wrong are read, and compared with their digests.
+
+    Attributes:
+        checkpointer: that saved it.
+        step: of the checkpoint.
+        abstract: shapes, types and shardings of the whole state, as `load` takes them.
+    """
+
+    checkpointer: Certified
+    step: int
+    abstract: Any
+
+    def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
+        """See `RowSource`."""
+
+        def wanted(path: Any, leaf: Any) -> Any:
+            return leaf if path_name(path) == name else ...
+
+        loaded = self.checkpointer.load(self.step, jax.tree_util.tree_map_with_path(wanted, self.abstract))
+        (found,) = [leaf for leaf in jax.tree.leaves(loaded) if isinstance(leaf, jax.Array)]
+        return [_part(found, name, start, stop)], self.step
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self.step}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FromRunning:
+    """A running checkpoint: whole blocks of it, each of its own step.
+
+    Attributes:
+        running: the checkpoint, or what reads it.
+    """
+
+    running: "RunningCheckpoint | Reader"
+
+    def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
+        """See `RowSource`."""
+        reader = self.running if isinstance(self.running, Reader) else self.running.reader()
+        parts: list[Part] = []
+        steps = []
+        for number, pieces in enumerate(reader.cut.blocks):
+            if not any(one.name == name and one.start < stop and start < one.stop for one in pieces):
+                continue
+            found, step = reader.block(number)
+            if step is None:
+                raise CertificateError(f"block {number} was never saved")
+            parts += [part for part in found if part[0] == name]
+            steps.append(step)
+        if not steps:
+            raise CertificateError(f"the running checkpoint has no {name}")
+        return parts, min(steps)
+
+    def __str__(self) -> str:
+        return "the running checkpoint"
+
+
+def differing(state: Any, reference: Any) -> list[Wrong]:
+    """The blocks in which two states differ, by digests on their devices. Both may be sharded as they like.
+
+    Raises:
+        CertificateError: arrays are not alike in name, shape and type, or not wholly on this process's devices.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sdc.checkpoints import differing
+        >>> differing({"w": jnp.zeros((4, 2))}, {"w": jnp.zeros((4, 2)).at[1, 1].set(1.0)})
+        [Wrong(name='w', what='differs', rows=((0, 4),))]
+    """
+    first, second = named_leaves(state), named_leaves(reference)
+    for name in sorted({*first, *second}):
+        here, there = (
+            f"{one[name].dtype}{list(one[name].shape)}" if name in one else "nothing" for one in (first, second)
+        )
+        if here != there:
+            raise CertificateError(f"{name} is {here} in one state and {there} in the other")
+    digests = [{name: total(shares) for name, shares in take(one)()[0].items()} for one in (first, second)]
+    wrong = []
+    for name, leaf in first.items():
+        cut = cut_of(leaf)
+        blocks = np.flatnonzero((digests[0][name] != digests[1][name]).any(axis=1))
+        if blocks.size:
+            wrong.append(Wrong(name, "differs", tuple(cut.block(int(block)) for block in blocks)))
+    return wrong
+
+
+def repair(state: State, wrong: Sequence[Wrong], sources: Sequence[RowSource]) -> Repaired[State]:
+    """Puts right the blocks of a state that are wrong, and nothing else.
+
+    Args:
+        state: a tree of JAX arrays.
+        wrong: what is wrong, as `differing` or a `Damaged` checkpoint tells it.
+        sources: where it may come from, the first one first: `FromState`, `FromCheckpoint`, `FromRunning`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sdc.checkpoints import FromState, differing, repair
+        >>> good = {"w": jnp.zeros((4, 2))}
+        >>> bad = {"w": jnp.zeros((4, 2)).at[1, 1].set(1.0)}
+        >>> found = repair(bad, differing(bad, good), [FromState(good, 7, "the healthy twin")])
+        >>> str(found.repairs[0]), differing(found.state, good)
+        ('w rows 0:4 from the healthy twin, step 7', [])
+    """
+    leaves = named_leaves(state)
+    repairs: list[Repair] = []
+    left: list[Wrong] = []
+    parts: list[Part] = []
+    for one in wrong:
+        name = _name(one.name, leaves)
+        missing = []
+        rows = row_count(leaves[name])
+        for start, stop in one.rows or ((0, rows),):
+            if not 0 <= start < stop <= rows:
+                raise CertificateError(f"{name} has rows 0:{rows}, and {start}:{stop} are told to be wrong")
+            found = _first(sources, leaves[name], name, start, stop)
+            if found is None:
+                missing.append((start, stop))
+                continue
+            source, given, step = found
+            parts.extend(given)
+            repairs.append(Repair(name, (start, stop), source, step))
+        if missing:
+            left.append(one._replace(rows=tuple(missing)))
+    return Repaired(put_back(state, parts), repairs, left)
+
+
+def _part(leaf: jax.Array, name: str, start: int, stop: int) -> Part:
+    whole = np.asarray(rows_of(leaf))
+    rows = whole[start:stop]
+    return name, ((start, start + len(rows)), *((0, size) for size in whole.shape[1:])), rows
+
+
+def _first(
+    sources: Sequence[RowSource], leaf: jax.Array, name: str, start: int, stop: int
+) -> tuple[str, Sequence[Part], int] | None:
+    """What the first source has that has all of these rows, in the shape and type of the array."""
+    bits = jax.eval_shape(rows_of, leaf)
+    rows: Box = ((start, stop), *((0, size) for size in bits.shape[1:]))
+    for source in sources:
+        try:
+            given, step = source.rows(name, start, stop)
+        except (CertificateError, KeyError):
+            continue
+        fits = all(len(box) == bits.ndim and array.dtype == bits.dtype for _, box, array in given)
+        parts = [_only(part, start, stop) for part in given]
+        if fits and sum(volume(overlap(box, rows)) for _, box, _ in parts) == volume(rows):
+            return str(source), parts, step
+    return None
+
+
+def _only(part: Part, start: int, stop: int) -> Part:
+    """A part without the rows that nobody asked for."""
+    name, ((first, last), *rest), array = part
+    begin, end = max(first, start), max(min(last, stop), max(first, start))
+    return name, ((begin, end), *rest), array[begin - first : end - first]
+
+
+def _name(name: str, leaves: Mapping[str, Any]) -> str:
+    """Names of certificates begin with that of the checkpointable."""
+    for one in (name, name.partition("/")[2]):
+        if one in leaves:
+            return one
+    raise CertificateError(f"the state has no {name}; it has {', '.join(list(leaves)[:8])}")

@@ -2,8 +2,12 @@
 
 Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4. There it is
 part of a parameter server; here blocks are rows of sharded arrays, and each process writes what its devices hold.
+
+A distance is a function `(new, old) -> distances` of two arrays of parameters that gives one number for each row, not
+negative. Those of a block's rows are added up. Blocks are ranked by that sum against their size.
 """
 
+import functools
 import itertools
 import logging
 import os
@@ -11,28 +15,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Float32
 
-from sdc.multihost import PeerError, everyone, together
-from sdc.settings import SettingError
-from sdc.text import NOTHING
-
+from ..multihost import PeerError, everyone, together
 from ..records import Lock, reason
-from . import recovery
-from ._measuring import auto, difference, measuring
-from ._partition import By, Partition, named_leaves, partition
-from .certificate import path_of
-from .choosing import POLICIES, Policy, choose
-from .norms import Distance, squared_distance
-from .outlook import Outlook, Watch
-from .pieces import Held, fetch, held_by
-from .store import Seal, Store, StoreError, last_save, write_seal
-from .timings import Stopwatch, Timings
+from ..settings import SettingError
+from ..text import NOTHING
+from .certificate import StoreError, path_of
+from .outlook import POLICIES, Outlook, Policy, SaveClock, Timings, Watch, choose
+from .partitions import By, Fragment, Partition, fetch, held_by, named_leaves, partition
+from .recovery import Reader, Recovered, RecoveryPolicy
+from .store import SEAL, SEALS, Seal, Store, StoreLayout, last_save
 
 LOG = logging.getLogger("sdc.checkpoints")
 State = TypeVar("State")
@@ -40,6 +40,41 @@ WAIT_MS = 600_000
 """How long a save waits in the background for those of the other processes."""
 _openings = itertools.count()
 """All processes open their running checkpoints in the same order."""
+
+
+Distance: TypeAlias = Callable[[Array, Array], Array]
+
+
+def squared_distance(new: Float[Array, "rows *rest"], old: Float[Array, "rows *rest"]) -> Float32[Array, " rows"]:
+    """Of each row ||new - old||_2^2: what a failure would add to the perturbation ||delta||^2 of theorem 3.2.
+
+    Qiao, Aragam, Zhang, Xing: Fault Tolerance in Iterative-Convergent Machine Learning, ICML 2019, section 4.2.
+    """
+    same = (new == old) | ((new != new) & (old != old))  # of infinities and of no numbers, too
+    moved = jnp.where(same, 0, jnp.abs(new - old)).astype(jnp.float32)
+    return jnp.sum(jnp.square(moved), axis=tuple(range(1, moved.ndim)))
+
+
+def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
+    """Total variation of each row's distribution, times its length: the paper's distance for topics of documents.
+
+        length_d * 1/2 * sum_k |new_dk / sum_k new_dk - old_dk / sum_k old_dk|
+
+    Args:
+        lengths: of the documents; 1 by default.
+    """
+
+    def distance(new: Float[Array, "rows topics"], old: Float[Array, "rows topics"]) -> Float32[Array, " rows"]:
+        p, q = (_distribution(x.astype(jnp.float32)) for x in (new, old))
+        apart = 0.5 * jnp.sum(jnp.abs(p - q), axis=tuple(range(1, p.ndim)))
+        return apart if lengths is None else apart * lengths.astype(jnp.float32)
+
+    return distance
+
+
+def _distribution(x: Float32[Array, "rows *topics"]) -> Float32[Array, "rows *topics"]:
+    total = jnp.sum(x, axis=tuple(range(1, x.ndim)), keepdims=True)
+    return x / jnp.where(total == 0, jnp.float32(1), total)
 
 
 class RunningCheckpoint:
@@ -93,7 +128,7 @@ class RunningCheckpoint:
             fraction: of the bytes that each save writes, above 0 and at most 1.
             policy: `priority`, `round-robin` or `random`: which blocks a save takes.
             moving, by, rows: how the state is cut, see `partition`.
-            distance: how far rows moved, see `norms`.
+            distance: how far rows moved: `squared_distance`, or see there.
             seed: of `random`.
             again: makes the initial state once more, where it is donated to the first step; by default it is kept.
 
@@ -118,11 +153,12 @@ class RunningCheckpoint:
             raise StoreError(f"cannot write to {self._store.place} ({reason(error)})") from error
         self._lock = Lock(self._store.place)
         leaves = named_leaves(initial)
-        self._held: Mapping[int, Sequence[Held]] = held_by(self.partition, leaves)
-        layout = {
-            "schema": self.partition.schema, "processes": jax.process_count(),
-            "blocks": {str(block): [one.plain for one in held] for block, held in self._held.items()},
-        }  # fmt: skip
+        self._held: Mapping[int, Sequence[Fragment]] = held_by(self.partition, leaves)
+        layout = StoreLayout(
+            partition=self.partition.schema,
+            processes=jax.process_count(),
+            blocks={str(block): list(held) for block, held in self._held.items()},
+        )
         self._opening = next(_openings)
         self._initial = again or (lambda: initial)
         self._saves = 0
@@ -131,7 +167,7 @@ class RunningCheckpoint:
         self.copy = {name: jnp.copy(leaf) for name, leaf in auto(self._moving(leaves)).items()}
         self._measure = measuring(self.partition, self.copy, distance)
         self.outlook: Outlook | None = None
-        self._watch, self._clock = Watch(self.partition.sizes[:-1]), Stopwatch()
+        self._watch, self._clock = Watch(self.partition.sizes[:-1]), SaveClock()
         self._since = np.full(len(self.partition.blocks), -1)
         self._looked: _Looked | None = None
         self._pool = ThreadPoolExecutor(1, "sdc-running-checkpoint")
@@ -237,21 +273,21 @@ class RunningCheckpoint:
         lost: Sequence[str | int],
         state: State,
         *,
-        policy: recovery.Policy = "partial",
+        policy: RecoveryPolicy = "partial",
         devices: Sequence[jax.Device] = (),
         zeroed: bool = False,
-    ) -> "recovery.Recovered[State]":
-        """Gives a state in which some blocks were lost its blocks back; see `recovery.recover`.
+    ) -> Recovered[State]:
+        """Gives a state in which some blocks were lost its blocks back; see `Reader.recover`.
 
         Raises:
             StoreError: a block that is needed has no version that is as it was saved.
         """
         return self.reader().recover(lost, state, policy=policy, devices=devices, zeroed=zeroed)
 
-    def reader(self) -> recovery.Reader:
+    def reader(self) -> Reader:
         """Reads what is saved by now."""
         self.wait()
-        return recovery.Reader(self.folder, self.partition, self._initial)
+        return Reader(self.folder, self.partition, self._initial)
 
     @staticmethod
     def read(
@@ -261,9 +297,9 @@ class RunningCheckpoint:
         moving: str | Callable[[str], bool] = "",
         by: By = "rows",
         rows: int | None = None,
-    ) -> recovery.Reader:
+    ) -> Reader:
         """Reads a running checkpoint that nobody writes, or another process does, on whatever mesh `initial` is on."""
-        return recovery.Reader(path_of(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
+        return Reader(path_of(folder), partition(initial, moving=moving, by=by, rows=rows), lambda: initial)
 
     def distance(self, state: Any, other: Any) -> float:
         """The L2 norm of the difference of two states' parameters: the perturbation that a recovery is."""
@@ -300,7 +336,7 @@ class RunningCheckpoint:
     ) -> None:
         self.close()
 
-    def _opened(self, layout: Mapping[str, Any]) -> bool:
+    def _opened(self, layout: StoreLayout) -> bool:
         """Whether there is something to go on with."""
         self._store.create(layout)
         return last_save(self.folder) is not None
@@ -324,7 +360,7 @@ class RunningCheckpoint:
         self._agree(save, "written", failure)
         if jax.process_index() == 0:
             try:
-                write_seal(self.folder, Seal(save, step, jax.process_count()))
+                SEALS.write(self.folder / SEAL, Seal(save=save, step=step, processes=jax.process_count()))
             except OSError as error:
                 failure = f"save {save} cannot be sealed ({reason(error)})"
         self._agree(save, "sealed", failure)
@@ -335,15 +371,9 @@ class RunningCheckpoint:
         return written
 
     def _agree(self, save: int, part: str, failure: str) -> None:
-        """A save counts if all processes have done their part: else all of them do it again, and choose alike.
+        """A save counts if all processes have done this part of it: else all of them do it again, and choose alike.
 
-        Args:
-            save: its number.
-            part: what of it is done.
-            failure: why it is not; nothing if it is.
-
-        Raises:
-            StoreError: one has not.
+        A StoreError has the failure of one that has not.
         """
         said, client = [failure], distributed.global_state.client
         if client is not None and jax.process_count() > 1:
@@ -369,3 +399,77 @@ class _Looked(NamedTuple):
     def at(self, moving: Mapping[str, jax.Array], step: int) -> bool:
         """Whether it is of the very arrays."""
         return step == self.step and all(moving.get(name) is leaf for name, leaf in self.moving.items())
+
+
+def auto(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The same arrays, without a copy, on meshes whose shardings the compiler finds by itself."""
+
+    def one(leaf: jax.Array) -> jax.Array:
+        found = leaf.sharding
+        if not isinstance(found, NamedSharding) or all(kind is AxisType.Auto for kind in found.mesh.axis_types):
+            return leaf
+        mesh = Mesh(found.mesh.devices, found.mesh.axis_names, axis_types=(AxisType.Auto,) * len(found.mesh.axis_names))
+        parts = [shard.data for shard in leaf.addressable_shards]
+        sharding = NamedSharding(mesh, found.spec, memory_kind=found.memory_kind)
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+
+    return {name: one(leaf) for name, leaf in leaves.items()}
+
+
+@jax.jit
+def difference(new: Sequence[jax.Array], old: Sequence[jax.Array]) -> jax.Array:
+    parts = [jnp.sum(squared_distance(a.reshape(-1), b.reshape(-1))) for a, b in zip(new, old, strict=True)]
+    return jnp.sqrt(sum(parts, jnp.float32(0)))
+
+
+class Measure(NamedTuple):
+    """Two compiled programs: how far each block moved, and the copy with some blocks replaced."""
+
+    moved: Callable[..., jax.Array]
+    updated: Callable[..., dict[str, jax.Array]]
+
+
+def measuring(cut: Partition, leaves: Mapping[str, jax.Array], distance: Distance) -> Measure:
+    ids: dict[str, np.ndarray] = {}
+    for name in cut.moving:
+        shape = cut.types[name][1]
+        ids[name] = np.zeros(shape[0] if shape else 1, np.int32)
+    for block, pieces in enumerate(cut.blocks[:-1]):
+        for piece in pieces:
+            if piece.name in ids:
+                ids[piece.name][piece.start : piece.stop] = block
+    shardings = tuple(leaves[name].sharding for name in ids)
+    return _measures(tuple((name, block.tobytes()) for name, block in ids.items()), shardings, cut.choices, distance)
+
+
+@functools.lru_cache(maxsize=16)
+def _measures(
+    rows_of: tuple[tuple[str, bytes], ...], shardings: tuple[Any, ...], choices: int, distance: Distance
+) -> Measure:
+    """Of each array the block of each row, as 32-bit numbers, and its sharding, which its copy has too."""
+    ids = {name: np.frombuffer(block, np.int32) for name, block in rows_of}
+
+    def rows(x: jax.Array) -> jax.Array:
+        return x if x.ndim else x[None]
+
+    def moved(new: Mapping[str, jax.Array], old: Mapping[str, jax.Array]) -> jax.Array:
+        total = jnp.zeros(choices, jnp.float32)
+        for name, block in ids.items():
+            far = distance(rows(new[name]), rows(old[name])).astype(jnp.float32)
+            total += jax.ops.segment_sum(far, block, choices)
+        return total
+
+    def updated(new: Mapping[str, jax.Array], old: Mapping[str, jax.Array], mask: jax.Array) -> dict[str, jax.Array]:
+        def one(name: str) -> jax.Array:
+            chosen = mask[ids[name]].reshape(-1, *[1] * (rows(new[name]).ndim - 1))
+            return jnp.where(chosen, rows(new[name]), rows(old[name])).reshape(new[name].shape)
+
+        return {name: one(name) for name in ids}
+
+    # Each process chooses by the same numbers: all must have all of them.
+    everywhere = [NamedSharding(one.mesh, PartitionSpec()) for one in shardings if isinstance(one, NamedSharding)]
+    placed = {name: one if isinstance(one, NamedSharding) else None for name, one in zip(ids, shardings, strict=True)}
+    return Measure(
+        jax.jit(moved, out_shardings=everywhere[0] if everywhere else None),
+        jax.jit(updated, donate_argnums=1, out_shardings=placed),
+    )

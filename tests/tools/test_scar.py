@@ -1,6 +1,5 @@
 """`sdc train --checkpoint scar`: a host is lost, all processes are started again, and each holds what is left."""
 
-import json
 import shutil
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,9 +12,9 @@ import numpy as np
 import pytest
 from etils import epath
 
-from sdc.checkpoints._partition import named_leaves
-from sdc.checkpoints.boxes import parse_box, within
-from sdc.checkpoints.pieces import shards_here
+from sdc.checkpoints.blocks import within
+from sdc.checkpoints.copies import DESCRIPTIONS
+from sdc.checkpoints.partitions import Fragment, named_leaves, shards_here
 from sdc.checkpoints.store import Store, last_save
 from sdc.records import read_record
 from sdc.train import Training
@@ -24,17 +23,15 @@ from tests.tools.command import lines, sdc, several, wait
 from tests.train.runs import MINI, WORKLOAD
 
 TRAIN = ("train", "--config", "mini", "--checkpoint", "scar", "--checkpoint-fraction", 0.5, "--timeout", 30)
-Part = tuple[str, str, str, bytes]
-"""Name, box and type, as files have them, and the bytes."""
+Part = tuple[Fragment, bytes]
 
 
 def copied(place: Path) -> Iterator[Part]:
     """What a copy on a host holds."""
-    told, content = json.loads((place / "copy.json").read_text()), (place / "pieces").read_bytes()
-    for name, box, dtype in told["held"]:
-        size = jnp.dtype(dtype).itemsize * int(np.prod([stop - start for start, stop in parse_box(box)]))
-        yield name, box, dtype, content[:size]
-        content = content[size:]
+    content = (place / "pieces").read_bytes()
+    for held in DESCRIPTIONS.read(place / "copy.json").held:
+        yield held, content[: held.bytes]
+        content = content[held.bytes :]
 
 
 def saved(folder: Path, *, save: int | None = None) -> Iterator[Part]:
@@ -42,13 +39,11 @@ def saved(folder: Path, *, save: int | None = None) -> Iterator[Part]:
     last = last_save(epath.Path(folder))
     assert last is not None
     for store in (Store(epath.Path(folder), process) for process in range(2)):
-        held = store.layout()["blocks"]
-        for block, versions in store.manifest(last.save)[1].items():
-            content = store.read(block, versions[0])
-            for name, box, dtype in held[str(block)] if save in (None, versions[0].save) else ():
-                size = jnp.dtype(dtype).itemsize * int(np.prod([stop - start for start, stop in parse_box(box)]))
-                yield name, box, dtype, content[:size]
-                content = content[size:]
+        for block, versions in store.manifest(last.save).versions.items():
+            content = store.read(int(block), versions[0])
+            for held in store.layout().blocks[block] if save in (None, versions[0].save) else ():
+                yield held, content[: held.bytes]
+                content = content[held.bytes :]
 
 
 def initial(axes: Mapping[str, int]) -> Iterator[Part]:
@@ -57,8 +52,7 @@ def initial(axes: Mapping[str, int]) -> Iterator[Part]:
     spread = place(twins=None, data=job.data, model=job.model, kind=job.layout, devices=jax.devices()[:2])
     state = job.program(MINI, spread, donate=False).init(0)
     for held, data in shards_here(named_leaves(state)).items():
-        name, box, dtype = held.plain
-        yield name, box, dtype, np.asarray(data).tobytes()
+        yield held, np.asarray(data).tobytes()
 
 
 class Canvas:
@@ -66,16 +60,17 @@ class Canvas:
 
     def __init__(self, start: Sequence[Part]) -> None:
         ends: dict[str, tuple[Any, int]] = {}
-        for name, box, dtype, _ in start:
-            stops = [stop for _, stop in parse_box(box)]
-            ends[name] = (np.maximum(stops, ends.get(name, (stops, 0))[0]), jnp.dtype(dtype).itemsize)
+        for held, _ in start:
+            stops = [stop for _, stop in held.box]
+            ends[held.name] = (np.maximum(stops, ends.get(held.name, (stops, 0))[0]), jnp.dtype(held.dtype).itemsize)
         self._bytes = {name: np.zeros((*shape, size), np.uint8) for name, (shape, size) in ends.items()}
         self.paint(start)
 
     def at(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
         """What there must be, and what there is."""
-        name, box, _, content = part
-        there = self._bytes[name][within(parse_box(box), tuple((0, size) for size in self._bytes[name].shape[:-1]))]
+        held, content = part
+        whole = self._bytes[held.name]
+        there = whole[within(held.box, tuple((0, size) for size in whole.shape[:-1]))]
         return there, np.frombuffer(content, np.uint8).reshape(there.shape)
 
     def paint(self, parts: Iterable[Part]) -> None:
@@ -87,8 +82,8 @@ class Canvas:
         """Compares all of them, and names their arrays."""
         names = set()
         for part in parts:
-            assert np.array_equal(*self.at(part)), part[:2]
-            names.add(part[0])
+            assert np.array_equal(*self.at(part)), part[0]
+            names.add(part[0].name)
         return names
 
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from jax.sharding import AxisType, NamedSharding
 
+from sdc.checkpoints.certificate import Draft, certified_steps
 from sdc.settings import SettingError
-from sdc.train import sealed
 from sdc.train.checkpoints import CheckpointError, Checkpoints
 from sdc.train.loop import run_steps
 from sdc.train.programs.config import ModelConfig, OptimizerConfig, TrainConfig
@@ -66,6 +67,10 @@ def state() -> TrainState:
     return jax.jit(functools.partial(init_state, CONFIG), compiler_options=quick)(jax.random.key(0))
 
 
+def folders(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.iterdir() if path.name != "certificates")
+
+
 def small(value: float = 1.0) -> dict[str, Any]:
     return {"weights": value * jax.random.normal(jax.random.key(0), (64, 64)), "step": jnp.int32(3)}
 
@@ -112,7 +117,7 @@ def test_saves_when_due_and_keeps_the_last_two(tmp_path: Path) -> None:
     assert saved == [3, 6, 9]
     assert checkpoints.save(10, small(10.0), {"step": 10}, force=True)
     assert checkpoints.steps == [9, 10]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "9"]
+    assert folders(tmp_path) == [9, 10]
     assert checkpoints.latest == 10
     assert checkpoints.restore(describe(small()))[1] == {"step": 10}
 
@@ -129,10 +134,10 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": ((64, 32), "float32")}, r"holds float32\[64, 64\] at \['weights'\], expected float32\[64, 32\]"),
-        ({"weights": ((64, 64), "bfloat16")}, r"expected bfloat16\[64, 64\]"),
-        ({"step": None}, r"holds int32\[\] at \['step'\], expected nothing"),
-        ({"more": ((2,), "float32")}, r"holds nothing at \['more'\], expected float32\[2\]"),
+        ({"weights": ((64, 32), "float32")}, r"state/weights was certified with shape \[64, 64\] and not \[64, 32\]"),
+        ({"weights": ((64, 64), "bfloat16")}, r"was certified as float32 and not as bfloat16"),
+        ({"step": None}, r"it has no state/step, which was saved"),
+        ({"more": ((2,), "float32")}, r"it has state/more, which was not saved; continue with the configuration that"),
     ],
     ids=["shape", "dtype", "fewer", "more"],
 )
@@ -200,7 +205,7 @@ def test_a_save_cut_off_by_a_kill_does_not_count(tmp_path: Path) -> None:
         assert checkpoints.save(step, target, {"batch": step})
     assert checkpoints.restore(describe(target))[1] == {"batch": latest + 2}
     checkpoints.close()
-    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [latest + 1, latest + 2]
+    assert folders(tmp_path) == [latest, latest + 1, latest + 2]  # the one that was restored is known to be good
 
 
 @pytest.mark.parametrize("left", ["nothing", "tmp", "uncommitted", "complete"])
@@ -218,7 +223,7 @@ def test_every_stage_of_a_save_can_be_the_last(tmp_path: Path, left: str) -> Non
         assert checkpoints.latest == (2 if left == "complete" else 1)
         assert checkpoints.save(2, small(3.0), {"batch": 2})
         assert_bitwise(checkpoints.restore(describe(small()))[0], small(3.0))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    assert folders(tmp_path) == [1, 2]
 
 
 def test_an_error_in_the_background_comes_at_the_next_call_and_once(
@@ -233,7 +238,7 @@ def test_an_error_in_the_background_comes_at_the_next_call_and_once(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sdc.train.sealed._write_seal", full)
+        patch.setattr(Draft, "write", full)
         for call in (lambda: checkpoints.save(3, small(), {}), checkpoints.close, lambda: checkpoints.latest):
             assert checkpoints.save(2, small(3.0), {})  # an overwritten step no longer counts
             with pytest.raises(
@@ -244,22 +249,33 @@ def test_an_error_in_the_background_comes_at_the_next_call_and_once(
     assert checkpoints.restore(describe(small()))[1] == {"batch": 1}
     checkpoints.save(4, small(4.0), {"batch": 4})
     checkpoints.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "4"]
+    assert folders(tmp_path) == [1, 4]
 
 
 def test_a_save_leaves_the_loop_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go, write = threading.Event(), sealed._write_seal
+    go, write = threading.Event(), Draft.write
 
     def late(*given: Any) -> None:
         assert go.wait(60)
         write(*given)
 
-    monkeypatch.setattr(sealed, "_write_seal", late)
+    monkeypatch.setattr(Draft, "write", late)
     checkpoints = Checkpoints(tmp_path, every=1)
     assert checkpoints.save(1, small(), {})
-    assert not (tmp_path / "1").exists()
+    assert certified_steps(epath.Path(tmp_path)) == []
     go.set()
     assert checkpoints.latest == 1
+
+
+def test_saves_leave_no_descriptors_and_no_threads(tmp_path: Path) -> None:
+    """Orbax's answer to a save in the background has both until it is asked for its result."""
+    held = []
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        for step in range(8):
+            checkpoints.save(step, small(), {})
+            checkpoints.wait()
+            held.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    assert held[-1] == held[3]
 
 
 def test_the_state_may_be_donated_at_once(tmp_path: Path) -> None:
@@ -301,12 +317,15 @@ def test_a_protected_checkpoint_stays_until_it_is_released(tmp_path: Path) -> No
         assert checkpoints.steps == [1, 3]
         with pytest.raises(CheckpointError, match="no complete checkpoint of step 2"):
             checkpoints.protect(2)
-        protected = tmp_path / "protected.json"
-        reader = protected.open()  # a process that reads while another writes has the old list, whole
+        status = tmp_path / "certificates" / "1" / "status.json"
+        reader = status.open()  # a process that reads while another writes has the old file, whole
         checkpoints.protect(3)
+        checkpoints.release(1)
         with reader:
-            assert json.loads(reader.read())["body"] == {"steps": [1]}
-        assert json.loads(protected.read_text())["body"] == {"steps": [1, 3]}
+            assert json.loads(reader.read())["protected"]
+        assert not json.loads(status.read_text())["protected"]
+        assert checkpoints.protected == {3}
+        checkpoints.protect(1)
         checkpoints.release(3)
     with Checkpoints(tmp_path, every=1, keep=1) as resumed:
         assert resumed.protected == {1}
@@ -314,12 +333,13 @@ def test_a_protected_checkpoint_stays_until_it_is_released(tmp_path: Path) -> No
         assert resumed.steps == [1, 4]
         assert resumed.restore(describe(small()), step=1)[1] == {"batch": 1}
         resumed.release(1)
-        resumed.save(5, small(), {})
-        assert resumed.steps == [5]
-        (tmp_path / "protected.json").write_text("{")
-        with pytest.raises(CheckpointError, match=r"protected.json cannot be read.*; delete it and protect"):
-            resumed.save(6, small(), {})
-        assert resumed.steps == [5]
+        resumed.restore(describe(small()))
+        for step in (5, 6):
+            resumed.save(step, small(), {})
+        assert resumed.steps == [4, 6]  # the one that was restored last stays as well
+        (tmp_path / "certificates" / "6" / "status.json").write_text("{")  # nothing is deleted while that is not known
+        resumed.save(7, small(), {})
+        assert resumed.steps == [4, 6, 7]
 
 
 def test_a_step_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from sdc.checkpoints import RunningCheckpoint
-from sdc.checkpoints.choosing import POLICIES, Policy
+from sdc.checkpoints.outlook import POLICIES, Policy
 from sdc.checkpoints.perturbations import iteration_cost_bound
 from sdc.train.iterative import Iterative, logistic_regression, trials
 from sdc.train.iterative.protocol import State, rows_of

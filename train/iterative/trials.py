@@ -16,8 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from sdc.checkpoints import Outlook, Watch, choose
-from sdc.checkpoints.choosing import Policy
+from sdc.checkpoints import Outlook, Policy, Watch, choose
 
 from .protocol import Iterative, State
 
@@ -180,7 +179,7 @@ def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy,
         fraction: of the bytes that a save writes.
         interval: iterations in which as many bytes are written as there are: a save follows after `fraction *
             interval` iterations, at least one.
-        policy: see `sdc.checkpoints.choosing.choose`.
+        policy: see `sdc.checkpoints.choose`.
         seed: of `random`.
     """
     task, every = trajectory.task, max(1, round(fraction * interval))

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdc.checkpoints import POLICIES
-from sdc.checkpoints.choosing import Policy
+from sdc.checkpoints import POLICIES, Policy
 
 from ..iterative import DoesNotConverge, Failure, Held, How, Trajectory, finite, trials
 from .scar_bounds import classes_of_perturbations, quadratic_program, resets

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from sdc.checkpoints import RunningCheckpoint
-from sdc.checkpoints.recovery import Policy
+from sdc.checkpoints import RecoveryPolicy, RunningCheckpoint
 
 from ..iterative import DoesNotConverge, State
 from .scar_workloads import Subject
@@ -53,7 +52,7 @@ def overhead(subject: Subject, seed: int) -> dict[str, Any]:
                 losses.append(float(loss))
                 steps.append(time.perf_counter() - began)
                 if k + 1 == AFTER:
-                    policy: Policy = "partial" if name == "SCAR" else "full"
+                    policy: RecoveryPolicy = "partial" if name == "SCAR" else "full"
                     state = _split(running.recover(lost, _joined(state), policy=policy).state["rows"], first)
                     losses[-1] = float(task.loss(state))
                 elif (k + 1) % every == 0:

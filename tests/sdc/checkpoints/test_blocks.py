@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sdc.checkpoints.blocks import bits_of, cut_of, take, total, whole
-from sdc.checkpoints.boxes import box_text, parse_box
+from sdc.checkpoints.blocks import bits_of, box_text, cut_shape, parse_box, take, total, whole
 from sdc.twins.digests import digest
 
 SPECS = [P(), P("a"), P("b"), P(("a", "b")), P(("b", "a")), P("a", "b"), P("b", "a"), P(None, "b"), P(None, ("a", "b"))]
@@ -59,7 +58,7 @@ def test_keys_and_arrays_of_one_device() -> None:
 @given(rows=st.integers(1, 300), columns=st.integers(1, 600), where=st.integers(0), bit=st.integers(0, 31))
 def test_a_flipped_bit_is_in_its_block(rows: int, columns: int, where: int, bit: int) -> None:
     array = np.zeros((rows, columns), np.uint32)
-    cut = cut_of(array.shape, 4)
+    cut = cut_shape(array.shape, 4)
     before = blocks(jnp.asarray(array))
     assert before.shape == (cut.blocks, 2)
     place = where % array.size
@@ -71,7 +70,7 @@ def test_a_flipped_bit_is_in_its_block(rows: int, columns: int, where: int, bit:
 
 @given(shape=st.lists(st.integers(0, 1 << 20), max_size=3), itemsize=st.sampled_from([1, 2, 4, 8]))
 def test_a_cut_covers_the_rows_once(shape: list[int], itemsize: int) -> None:
-    cut = cut_of(shape, itemsize)
+    cut = cut_shape(shape, itemsize)
     ends = [cut.block(number) for number in range(cut.blocks)]
     assert ends[0][0] == 0
     assert ends[-1][1] == cut.shape[0]

@@ -15,7 +15,7 @@ from orbax.checkpoint import v1 as ocp
 from orbax.checkpoint._src.serialization import replica_slices
 
 import sdc
-from sdc.checkpoints import CertificateError, Certified, Damaged, Status, audit, ledger
+from sdc.checkpoints import CertificateError, Certified, Damaged, Status, audit, status as statuses
 from sdc.checkpoints.certificate import Draft
 from sdc.records.format import read_json, write_sealed
 from tests.storms import bits
@@ -215,9 +215,9 @@ def test_a_part_alone_is_compared_and_vouches_for_nothing(checkpointer: Certifie
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda body: body | {"format": 2}, "has format 2, where 1 was expected; it is of a version"),
-        (lambda body: body | {"algorithm": "sum"}, "has algorithm 'sum', where 'sum-and-squares' was expected"),
-        (lambda body: body | {"step": 7}, "has step 7, where 1 was expected; it is of another checkpoint"),
+        (lambda body: body | {"schema": 2}, "has layout 2, this version of jax-sdc reads 1"),
+        (lambda body: body | {"algorithm": "sum"}, "has digests of 'sum', and not of 'sum-and-squares'"),
+        (lambda body: body | {"step": 7}, "belongs to step 7, process 0"),
         (lambda body: body | {"processes": 2}, "the certificate lacks the part of process 1"),
         (lambda body: body | {"arrays": {"state/key": {}}}, "is damaged"),
         (lambda body: body | {"arrays": {}}, "is not that of checkpoint 1: it has state/key, which was not saved"),
@@ -335,7 +335,7 @@ def test_a_status_that_cannot_be_written_keeps_nobody_from_restoring(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ledger, "write_sealed", full)
+    monkeypatch.setattr(type(statuses.KNOWN), "write", full)
     assert same(checkpointer.load(1, abstract(state(1))), state(1))
     assert "cannot note in" in caplog.text
     with pytest.raises(CertificateError, match=r"cannot write to .*No space left"):

@@ -116,7 +116,7 @@ def test_a_full_disk_is_told_and_what_was_there_stays(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_sealed", full)
+        patched.setattr(type(module.DESCRIPTIONS), "write", full)
         copies.save(state(4), 4)
         assert not copies.wait()
     assert "No space left on device" in caplog.text

@@ -10,7 +10,7 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from sdc.checkpoints import Certified, Damaged, audit, certify, checkpoints_in
-from sdc.checkpoints.ledger import Ledger
+from sdc.checkpoints.status import Statuses
 from tests.storms.bits import quiet
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -36,14 +36,14 @@ def killed_while_deleting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     shutil.copytree(folder / "certificates" / "2", folder.parent / "certificate")
     with opened(folder) as checkpointer:
         marked: list[int] = []
-        leaving = type(checkpointer._ledger).leaving
+        leaving = type(checkpointer._statuses).leaving
 
         def mark(ledger: Any, step: int) -> None:
             leaving(ledger, step)
             marked.append(step)
             shutil.copytree(folder / "certificates" / str(step), folder.parent / "marked", dirs_exist_ok=True)
 
-        monkeypatch.setattr(type(checkpointer._ledger), "leaving", mark)
+        monkeypatch.setattr(type(checkpointer._statuses), "leaving", mark)
         checkpointer.save(4, state(4))
         monkeypatch.undo()
     assert marked == [2]  # said before it is gone
@@ -85,7 +85,7 @@ def test_one_that_is_whole_all_the_same_counts(tmp_path: Path, monkeypatch: pyte
 
 def test_what_was_being_deleted_is_told_again_and_keeps_nothing(tmp_path: Path) -> None:
     """However often it is tried, and also where all newer ones turn out to be damaged."""
-    ledger = Ledger(epath.Path(tmp_path))
+    ledger = Statuses(epath.Path(tmp_path))
     for step in (1, 2, 3):
         (tmp_path / "certificates" / str(step)).mkdir(parents=True)
         ledger.vouch(step, "digest")

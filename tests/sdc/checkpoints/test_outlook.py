@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from sdc.checkpoints import Outlook, RunningCheckpoint, Watch, advise, daly_interval, total_variation
-from sdc.checkpoints.outlook import FRACTIONS
+from sdc.checkpoints.outlook import FRACTIONS, SaveClock
 from sdc.checkpoints.perturbations import LEAST, iteration_cost_bound
-from sdc.checkpoints.timings import Stopwatch
 
 from .states import moved, opened, start
 
@@ -255,7 +254,7 @@ def test_daly(save: float, failure: float) -> None:
 
 
 def test_a_stopwatch_needs_some_saves() -> None:
-    watch = Stopwatch()
+    watch = SaveClock()
     for number, seconds in enumerate([9.0, 2.0, 1.0]):
         assert watch.timings is None
         watch.held(seconds, seconds, share=0.5)

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from sdc.checkpoints import Outlook, Watch
-from sdc.checkpoints.choosing import choose
+from sdc.checkpoints import Outlook, Watch, choose
 from sdc.checkpoints.perturbations import LEAST
 
 Saves = list[tuple[Outlook | None, np.ndarray, np.ndarray]]

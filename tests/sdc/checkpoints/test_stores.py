@@ -11,8 +11,8 @@ import pytest
 from etils import epath
 
 from sdc.checkpoints import RunningCheckpoint, StoreError, partition
-from sdc.checkpoints.pieces import Held, digest_text
-from sdc.checkpoints.store import Seal, Store, last_save, write_seal
+from sdc.checkpoints.partitions import Fragment, digest_text
+from sdc.checkpoints.store import SEAL, SEALS, Seal, Store, StoreLayout, last_save
 from sdc.records.lock import RecordBusy
 from sdc.settings import SettingError
 from sdc.twins import digest
@@ -92,7 +92,7 @@ def test_one_writer_of_one_state(running: RunningCheckpoint, tmp_path: Path) -> 
     running.save(start(), 1)
     running.close()
     other = start() | {"params": {"w": jnp.zeros((16, 9))}}
-    with pytest.raises(StoreError, match=r"is a running checkpoint of another state \(schema differs\)"):
+    with pytest.raises(StoreError, match=r"is a running checkpoint of another state \(partition differs\)"):
         RunningCheckpoint(tmp_path / "store", other, moving="params")
     again = opened(tmp_path / "store")  # the lock was let go
     with pytest.raises(StoreError, match="params/b is nothing, and the running checkpoint has"):
@@ -144,7 +144,7 @@ def test_a_damaged_layout_is_written_anew_by_who_goes_on(tmp_path: Path, caplog:
         model.save(running.save(state, 1), state, 1)
         running.wait()
     layout = tmp_path / "process-0" / "layout.json"
-    layout.write_bytes(layout.read_bytes().replace(b'"schema"', b'"schemb"'))
+    layout.write_bytes(layout.read_bytes().replace(b'"partition"', b'"partitiom"'))
     with pytest.raises(StoreError, match=r"layout\.json"):
         RunningCheckpoint.read(tmp_path, start(), moving="params", rows=4)
     with caplog.at_level(logging.WARNING, "sdc.checkpoints"), opened(tmp_path) as running:
@@ -163,11 +163,11 @@ def test_a_first_save_that_was_cut_off_is_none(tmp_path: Path) -> None:
     folder = epath.Path(tmp_path)
     stores = [Store(folder, process) for process in (0, 1)]
     for store in stores:
-        store.create({"schema": [], "processes": 2, "blocks": {}})
+        store.create(StoreLayout(partition="", processes=2, blocks={}))
     stores[0].write(1, 7, {})
     assert last_save(folder) is None
     stores[1].write(1, 7, {})
-    assert last_save(folder) == Seal(1, 7, 2)
+    assert last_save(folder) == Seal(save=1, step=7, processes=2)
     (stores[1].place / "manifests" / "1.json").unlink()
     (stores[1].place / "layout.json").unlink()
     with pytest.raises(StoreError, match="process-1"):  # that part was there once
@@ -191,13 +191,13 @@ def test_a_block_of_which_a_process_lacks_its_part(tmp_path: Path) -> None:
     cut = partition(whole, rows=4)
     folder = epath.Path(tmp_path)
     for process in (0, 1):
-        held = Held("w", ((0, 4), (4 * process, 4 * process + 4)), "float32")
+        held = Fragment("w", ((0, 4), (4 * process, 4 * process + 4)), "float32")
         store = Store(folder, process)
-        store.create({"schema": cut.schema, "processes": 2, "blocks": {"0": [held.plain]}})
+        store.create(StoreLayout(partition=cut.schema, processes=2, blocks={"0": [held]}))
         half = whole["w"][:, 4 * process : 4 * process + 4]
         content = np.asarray(half).tobytes(), (digest_text(digest(half)),)
         store.write(1, 7, {0: content} if process == 0 else {})
-    write_seal(folder, Seal(1, 7, 2))
+    SEALS.write(folder / SEAL, Seal(save=1, step=7, processes=2))
     with pytest.raises(StoreError, match="block 0 is not whole: a process lacks its part"):
         RunningCheckpoint.read(tmp_path, whole, rows=4).recover([0], whole)
     Store(folder, 1).write(1, 7, {0: content})

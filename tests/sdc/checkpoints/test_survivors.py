@@ -13,14 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from tests.pairs import run_pair
 
 CHILD = """
-import dataclasses, json, shutil, sys, time
+import json, shutil, sys, time
 import jax
 from etils import epath
 from pathlib import Path
 folder, process, port = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, process, initialization_timeout=60)
 from sdc.checkpoints import RunningCheckpoint, scar
-from sdc.checkpoints import survivors as module
+from sdc.checkpoints import copies as module
 from sdc.checkpoints.copies import Copies
 from sdc.checkpoints.store import Store, last_save
 from sdc.multihost import everyone
@@ -42,10 +42,10 @@ def gathered():
     if found is None:
         return told.append(None)
     got = module.gather(state(9), found, running.partition, running.reader())
-    shares = [{way: dataclasses.astuple(share) for way, share in each.items()} for each in got.shares]
+    shares = [{way: tuple(share.values()) for way, share in each.items()} for each in got.shares]
     told.append([
-        found.step, list(found.processes), dict(found.note), found.mine is not None, contents(got.state), shares,
-        len(got.lost), got.bytes, sorted(set(got.steps.values())),
+        found.step, list(found.processes), dict(found.note), found.mine is not None, contents(got.recovered.state),
+        shares, len(got.lost), got.bytes, sorted(set(got.recovered.steps.values())),
     ])
 
 gathered()  # nothing is lost
@@ -72,7 +72,7 @@ own.close()
 everyone("closed")
 if process == 0:
     store = Store(epath.Path(folder / "running"), 0)
-    store.versions = store.manifest(1)[1]
+    store.versions = store.manifest(1).blocks
     store.write(2, 4, {})
 everyone("cut off")
 scar.WAIT_MS = 5_000

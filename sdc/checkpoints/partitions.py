@@ -3,9 +3,12 @@
 A block is so many rows (indices of the first axis) of one array, or of several that belong together. Arrays of an
 optimizer that are shaped as a parameter, and whose path ends with that parameter's (Adam's moments, for instance), go
 with the rows of the parameter. What is left, as counters and keys, is the last block, which is saved every time.
+
+The parts of blocks that a process holds (`Fragment`) travel from devices to bytes, and back.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +16,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from sdc.settings import SettingError
-
-from .blocks import bits_of, cut_of
-from .store import StoreError
+from ..settings import SettingError
+from ..twins import digest
+from .blocks import Box, bits_of, box_of, cut_of, overlap, volume
+from .certificate import StoreError
 
 By: TypeAlias = Literal["rows", "shards", "experts", "layers", "arrays"]
 
@@ -64,11 +69,7 @@ class Partition:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def check(self, leaves: Mapping[str, jax.Array]) -> None:
-        """Compares names, types and shapes of a state.
-
-        Raises:
-            StoreError: it is another one.
-        """
+        """Compares names, types and shapes of a state; a StoreError if it is another one."""
         types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
         for name in sorted({*types, *self.types}):
             if types.get(name) != self.types.get(name):
@@ -96,15 +97,16 @@ class Partition:
         return sorted(found)
 
 
-def named_leaves(state: Any) -> dict[str, jax.Array]:
-    """The arrays of a state by their paths.
+def path_name(path: Any) -> str:
+    """The name of a leaf by its path in a state."""
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "state"
 
-    Raises:
-        SettingError: a leaf is no JAX array, or two have the same path.
-    """
+
+def named_leaves(state: Any) -> dict[str, jax.Array]:
+    """The arrays of a state by their paths; a SettingError where a leaf is none, or two have the same path."""
     found: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        name = jax.tree_util.keystr(path, simple=True, separator="/") or "state"
+        name = path_name(path)
         if not isinstance(leaf, jax.Array):
             raise SettingError("state", name, f"is {type(leaf).__name__}, and a running checkpoint holds JAX arrays")
         if name in found:
@@ -146,7 +148,9 @@ def partition(
     leaves = named_leaves(state)
     chosen = _moving(leaves, moving)
     companions = _companions(leaves, chosen, moving)
-    stacked = {(_parent(name), _rows(leaves[name])) for name in chosen if by == "experts" and leaves[name].ndim >= 3}
+    stacked = {
+        (_parent(name), row_count(leaves[name])) for name in chosen if by == "experts" and leaves[name].ndim >= 3
+    }
     grouped: dict[Any, list[Piece]] = {}
     for name in chosen:
         array = leaves[name]
@@ -159,7 +163,7 @@ def partition(
             pieces = [Piece(one, start, stop) for one in (name, *companions[name])]
             grouped.setdefault((key, start), []).extend(pieces)
     placed = {piece.name for pieces in grouped.values() for piece in pieces}
-    rest = [Piece(name, 0, _rows(leaf)) for name, leaf in leaves.items() if name not in placed]
+    rest = [Piece(name, 0, row_count(leaf)) for name, leaf in leaves.items() if name not in placed]
     blocks = [*grouped.values(), rest]
     types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
     return Partition(types, blocks, chosen, [sum(_bytes(leaves[one.name], one) for one in pieces) for pieces in blocks])
@@ -171,12 +175,11 @@ def _parent(name: str) -> str:
 
 def _together(by: By, array: jax.Array, rows: int | None) -> int:
     """Rows of an array that are in one block."""
-    bits = jax.eval_shape(bits_of, array)
     if by == "rows":
-        return rows or cut_of(bits.shape, bits.dtype.itemsize).rows
+        return rows or cut_of(array).rows
     if by == "shards" and array.ndim:
         return max(array.sharding.shard_shape(array.shape)[0], 1)
-    return max(_rows(array), 1)
+    return max(row_count(array), 1)
 
 
 def _moving(leaves: Mapping[str, jax.Array], moving: str | Callable[[str], bool]) -> list[str]:
@@ -206,10 +209,133 @@ def _companions(
 
 def _bytes(array: jax.Array, piece: Piece) -> int:
     bits = jax.eval_shape(bits_of, array)
-    return bits.size * bits.dtype.itemsize * (piece.stop - piece.start) // max(_rows(array), 1)
+    return bits.size * bits.dtype.itemsize * (piece.stop - piece.start) // max(row_count(array), 1)
 
 
-def _rows(array: jax.Array) -> int:
+def row_count(array: Any) -> int:
     """Of an array's numbers: a PRNG key has several."""
     bits = jax.eval_shape(bits_of, array)
     return int(bits.shape[0]) if bits.ndim else 1
+
+
+class Fragment(NamedTuple):
+    """A part of a block that one device of this process saves."""
+
+    name: str  # of the array
+    box: Box  # where it lies in the array (in its data, for PRNG keys); rows of a scalar are (0, 1)
+    dtype: str  # of its numbers
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its numbers."""
+        return tuple(stop - start for start, stop in self.box)
+
+    @property
+    def bytes(self) -> int:
+        """Of its numbers."""
+        return volume(self.box) * jnp.dtype(self.dtype).itemsize
+
+
+def held_by(cut: Partition, leaves: Mapping[str, jax.Array]) -> dict[int, list[Fragment]]:
+    """The parts of blocks that this process saves: of replicas the first one's."""
+    boxes = {name: [box for box, _, first in _shards(leaf) if first] for name, leaf in leaves.items()}
+    types = {name: str(bits_of(leaf).dtype) for name, leaf in leaves.items()}
+    found: dict[int, list[Fragment]] = {}
+    for number, pieces in enumerate(cut.blocks):
+        for piece in pieces:
+            for box in boxes[piece.name]:
+                part = overlap(box, ((piece.start, piece.stop), *box[1:]))
+                if volume(part):
+                    found.setdefault(number, []).append(Fragment(piece.name, part, types[piece.name]))
+    return found
+
+
+def fetch(
+    held: Mapping[int, Sequence[Fragment]], leaves: Mapping[str, jax.Array]
+) -> Callable[[], dict[int, tuple[bytes, tuple[str, ...]]]]:
+    """Starts copying parts of blocks to the host, with digests that the devices take before.
+
+    The arrays may be donated as soon as this returns. What it returns waits, in any thread, for bytes and digests by
+    block. An array that is sharded otherwise than the parts say is a StoreError.
+    """
+    names = {one.name for parts in held.values() for one in parts}
+    shards = {name: [(box, data) for box, data, first in _shards(leaves[name]) if first] for name in names}
+
+    def cut(one: Fragment) -> tuple[jax.Array, jax.Array]:
+        for box, data in shards[one.name]:
+            if overlap(box, one.box) == one.box:
+                rows = one.box[0]
+                return _slice(data, np.int32(rows[0] - box[0][0]), rows[1] - rows[0])
+        raise StoreError(f"{one.name} is sharded otherwise than at the start; begin a running checkpoint of its own")
+
+    started = {block: [cut(one) for one in parts] for block, parts in held.items()}
+    for parts in started.values():
+        for data, _ in parts:
+            data.copy_to_host_async()
+
+    def finish() -> dict[int, tuple[bytes, tuple[str, ...]]]:
+        return {
+            block: (
+                b"".join(np.asarray(data).tobytes() for data, _ in parts),
+                tuple(digest_text(np.asarray(found)) for _, found in parts),
+            )
+            for block, parts in started.items()
+        }
+
+    return finish
+
+
+def shards_here(leaves: Mapping[str, jax.Array]) -> dict[Fragment, jax.Array]:
+    """What this process's devices hold, each part once: of replicas the first one's."""
+    found: dict[Fragment, jax.Array] = {}
+    for name, leaf in leaves.items():
+        for box, data, _ in _shards(leaf):
+            found.setdefault(Fragment(name, box, str(data.dtype)), data)
+    return found
+
+
+def _shards(leaf: jax.Array) -> list[tuple[Box, jax.Array, bool]]:
+    """What this process's devices hold of an array, first replicas first: where, the numbers, and whether it is one."""
+    bits = bits_of(leaf)
+    found = []
+    for shard in sorted(bits.addressable_shards, key=lambda shard: shard.replica_id):
+        data = shard.data if bits.ndim else shard.data.reshape(1)
+        found.append((box_of(shard.index, bits.shape) or ((0, 1),), data, shard.replica_id == 0))
+    return found
+
+
+def rows_of(array: jax.Array) -> jax.Array:
+    """The numbers of an array, with one axis at least."""
+    bits = bits_of(array)
+    return bits if bits.ndim else bits.reshape(1)
+
+
+def parts_of(content: bytes, held: Sequence[Fragment], digests: Sequence[str]) -> list[np.ndarray] | None:
+    """The arrays in the bytes of a block; None if any is not what it was on the device."""
+    found = []
+    place = 0
+    for one, expected in zip(held, digests, strict=False):
+        part = content[place : place + one.bytes]
+        if len(part) != one.bytes:
+            return None
+        array = np.frombuffer(part, jnp.dtype(one.dtype)).reshape(one.shape)
+        if digest_text(np.asarray(digest_of(array))) != expected:
+            return None
+        found.append(array)
+        place += one.bytes
+    return found if place == len(content) and len(found) == len(held) == len(digests) else None
+
+
+def digest_text(words: Any) -> str:
+    """Two words in hexadecimal."""
+    return f"{int(words[0]):08x}{int(words[1]):08x}"
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _slice(x: jax.Array, start: Any, rows: int) -> tuple[jax.Array, jax.Array]:
+    found = lax.dynamic_slice_in_dim(x, start, rows)
+    return found, digest(found)
+
+
+digest_of = jax.jit(digest)
+"""Taken where the array is."""

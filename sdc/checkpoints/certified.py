@@ -5,25 +5,37 @@ the way from the device to the host. So digests are taken on the devices before 
 checkpoint, and compared on the devices after it was restored.
 """
 
+import contextlib
+import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 from etils import epath
 
-from sdc.multihost import PeerError, Unreachable, everyone, first_line, together
-from sdc.records import RecordError
-
-from . import certificate as files
-from .certificate import CertificateError, Draft, Reason, Status, named, read_certificate
-from .ledger import Ledger
-from .orbaxes import keep_also, state_key, steps_of
-from .verifying import MISSING, Damaged, Wrong, compare, misfits
+from ..multihost import PeerError, Unreachable, everyone, first_line, together
+from ..records import RecordError, endless
+from .certificate import (
+    MISSING,
+    CertificateError,
+    Damaged,
+    Draft,
+    OtherState,
+    Wrong,
+    compare,
+    misfits,
+    named,
+    read_certificate,
+    step_folder,
+)
+from .status import REASONS, Reason, Status, Statuses
 
 LOG = logging.getLogger("sdc.checkpoints")
+Result = TypeVar("Result")
 
 
 class Certified:
@@ -32,18 +44,28 @@ class Certified:
     What is not named here (`latest`, `checkpoints`, `metadata`, `should_save`, ...) is the checkpointer's own.
     """
 
-    def __init__(self, checkpointer: Any) -> None:
-        keep_also(
+    def __init__(self, checkpointer: Any, *, lock: bool = True) -> None:
+        """Puts itself around a checkpointer.
+
+        Args:
+            checkpointer: see `certify`.
+            lock: whether saves keep other processes from writing the folder; not where something else does.
+
+        Raises:
+            CertificateError: it is no such checkpointer.
+        """
+        _keep_also(
             checkpointer,
-            lambda: self._ledger.kept(steps_of(checkpointer)),
-            lambda step: self._told(self._ledger.leaving, step),
+            lambda: self._statuses.kept(steps_of(checkpointer)),
+            lambda step: self._noted(self._statuses.leaving, step),
         )
         self._orbax = checkpointer
         self._folder = epath.Path(checkpointer.directory)
-        self._ledger = Ledger(self._folder)
+        self._statuses = Statuses(self._folder)
         self._pool: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
-        self._owned = False
+        self._saving: Any = None  # Orbax's answer to the last save, which has a thread until it is asked for its result
+        self._locks, self._owned = lock, False
         self.rejected: list[tuple[int, str]] = []
         """Steps that the last `restore_verified` passed over, and why."""
 
@@ -64,9 +86,9 @@ class Certified:
         response = self.save_async(step, state, **options)
         return False if response is None else bool(response.result())
 
-    def save_async(self, step: int, state: Any, **options: Any) -> "Response | None":
+    def save_async(self, step: int, state: Any, **options: Any) -> "SaveResponse | None":
         """Saves a tree of arrays in the background, as the checkpointer does. It may be donated at once."""
-        key = options.get("checkpointable_name", state_key(self._orbax))
+        key = options.get("checkpointable_name", _state_key(self._orbax))
         return self._saved("save_async", step, state, {key: state}, options)
 
     def save_checkpointables(self, step: int, checkpointables: dict[str, Any], **options: Any) -> bool:
@@ -76,7 +98,7 @@ class Certified:
 
     def save_checkpointables_async(
         self, step: int, checkpointables: dict[str, Any], **options: Any
-    ) -> "Response | None":
+    ) -> "SaveResponse | None":
         """The same in the background."""
         return self._saved("save_checkpointables_async", step, checkpointables, checkpointables, options)
 
@@ -96,7 +118,7 @@ class Certified:
             CertificateError: it has no certificate, or one that cannot be read.
             Unreachable: another process did not come.
         """
-        key = options.get("checkpointable_name", state_key(self._orbax))
+        key = options.get("checkpointable_name", _state_key(self._orbax))
         loaded = self.load_checkpointables(step, {key: abstract_state})
         if key in named(loaded)[1]:
             raise CertificateError(f"{key} of checkpoint {step} holds more than arrays, and cannot be verified")
@@ -112,9 +134,8 @@ class Certified:
         number = self._existing(step)
         certificate = _agreed(number, lambda: read_certificate(self._folder, number))
         if problems := misfits(certificate, abstract_checkpointables or {}):
-            raise CertificateError(
-                f"the abstract state is not that of checkpoint {number}: {'; '.join(problems[:3])}"
-                f"{f'; and {len(problems) - 3} more' if len(problems) > 3 else ''}"
+            raise OtherState(
+                f"the abstract state is not that of checkpoint {number}: {'; '.join(problems[:3])}{_more(problems)}"
             )
         loaded = self._loaded(number, abstract_checkpointables)
         found, uncovered = named(loaded)
@@ -122,24 +143,23 @@ class Certified:
             raise CertificateError(f"nothing of checkpoint {number} is certified: {', '.join(uncovered)}")
         if uncovered:
             LOG.warning("step %d: %s cannot be verified (no arrays)", number, ", ".join(uncovered))
-        wrong = [Wrong(name, MISSING) for name in self._missing(certificate.names, found, loaded)]
+        wrong = [Wrong(name, MISSING) for name in _missing(certificate.names, found, loaded, uncovered)]
         wrong += compare(certificate, found)
         if wrong:
-            more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            words = "; ".join(map(str, wrong[:3]))
-            self._told(self._ledger.revoke, number)
-            remains = self._ledger.left(number) and all(one.missing for one in wrong)
-            words = f"checkpoint {number} of {self._folder} is damaged: {words}{more}"
-            raise Damaged(number, words, wrong, remains=remains)
+            self._noted(self._statuses.revoke, number)
+            remains = self._statuses.left(number) and all(one.missing for one in wrong)
+            words = f"is damaged: {'; '.join(map(str, wrong[:3]))}{_more(wrong)}"
+            raise Damaged(number, self._folder, words, wrong, remains=remains)
         if set(certificate.names) <= set(found) and found:
-            self._told(self._ledger.vouch, number, "digest")
+            self._noted(self._statuses.vouch, number, "digest")
         return loaded
 
     def restore_verified(self, abstract_state: Any = None, **options: Any) -> tuple[Any, int]:
         """Restores the newest checkpoint that is what was saved.
 
         Args:
-            abstract_state, **options: see `load`.
+            abstract_state: see `load`.
+            **options: see `load`.
 
         Returns:
             The state, and its step. `rejected` has the newer steps that were passed over, and why.
@@ -149,7 +169,9 @@ class Certified:
         """
         self.wait()
         self.rejected = []
-        for step in reversed(self._steps()):
+        # Storage may show the processes different lists.
+        steps = map(int, everyone(" ".join(map(str, steps_of(self._orbax))))[0].split())
+        for step in sorted(steps, reverse=True):
             try:
                 state = self.load(step, abstract_state, **options)
             except CertificateError as error:
@@ -168,18 +190,18 @@ class Certified:
         Raises:
             CertificateError: it has one, or cannot be restored.
         """
-        self.certify_all(step, {options.get("checkpointable_name", state_key(self._orbax)): abstract_state})
+        self.certify_all(step, {options.get("checkpointable_name", _state_key(self._orbax)): abstract_state})
 
     def certify_all(self, step: int, abstract_checkpointables: dict[str, Any] | None = None) -> None:
         """The same of several checkpointables, by default of all."""
         self.wait()
         number = self._existing(step)
-        if files.step_folder(self._folder, number).exists():
+        if step_folder(self._folder, number).exists():
             raise CertificateError(f"checkpoint {number} has a certificate; delete the checkpoint to be rid of it")
         loaded = self._loaded(number, abstract_checkpointables)
         if not named(loaded)[0]:
             raise CertificateError(f"checkpoint {number} holds nothing that digests can be taken of")
-        draft = Draft(loaded)
+        draft = Draft(*named(loaded))
         _agreed(number, lambda: draft.write(self._folder, number, history=False))
 
     def vouch(self, step: int, reason: Reason) -> None:
@@ -188,14 +210,21 @@ class Certified:
         Raises:
             CertificateError: the step has no certificate, or the reason is none.
         """
-        if reason not in files.REASONS:
-            raise CertificateError(f"{reason!r} is no reason; expected one of {', '.join(files.REASONS)}")
-        self.wait()
-        _agreed(step, lambda: read_certificate(self._folder, self._existing(step)))
-        try:
-            self._ledger.vouch(step, reason)
-        except (OSError, RecordError) as error:
-            raise CertificateError(f"cannot write to {self._folder} ({error})") from error
+        if reason not in REASONS:
+            raise CertificateError(f"{reason!r} is no reason; expected one of {', '.join(REASONS)}")
+        self._note(step, self._statuses.vouch, reason)
+
+    def protect(self, step: int, protected: bool = True) -> None:
+        """Keeps a checkpoint whatever the policy says, or, with `False`, no longer.
+
+        Raises:
+            CertificateError: the step has no certificate.
+        """
+        self._note(step, self._statuses.protect, protected)
+
+    def is_protected(self, step: int) -> bool:
+        """Whether a checkpoint stays whatever the policy says."""
+        return self._statuses.is_protected(step)
 
     def status(self, step: int) -> Status:
         """What is known of a checkpoint: `CANDIDATE` or `VERIFIED`, and by whom.
@@ -204,14 +233,14 @@ class Certified:
             CertificateError: it has no certificate, or one that cannot be read.
         """
         certificate = read_certificate(self._folder, self._existing(step))
-        return self._ledger.status(certificate.step, history=certificate.history)
+        return self._statuses.status(certificate.step, history=certificate.history)
 
     def delete(self, step: Any, **options: Any) -> Any:
         """Deletes a checkpoint, and its certificate."""
         self.wait()
         number = self._existing(step)
         done = self._orbax.delete(step, **options)
-        self._ledger.discard(number)
+        self._statuses.discard(number)
         return done
 
     def wait(self) -> None:
@@ -220,62 +249,61 @@ class Certified:
         Raises:
             CertificateError: the certificate cannot be written. The error comes once.
         """
-        self._orbax.wait()
-        self._written()
+        saving, self._saving = self._saving, None
+        try:
+            if saving is not None:
+                saving.result()
+            self._orbax.wait()
+        finally:
+            self._written()
 
     def close(self) -> None:
         """Waits, and lets go of all threads."""
         try:
-            self._written()
+            self.wait()
         finally:
-            self._orbax.close()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
-        self._owned = False
-        self._ledger.release()
+            try:
+                self._orbax.close()
+            finally:
+                pool, self._pool = self._pool, None
+                if pool is not None:
+                    pool.shutdown()
+                self._owned = False
+                self._statuses.release()
 
     def __enter__(self) -> Self:
-        self._orbax.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any:
-        try:
-            if error is None:
-                self._written()
-        finally:
-            ended = self._orbax.__exit__(kind, error, trace)
-            self._let_go()
-        return ended
+    ) -> None:
+        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
+            self.close()
 
     def _saved(
         self, method: str, step: int, given: Any, checkpointables: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> "Response | None":
+    ) -> "SaveResponse | None":
         self._written()
         # Digests of a state that is not saved after all would be for nothing.
         due = options.get("force") or self._orbax.should_save(step)
-        draft = Draft(checkpointables) if due else None
+        draft = Draft(*named(checkpointables)) if due else None
         if due:
-            if not self._owned:
-                _agreed(step, self._ledger.lock)
+            if self._locks and not self._owned:
+                _agreed(step, self._statuses.lock)
                 self._owned = True
-            self._orbax.wait()  # as it would itself; from here on what lies in the folder is whole
-            self._ledger.prune()
+            self.wait()  # as it would itself; from here on what lies in the folder is whole
+            self._statuses.prune()
             if uncovered := named(checkpointables)[1]:
                 LOG.warning("step %d: %s holds more than arrays and is not certified", step, ", ".join(uncovered))
         response = getattr(self._orbax, method)(step, given, **options)
         if response is None:
             return None
         if options.get("overwrite"):
-            self._ledger.forget(step)
+            self._statuses.forget(step)
         self._pool = self._pool or ThreadPoolExecutor(1, "sdc-certificates")
-        self._writing = self._pool.submit((draft or Draft(checkpointables)).write, self._folder, step)
-        return Response(response, self._written)
+        self._saving = response
+        self._writing = self._pool.submit((draft or Draft(*named(checkpointables))).write, self._folder, step)
+        return SaveResponse(response, self._written)
 
     def _written(self) -> None:
         writing, self._writing = self._writing, None
@@ -289,31 +317,19 @@ class Certified:
                 ) from error
 
     def _loaded(self, step: int, abstract: dict[str, Any] | None) -> dict[str, Any]:
+        def load() -> dict[str, Any]:
+            _refuse_endless(_folder_of(self._orbax, step))
+            return dict(self._orbax.load_checkpointables(step, abstract))
+
         try:
-            return dict(together(lambda: self._orbax.load_checkpointables(step, abstract)))
+            return together(load)
         except Unreachable:
             raise
         except Exception as error:  # Orbax and its storage layer raise many kinds
-            self._told(self._ledger.doubt, step)
-            left = self._ledger.left(step)
+            self._noted(self._statuses.doubt, step)
+            left = self._statuses.left(step)
             words = "was being deleted when a run ended, and cannot be read" if left else "cannot be read"
-            raise Damaged(
-                step, f"checkpoint {step} of {self._folder} {words}: {first_line(error)}", remains=left
-            ) from error
-
-    def _missing(self, names: Sequence[str], found: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
-        """What a checkpointable must have and has not. Parts that were not asked for are no matter."""
-        _, uncovered = named(loaded)
-        partly = {key for key, tree in loaded.items() if any(leaf is ... for leaf in jax.tree.leaves(tree))} | set(
-            uncovered
-        )
-        return [
-            name for name in names if name not in found and (key := name.split("/")[0]) in loaded and key not in partly
-        ]
-
-    def _steps(self) -> list[int]:
-        mine = steps_of(self._orbax)
-        return [int(step) for step in everyone(" ".join(map(str, mine)))[0].split()]  # storage may show others others
+            raise Damaged(step, self._folder, f"{words}: {first_line(error)}", remains=left) from error
 
     def _existing(self, step: Any) -> int:
         steps = steps_of(self._orbax)
@@ -323,18 +339,27 @@ class Certified:
             raise CertificateError(f"no checkpoint of step {number} in {self._folder}; there are: {there}")
         return number
 
-    def _told(self, note: Callable[..., None], *what: Any) -> None:
-        """What was found by comparing is noted; where that cannot be written, it is found again the next time."""
+    def _note(self, step: int, note: Callable[..., None], *what: Any) -> None:
+        """Notes what somebody says of a checkpoint that has a certificate."""
+        self.wait()
+        _agreed(step, lambda: read_certificate(self._folder, self._existing(step)))
+        try:
+            note(step, *what)
+        except (OSError, RecordError) as error:
+            raise CertificateError(f"cannot write to {self._folder} ({error})") from error
+
+    def _noted(self, note: Callable[..., None], *what: Any) -> None:
+        """Notes what was found by comparing; where that cannot be written, it is found again the next time."""
         try:
             note(*what)
         except (OSError, RecordError) as error:
             LOG.warning("cannot note in %s what is known of checkpoint %s (%s)", self._folder, what[0], error)
 
 
-class Response:
+class SaveResponse:
     """What waits for a save in the background."""
 
-    def __init__(self, orbax: Any, written: Any) -> None:
+    def __init__(self, orbax: Any, written: Callable[[], None]) -> None:
         self._orbax, self._written = orbax, written
 
     def result(self, timeout: float | None = None) -> bool:
@@ -382,9 +407,79 @@ def certify(checkpointer: Any) -> Certified:
     return Certified(checkpointer)
 
 
-def _agreed(step: int, action: Any) -> Any:
+def _agreed(step: int, action: Callable[[], Result]) -> Result:
     """Done by all processes, or by none."""
     try:
         return together(action)
     except PeerError as error:
         raise CertificateError(f"step {step}: another process says: {error}") from error
+
+
+def _more(problems: Sequence[object]) -> str:
+    return f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+
+
+def _missing(
+    names: Sequence[str], found: Mapping[str, Any], loaded: Mapping[str, Any], uncovered: Sequence[str]
+) -> list[str]:
+    """What a checkpointable must have and has not. Parts that were not asked for are no matter."""
+    partly = {key for key, tree in loaded.items() if any(leaf is ... for leaf in jax.tree.leaves(tree))}
+    whole = set(loaded) - partly - set(uncovered)
+    return [name for name in names if name not in found and name.split("/")[0] in whole]
+
+
+def _refuse_endless(folder: epath.Path) -> None:
+    """Orbax would wait for what comes out of a pipe, and read a device for ever."""
+    for place, _, files in os.walk(folder):  # nothing, of an object store
+        for name in files:
+            if what := endless(path := os.path.join(place, name)):
+                raise OSError(f"{path} is {what}, not a file")
+
+
+# What is asked of an Orbax checkpointer beyond its public doors. Versions of Orbax in which one of them is closed are
+# told apart when a checkpointer is certified.
+
+
+def steps_of(checkpointer: Any) -> list[int]:
+    """Steps of the complete checkpoints. The checkpointer's own list asks for times, which it may not have read."""
+    return sorted(map(int, checkpointer._manager.all_steps()))
+
+
+def _state_key(checkpointer: Any) -> str:
+    """The name under which Orbax saves a tree that is given none."""
+    return str(inspect.signature(checkpointer.save).parameters["checkpointable_name"].default)
+
+
+def _folder_of(checkpointer: Any, step: int) -> epath.Path:
+    return epath.Path(checkpointer.directory / checkpointer._step_name_format.build_name(step))
+
+
+def _keep_also(checkpointer: Any, more: Callable[[], set[int]], leaving: Callable[[int], None]) -> None:
+    """Puts what must stay (`more`) around the policy, which is fixed when a checkpointer is made.
+
+    `leaving` is called with each step that does not stay, before it is deleted.
+    """
+    manager: Any = getattr(checkpointer, "_manager", None)
+    policy = getattr(manager, "_preservation_policy", None)
+    if not hasattr(policy, "should_preserve") or not hasattr(manager, "all_steps"):
+        raise CertificateError(
+            f"{type(checkpointer).__name__} is no training.Checkpointer of Orbax's version 1, as far as this version "
+            "of it goes; expected orbax.checkpoint.v1.training.Checkpointer"
+        )
+    manager._preservation_policy = _Keeping(policy, more, leaving)
+
+
+class _Keeping:
+    """A preservation policy that keeps some more."""
+
+    def __init__(self, policy: Any, more: Callable[[], set[int]], leaving: Callable[[int], None]) -> None:
+        self._policy, self._more, self._leaving = policy, more, leaving
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        more = self._more()
+        kept = self._policy.should_preserve(checkpoints, context=context)
+        found = [bool(stays) or one.step in more for one, stays in zip(checkpoints, kept, strict=True)]
+        for one, stays in zip(checkpoints, found, strict=True):
+            if not stays:
+                self._leaving(int(one.step))
+        return found

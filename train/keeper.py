@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +20,19 @@ import numpy as np
 from sdc.settings import Flag, SettingError
 from sdc.text import Form, form, read_term
 
-from .predictions import Predictions
-
 if TYPE_CHECKING:
-    from sdc.checkpoints import Reader
+    from sdc.checkpoints import Outlook, Reader, Recovered, Timings
 
 LOG = logging.getLogger("sdc.checkpoints")
 FOLDER = "running"
+LOST = (0.125, 0.5, 1.0)
+"""Fractions of the state of which the record has the cost of a loss."""
+LOGGED = 0.5
+"""The one of them that the log has,"""
+TIMES = 2.0
+"""when it has become so many times what was logged last, or so many times less."""
+DIGITS = 4
+"""Of speeds in the record."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,17 +121,11 @@ class Running:
 
 
 class Restart(NamedTuple):
-    """From where a run goes on.
-
-    Attributes:
-        state: the state.
-        step: steps done.
-        position: of the data.
-    """
+    """From where a run goes on."""
 
     state: Any
-    step: int
-    position: Mapping[str, Any]
+    step: int  # steps done
+    position: Mapping[str, Any]  # of the data
 
 
 class Keeper:
@@ -141,16 +142,7 @@ class Keeper:
         again: Callable[[], Any],
         checkpoint_every: int,
     ) -> None:
-        """Opens both.
-
-        Args:
-            settings: what the user says.
-            folder: of the run.
-            initial: the state at the start.
-            run: what tells the run from others, see `identity`.
-            again: makes that state once more.
-            checkpoint_every: steps from one copy to the next.
-        """
+        """Opens both; `again` makes the initial state once more, and `run` (`identity`) tells the run from others."""
         import jax
 
         from sdc.checkpoints import Copies, RunningCheckpoint
@@ -169,8 +161,10 @@ class Keeper:
         return step % self._every == 0 or step % self._copied == 0
 
     def recovered(self, state: Any, number: int) -> tuple[Any, dict[str, Any]]:
-        """The state after a step, with what was lost in it given back, and what the record says of losses: those that
-        were, and, where a save follows, what the next would cost."""
+        """The state after a step, with what was lost in it given back, and what the record says of losses.
+
+        Those are the losses that were, and, where a save follows, what the next would cost.
+        """
         told, self._restarted = self._restarted, {}
         for one in self._lost:
             if one.step == number:
@@ -192,15 +186,8 @@ class Keeper:
         """From where a run goes on that was started again: copies of survivors, or else the running checkpoint alone.
 
         Survivors go on with the very bits that they had after a step, so that counters and data fit the parameters.
-        What no survivor has is read from the running checkpoint, and may be older or newer than that step.
-
-        Args:
-            state: of the structure and shardings of the run's.
-            after: step of the newest full checkpoint, which what is no newer is not preferred to.
-            lines: steps on record.
-
-        Returns:
-            None if there is nothing newer than the full checkpoint.
+        What no survivor has is read from the running checkpoint, and may be older or newer than that step. The record
+        has so many lines. None if there is nothing newer than the full checkpoint of step `after`.
         """
         from sdc.checkpoints import agree, gather
 
@@ -211,21 +198,17 @@ class Keeper:
             return self._from_running(state, reader, after=after, lines=lines)
         step, position = survivors.step, survivors.note
         found = gather(state, survivors, self.checkpoint.partition, reader)
-        shares = [{way: dataclasses.asdict(share) for way, share in each.items()} for each in found.shares]
-        told = {
-            "policy": "partial", "lost": len(found.lost), "bytes": found.bytes, "read": found.read,
-            "behind": _behind(step, found.steps, found.initial), "initial": len(found.initial),
-            "older": len(found.older), "processes": shares,
-        }  # fmt: skip
-        self._tell(step, lines, told)
+        told = {"policy": "partial", "lost": len(found.lost), "bytes": found.bytes, "processes": found.shares}
+        self._tell(step, lines, found.recovered, told)
         self.checkpoint.went_back(found.lost, step)
         self.copies.drop(step)
         # The running checkpoint may be of a later step, which the record is about to lose.
-        self.checkpoint.save(found.state, step, note=position)
+        state = found.recovered.state
+        self.checkpoint.save(state, step, note=position)
         self.checkpoint.wait()
         if survivors.mine is None:
-            self.copies.save(found.state, step, position)
-        return Restart(found.state, step, position)
+            self.copies.save(state, step, position)
+        return Restart(state, step, position)
 
     def _from_running(self, state: Any, reader: "Reader", *, after: int, lines: int) -> Restart | None:
         """What the checkpoint holds, each block of its own step."""
@@ -233,23 +216,21 @@ class Keeper:
             return None
         found = reader.recover([], state, policy="full")
         step, blocks = reader.step, len(self.checkpoint.partition.blocks)
-        told = {
-            "policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes), "read": found.bytes,
-            "behind": _behind(step, found.steps, found.initial), "initial": len(found.initial),
-            "older": len(found.older),
-        }  # fmt: skip
-        self._tell(step, lines, told)
+        told = {"policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes)}
+        self._tell(step, lines, found, told)
         self.checkpoint.went_back(range(blocks), step)
         return Restart(found.state, step, reader.note)
 
-    def _tell(self, step: int, lines: int, told: Mapping[str, Any]) -> None:
+    def _tell(self, step: int, lines: int, found: "Recovered[Any]", told: Mapping[str, Any]) -> None:
         """What a restart comes to, in the log and on record."""
         import jax
 
         blocks = len(self.checkpoint.partition.blocks)
-        self._restarted["restarted"] = {
-            "simulated": False, "step": step, "steps_lost": lines - step, "blocks": blocks, **told
+        told = {
+            "simulated": False, "step": step, "steps_lost": lines - step, "blocks": blocks, "read": found.bytes,
+            "behind": found.age(step), "initial": len(found.initial), "older": len(found.older), **told,
         }  # fmt: skip
+        self._restarted["restarted"] = told
         ways = {"own": "its own copy", "peers": "survivors", "running": "the running checkpoint"}
         shares = told["processes"][jax.process_index()] if "processes" in told else {}
         mine = [f"{shares[way]['bytes']:,} bytes from {source}" for way, source in ways.items() if way in shares]
@@ -292,6 +273,55 @@ class Keeper:
         return found.state, told
 
 
+class Predictions:
+    """Makes fields of the record of what a running checkpoint knows, and tells of it in the log now and then."""
+
+    def __init__(self, checkpoint_every: int) -> None:
+        """A rollback to a full checkpoint loses half of the steps between two, on average."""
+        self._rollback = checkpoint_every / 2
+        self._newest: dict[str, Any] | None = None
+        self._said: dict[str, Any] | None = None
+        self._told = math.nan
+
+    def row(self, outlook: "Outlook", timings: "Timings | None") -> dict[str, Any]:
+        """What the record has of an outlook: plain numbers. It is told in the log if it is news."""
+        converging = outlook.convergence
+        moving = bool(outlook.speeds.any())
+        found: dict[str, Any] = {
+            "step": outlook.step, "every": outlook.every,
+            "c": None if converging is None else converging.c,
+            "interval": None if converging is None else list(converging.interval),
+            "distance": None if converging is None else converging.distance,
+            "losses": [outlook.loss(fraction)._asdict() for fraction in LOST] if moving else [],
+            "rollback": self._rollback, "bytes": sum(outlook.sizes),
+            "speeds": [float(f"{speed:.{DIGITS}g}") for speed in outlook.profile()] if moving else [],
+            "timings": None if timings is None else timings._asdict(),
+        }  # fmt: skip
+        self._newest = found
+        cost = outlook.loss(LOGGED).steps
+        if moving and not self._told / TIMES < cost < self._told * TIMES:
+            self._tell(found)
+        return found
+
+    def end(self) -> None:
+        """Tells how things stand at the end."""
+        if self._newest is not None and self._newest["losses"] and self._newest is not self._said:
+            self._tell(self._newest)
+
+    def _tell(self, found: dict[str, Any]) -> None:
+        import jax
+
+        cost = next(one for one in found["losses"] if one["fraction"] == LOGGED)
+        self._told, self._said = cost["steps"], found
+        if jax.process_index() == 0:
+            bound = "" if cost["bound"] is None else f", at most {cost['bound']:.3g} by theorem 3.2"
+            LOG.info(
+                "after %d steps, losing half of the state would cost %.3g steps if it is given back alone%s, and %.3g "
+                "by a rollback of everything, on average",
+                found["step"], cost["steps"], bound, found["rollback"],
+            )  # fmt: skip
+
+
 def saved_step(folder: Path) -> int:
     """Steps done at the last sealed save of a run; 0 if there is none."""
     from etils import epath
@@ -305,8 +335,3 @@ def saved_step(folder: Path) -> int:
 def identity(folder: Path, created: str) -> str:
     """What tells a run from others on the same host: where its record is, and when it was begun."""
     return hashlib.sha256(json.dumps([str(folder), created]).encode()).hexdigest()[:16]
-
-
-def _behind(step: int, steps: Mapping[int, int], initial: Sequence[int]) -> int:
-    """Steps by which the oldest block is behind; one that was never saved is as it was before the first."""
-    return max([step - one for one in steps.values()] + [step] * bool(initial), default=0)

@@ -11,13 +11,10 @@ from etils import epath
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
-from sdc.multihost import first_line
-
-from . import _certify
-from .certificate import CertificateError, Status, named, path_of, read_certificate
-from .ledger import Ledger
-from .orbaxes import steps_of
-from .verifying import Wrong, compare
+from ..multihost import first_line
+from .certificate import CertificateError, Wrong, compare, named, path_of, read_certificate
+from .certified import Certified, steps_of
+from .status import Status, Statuses
 
 AT_ONCE = 1 << 28
 """Bytes of arrays that are read at a time."""
@@ -97,7 +94,7 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
         certificate = read_certificate(place, step)
     except CertificateError as error:
         return Audit(step, None, 0, 0, (), False, str(error), ())
-    status = Ledger(place).status(step, history=certificate.history)
+    status = Statuses(place).status(step, history=certificate.history)
     size = sum(_bytes(entry.dtype, entry.shape) for entry in certificate.arrays.values())
     about = Audit(step, status, len(certificate.names), size, certificate.uncovered, restore, "", ())
     if not certificate.names:
@@ -112,11 +109,11 @@ def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
                 seen |= set(part)
                 wrong += [one for one in compare(certificate, part) if one not in wrong]
     except Exception as error:  # Orbax and its storage layer raise many kinds
-        if Ledger(place).left(step) and not wrong:
+        if Statuses(place).left(step) and not wrong:
             return dataclasses.replace(about, compared=False, problem=REMAINS, remains=True)
         return dataclasses.replace(about, problem=f"it cannot be read ({first_line(error)})", wrong=wrong)
     if lost := [name for name in certificate.names if name not in seen]:
-        if Ledger(place).left(step) and not wrong:
+        if Statuses(place).left(step) and not wrong:
             return dataclasses.replace(about, compared=False, problem=REMAINS, remains=True)
         problem = f"{lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''} cannot be found in it"
         return dataclasses.replace(about, problem=problem, wrong=wrong)
@@ -132,7 +129,7 @@ def certify_folder(folder: str, step: int) -> None:
     with _opened(path_of(folder)) as checkpointer:
         place = SingleDeviceSharding(jax.local_devices()[0])
         metadata = checkpointer.checkpointables_metadata(step).metadata
-        _certify.Certified(checkpointer).certify_all(step, jax.tree.map(lambda leaf: _abstract(leaf, place), metadata))
+        Certified(checkpointer).certify_all(step, jax.tree.map(lambda leaf: _abstract(leaf, place), metadata))
 
 
 def _parts(checkpointer: Any, step: int, left_out: set[str]) -> Iterator[dict[str, Any]]:
