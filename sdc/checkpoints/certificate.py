@@ -326,7 +326,7 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
     the same in all processes; `Unreachable` says that one did not come.
     """
     wrong = [
-        Wrong(text.partition(" at ")[0], f"differed between devices when it was saved ({text})")
+        Wrong(text.rpartition(" at ")[0], f"differed between devices when it was saved ({text})")
         for text in certificate.apart
     ]
     wrong += [Wrong(name, "is not in the certificate") for name in leaves if name not in certificate.names]
@@ -346,7 +346,7 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
         parts, lambda name: f"{name}: these processes do not hold all of it; restore it on all their devices"
     )
     for text in found.apart:
-        name, _, where = text.partition(" at ")
+        name, _, where = text.rpartition(" at ")
         wrong.append(Wrong(name, f"differs between devices at {where}"))
     for name in found.names:
         if name in found.arrays:
