@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import jax
+import numpy as np
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
@@ -131,7 +132,8 @@ class Checkpoints:
             return False
         self.wait()
         self._saving = self._newest.saving = step
-        trees = {STATE: state, POSITION: {"json": json.dumps(to_json(position))}}
+        text = np.frombuffer(json.dumps(to_json(position)).encode(), np.uint8)
+        trees = {STATE: state, POSITION: {"json": text}}
         with self._writing(step):
             self._writer = self._writer or self._opened(cleanup_tmp_directories=True)  # of saves that were cut off
             # Orbax would not save again what a run that went back has saved before, unless it is forced.
@@ -211,7 +213,7 @@ class Checkpoints:
         try:
             with self._reader() as orbax:
                 loaded = orbax.load_checkpointables(step, {STATE: wanted, POSITION: None})
-            position = dict(json.loads(loaded[POSITION]["json"]))
+            position = dict(json.loads(bytes(loaded[POSITION]["json"])))
         except CheckpointError:
             raise
         except OtherState as error:
@@ -264,8 +266,9 @@ class Checkpoints:
         except Exception as error:  # Orbax and its storage layer raise many kinds
             self._saving = None
             self._abandon()
+            why = error.__cause__ if isinstance(error.__cause__, OSError) else error
             raise NotWritten(
-                f"cannot write checkpoint {self.folder / str(step)} ({first_line(error)}); "
+                f"cannot write checkpoint {self.folder / str(step)} ({first_line(why)}); "
                 "make room or name another folder, then continue the run"
             ) from error
 

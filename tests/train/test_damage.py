@@ -1,8 +1,10 @@
 """Damaged checkpoints of a run, and parts of sound ones."""
 
+import gc
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,13 @@ from tests.storms.bits import quiet
 from tests.train.test_checkpoints import assert_bitwise, describe, small
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what Orbax leaves behind
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    """Here and not in the next test, which would fail for it."""
+    yield
+    gc.collect()
 
 
 def two(folder: Path) -> Checkpoints:
@@ -53,8 +62,8 @@ def test_damage_is_found(tmp_path: Path, damage: str) -> None:
     elif damage == "deep":
         certificate.write_text("[" * 100_000)
     else:
-        (strings,) = (tmp_path / "2" / "position").glob("_strings.json")
-        strings.write_text(strings.read_text().replace(r"\"batch\": 2", r"\"batch\": 3"))
+        shutil.rmtree(tmp_path / "2" / "position")
+        shutil.copytree(tmp_path / "1" / "position", tmp_path / "2" / "position")
     with (
         quiet(),
         pytest.raises(

@@ -40,9 +40,9 @@ for spec in (ROWS, COLUMNS):
         module.ocp.training.Checkpointer.load_checkpointables = spoil(load)
     problems.append(problem(checkpoints, spec))
 module.ocp.training.Checkpointer.load_checkpointables = load
-file = max((folder / "2" / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda path: path.stat().st_size)
 if process == 1:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    for file in (folder / "2" / "state").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 multihost_utils.sync_global_devices("changed")
 problems.append(problem(checkpoints, ROWS))
 checkpoints.close()
