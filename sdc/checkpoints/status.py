@@ -39,7 +39,7 @@ class Status:
     history: bool
 
 
-class Known(Header, kw_only=True, frozen=True, tag="jax-sdc checkpoint status"):
+class Known(Header, kw_only=True, tag="jax-sdc checkpoint status"):
     """The file of a step."""
 
     step: int
