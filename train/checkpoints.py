@@ -213,7 +213,7 @@ class Checkpoints:
         try:
             with self._reader() as orbax:
                 loaded = orbax.load_checkpointables(step, {STATE: wanted, POSITION: None})
-            position = dict(json.loads(bytes(loaded[POSITION]["json"])))
+            position = dict(json.loads(np.asarray(loaded[POSITION]["json"]).tobytes()))
         except CheckpointError:
             raise
         except OtherState as error:
