@@ -32,7 +32,7 @@ def test_two_processes_give_the_same_bits_and_counts(corrupt: tuple[Path, dict[s
     folder, found = corrupt
     ends = [process.end() for process in several(2, *CORRUPT, "--run", tmp_path / "run")]
     assert [code for code, _, _ in ends] == [1, 1], [err[-2000:] for _, _, err in ends]
-    assert "Mismatches by submodule (simulated faults)" in ends[0][1]
+    assert "[simulated faults] Mismatch frequency and severity by submodule" in ends[0][1]
     assert "CORRUPT" in ends[0][1]
     assert ends[1][1] == ""
     equal(folder, tmp_path / "run")
