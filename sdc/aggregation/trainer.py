@@ -475,6 +475,9 @@ def around(
         return paft(inner, axis_name, **vars(method), replica_axes=replica_axes)
     if isinstance(method, Lossy):
         tighten = 0.0 if channels else method.tighten  # which the log has in it already
-        settings = {"packet": method.packet, "reliable": method.reliable, "parity": method.parity, "tighten": tighten}
-        return lossy_zero2(inner, axis_name, *(channels or method.channels()), seed=seed, **settings)
+        gradient, parameter = channels or method.channels()
+        return lossy_zero2(
+            inner, axis_name, gradient, parameter, packet=method.packet, seed=seed, reliable=method.reliable,
+            parity=method.parity, tighten=tighten,
+        )  # fmt: skip
     return inner
