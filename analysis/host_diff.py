@@ -113,7 +113,7 @@ def read_stage(run: Path, name: Stage, planned: int) -> Read | None:
     else:
         checked, mismatched = _sums([*summary.submodules.values(), *summary.other_sites.values()])
     row = StageRow(
-        name=name, folder=FOLDERS[name], verdict=summary.verdict or Verdict.INCONCLUSIVE, sentence=sentence,
+        name=name, folder=FOLDERS[name], verdict=Verdict(summary.verdict or "inconclusive"), sentence=sentence,
         steps=len(record.steps), planned=planned, ended=record.ended, checked=checked, mismatched=mismatched,
         hits=len(evidence.steps), first=min(evidence.steps, default=None),
     )  # fmt: skip
