@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sdc.burnin import recorder
 from sdc.burnin.golden_register import GOLDEN, Register, lookup, mark_of
 from sdc.burnin.rounds import burn_in
 from sdc.faults import BitFlip, Fault
@@ -80,7 +81,7 @@ def test_a_register_is_not_overwritten(run: Told, recorded: Path) -> None:
 
 def test_nothing_is_recorded_where_devices_differ(run: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = Fault(BitFlip(bits=(20,)), rate=1.0, at={"device": 1})
-    monkeypatch.setattr(golden_checking, "burn_in", functools.partial(burn_in, inject=[fault]))
+    monkeypatch.setattr(recorder, "burn_in", functools.partial(burn_in, inject=[fault]))
     found = run.json("record", tmp_path / "a.golden", *ONLY, code=1)
     assert (found["verdict"], found["recorded"]) == ("corrupt", 0)
     assert "device 1, ordering/int32/65536/random" in found["sentences"][0]
