@@ -97,11 +97,7 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
 
 
 def summary_of(campaign: Contents) -> CampaignSummary:
-    """The summary of a campaign as read from its folder, finished or not.
-
-    Raises:
-        RecordError: the campaign has ended, and its lines are no longer those that its summary was made of.
-    """
+    """The summary of a campaign as read from its folder, finished or not."""
     summary, stored = summarize_campaign(campaign.campaign, campaign.injections), campaign.campaign_summary
     if stored is not None and any(getattr(summary, name) != getattr(stored, name) for name in SEALED):
         raise RecordError(

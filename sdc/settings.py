@@ -112,11 +112,7 @@ def check_fields(settings: Any) -> None:
 
 
 def check_several(setting: str, value: object) -> None:
-    """Refuses a single value, a text above all, where there may be several.
-
-    Raises:
-        SettingError: the value is no list, tuple or other sequence.
-    """
+    """Refuses a single value, a text above all, where there may be several."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         noun = SEVERAL.get(setting, setting)
         raise SettingError(setting, value, f"expected several {noun}, such as a list of one text")

@@ -73,20 +73,7 @@ def read_term(
     common: Mapping[str, Any] = NOTHING,
     open_ended: bool = False,
 ) -> Term:
-    """Reads a term.
-
-    Args:
-        language: name of the language, for errors.
-        text: the term.
-        forms: the form of each head.
-        example: a whole text of the language, for errors.
-        noun: what a head is called.
-        common: types of settings that every head can have.
-        open_ended: whether there may be settings that nobody knows; they are returned as they stand.
-
-    Raises:
-        ValueError: one line: what was given, what was expected, an example.
-    """
+    """Reads a term."""
 
     def wrong(problem: str) -> ValueError:
         return ValueError(f"{language} {text!r}: {problem}")

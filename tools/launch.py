@@ -74,11 +74,7 @@ def execute(command: JobCommand) -> int:
 
 
 def check_job(job: Job, peers: Peers, devices: int | None, *, kind: str | None = None) -> Loaded:
-    """Checks all that flags and files say of a job, and reads its data; a record of a kind has no flag `--resume`.
-
-    Raises:
-        CommandError: something is wrong.
-    """
+    """Checks all that flags and files say of a job, and reads its data; a record of a kind has no flag `--resume`."""
     with usage_errors():
         peers.check()
         job.check()

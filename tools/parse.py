@@ -85,11 +85,7 @@ def _outline(command: str) -> type:
 
 
 def command_of(command: str) -> Callable[[Any], int]:
-    """The function that runs a command.
-
-    Raises:
-        CommandError: what it needs is not installed.
-    """
+    """The function that runs a command."""
     entry = COMMANDS[command]
     for extra in entry.extras:
         require(f"sdc {command}", extra)
@@ -100,11 +96,7 @@ def command_of(command: str) -> Callable[[Any], int]:
 
 
 def require(what: str, extra: str) -> None:
-    """Refuses what needs an extra that is not installed.
-
-    Raises:
-        CommandError: it is not.
-    """
+    """Refuses what needs an extra that is not installed."""
     if missing(extra):
         raise CommandError(f"{what} {remedy(extra)}")
 
@@ -294,11 +286,7 @@ def _lines(paragraph: str) -> Iterator[str]:
 
 
 def parse(arguments: Sequence[str]) -> Any:
-    """The spec of a command line; tyro's framed message on a wrong one becomes one line.
-
-    Raises:
-        CommandError: the words cannot be understood.
-    """
+    """The spec of a command line; tyro's framed message on a wrong one becomes one line."""
     if "" in arguments:
         before = arguments[arguments.index("") - 1] if arguments[0] else "sdc"
         raise CommandError(f"'' after {before}: expected a value; give one, or leave the flag out")

@@ -58,11 +58,7 @@ class Dataset:
         return int(self.chunks.shape[1]) - 1
 
     def require(self, *, batch_size: int, microsteps: int) -> None:
-        """Checks that the data set makes at least one batch, of which `batches` tells more.
-
-        Raises:
-            DataError: it is shorter.
-        """
+        """Checks that the data set makes at least one batch, of which `batches` tells more."""
         chunks, length = batch_size * microsteps, self.sequence_length
         if len(self.chunks) < chunks:
             raise DataError(

@@ -80,11 +80,7 @@ class Running:
 
     @property
     def lost(self) -> list[LostShards]:
-        """The losses, read.
-
-        Raises:
-            ValueError: one cannot be understood.
-        """
+        """The losses, read."""
         return [read_term("loss", text, LOSSES, noun="loss", example=EXAMPLE).value for text in self.losses]
 
     def check(self, steps: int) -> None:

@@ -31,12 +31,7 @@ class Stop:
     """
 
     def __init__(self, too_late: Callable[[], None] = lambda: None) -> None:
-        """Begins without a wish to stop.
-
-        Args:
-            too_late: called in a thread if the run is asked to stop and does not come to a step's end within
-                `PATIENCE` seconds, as one that compiles. It has to end the process.
-        """
+        """Begins without a wish to stop."""
         self.asked: str | None = None
         self._too_late = too_late
         self._passed = 0
@@ -77,13 +72,7 @@ class Stop:
             self._timer.cancel()
 
     def agree(self, client: Any, said: dict[str, str], patience: float) -> None:
-        """Agrees with all processes on the last step, where any of them wants to stop.
-
-        Args:
-            client: client of the runtime.
-            said: what lies in the store below `PREFIX`.
-            patience: seconds to wait for each peer; one that is lost is another's business.
-        """
+        """Agrees with all processes on the last step, where any of them wants to stop."""
         if self._agreed or not (said or self.asked):
             return
         me = distributed.global_state.process_id

@@ -97,11 +97,7 @@ class HuggingFaceTokenizer:
         self.vocab_size = max(vocabulary.values()) + 1  # not their number: identifiers may have gaps
 
     def encode(self, text: str) -> Int32[np.ndarray, "tokens"]:
-        """The tokens of a text, without a beginning or end added.
-
-        Raises:
-            TokenizerError: the text has a word outside the vocabulary, and the tokenizer has no token for that.
-        """
+        """The tokens of a text, without a beginning or end added."""
         try:
             return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         except Exception as error:  # the package raises Exception itself
@@ -116,15 +112,7 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
-    """Loads a tokenizer.
-
-    Args:
-        spec: the string `"bytes"`, or the path of a Hugging Face `tokenizer.json`.
-
-    Raises:
-        TokenizerError: the file is missing or unreadable, is no tokenizer, has no end-of-text token, or the
-            `tokenizers` package is not installed.
-    """
+    """Loads a tokenizer."""
     if spec == BYTES:
         return ByteTokenizer()
     path = Path(spec)

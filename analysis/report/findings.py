@@ -88,12 +88,7 @@ def _claim(check: Check) -> Text:
 
 
 def headline_of_study(sentence: str, missing: str = "") -> Headline:
-    """The headline of a study, which is no test of a device.
-
-    Args:
-        sentence: what was found.
-        missing: statements that were not seen; empty if all were.
-    """
+    """The headline of a study, which is no test of a device."""
     none = "none: a study of methods, not a test of a device"
     actions = [Action("Compare with your own training", "A study is of small workloads: the tables say of which.")]
     if missing:

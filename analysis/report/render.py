@@ -96,11 +96,7 @@ def sentence(reason: str) -> str:
 
 
 def write_page(report: Report, path: Path, *, markdown: bool = True) -> Path:
-    """Writes a report as HTML to a path, and as Markdown beside it, each whole or not at all; returns the path.
-
-    Raises:
-        RecordError: it cannot be written.
-    """
+    """Writes a report as HTML to a path, and as Markdown beside it, each whole or not at all; returns the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if markdown:

@@ -33,11 +33,7 @@ DEFINITIONS = (
 
 
 def summarize_estimates(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The programs of an estimate, each with its ratio to the first of the same target.
-
-    Args:
-        rows: fields of `sdc.costs.Estimate` with `tool`, or `target`, `tool` and `does_not_fit`.
-    """
+    """The programs of an estimate, each with its ratio to the first of the same target."""
     programs: list[dict[str, Any]] = []
     first: dict[str, float] = {}
     for row in rows:

@@ -21,12 +21,7 @@ FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64",
 
 
 def main(arguments: list[str], folder: Path) -> int:
-    """Runs cases and returns the exit code.
-
-    Args:
-        arguments: the command line.
-        folder: of the unpacked bundle.
-    """
+    """Runs cases and returns the exit code."""
     parser = argparse.ArgumentParser(description="Runs the cases of a bundle again; see the top of this file.")
     parser.add_argument("case", nargs="*", help="names of cases; by default all")
     parser.add_argument("--runs", type=int, default=10, help="runs on each device")

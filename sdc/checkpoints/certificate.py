@@ -245,11 +245,7 @@ def value_digest(value: Any) -> str:
 
 
 def read_certificate(folder: epath.Path, step: int) -> Certificate:
-    """Reads the certificate of a step, from the files of all processes.
-
-    Raises:
-        CertificateError: there is none, it is damaged or not complete, or it is of a version that is not known here.
-    """
+    """Reads the certificate of a step, from the files of all processes."""
     place = step_folder(folder, step)
     first = _read(place, 0, step)
     parts = [first, *(_read(place, process, step) for process in range(1, first.processes))]

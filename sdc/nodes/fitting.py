@@ -105,10 +105,6 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
     A layer's count is a sum over bursts whose sizes scatter as (1 + few) u^few does, with the squared coefficient of
     variation few^2 / (2 few + 1); so that of a sum over n bursts is this over n, above the 1/count of independent
     elements. Differences of neighbouring layers leave trends out. The interval is that of a variance (chi-square).
-
-    Returns:
-        The estimate, at least 1 and at most 4,500; None where counts scatter no more than trends and independent
-        elements would, or where a mismatch occurs in every step anyway (frequencies above 1e-6).
     """
     from scipy.special import gammainccinv
 
@@ -224,13 +220,7 @@ class NoiseModel:
     def predict(
         self, name: str, simulated: Mapping[str, Float64[np.ndarray, "..."]], *, draws: int = 4000
     ) -> Predicted:
-        """What the other nodes predict of one, if it follows the model as 19 of 20 nodes are taken to.
-
-        Args:
-            name: the node to predict.
-            simulated: what `simulate` found of every node, that one included.
-            draws: draws from the distribution of the prediction.
-        """
+        """What the other nodes predict of one, if it follows the model as 19 of 20 nodes are taken to."""
         rng = np.random.default_rng([self.seed, 1, NODES.index(name)])
         weights = self.weights({other: found for other, found in simulated.items() if other != name})
         points = np.unravel_index(rng.choice(weights.size, draws, p=weights.reshape(-1)), weights.shape)

@@ -94,16 +94,7 @@ class Rows(Sequence[dict[str, Any]]):
 def read_rows(
     path: AnyPath, type: type, *, whole: bool, key: str, start: int, end: tuple[int, str] | None = None
 ) -> Rows:
-    """Reads JSON lines; a RecordError names the line and field that is damaged or missing.
-
-    Args:
-        path: the file.
-        type: what each line is.
-        whole: it must be there and end with a whole line. If not, a last line that is cut off is the trace of a crash.
-        key: the field with the number of a line.
-        start: the checksum before the first line.
-        end: how many lines there must be, and the checksum of the last one in hexadecimal, if that is known.
-    """
+    """Reads JSON lines; a RecordError names the line and field that is damaged or missing."""
     content = read_content(path, whole=whole)
     typed, raw = [], []
     for line, row in numbered(path, content, key=key, type=type, start=start):

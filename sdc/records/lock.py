@@ -77,18 +77,7 @@ class Lock:
     """The right to write a folder, until it is released, garbage collected, or the process ends."""
 
     def __init__(self, folder: AnyPath, name: str = LOCK, *, lasting: bool = False) -> None:
-        """Takes a lock.
-
-        Args:
-            folder: must exist.
-            name: of the lock's file in it.
-            lasting: the file stays when the lock is released, and all users may take it: for a folder of all users.
-
-        Raises:
-            RecordBusy: a process that may be alive holds it; the message names host and process.
-            RecordError: something else stands in the place of the file.
-            OSError: the lock cannot be written.
-        """
+        """Takes a lock."""
         self._folder, self._path = os.fspath(folder), os.path.join(os.fspath(folder), name)
         mine = Holder(
             since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

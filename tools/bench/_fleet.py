@@ -22,16 +22,7 @@ SUMMARIZE = (
 
 
 def summarize_results(reports: int = REPORTS, *, pages: bool = True) -> dict[str, float]:
-    """Writes the results of so many hosts of 8 devices and 58 workloads, three of them bad, and summarizes them once.
-
-    Args:
-        reports: how many hosts.
-        pages: write pages, tables and a ledger too.
-
-    Returns:
-        `seconds` and `megabytes` of the process that summarizes, start included; `reports`; `result_megabytes`, the
-        size of all results; `writing_seconds`.
-    """
+    """Writes results of hosts of 8 devices and 58 workloads, three of them bad, and summarizes them once."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         started = time.perf_counter()

@@ -94,14 +94,7 @@ def digest_costs(target: str, dtype: str) -> dict[str, float]:
 
 
 def step_costs(target: str, dtype: str, names: Sequence[str], width: int = WIDTH) -> dict[str, float]:
-    """The step with some of the `TOOLS` against the plain one; of `abft` also the time of compiling.
-
-    Args:
-        target: the chips.
-        dtype: type of all tensors.
-        names: of tools.
-        width: sides of the matrices.
-    """
+    """The step with some of the `TOOLS` against the plain one; of `abft` also the time of compiling."""
     plain = _estimated(target, dtype, "plain", width)
     found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
     for name in names:

@@ -67,11 +67,7 @@ class Cable:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, str], Cable]]:
-    """Names of two namespaces, and the cable between them. In each its own host name leads to its address.
-
-    Raises:
-        CommandError: the machine or the user cannot make any.
-    """
+    """Names of two namespaces, and the cable between them. In each its own host name leads to its address."""
     if not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("ip") and Path("/dev/net/tun").exists()):
         raise CommandError("network namespaces need Linux, root, the command ip and /dev/net/tun", Exit.USAGE)
     names = (f"sdc{os.getpid()}a", f"sdc{os.getpid()}b")

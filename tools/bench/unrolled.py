@@ -31,11 +31,7 @@ Step = Callable[..., Any]
 
 
 def measure_unrolled(times: int) -> dict[str, float]:
-    """Times of tracing and compiling, as multiples of the plain step's, and seconds for a step of 4,000 sites.
-
-    Args:
-        times: how often each is traced; programs are compiled once.
-    """
+    """Times of tracing and compiling, as multiples of the plain step's, and seconds for a step of 4,000 sites."""
     moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
     faults = [sdc.Fault(BitFlip(), 1e-6, products)]
     weights, x = [jnp.full((WIDTH, WIDTH), 0.01)] * LAYERS, jnp.ones((ROWS, WIDTH))

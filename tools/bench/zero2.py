@@ -14,17 +14,7 @@ Tree = Any
 def plain_zero2(
     gradient: Callable[[Tree, Any], Tree], optimizer: optax.GradientTransformation, axis_name: str, workers: int
 ) -> tuple[Callable[[Tree], Tree], Callable[[Tree, Tree, Any], tuple[Tree, Tree]]]:
-    """How a worker starts, and its step: each updates its own shards of all leaves, and hands them to the others.
-
-    Args:
-        gradient: `(params, batch) -> gradient` of a worker.
-        optimizer: an elementwise one, which sees flat shards.
-        axis_name: the axis of the workers, bound.
-        workers: its size.
-
-    Returns:
-        `params -> state`, and `(params, state, batch) -> (params, state)`.
-    """
+    """How a worker starts, and its step: each updates its own shards of all leaves, and hands them to the others."""
 
     def cut(leaf: Any) -> Any:
         shard = -(-leaf.size // workers)

@@ -217,11 +217,7 @@ def _say(options: BurninCommand, result: BurninResult, folder: Path | None) -> N
 
 
 def settings_of(options: Load) -> tuple[DeviceRequest, BurninSettings]:
-    """What the flags of a load ask for.
-
-    Raises:
-        SettingError: one of them makes no sense.
-    """
+    """What the flags of a load ask for."""
     if options.minutes is not None and options.rounds is not None:
         raise SettingError("minutes", options.minutes, "rounds are given too; give one of them")
     if not options.dtypes:

@@ -210,27 +210,7 @@ def examine(
     command: Sequence[str] = CHILD,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Examined:
-    """Finds out whether an environment is fit for bitwise comparison. Everything runs in processes of its own.
-
-    Args:
-        config: configuration of the training step; None for a tiny one.
-        devices: CPU devices to simulate; None for what there is.
-        seconds: all that it may take; what was not found out until then is told.
-        prepared: add what the commands of sdc set: flags of GPUs, size of the thread pool.
-        against: what the doctor wrote on another host.
-        named: the name of that file, for the record.
-        environ: the environment; by default that of this process.
-        suite: `MODULE:FUNCTION` of the operations to run, a function of options that returns a list of
-            `sdc.train.doctor.operations.Operation`.
-        command: what is started as a child process.
-        tell: hears what is done next.
-
-    Returns:
-        Checks and verdict.
-
-    Raises:
-        SettingError: the time makes no sense.
-    """
+    """Finds out whether an environment is fit for bitwise comparison. Everything runs in processes of its own."""
     if not 0 < seconds <= MOST_SECONDS:
         raise SettingError("seconds", seconds, f"expected a number above 0, at most {MOST_SECONDS:,.0f}")
     began, created = time.monotonic(), datetime.datetime.now(datetime.UTC)

@@ -29,11 +29,7 @@ def by_adam(
     by: By,
     seed: int,
 ) -> Iterative:
-    """A training by Adam of parameters that are a dictionary of arrays.
-
-    Raises:
-        ValueError: a batch has more examples than there are.
-    """
+    """A training by Adam of parameters that are a dictionary of arrays."""
     if not 1 <= batch <= len(data[0]):
         raise ValueError(f"batch={batch}: expected 1 to {len(data[0])}, the examples that there are")
     shapes = jax.eval_shape(lambda: params_of(jax.random.key(0)))

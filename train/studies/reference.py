@@ -20,22 +20,7 @@ def reference_steps(
     steps: int,
     seed: int,
 ) -> Iterator[tuple[Any, Step, tuple[Any, Any]]]:
-    """Trains, and hands over what a transformation of the step reports.
-
-    Args:
-        config: configuration of the model and its training.
-        dataset: the tokenized text.
-        dtype: type of activations and of the parameters used to compute them, in place of the configuration's.
-        transform: transformation of a step, which returns `(out, reports)` then.
-        steps: optimizer steps.
-        seed: seed of the parameters.
-
-    Yields:
-        The reports of a step, the step itself as it is without the transformation, and its arguments.
-
-    Raises:
-        ValueError: the configuration does not fit, or the data set is shorter than a batch.
-    """
+    """Trains, and hands over what a transformation of the step reports."""
     config = config.of_type(dtype)
     check(config, 1, 1)
     placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])

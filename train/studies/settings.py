@@ -25,12 +25,7 @@ WINDOW = 8
 
 
 def check_training(steps: int, seed: int) -> None:
-    """Checks the settings of a study that trains.
-
-    Raises:
-        SettingError: there are fewer than ten steps or more than a million, or the seed is no number from 0 to
-            2^31 - 2.
-    """
+    """Checks the settings of a study that trains."""
     if steps < LEAST:
         raise SettingError("steps", steps, f"expected at least {LEAST}, of which the last tell the result")
     _check_most(steps)
@@ -39,11 +34,7 @@ def check_training(steps: int, seed: int) -> None:
 
 
 def check_measurement(steps: int, dtypes: Sequence[str]) -> None:
-    """Checks the settings of a measurement of products.
-
-    Raises:
-        SettingError: there is no step, there are more than a million, or there is no type.
-    """
+    """Checks the settings of a measurement of products."""
     if steps < 1:
         raise SettingError("steps", steps, "expected at least 1")
     _check_most(steps)

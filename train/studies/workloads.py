@@ -207,17 +207,7 @@ def transformer(corpus: tuple[str, ...]) -> Task:
 
 
 def chosen_tasks(which: str, *, images: str, corpus: tuple[str, ...]) -> list[Task]:
-    """What a study trains: `convnet` on images, `transformer` on text, or both.
-
-    Args:
-        which: one of the two, or `both`.
-        images: see `sdc.train.images.read_images`; what holds a path separator is a folder.
-        corpus: see `sdc.train.corpus.read_corpus`.
-
-    Raises:
-        ImagesError: the images are missing or damaged.
-        CorpusError: a part of the corpus is missing or unreadable.
-    """
+    """What a study trains: `convnet` on images, `transformer` on text, or both."""
     tasks = []
     if which != "transformer":
         tasks.append(convnet(read_images(Path(images) if os.sep in images else images)))
