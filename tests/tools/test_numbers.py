@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sdc.tools import cli, parse
-from sdc.tools.bench.options import BenchOptions
+from sdc.tools.bench.command import BenchOptions
 from sdc.tools.commands import burnin, doctor, estimates, fleet, golden, pairs, runs, studies
 from sdc.verdict import Exit
 

@@ -13,11 +13,17 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from sdc.settings import SettingError
-from sdc.train.iterative import documents as documents_module, ratings as ratings_module
+from sdc.train.iterative import corpora
 from sdc.train.iterative.archives import Archive
-from sdc.train.iterative.documents import Documents, read_documents, shortened
-from sdc.train.iterative.ratings import Ratings, most_active, read_ratings
-from sdc.train.iterative.tables import read_table
+from sdc.train.iterative.corpora import (
+    Documents,
+    Ratings,
+    most_active,
+    read_documents,
+    read_ratings,
+    read_table,
+    shortened,
+)
 
 from .packed import ARCHIVE, CSV, MEMBERS, message, sha256, wheel
 
@@ -53,7 +59,7 @@ def test_forms_of_triples(tmp_path: Path, name: str, data: bytes) -> None:
 
 
 def test_movielens_comes_from_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ratings_module, "MOVIELENS_ARCHIVE", ARCHIVE)
+    monkeypatch.setattr(corpora, "MOVIELENS_ARCHIVE", ARCHIVE)
     (tmp_path / "some_pack-1.0-py3-none-any.whl").write_bytes(wheel())
     ratings = read_ratings(folder=tmp_path)
     assert (ratings.values.tolist(), ratings.source) == ([4.5, 1, 2], "MovieLens 100K (some-pack==1.0)")
@@ -282,8 +288,8 @@ def test_documents_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     counts, words = b"2 0:2 2:3\n1 1:12\n3 0:1 1:9 2:9\n", b"church\npope\nu.s\n"
     (tmp_path / "lda-3.0.2-cp311-none-any.whl").write_bytes(wheel({"lda/c": counts, "lda/w": words}))
     (tmp_path / "some_pack-1.0-py3-none-any.whl").write_bytes(wheel())
-    monkeypatch.setattr(documents_module, "REUTERS_COUNTS", Archive("lda==3.0.2", "lda/c", sha256(counts)))
-    monkeypatch.setattr(documents_module, "REUTERS_WORDS", Archive("lda==3.0.2", "lda/w", sha256(words)))
+    monkeypatch.setattr(corpora, "REUTERS_COUNTS", Archive("lda==3.0.2", "lda/c", sha256(counts)))
+    monkeypatch.setattr(corpora, "REUTERS_WORDS", Archive("lda==3.0.2", "lda/w", sha256(words)))
     news = read_documents(folder=tmp_path)
     assert (news.vocabulary, news.source) == (("church", "pope", "u.s"), "Reuters news (lda==3.0.2)")
     found = [collections.Counter(text.split()) for text in texts(news)]
@@ -291,7 +297,7 @@ def test_documents_of_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # Not sorted by word, and the same on every host.
     assert news.words.tolist()[-19:] == [1, 1, 2, 1, 1, 2, 2, 2, 2, 1, 2, 2, 0, 1, 2, 1, 1, 1, 2]
     digest = sha256("".join(f"{sha256(MEMBERS[name])}  {name}\n" for name in sorted(MEMBERS)[:2]).encode())
-    monkeypatch.setattr(documents_module, "PLAYS_TEXTS", Archive("some-pack==1.0", "pack/*.md", digest))
+    monkeypatch.setattr(corpora, "PLAYS_TEXTS", Archive("some-pack==1.0", "pack/*.md", digest))
     assert texts(read_documents("plays", tmp_path, least=1, stop=1)) == ["soft", "but soft"]
     monkeypatch.chdir(tmp_path)
     assert "data=plays: is no folder; expected reuters, plays or" in message(lambda: read_documents(Path("plays")))

@@ -13,8 +13,7 @@ import pytest
 
 from sdc.train.images import read_images
 from sdc.train.iterative import Iterative, logistic_regression, matrix_factorization, topic_model
-from sdc.train.iterative.documents import Documents, read_documents, shortened
-from sdc.train.iterative.ratings import Ratings, most_active, read_ratings
+from sdc.train.iterative.corpora import Documents, Ratings, most_active, read_documents, read_ratings, shortened
 
 from .test_iterative_data import real
 

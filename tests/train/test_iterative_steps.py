@@ -21,10 +21,9 @@ from sdc.train.iterative import (
     topic_model,
     transformer_decoder,
 )
-from sdc.train.iterative.decoder import CONFIG
-from sdc.train.iterative.documents import Documents
-from sdc.train.iterative.factorization import solve
-from sdc.train.iterative.ratings import Ratings
+from sdc.train.iterative.corpora import Documents, Ratings
+from sdc.train.iterative.models import solve
+from sdc.train.iterative.networks import CONFIG
 from sdc.train.tokenizer import ByteTokenizer
 
 from .programs.test_model import plain_loss

@@ -16,9 +16,8 @@ from sdc.records.storage import RecordError
 from sdc.settings import SettingError
 from sdc.train.iterative import Documents, logistic_regression, topic_model, trials
 from sdc.train.iterative.trials import DoesNotConverge, Failure, Held
-from sdc.train.studies import ScarStudy, Subject, _scar, scar_bounds
-from sdc.train.studies.scar_overhead import overhead
-from sdc.train.studies.scar_record import record_study
+from sdc.train.studies import ScarStudy, Subject, _scar
+from sdc.train.studies._scar import overhead, record_study
 
 STUDY = ScarStudy(trials=40, starts=5, perturbations=50)
 
@@ -100,23 +99,23 @@ def broken_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def broken_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound leaves out that later perturbations count for more."""
-    right = scar_bounds.iteration_cost_bound
+    right = _scar.iteration_cost_bound
 
     def wrong(distance: float, c: float, each: Mapping[int, float]) -> float:
         return right(distance, c, {0: next(iter(each.values()))})
 
-    monkeypatch.setattr(scar_bounds, "iteration_cost_bound", wrong)
+    monkeypatch.setattr(_scar, "iteration_cost_bound", wrong)
 
 
 def broken_adversary(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adversary pushes towards the optimum."""
-    right = scar_bounds._beside
+    right = _scar._beside
 
     def wrong(trajectory: Any, c: float, after: Any, starts: Any) -> Any:
         here = {name: trajectory.states[name][int(after[0])] for name in starts}
         return right(trajectory, c, after, {name: 2 * here[name] - leaf for name, leaf in starts.items()})
 
-    monkeypatch.setattr(scar_bounds, "_beside", wrong)
+    monkeypatch.setattr(_scar, "_beside", wrong)
 
 
 FAILURES = ("criterion", "failures")

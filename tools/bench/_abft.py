@@ -29,7 +29,7 @@ from sdc.checksums import (
 from sdc.program import products, scope
 from sdc.train import TrainConfig, get_config
 
-from .options import BenchOptions
+from .command import BenchOptions
 from .timing import compiled, ratio, reference_step, take_turns
 
 SHAPES = ((4096, 1024, 1024), (4096, 2048, 2048))

@@ -34,7 +34,7 @@ from sdc.train import TrainConfig, get_config
 from sdc.train.programs import DATA, cross_entropy, init_params, logits, place
 
 from . import dropcompute
-from .options import BenchOptions
+from .command import BenchOptions
 from .timing import ratio, take_turns
 from .zero2 import plain_zero2
 

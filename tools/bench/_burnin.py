@@ -18,7 +18,7 @@ from sdc.train import get_config, register_training
 
 from ._fleet import summarize_results
 from ._pool import pool_bytes
-from .options import BenchOptions
+from .command import BenchOptions
 
 BARS = {
     "digests_share": 0.05,

@@ -15,7 +15,7 @@ from sdc.program import named
 from sdc.train import CampaignJob, Loaded, Workload, make_campaign
 from sdc.train.programs import Placement, initial_state, place, plain, sharded
 
-from .options import BenchOptions
+from .command import BenchOptions
 
 BARS = {"speedup": 10.0, "injections_in_10_minutes": 1000.0}
 ALONE = 3

@@ -17,7 +17,7 @@ from sdc.checkpoints import RunningCheckpoint, bits_of, certify, take
 from sdc.train import get_config
 from sdc.twins import digest
 
-from .options import BenchOptions
+from .command import BenchOptions
 from .timing import compiled, ratio, reference_step, take_turns
 
 BARS = {

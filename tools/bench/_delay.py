@@ -20,8 +20,8 @@ from sdc.twins import Exchange
 from sdc.verdict import Exit
 
 from .. import CommandError
+from .command import BenchOptions
 from .network import ADDRESSES, two_hosts
-from .options import BenchOptions
 from .timing import made_up_tokens, ratio
 
 BARS = {"step": 1.05, "call": 1.05}

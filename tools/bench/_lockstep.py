@@ -10,7 +10,7 @@ from sdc.train import get_config
 from sdc.train.programs import TwinProgram, place, sharded
 
 from .collectives import collectives
-from .options import BenchOptions
+from .command import BenchOptions
 from .timing import made_up_tokens, ratio
 
 DEVICES = 2

@@ -15,7 +15,7 @@ from sdc.nodes import NODES
 from sdc.train import register_training
 from sdc.train.studies import find_node
 
-from .options import BenchOptions
+from .command import BenchOptions
 
 BARS: dict[str, float] = {}
 DEVICES = 3

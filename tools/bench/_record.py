@@ -13,7 +13,7 @@ from sdc.records import Record, RunManifest, encode
 from sdc.train import Twins, Workload, run
 from sdc.train.programs import place
 
-from .options import BenchOptions
+from .command import BenchOptions
 
 LINES, TURNS = 1000, 5
 DEVICES = 2

@@ -12,7 +12,7 @@ from typing import Any
 from sdc.analysis import SUBMODULES
 from sdc.records import Record
 
-from .options import BenchOptions
+from .command import BenchOptions
 
 STEPS, LAYERS, ELEMENTS = 100_000, 16, 4_194_304
 BARS = {"seconds": 20.0, "megabytes": 500.0, "page_megabytes": 1.0}

@@ -23,7 +23,7 @@ from sdc.program import Where, primitive
 from sdc.train import Subject, estimate_subject
 from sdc.twins import Exchange, digest
 
-from .options import BenchOptions
+from .command import BenchOptions
 
 BARS = {
     "digest": 1.15,

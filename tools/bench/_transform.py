@@ -15,7 +15,7 @@ from sdc.program import direction, named, primitive, probes
 from sdc.train import TrainConfig, get_config
 from sdc.twins import digest
 
-from .options import BenchOptions
+from .command import BenchOptions
 from .timing import compiled, ratio, reference_step, take_turns
 from .unrolled import BARS as UNROLLED_BARS, measure_unrolled
 

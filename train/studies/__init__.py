@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         linear as linear,
         transformer as transformer,
     )
-    from .training import Method as Method, Trained as Trained, Trainer as Trainer
+    from .workloads import Method as Method, Trained as Trained, Trainer as Trainer
 
     # Failures of trainings that recover by themselves.
     from ._scar import ScarStudy as ScarStudy
-    from .scar_record import finish_parts as finish_parts, record_study as record_study
+    from ._scar import finish_parts as finish_parts, record_study as record_study
     from .scar_workloads import SUBJECTS as SUBJECTS, Subject as Subject, subjects as subjects
     from .settings import Sources as Sources
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     # Checked products on the reference workload.
     from .products import ProductsStudy as ProductsStudy
-    from .calibration import Calibration as Calibration, CalibrationError as CalibrationError
+    from .products import Calibration as Calibration, CalibrationError as CalibrationError
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .fleet import find_node as find_node
+    from ._nodes import find_node as find_node
     from .settings import (
         LEAST as LEAST,
         CalibrationSettings as CalibrationSettings,

