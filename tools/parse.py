@@ -43,7 +43,6 @@ class Entry(NamedTuple):
     spec: str
     run: str
     extras: tuple[str, ...] = ()
-    runner: str | None = None  # the module of the function, where it is another
 
 
 COMMANDS: Mapping[str, Entry] = {
@@ -64,7 +63,7 @@ COMMANDS: Mapping[str, Entry] = {
     "pool": Entry(".commands.pairs", "PoolCommand", "pool", ("report", "text")),
     "fleet": Entry(".commands.fleet", "FleetCommand", "run", ("report",)),
     "report": Entry(".commands.reports", "ReportCommand", "report", ("report",)),
-    "bench": Entry(".bench.options", "BenchOptions", "run", ("report", "text"), ".bench.command"),
+    "bench": Entry(".bench.command", "BenchOptions", "run", ("report", "text")),
 }
 """All commands; a module is imported when its command is given, or all where help is asked for."""
 
@@ -89,9 +88,7 @@ def command_of(command: str) -> Callable[[Any], int]:
     entry = COMMANDS[command]
     for extra in entry.extras:
         require(f"sdc {command}", extra)
-    function: Callable[[Any], int] = getattr(
-        importlib.import_module(entry.runner or entry.module, __package__), entry.run
-    )
+    function: Callable[[Any], int] = getattr(importlib.import_module(entry.module, __package__), entry.run)
     return function
 
 

@@ -73,7 +73,7 @@ def _trial(tally: Tally, words: list[str], folder: Path) -> None:
         raise Started
 
     places = (
-        "sdc.records.prepare", "sdc.tools.bench.command.prepare", "sdc.train.joined",
+        "sdc.records.prepare", "sdc.train.joined",
         "sdc.train.studies.chosen_tasks",
     )  # fmt: skip
     said, out = io.StringIO(), io.StringIO()

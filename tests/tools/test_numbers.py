@@ -99,7 +99,6 @@ def test_a_number_is_sensible_or_refused(
         "sdc.analysis.fleet.pair_schedule.proportion_interval",
         "sdc.records.prepare",
         "sdc.tools.commands.doctor.examine",
-        "sdc.tools.bench.command.prepare",
         "sdc.tools.commands.estimates._process",
         "sdc.train.joined",
         "sdc.train.studies.chosen_tasks",

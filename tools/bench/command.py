@@ -8,12 +8,6 @@ import sys
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.table import Table
-
-from sdc.costs import prepare_compilers
-from sdc.records import environment, prepare
-from sdc.train import get_config
-from sdc.train.studies import check_measurement
 
 from .. import Output, usage_errors
 
@@ -68,6 +62,11 @@ class BenchOptions:
 
 def run(options: BenchOptions) -> int:
     """Runs the benchmark and prints its figures; always returns 0: the bars are in BENCHMARKS.md."""
+    from sdc.costs import prepare_compilers
+    from sdc.records import environment, prepare
+    from sdc.train import get_config
+    from sdc.train.studies import check_measurement
+
     config = options.config or ("tiny" if options.benchmark in ("campaign", "record") else "bench")
     options = dataclasses.replace(options, config=config)
     with usage_errors():
@@ -91,6 +90,8 @@ def run(options: BenchOptions) -> int:
 
 def _show(title: str, measured: dict[str, Any], bars: dict[str, float]) -> None:
     """Figures in rows, types in columns; only single numbers are shown."""
+    from rich.table import Table
+
     table = Table(title=title)
     table.add_column("figure")
     table.add_column("bar", justify="right")
