@@ -15,7 +15,7 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .collection import collect as collect, find_results as find_results
-    from .fleet_page import (
+    from .fleet_report import (
         fleet_page as fleet_page,
         prepare_folder as prepare_folder,
         simulation_table as simulation_table,

@@ -14,10 +14,10 @@ from sdc.analysis.studies import _scar as findings_of_scar
 from sdc.records.contents import read_record
 from sdc.records.storage import RecordError
 from sdc.settings import SettingError
-from sdc.train.iterative import Documents, logistic_regression, topic_model, trials
-from sdc.train.iterative.trials import DoesNotConverge, Failure, Held
-from sdc.train.studies import ScarStudy, Subject, _scar
+from sdc.train.iterative import Documents, logistic_regression, topic_model
+from sdc.train.studies import ScarStudy, Subject, _scar, trials
 from sdc.train.studies._scar import overhead, record_study
+from sdc.train.studies.trials import DoesNotConverge, Failure, Held
 
 STUDY = ScarStudy(trials=40, starts=5, perturbations=50)
 

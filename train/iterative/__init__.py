@@ -22,13 +22,5 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # for the other packages of this project
     from .networks import By as By
     from .protocol import State as State, rows_of as rows_of
-    from .trials import (
-        DoesNotConverge as DoesNotConverge,
-        Failure as Failure,
-        Held as Held,
-        How as How,
-        Trajectory as Trajectory,
-        finite as finite,
-    )
 
 __getattr__, __dir__, __all__ = facade(__name__)

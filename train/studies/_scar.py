@@ -25,9 +25,11 @@ from sdc.checkpoints import (
 from sdc.records import Contents, Record, RecordError, environment, read_manifest, read_record
 
 from .. import changes
-from ..iterative import DoesNotConverge, Failure, Held, How, Iterative, State, Trajectory, finite, rows_of, trials
+from ..iterative import Iterative, State, rows_of
+from . import trials
 from .scar_workloads import Subject
 from .settings import ScarSettings
+from .trials import DoesNotConverge, Failure, Held, How, Trajectory, finite
 
 AFTER, ITERATIONS = 50, 100
 """Iterations after which trainings are perturbed, and after which they count as converged."""

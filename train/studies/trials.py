@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from sdc.checkpoints import Outlook, Policy, Watch, choose
 
-from .protocol import Iterative, State
+from ..iterative import Iterative, State
 
 How: TypeAlias = Literal["random", "contiguous"]
 LIMIT = 3
