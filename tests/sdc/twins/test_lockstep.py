@@ -15,7 +15,7 @@ from sdc.faults.events import Moment
 from sdc.faults.kinds import BitFlip, Relative, Stuck
 from sdc.program import varying
 from sdc.tools.bench.collectives import collectives
-from tests.sdc.twins.test_compare import CASES
+from tests.sdc.twins.test_mismatch import CASES
 
 LAYERS, ROWS, WIDTH = 3, 4, 8
 W = np.random.default_rng(0).normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / 3
