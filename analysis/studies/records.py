@@ -9,7 +9,7 @@ from typing import Any
 from sdc.aggregation import Measured
 from sdc.checksums import ProductsMeasured
 from sdc.nodes import NodesMeasured
-from sdc.records import Contents, Record, environment
+from sdc.records import SUMMARY, Contents, Record, environment, read_json
 
 from ..report import Findings, Report, study_page, summarize_findings, write_page
 from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, lossy, products
@@ -150,4 +150,4 @@ def _write(folder: Path, manifest: Mapping[str, Any], summary: dict[str, Any]) -
     report = PAGES[about["kind"]](folder.resolve().name, about, summary)
     page = write_page(report, folder / "report.html")
     sentence = "" if report.banner is None else report.banner.sentence
-    return {**summary, "sentence": sentence, "run": str(folder), "report": str(page)}
+    return {**read_json(folder / SUMMARY), "sentence": sentence, "run": str(folder), "report": str(page)}

@@ -35,7 +35,8 @@ def test_two_processes_go_through_all_stages(tmp_path: Path) -> None:
     assert pair.undecided == [row.host for row in pair.hosts]
     assert pair.difference is not None
     assert pair.difference.operation is not None
-    assert pair.difference.operation.source.startswith(str(Path(__file__).parents[2] / "train" / "model.py"))
+    model = Path(__file__).parents[2] / "train" / "programs" / "model.py"
+    assert pair.difference.operation.source.startswith(str(model))
     assert "SIMULATED: hosts " in pair.sentences[0]
     assert "sdc pool --config mini --steps 2 --run " in pair.next[0]
     assert not [*folder.rglob("checkpoints")]
@@ -99,7 +100,10 @@ def test_processes_that_do_not_fit(tmp_path: Path) -> None:
         ("pool --twins 2", "--twins 2: expected three hosts or more: two have no majority (sdc pair)"),
         ("pair --coordinator 127.0.0.1:1 --processes 3 --process 0", "--processes 3: 2 hosts with equally many"),
         ("pair --resolve {there}/none", "there is no {there}/none; give a file that sdc pair or sdc pool wrote"),
-        ("pair --resolve {there}", "{there} is a folder that holds no pair.json or pool.json; give that of sdc pair"),
+        (
+            "pair --resolve {there}",
+            "{there} is a folder that holds no pair.json or pool.json; give a file that sdc pair or sdc pool wrote",
+        ),
         ("pair --resolve a --steps 3", "--steps 3: is without effect beside --resolve"),
         ("pair --run {there}", "exists already; name another folder"),
         ("pair --suspect node99", "--suspect node99: unknown suspect"),

@@ -301,7 +301,7 @@ def _nodes(options: NodesStudyCommand) -> int:
     manifest = {
         "command": ["sdc", *sys.argv[1:]],
         "seconds": round(time.perf_counter() - started),
-        "settings": {"nodes": list(study.nodes), "runs": study.runs, "steps": study.steps},
+        "settings": {"nodes": list(options.study.nodes), "runs": options.study.runs, "steps": options.study.steps},
     }
     with run_errors(folder, resumable=False):
         summary = write_nodes_study(folder, measured, manifest)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax import lax
 
@@ -139,7 +140,7 @@ class Calibration(CalibrationSettings):
             )
         kernel = time_both()
         yield "fused kernel"
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             profile,
             second_tier=begin_with_second(examined, checked),
             fused=kernel is not None and kernel["fused"] < kernel["separate"],
