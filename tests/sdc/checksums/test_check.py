@@ -243,11 +243,16 @@ def test_terms_that_are_each_too_small_to_count_are_clean() -> None:
     run = jax.jit(lambda *given: check(product, Settings("correct"), Operands(*given)))
     a = jnp.full((16, 320), 2.9e-8).at[:, 0].set(-1)
     b = jnp.broadcast_to(jnp.sign(signed_weights(64)), (320, 64))
+    # Whether the small terms are lost depends on the order in which a processor adds them: of a product that lost them
+    # and one that kept them, one departs from the sums of the check on any processor, and neither is wrong.
+    lost, kept = -b[:16], (np.float64(a) @ np.float64(b)).astype(np.float32)
+    both = [run(a, b, c)[1] for c in (lost, kept)]
+    assert [int(flags.flagged) for flags in both] == [0, 0]
+    assert max(int(flags.examined) for flags in both) == 16
+    second = jax.jit(lambda *given: check(product, Settings("correct", tier=2), Operands(*given))[1])(a, b, lost)
+    assert int(second.flagged) == 0
+    assert 0.1 < float(second.margin) < 1
     clean = product(a, b)
-    _, flags = run(a, b, clean)
-    assert int(flags.examined) == 16
-    assert int(flags.flagged) == 0
-    assert 0.1 < float(flags.margin) < 1
     mended, flags = run(a, b, clean.at[3, 5].add(0.01))
     np.testing.assert_array_equal(mended, clean)
     assert int(flags.flagged) == int(flags.confirmed) == 1
