@@ -65,7 +65,7 @@ def summarize(
         >>> row = StepRow(step=0, loss=[2.0, 2.0], sites={"fwd/attn": site})
         >>> summary = summarize(RunManifest(kind="twin", layers=2), [row], [])
         >>> summary.verdict, summary.submodules["fwd/attn"].frequency
-        ('corrupt', 0.002)
+        (<Verdict.CORRUPT: 'corrupt'>, 0.002)
     """
     others = sorted({site for row in steps for site in row.sites} - set(SUBMODULES))
     sites = {site: _site(steps, site) for site in (*SUBMODULES, *others)}
