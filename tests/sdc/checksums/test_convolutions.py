@@ -73,7 +73,8 @@ def test_convolutions(kind: str, name: SchemeName) -> None:
         # XLA may compute a convolution in a branch in another order.
         np.testing.assert_allclose(mended, clean, rtol=1e-5)
         assert flags.wrong is not None
-        assert int(flags.wrong.element[0]) == where
+        # In that order others of the row come out anew as well, off by rounding.
+        assert int(flags.wrong.element[np.argmax(np.abs(flags.wrong.error))]) == where
 
 
 def test_the_kernel_of_a_convolution_as_a_product_against_numpy() -> None:
