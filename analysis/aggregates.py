@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sdc.aggregation import pair_drift
 from sdc.records import RunSummary, ShadowTotals, StepRow
+from sdc.train.studies import pair_drift
 
 from .report import NOT_MEASURED, Chart, Figure, LeftOut, Line, Table, line_figure, show
 from .series import real, step_numbers

@@ -233,6 +233,27 @@ def test_flags_are_checked_without_jax() -> None:
     assert len(done.stderr.splitlines()) == len(wrong)
 
 
+def test_analysis_imports_of_train_only_what_needs_no_jax() -> None:
+    """A report is read on a laptop."""
+    names = [
+        (target, alias.name)
+        for name, tree in TREES.items()
+        if top(name) == FLOORS.index("sdc.analysis")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not node.level
+        for target in [node.module or ""]
+        if f"{target}.".startswith("sdc.train.")
+        for alias in node.names
+    ]
+    assert names
+    code = (
+        "import importlib, sys\nsys.modules.update(dict.fromkeys(('jax', 'flax', 'grain')))\n"
+        f"for module, name in {names!r}:\n    getattr(importlib.import_module(module), name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_nothing_but_a_comparison_ends_with_one(tmp_path: Path) -> None:
     """A failing import, or an exit from within a command, must not look like corruption."""
     broken = "import sys\nsys.modules['tyro'] = None\nfrom sdc.tools.cli import main\nmain(['train'])"

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sdc.nodes import NODES, Compared, NodesMeasured
+from sdc.nodes import NODES
+from sdc.train.studies import Compared, NodesMeasured
 
 from ..report import Chart, Check, Findings, Line, Table
 

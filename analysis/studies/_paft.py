@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from sdc.aggregation import NoisyTraining, PaftMeasured, divergence_over_time
+from sdc.train.studies import NoisyTraining, PaftMeasured, divergence_over_time
 
 from ..report import Chart, Check, Findings, Line, Table
 
@@ -29,7 +29,7 @@ def printed_divergence(exact: np.ndarray, workers: int) -> np.ndarray:
     """Lemma 3.1 as the paper prints it, with the factor (M + 1)/M where (M - 1)/M is right.
 
     Args:
-        exact: the divergence by `sdc.aggregation.divergence`.
+        exact: the divergence by `sdc.train.studies.theory`.
         workers: M.
 
     Example:

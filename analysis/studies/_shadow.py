@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from sdc.aggregation import ShadowMeasured, Watched, WatchedTraining
+from sdc.train.studies import ShadowMeasured, Watched, WatchedTraining
 
 from ..report import Chart, Check, Findings, Line, Table
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from sdc.aggregation import DropComputeMeasured, DroppedRun, DroppedTraining, expected_speedup
+from sdc.train.studies import DropComputeMeasured, DroppedRun, DroppedTraining, expected_speedup
 
 from ..report import Chart, Check, Findings, Line, Table
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sdc.aggregation import LossyMeasured, LossyTraining, pair_drift
+from sdc.train.studies import LossyMeasured, LossyTraining, pair_drift
 
 from ..report import Chart, Check, Findings, Line, Table
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sdc.aggregation import Measured
-from sdc.checksums import ProductsMeasured
-from sdc.nodes import NodesMeasured
 from sdc.records import SUMMARY, Contents, Record, environment, read_json
+from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 
 from ..report import Findings, Report, study_page, summarize_findings, write_page
 from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, lossy, products
@@ -38,8 +36,8 @@ def findings_of(measured: Measured) -> Findings:
         measured: what `sdc.train.studies.study` returned.
 
     Example:
-        >>> from sdc.aggregation.measured import LossyMeasured
         >>> from sdc.analysis.studies import findings_of
+        >>> from sdc.train.studies.measurements import LossyMeasured
         >>> about = dict(workers=8, steps=20, seed=0, sources={})
         >>> measured = LossyMeasured(**about, rates=(), packet=64, burst=8.0, trainings=(), walks={0.4: 0.95})
         >>> findings_of(measured).checks[0].holds

@@ -74,27 +74,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:  # for the other packages of this project
     from .trainer import around as around, combining_of as combining_of
     from .delays import BoundedLogNormal as BoundedLogNormal
-    from .divergence import divergence_over_time as divergence_over_time
-    from .drift import pair_drift as pair_drift
     from .dropcompute import Correction as Correction
-    from .expected import expected_speedup as expected_speedup
-    from .measured import (
-        Burst as Burst,
-        ClockedSpeedup as ClockedSpeedup,
-        Drifted as Drifted,
-        DropComputeMeasured as DropComputeMeasured,
-        DroppedRun as DroppedRun,
-        DroppedTraining as DroppedTraining,
-        LossyMeasured as LossyMeasured,
-        LossyTraining as LossyTraining,
-        Measured as Measured,
-        NoisyTraining as NoisyTraining,
-        PaftMeasured as PaftMeasured,
-        PredictedSpeedup as PredictedSpeedup,
-        ShadowMeasured as ShadowMeasured,
-        Watched as Watched,
-        WatchedTraining as WatchedTraining,
-    )
     from .methods import Aggregation as Aggregation, parse_aggregation as parse_aggregation
     from .speedup import (
         drop_rate as drop_rate,

@@ -32,27 +32,26 @@ if TYPE_CHECKING:
     from .roundoff import Rounding as Rounding
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from ._check import Operands as Operands, expect as expect, rounded_off as rounded_off
-    from .calibration import (
-        Measured as Measured,
-        begin_with_second as begin_with_second,
-        fit as fit,
-        measure as measure,
-    )
+    from ._check import Operands as Operands, expect as expect, rounded_off as rounded_off, row_margins as row_margins
     from .transform import product_of as product_of
     from .fused_products import multiply as multiply, time_both as time_both
-    from .power import (
-        DISTRIBUTIONS as DISTRIBUTIONS,
-        Found as Found,
-        MAGNITUDES as MAGNITUDES,
-        ProductsMeasured as ProductsMeasured,
-        errors_found as errors_found,
-        flagged as flagged,
-    )
     from .products import Dot as Dot
     from .profile import hardware as hardware
-    from .roundoff import PLATFORMS as PLATFORMS
-    from .schemes import Expected as Expected, make_scheme as make_scheme
-    from .roundoff import Mode as Mode, SchemeName as SchemeName
+    from .roundoff import (
+        EXACT as EXACT,
+        PLATFORMS as PLATFORMS,
+        SIGMAS as SIGMAS,
+        SPREAD as SPREAD,
+        Mode as Mode,
+        SchemeName as SchemeName,
+        Units as Units,
+    )
+    from .schemes import (
+        Expected as Expected,
+        Factors as Factors,
+        Probabilistic as Probabilistic,
+        make_scheme as make_scheme,
+        residual as residual,
+    )
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -2,7 +2,6 @@
 
 - `published_tables`: the study's figures; `silicon`: profiles after two studies of GPUs.
 - `simulated_nodes`: the fifteen nodes as faults; `severities`: what the largest severity of a run says of its tail.
-- `fitting`, `comparing`, `measured`: what the study of the nodes fits, compares and finds.
 """
 
 from typing import TYPE_CHECKING
@@ -25,20 +24,26 @@ if TYPE_CHECKING:
     from .simulated_nodes import expected_frequency as expected_frequency, node_faults as node_faults
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .comparing import (
-        Compared as Compared,
-        compare_tables as compare_tables,
-        compare_time as compare_time,
-        correlation as correlation,
+    from .published_tables import (
+        ELEMENTS as ELEMENTS,
+        LAST_BIT as LAST_BIT,
+        MICROSTEPS as MICROSTEPS,
+        ONE_ELEMENT as ONE_ELEMENT,
+        PARAMETER_STEPS as PARAMETER_STEPS,
+        STEPS as STEPS,
+        Layers as Layers,
+        node_number as node_number,
     )
-    from .fitting import NoiseModel as NoiseModel, fit_bursts as fit_bursts, fit_tail as fit_tail
-    from .measured import Drifting as Drifting, NodesMeasured as NodesMeasured, Response as Response
-    from .published_tables import ELEMENTS as ELEMENTS, LAST_BIT as LAST_BIT
+    from .severities import largest_mean as largest_mean, smallest_draws as smallest_draws
     from .simulated_nodes import (
+        FREAK as FREAK,
+        FittedValue as FittedValue,
         Load as Load,
         behaviour as behaviour,
         fitted as fitted,
+        least_node_severity as least_node_severity,
         parse_suspect as parse_suspect,
+        silent as silent,
     )
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdc.aggregation.divergence import divergence_over_time
-from sdc.aggregation.drift import pair_drift
-from sdc.aggregation.measured import (
+from sdc.analysis import write_report
+from sdc.analysis.report import Chart, Findings, LeftOut, Line, line_figure
+from sdc.analysis.studies import findings_of, write_study
+from sdc.analysis.studies._paft import printed_divergence
+from sdc.analysis.studies.lossy import printed_pair_drift
+from sdc.records import stamp
+from sdc.records.contents import read_record
+from sdc.records.format import RecordError
+from sdc.train.studies import LossyStudy, PaftStudy, linear, study
+from sdc.train.studies.measurements import (
     Burst,
     ClockedSpeedup,
     Drifted,
@@ -25,15 +32,7 @@ from sdc.aggregation.measured import (
     Watched,
     WatchedTraining,
 )
-from sdc.analysis import write_report
-from sdc.analysis.report import Chart, Findings, LeftOut, Line, line_figure
-from sdc.analysis.studies import findings_of, write_study
-from sdc.analysis.studies._paft import printed_divergence
-from sdc.analysis.studies.lossy import printed_pair_drift
-from sdc.records import stamp
-from sdc.records.contents import read_record
-from sdc.records.format import RecordError
-from sdc.train.studies import LossyStudy, PaftStudy, linear, study
+from sdc.train.studies.theory import divergence_over_time, pair_drift
 
 ABOUT: dict[str, Any] = {"workers": 4, "steps": 20, "seed": 0, "sources": {"linear": "points"}}
 WALKS = (0.1, 0.2, 0.4)

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from sdc.analysis.report import Table
-from sdc.nodes.comparing import Compared
-from sdc.nodes.measured import NodesMeasured, Response
 from sdc.nodes.simulated_nodes import FittedValue
 from sdc.records import determinism
 from sdc.tools.cli import run
@@ -20,6 +18,7 @@ from sdc.tools.progress import CountProgress
 from sdc.train import studies
 from sdc.train.studies import ScarStudy
 from sdc.train.studies._shadow import KINDS, ShadowStudy
+from sdc.train.studies.measurements import Compared, NodesMeasured, Response
 from tests.train.test_scar_study import subject
 
 

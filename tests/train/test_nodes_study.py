@@ -7,12 +7,11 @@ import pytest
 
 from sdc.analysis.studies import write_nodes_study
 from sdc.analysis.studies._nodes import findings
-from sdc.nodes.comparing import Compared
-from sdc.nodes.fitting import NoiseModel, Predicted
-from sdc.nodes.measured import NodesMeasured
 from sdc.nodes.simulated_nodes import FittedValue
 from sdc.settings import SettingError
 from sdc.train.studies import NodesStudy, _nodes as module, finish
+from sdc.train.studies.measurements import Compared, NodesMeasured, Predicted
+from sdc.train.studies.node_comparisons import NoiseModel
 
 
 @pytest.fixture(scope="module")

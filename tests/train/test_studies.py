@@ -6,8 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from sdc.aggregation.drift import pair_drift
-from sdc.aggregation.measured import DropComputeMeasured, LossyMeasured, Measured, PaftMeasured, ShadowMeasured
 from sdc.settings import SettingError
 from sdc.train.corpus import Corpus
 from sdc.train.data import make_dataset
@@ -29,6 +27,8 @@ from sdc.train.studies import (
     transformer,
 )
 from sdc.train.studies._shadow import KINDS
+from sdc.train.studies.measurements import DropComputeMeasured, LossyMeasured, Measured, PaftMeasured, ShadowMeasured
+from sdc.train.studies.theory import pair_drift
 from sdc.train.tokenizer import ByteTokenizer
 
 STEPS = 12

@@ -12,22 +12,19 @@ import numpy as np
 
 import sdc
 from sdc.checksums import (
-    DISTRIBUTIONS,
     Dot,
     Expected,
-    Found,
     Profile,
     SchemeName,
     Settings,
     check,
-    errors_found,
     expect,
-    flagged,
     multiply,
     time_both,
 )
 from sdc.program import products, scope
 from sdc.train import TrainConfig, get_config
+from sdc.train.studies import DISTRIBUTIONS, Found, errors_found, flagged
 
 from .command import BenchOptions
 from .timing import compiled, ratio, reference_step, take_turns

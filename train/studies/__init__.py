@@ -1,4 +1,7 @@
-"""The experiments of the studies: they return what was measured, and neither print nor end the process."""
+"""The experiments of the studies: they return what was measured, and neither print nor end the process.
+
+`measurements` has what they return and `theory` what they compare it with; these two need no JAX.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -36,6 +39,33 @@ if TYPE_CHECKING:
     from .products import Calibration as Calibration, CalibrationError as CalibrationError
 
 if TYPE_CHECKING:  # for the other packages of this project
+    from .measurements import (
+        Compared as Compared,
+        DropComputeMeasured as DropComputeMeasured,
+        DroppedRun as DroppedRun,
+        DroppedTraining as DroppedTraining,
+        LossyMeasured as LossyMeasured,
+        LossyTraining as LossyTraining,
+        Measured as Measured,
+        NodesMeasured as NodesMeasured,
+        NoisyTraining as NoisyTraining,
+        PaftMeasured as PaftMeasured,
+        ProductsMeasured as ProductsMeasured,
+        ShadowMeasured as ShadowMeasured,
+        Watched as Watched,
+        WatchedTraining as WatchedTraining,
+    )
+    from .products import (
+        DISTRIBUTIONS as DISTRIBUTIONS,
+        Found as Found,
+        errors_found as errors_found,
+        flagged as flagged,
+    )
+    from .theory import (
+        divergence_over_time as divergence_over_time,
+        expected_speedup as expected_speedup,
+        pair_drift as pair_drift,
+    )
     from ._nodes import find_node as find_node
     from .settings import (
         LEAST as LEAST,

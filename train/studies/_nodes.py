@@ -18,18 +18,8 @@ from sdc.nodes import (
     LAST_BIT,
     NODES,
     SUBMODULES,
-    Compared,
-    Drifting,
-    NodesMeasured,
-    NoiseModel,
-    Response,
     behaviour,
-    compare_tables,
-    compare_time,
-    correlation,
     expected_frequency,
-    fit_bursts,
-    fit_tail,
     fitted,
     node_faults,
     published_layers,
@@ -37,6 +27,8 @@ from sdc.nodes import (
 
 from .. import FullLoad, TrainConfig, Workload, batches, get_config
 from ..programs import DATA, MODEL, TrainState, device_step, init_state, place, place_batch
+from .measurements import Compared, Drifting, NodesMeasured, Response
+from .node_comparisons import NoiseModel, compare_tables, compare_time, correlation, fit_bursts, fit_tail
 from .settings import WINDOW, NodesSettings
 
 SEVERE = 10.0

@@ -12,9 +12,10 @@ import numpy as np
 import optax
 from jax import lax
 
-from sdc.aggregation import Burst, Drifted, NoisyTraining, PaftMeasured, gradient_noise, paft, paft_sync
+from sdc.aggregation import gradient_noise, paft, paft_sync
 
 from ..programs import DATA
+from .measurements import Burst, Drifted, NoisyTraining, PaftMeasured
 from .protocol import Study
 from .workloads import Method, Task, Trainer
 

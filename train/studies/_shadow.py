@@ -11,10 +11,11 @@ import numpy as np
 import optax
 
 import sdc
-from sdc.aggregation import ShadowMeasured, Watched, WatchedTraining, init_shadow, judge, shadow
+from sdc.aggregation import init_shadow, judge, shadow
 from sdc.faults import BitFlip, Fault, When
 
 from ..programs import DATA
+from .measurements import ShadowMeasured, Watched, WatchedTraining
 from .protocol import Study
 from .workloads import Method, Task, Trained, Trainer
 

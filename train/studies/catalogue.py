@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from sdc.aggregation import Measured
 from sdc.settings import SettingError
 
 from ._paft import PaftStudy
 from ._shadow import ShadowStudy
 from .dropcompute import DropComputeStudy
 from .lossy import LossyStudy
+from .measurements import Measured
 from .protocol import Study, finish
 from .workloads import Task
 

@@ -14,12 +14,7 @@ import optax
 
 from sdc.aggregation import (
     BoundedLogNormal,
-    ClockedSpeedup,
     Correction,
-    DropComputeMeasured,
-    DroppedRun,
-    DroppedTraining,
-    PredictedSpeedup,
     Stopwatch,
     accumulate,
     combine,
@@ -35,6 +30,7 @@ from sdc.aggregation import (
 )
 
 from ..programs import DATA
+from .measurements import ClockedSpeedup, DropComputeMeasured, DroppedRun, DroppedTraining, PredictedSpeedup
 from .protocol import Study
 from .workloads import Method, Task, Trained, Trainer
 

@@ -10,9 +10,10 @@ import numpy as np
 import optax
 from jax import lax
 
-from sdc.aggregation import Channel, GilbertElliott, Independent, LossyMeasured, LossyTraining, lossy_zero2
+from sdc.aggregation import Channel, GilbertElliott, Independent, lossy_zero2
 
 from ..programs import DATA
+from .measurements import LossyMeasured, LossyTraining
 from .protocol import Study
 from .workloads import Method, Task, Trained, Trainer
 

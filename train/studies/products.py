@@ -2,38 +2,42 @@
 
 import dataclasses
 import functools
+import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, TypeAlias, get_args
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 import sdc
+from sdc.bits import as_bits, from_bits, select
 from sdc.checksums import (
-    MAGNITUDES,
+    EXACT,
+    SIGMAS,
+    SPREAD,
     Dot,
     Expected,
-    Measured,
+    Factors,
     Operands,
-    ProductsMeasured,
+    Probabilistic,
     Profile,
     Rounding,
     SchemeName,
     Settings,
-    begin_with_second,
-    errors_found,
+    Units,
     expect,
-    fit,
-    flagged,
     hardware,
     make_scheme,
-    measure,
+    multiply,
     product_of,
+    residual,
     rounded_off,
+    row_margins,
     time_both,
 )
 from sdc.program import Place, Reports, Values, as_selector, primitive
@@ -41,6 +45,7 @@ from sdc.settings import SettingError
 
 from .. import Dataset, TrainConfig, batches
 from ..programs import DType, check, initial_state, place, place_batch, plain, sharded
+from .measurements import ProductsMeasured
 from .settings import CalibrationSettings, ProductsSettings
 
 Step = Callable[..., Any]
@@ -68,6 +73,155 @@ def reference_steps(
         arguments = state, place_batch(next(source), placement)
         (state, _), reports = run(*arguments)
         yield reports, step, arguments
+
+
+def _gaussian(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
+    first, second = jax.random.split(key)
+    return jax.random.normal(first, (m, k)), jax.random.normal(second, (k, n)) / jnp.sqrt(k)
+
+
+def _outliers(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
+    a, b = _gaussian(key, m, k, n)
+    return a * jnp.where(jnp.arange(k) % 97 == 5, 60.0, 1.0), b
+
+
+def _mean(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
+    a, b = _gaussian(key, m, k, n)
+    return a + 2.0, b + 0.5 / jnp.sqrt(k)
+
+
+def _relu_squared(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
+    a, b = _gaussian(key, m, k, n)
+    return jnp.square(jax.nn.relu(a)), b
+
+
+def _positive(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
+    first, second = jax.random.split(key)
+    return jax.random.uniform(first, (m, k)), jax.random.uniform(second, (k, n))
+
+
+def _softmax(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
+    a, b = _gaussian(key, m, k, n)
+    return jax.nn.softmax(3.0 * a, axis=-1), b
+
+
+def _tiny_heavy_tailed(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
+    first, second, third = jax.random.split(key, 3)
+    a = 1e-6 * jax.random.normal(first, (m, k)) * jnp.exp(2.0 * jax.random.normal(third, (m, k)))
+    return a, jax.random.normal(second, (k, n)) * jnp.exp(jax.random.normal(third, (k, 1)))
+
+
+DISTRIBUTIONS: Mapping[str, Callable[[PRNGKeyArray, int, int, int], tuple[Any, Any]]] = {
+    "gaussian": _gaussian,
+    "outlier channels": _outliers,
+    "non-zero mean": _mean,
+    "relu squared": _relu_squared,
+    "positive": _positive,
+    "softmax times values": _softmax,
+    "tiny heavy-tailed gradients": _tiny_heavy_tailed,
+}
+"""Factors m×k and k×n of seven kinds, as layers have them."""
+
+DEPTHS = (64, 256, 1024, 4096, 16384)
+"""Numbers of terms of the sums that are measured."""
+ROWS, COLUMNS = 512, 128
+HALF = 0.5
+"""Share of its bound that the largest measured error may reach."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundingErrors:
+    """Largest errors of rows of products of one type."""
+
+    dtype: str  # type of the factors
+    relative: Mapping[int, float]  # by number of terms k, the largest `|r| / (q + |cs|)`, q the second tier's scale
+
+
+def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> RoundingErrors:
+    """Measures the rounding errors of products of a type on the default device, over all `DISTRIBUTIONS`.
+
+    Args:
+        dtype: type of the factors; sums are returned in float32.
+        seed: decides the factors.
+        depths: numbers of terms.
+    """
+    product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
+
+    @jax.jit
+    def largest(a: Any, b: Any) -> Any:
+        a, b, c = multiply(product, Settings(), a, b)[:3]
+        units = Units.of(a.dtype, b.dtype, c.dtype, EXACT)
+        wide = Factors(a.astype(jnp.float32), b.astype(jnp.float32), c, units)
+        scheme = Probabilistic()
+        expected = scheme.expect(product, wide, 1)
+        ones = jnp.ones(product.width(a, b))
+        scale = jnp.sqrt(product.apply(jnp.square(wide.a), product.fold(jnp.square(wide.b), ones, 1)))
+        return jnp.max(jnp.abs(residual(scheme, product, wide, expected)) / (scale + jnp.abs(expected.sums)))
+
+    relative = {}
+    for depth in depths:
+        found = []
+        for number, make in enumerate(DISTRIBUTIONS.values()):
+            key = jax.random.fold_in(jax.random.key(seed), 1000 * depth + number)
+            found.append(float(largest(*(x.astype(dtype) for x in make(key, ROWS, depth, COLUMNS)))))
+        relative[depth] = max(found)
+    return RoundingErrors(dtype, relative)
+
+
+def fit(narrow: RoundingErrors | None, wide: RoundingErrors | None) -> Rounding:
+    """How a device rounds, from its errors.
+
+    Products of bfloat16 factors are exact in float32, so that their errors are those of the sums: they give kappa. What
+    errors of float32 factors exceed that is due to the rounding of the factors.
+
+    Args:
+        narrow: measured with bfloat16 factors; None where that was not measured, to take kappa from float32.
+        wide: measured with float32 factors; None where that was not measured.
+    """
+    sums = narrow or wide
+    assert sums is not None, "something was measured"
+    # Where the shortest sums err so much, it must be their factors that are rounded.
+    rounds = narrow is None and sums.relative[min(sums.relative)] > 2.0**-16
+    kappa = math.inf if rounds else kappa_of(sums.relative)
+    inputs = 0.0
+    if wide is not None:
+        left = max(
+            relative - HALF * Units(2.0**-24, 0.0, 0.0, 0.0, kappa).relative(depth, COLUMNS)
+            for depth, relative in wide.relative.items()
+        )
+        if left > 0:
+            inputs = 2.0 ** math.ceil(math.log2(left / (HALF * SIGMAS)))
+    return Rounding(kappa, inputs)
+
+
+def kappa_of(relative: Mapping[int, float]) -> float:
+    """The largest kappa that keeps each of the errors of `RoundingErrors` at half of its bound or less.
+
+    It is infinite where sums need no such term.
+
+    Example:
+        >>> from sdc.train.studies.products import kappa_of
+        >>> kappa_of({64: 1e-8}), kappa_of({1024: 1e-4}) < 1.0
+        (inf, True)
+    """
+    needed = [
+        depth / excess
+        for depth, largest in relative.items()
+        if (excess := largest / (HALF * 2.0**-24) - SPREAD * math.sqrt(depth + COLUMNS)) > 0
+    ]
+    return min(needed, default=math.inf)
+
+
+def begin_with_second(
+    examined: Mapping[str, int], checked: Mapping[str, int], *, share: float = 0.01
+) -> tuple[str, ...]:
+    """The sites of which the first tier passes on so many rows that the second one is cheaper from the start.
+
+    Args:
+        examined, checked: rows that the first tier passed on, and all rows that it judged, by site.
+        share: share of the rows above which it is.
+    """
+    return tuple(name for name, count in examined.items() if checked[name] and count / checked[name] > share)
 
 
 class CalibrationError(RuntimeError):
@@ -107,7 +261,7 @@ class Calibration(CalibrationSettings):
                 wrong numbers.
             ValueError: the configuration or the data set does not fit.
         """
-        errors: dict[str, Measured] = {}
+        errors: dict[str, RoundingErrors] = {}
         for dtype in self.dtypes:
             errors[dtype] = measure(dtype, seed=self.seed)
             yield f"{dtype}, sums"
@@ -159,6 +313,93 @@ class Calibration(CalibrationSettings):
                 "kernel_seconds": kernel,
             },
         )
+
+
+MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
+"""Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3."""
+
+
+def flagged(
+    product: Dot, settings: Settings, operands: Operands, expected: Expected | None = None
+) -> Bool[Array, "*rows"]:
+    """The rows that a scheme finds wrong, in its last tier; `expected` of that tier, where it is known."""
+    if expected is None:
+        expected = expect(product, settings, operands, 2)
+    return ~(row_margins(product, settings, operands, expected) <= 1)
+
+
+def one_per_row(
+    key: PRNGKeyArray, product: Dot, c: Shaped[Array, "*c"], change: Callable[[Any, Any], Any]
+) -> tuple[Shaped[Array, "*c"], Bool[Array, "rows"]]:
+    """Changes one random element of each row: rows are judged one by one, so each is an experiment of its own.
+
+    Args:
+        key: decides the columns.
+        product: how `c` was computed.
+        c: its result.
+        change: told the elements and the root mean squares of their rows; returns what becomes of them.
+
+    Returns:
+        The changed product, and which rows did change.
+    """
+    rows = product.matrix(c)
+    columns = jax.random.randint(key, rows.shape[:1], 0, rows.shape[1])
+    at = jnp.arange(rows.shape[0]), columns
+    rms = jnp.sqrt(jnp.mean(jnp.square(rows.astype(jnp.float32)), axis=1))
+    old = rows[at]
+    new = change(old, rms)
+    return rows.at[at].set(new).reshape(c.shape), as_bits(new) != as_bits(old)
+
+
+class Found(NamedTuple):
+    """Errors that were made, and how many of them each of several judges found."""
+
+    found: Int[Array, "judges n"]  # by judge and magnitude
+    made: Int[Array, "n"]  # by magnitude
+    bits_found: Int[Array, "judges bits"]  # by judge and number of the flipped bit in the product's type
+    bits_made: Int[Array, "bits"]  # by bit
+
+
+def errors_found(
+    key: PRNGKeyArray,
+    product: Dot,
+    c: Shaped[Array, "*c"],
+    judges: Sequence[Callable[[Any], Bool[Array, "*rows"]]],
+    magnitudes: Float[Array, "n"],
+) -> Found:
+    """Puts errors into a product, one in each row, and asks judges which rows are wrong.
+
+    Args:
+        key: decides columns and signs.
+        product, c: see `one_per_row`.
+        judges: told the changed product, they return the rows that they find wrong.
+        magnitudes: errors to add or subtract, in root mean squares of their row. Besides, every bit is flipped.
+    """
+    bits = jax.dtypes.itemsize_bits(c.dtype)
+    rows = product.matrix(c)
+    # A row of zeros has no scale, and an error that is no change is none.
+    alive = jnp.any(rows != 0, axis=1)
+
+    def trial(numbered: tuple[Any, Any]) -> tuple[Any, Any]:
+        number, magnitude = numbered
+        own = jax.random.fold_in(key, number)
+        signs = jax.random.rademacher(own, rows.shape[:1], jnp.float32)
+
+        def change(old: Any, rms: Any) -> Any:
+            shifted = (old.astype(jnp.float32) + signs * magnitude * rms).astype(old.dtype)
+            one = jnp.ones((), as_bits(old).dtype)
+            flipped = as_bits(old) ^ (one << jnp.maximum(number - magnitudes.size, 0).astype(one.dtype))
+            return select(jnp.broadcast_to(number < magnitudes.size, old.shape), shifted, from_bits(flipped, old))
+
+        changed, made = one_per_row(own, product, c, change)
+        made &= alive
+        seen = jnp.stack([judge(changed).reshape(-1) & made for judge in judges])
+        return jnp.sum(seen, axis=1, dtype=jnp.int32), jnp.sum(made, dtype=jnp.int32)
+
+    trials = jnp.arange(magnitudes.size + bits), jnp.concatenate([magnitudes, jnp.zeros(bits, magnitudes.dtype)])
+    found, made = jax.lax.map(trial, trials)
+    last = magnitudes.size
+    return Found(found[:last].T, made[:last], found[last:].T, made[last:])
 
 
 DOTS = primitive("dot_general")

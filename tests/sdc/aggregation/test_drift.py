@@ -13,8 +13,8 @@ from jax import lax
 from sdc.aggregation import (
     lossy_zero2,
 )
-from sdc.aggregation.drift import owner_drift, pair_drift, steady_drift
 from sdc.aggregation.lossy import Layout, measured_losses
+from sdc.train.studies.theory import owner_drift, pair_drift, steady_drift
 from tests.sdc.aggregation.test_lossy import WORKERS, random_walk
 
 from .placements import AXIS, place

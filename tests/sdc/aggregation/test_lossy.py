@@ -22,8 +22,8 @@ from sdc.aggregation import (
     lossy_zero2,
     recorded,
 )
-from sdc.aggregation.drift import own_weight, owner_drift, pair_drift
 from sdc.aggregation.lossy import Layout, LossyState
+from sdc.train.studies.theory import own_weight, owner_drift, pair_drift
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 

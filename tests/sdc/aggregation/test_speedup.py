@@ -11,7 +11,6 @@ from hypothesis.extra import numpy as arrays
 
 from sdc.aggregation import speedup
 from sdc.aggregation.delays import BoundedLogNormal, LogNormal, Normal
-from sdc.aggregation.expected import analytic_threshold, expected_completed, expected_iteration_time, expected_speedup
 from sdc.aggregation.speedup import (
     completed,
     drop_rate,
@@ -21,6 +20,7 @@ from sdc.aggregation.speedup import (
     mean_completed,
     select_threshold,
 )
+from sdc.train.studies.theory import analytic_threshold, expected_completed, expected_iteration_time, expected_speedup
 
 RANDOM = np.random.default_rng(0)
 TWO = np.array([[[1.0, 1.0], [1.0, 5.0]]])

@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
 from sdc.aggregation import Assignment, gradient_noise
-from sdc.aggregation.divergence import (
+from sdc.aggregation.synchronization import PaftState, overlapped, paft, paft_sync, replica_mean, synchronizes
+from sdc.train.studies.theory import (
     divergence,
     divergence_bound,
     divergence_over_time,
@@ -21,7 +22,6 @@ from sdc.aggregation.divergence import (
     paft_bound,
     schedule_offset,
 )
-from sdc.aggregation.synchronization import PaftState, overlapped, paft, paft_sync, replica_mean, synchronizes
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 

@@ -1,14 +1,17 @@
-"""What the studies of robust aggregation measure: numbers, before anybody makes tables, figures or claims of them.
+"""What studies measure: numbers, before anybody makes tables, figures or claims of them.
 
-`sdc.train.studies` runs the experiments and returns these; `sdc.analysis.studies` reads them. Neither knows the other.
+The experiments return these and `sdc.analysis.studies` reads them, so nothing here needs JAX.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+from sdc.checksums import Rounding
+from sdc.nodes import FittedValue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,3 +188,133 @@ class ShadowMeasured(Measured):
 
     study: ClassVar[str] = "shadow"
     trainings: tuple[WatchedTraining, ...]
+
+
+Quantity: TypeAlias = Literal[
+    "frequency", "severity", "frequency by layer", "severity by layer", "noise", "time", "drift", "loss"
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """One published figure beside the simulated one.
+
+    Attributes:
+        node: the node.
+        quantity: what is compared.
+        place: submodule, and layer from 1, or empty.
+        published: the published figure; None where the study says it in words only.
+        simulated: the median of the simulated ones; None where the simulation is too short to say.
+        low, high: what holds 95 % of the simulated ones, widened by `ROUNDING`.
+        agrees: whether the published figure is inside; None where nothing can be said.
+        note: what else there is to say, such as the study's words.
+    """
+
+    node: str
+    quantity: Quantity
+    place: str
+    published: float | None
+    simulated: float | None
+    low: float | None = None
+    high: float | None = None
+    agrees: bool | None = None
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """What the other nodes predict of one.
+
+    Attributes:
+        published: the published worst noise-to-signal ratio.
+        median, low, high: the predicted one, with the 95 % interval of prediction.
+    """
+
+    published: float
+    median: float
+    low: float
+    high: float
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.published <= self.high
+
+
+@dataclasses.dataclass(frozen=True)
+class Response:
+    """How the gradients of a small model answer to errors.
+
+    Attributes:
+        model: the model in words.
+        rounding: noise-to-signal ratio where a few last bits are wrong in every microstep.
+        linear: by submodule, the squared ratio over the mean square of the relative errors (those of elements that are
+            right being zero).
+    """
+
+    model: str
+    rounding: float
+    linear: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Drifting:
+    """A small model trained on a simulated node.
+
+    Attributes:
+        node: the node.
+        model: the model in words.
+        noise: noise-to-signal ratios of the gradients, parameters being synchronized after each step.
+        distances: distances of the parameters from the healthy ones, nothing being synchronized.
+        losses: relative differences of the losses, nothing being synchronized.
+    """
+
+    node: str
+    model: str
+    noise: Float[np.ndarray, "steps"]
+    distances: Float[np.ndarray, "steps"]
+    losses: Float[np.ndarray, "steps"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodesMeasured:
+    """What the study of the nodes found; `sdc.train.studies.NodesStudy` makes it.
+
+    Attributes:
+        nodes: the nodes.
+        seed: decides all draws.
+        rows: published figures beside simulated ones.
+        predicted: by node, the noise that the other nodes predict.
+        estimates: parameters as fitted now.
+        used: parameters that the simulated nodes have.
+        together: by node, the correlation of its submodules' frequencies over the steps; None for fewer than two
+            submodules that are hit.
+        responses, trainings: of the small models.
+    """
+
+    study: ClassVar[str] = "nodes"
+    nodes: tuple[str, ...]
+    seed: int
+    rows: tuple[Compared, ...]
+    predicted: Mapping[str, Predicted]
+    estimates: Mapping[str, FittedValue]
+    used: Mapping[str, FittedValue]
+    together: Mapping[str, float | None]
+    responses: tuple[Response, ...]
+    trainings: tuple[Drifting, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProductsMeasured:
+    """What the study of all schemes counts; `sdc.train` runs it, `sdc.analysis` makes tables of it."""
+
+    config: Mapping[str, Any]  # what was trained
+    steps: int  # optimizer steps
+    seed: int  # decides parameters and errors
+    where: str  # which products, a selector
+    marked: tuple[int, ...]  # steps whose products got errors
+    rounding: Rounding  # how the device rounds, from which thresholds follow
+    departs: tuple[str, ...]  # in what this device departs from the one that the rounding is of
+    # By variant (type, sums or rounded) and scheme: rows `checked` and `flagged` in healthy training; errors `made`
+    # and `found` by magnitude; flips `bits_made` and `bits_found` by bit.
+    counts: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    magnitudes: tuple[float, ...]  # sizes of the errors, in root mean squares of the row

@@ -9,19 +9,27 @@ import pytest
 from jax import lax
 
 import sdc
-from sdc.checksums.calibration import DEPTHS, Measured, begin_with_second, fit, measure
 from sdc.checksums.fused_products import multiply
-from sdc.checksums.power import DISTRIBUTIONS, flagged, one_per_row
 from sdc.checksums.products import Dot
 from sdc.checksums.roundoff import Rounding, Units
+from sdc.train.studies.products import (
+    DEPTHS,
+    DISTRIBUTIONS,
+    RoundingErrors,
+    begin_with_second,
+    fit,
+    flagged,
+    measure,
+    one_per_row,
+)
 
 
 def test_calibration_finds_the_arithmetic_of_a_device() -> None:
     """Made-up devices: exact ones, ones that truncate long sums, and ones that round float32 factors."""
 
-    def errors(dtype: str, kappa: float, inputs: float) -> Measured:
+    def errors(dtype: str, kappa: float, inputs: float) -> RoundingErrors:
         unit = 2.0**-24
-        return Measured(dtype, {k: unit * (0.8 * np.sqrt(k + 128) + 0.45 * k / kappa) + inputs for k in DEPTHS})
+        return RoundingErrors(dtype, {k: unit * (0.8 * np.sqrt(k + 128) + 0.45 * k / kappa) + inputs for k in DEPTHS})
 
     exact = fit(errors("bfloat16", np.inf, 0), errors("float32", np.inf, 0))
     assert exact == Rounding()

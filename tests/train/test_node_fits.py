@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from sdc.analysis.statistics import proportion_interval
-from sdc.nodes import fitting, simulated_nodes as nodes
-from sdc.nodes.fitting import NoiseModel, fit_bursts, fit_tail
+from sdc.nodes import simulated_nodes as nodes
 from sdc.nodes.published_tables import (
     ELEMENTS,
     MICROSTEPS,
@@ -26,6 +25,8 @@ from sdc.nodes.published_tables import (
     published_layers,
     published_noise,
 )
+from sdc.train.studies import node_comparisons as comparisons
+from sdc.train.studies.node_comparisons import NoiseModel, fit_bursts, fit_tail
 
 Tables = dict[str, dict[str, Layers]]
 
@@ -52,7 +53,7 @@ def test_the_tail_is_found_again(tail: float, few: float, monkeypatch: pytest.Mo
     rng, found = np.random.default_rng(0), []
     for _ in range(10):
         tables = simulated_tables(tail, few, rng)
-        monkeypatch.setattr(fitting, "usual", tables.__getitem__)
+        monkeypatch.setattr(comparisons, "usual", tables.__getitem__)
         found.append(fit_tail(few, draws=200))
     values = np.asarray([estimate.value for estimate in found])
     assert abs(values.mean() - tail) < 5 * values.std() / math.sqrt(10) + 0.03 * tail
@@ -76,7 +77,7 @@ def test_the_bursts_are_found_again(bursts: int, few: float, monkeypatch: pytest
     rng, found = np.random.default_rng(0), []
     for _ in range(300):
         tables = burst_tables(bursts, few, rng)
-        monkeypatch.setattr(fitting, "published_layers", lambda name, tables=tables: tables)
+        monkeypatch.setattr(comparisons, "published_layers", lambda name, tables=tables: tables)
         found.append(fit_bursts("node4", few=few))
     rates = np.asarray([1 / estimate.value for estimate in found if estimate is not None])
     assert rates.size == 300
@@ -89,7 +90,7 @@ def test_where_bursts_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
 
     def fit(tables: Mapping[str, Layers]) -> nodes.FittedValue | None:
-        monkeypatch.setattr(fitting, "published_layers", lambda name: tables)
+        monkeypatch.setattr(comparisons, "published_layers", lambda name: tables)
         return fit_bursts("node4", few=1.7)
 
     assert fit({}) is None  # nothing was seen
@@ -106,7 +107,7 @@ def test_where_bursts_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def committed() -> dict[str, tuple[str, str, str]]:
-    path = Path(fitting.__file__).with_name("data") / "sdc_fitted.csv"
+    path = Path(nodes.__file__).with_name("data") / "sdc_fitted.csv"
     lines = (line for line in path.read_text().splitlines() if not line.startswith("#"))
     return {row["parameter"]: (row["value"], row["low"], row["high"]) for row in csv.DictReader(lines)}
 
@@ -142,12 +143,12 @@ SOME = ("node1", "node3", "node4", "node7", "node11", "node12", "node14")
 def simulated() -> dict[str, np.ndarray]:
     """Worst ratios of trainings of a fiftieth of the length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "PARAMETER_STEPS", 50)
+        patch.setattr(comparisons, "PARAMETER_STEPS", 50)
         return {name: MODEL.simulate(name) for name in SOME}
 
 
 def test_a_simulation_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "PARAMETER_STEPS", 50)
+    monkeypatch.setattr(comparisons, "PARAMETER_STEPS", 50)
     first = simulated()["node11"]
     assert first.shape == (2, 2, 2, 2, 5)
     np.testing.assert_array_equal(MODEL.simulate("node11"), first)
@@ -171,10 +172,10 @@ def test_the_noise_is_that_of_a_plain_sum(monkeypatch: pytest.MonkeyPatch) -> No
     """A node with one layer and site, so many hits that nothing scatters, and steps that are all alike."""
     rate, severity = 1e-3, 0.5
     tables = {"bwd/ffn": Layers(np.asarray([rate]), np.asarray([severity]))}
-    monkeypatch.setattr(fitting, "PARAMETER_STEPS", 3)
-    monkeypatch.setattr(fitting, "usual", lambda name: tables)
-    monkeypatch.setattr(fitting, "fit_tail", lambda few, draws: nodes.FittedValue(0.0, 0.0, 0.0))
-    monkeypatch.setattr(fitting, "least_node_severity", lambda name, figures, tail, few: severity)
+    monkeypatch.setattr(comparisons, "PARAMETER_STEPS", 3)
+    monkeypatch.setattr(comparisons, "usual", lambda name: tables)
+    monkeypatch.setattr(comparisons, "fit_tail", lambda few, draws: nodes.FittedValue(0.0, 0.0, 0.0))
+    monkeypatch.setattr(comparisons, "least_node_severity", lambda name, figures, tail, few: severity)
     model = NoiseModel(tails=(1.0,), fews=(0.0,), responses=(0.3, 3.0), roundings=(0.01,), scatters=(0.2,), runs=2)
     expected = [[0.5 * math.log10(response * rate * 4 / 3 * severity**2 + 0.01**2)] * 2 for response in (0.3, 3.0)]
     np.testing.assert_allclose(model.simulate("node11")[0, 0, :, 0], expected, rtol=1e-4)
@@ -202,12 +203,12 @@ def test_a_prediction_does_not_know_its_node(name: str, monkeypatch: pytest.Monk
     assert before.published == published_noise(name)
     assert before.low < before.median < before.high
     for figure, inside in ((before.high * 1.01, False), (before.median, True), (before.low * 0.99, False)):
-        monkeypatch.setattr(fitting, "published_noise", lambda n, f=figure: f if n == name else published_noise(n))
+        monkeypatch.setattr(comparisons, "published_noise", lambda n, f=figure: f if n == name else published_noise(n))
         after = MODEL.predict(name, simulated())
         assert (after.low, after.median, after.high) == (before.low, before.median, before.high)
         assert (after.published, after.inside) == (figure, inside)
     # The others' it does know.
-    monkeypatch.setattr(fitting, "published_noise", lambda n: published_noise(n) * (1 if n == name else 30))
+    monkeypatch.setattr(comparisons, "published_noise", lambda n: published_noise(n) * (1 if n == name else 30))
     assert MODEL.predict(name, simulated()).median > before.median
 
 
@@ -218,7 +219,7 @@ def test_predictions_hold_what_they_promise(monkeypatch: pytest.MonkeyPatch) -> 
     taking the 300 predictions as independent.
     """
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(fitting, "fit_tail", lambda few: nodes.FittedValue(1.17, 1.01, 1.34))
+    monkeypatch.setattr(comparisons, "fit_tail", lambda few: nodes.FittedValue(1.17, 1.01, 1.34))
     shape = (2, 2, 2, 2, 300)
     own = {name: rng.normal(rng.uniform(-4, -1), 0.05, shape) for name in NODES}
     for axis, effect in enumerate((0.1, 0.1, 0.25, 0.2)):  # what the parameters do to nodes, to each its own
@@ -232,7 +233,7 @@ def test_predictions_hold_what_they_promise(monkeypatch: pytest.MonkeyPatch) -> 
             name: 10 ** (rng.choice(found[tuple(point)]) + model.scatters[scatter] * rng.standard_normal())
             for name, found in own.items()
         }
-        monkeypatch.setattr(fitting, "published_noise", ratios.__getitem__)
+        monkeypatch.setattr(comparisons, "published_noise", ratios.__getitem__)
         inside += [model.predict(name, own, draws=1000).inside for name in NODES]
     low, high = proportion_interval(sum(inside), len(inside), confidence=0.999)
     assert low <= 0.95 <= high

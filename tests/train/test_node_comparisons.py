@@ -13,9 +13,11 @@ import pytest
 import sdc
 from sdc.faults.fault import Fault, When
 from sdc.faults.kinds import Relative, Tailed
-from sdc.nodes import comparing, simulated_nodes as nodes
-from sdc.nodes.comparing import Compared, compare_figure, compare_tables
+from sdc.nodes import simulated_nodes as nodes
 from sdc.nodes.published_tables import SUBMODULES, published, published_layers
+from sdc.train.studies import node_comparisons as comparisons
+from sdc.train.studies.measurements import Compared
+from sdc.train.studies.node_comparisons import compare_figure, compare_tables
 
 RUNS = 30
 DENSE, RARE, SILENT = "node11", "node4", "node12"
@@ -85,7 +87,7 @@ def test_wrong_rates_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(name: str, **settings: Any) -> list[Fault]:
         return nodes.node_faults(f"{name},times=2", **settings)
 
-    monkeypatch.setattr(comparing, "node_faults", twice)
+    monkeypatch.setattr(comparisons, "node_faults", twice)
     found = [row for row in compare_tables(DENSE, runs=10) if row.quantity.startswith("frequency")]
     assert len(found) == 4 * 17
     assert not any(row.agrees for row in found)
@@ -101,7 +103,7 @@ def test_wrong_severities_do_not_agree(factor: float, monkeypatch: pytest.Monkey
             if isinstance(fault.what, Relative)
         ]
 
-    monkeypatch.setattr(comparing, "node_faults", other)
+    monkeypatch.setattr(comparisons, "node_faults", other)
     found = compare_tables(DENSE, runs=10)
     assert all(row.agrees for row in found if row.quantity == "frequency")
     assert np.mean([row.agrees for row in found if row.quantity == "severity by layer"]) < 0.5
@@ -162,10 +164,10 @@ def test_numbers_are_those_of_a_simulation_of_elements(fault: Fault, monkeypatch
     frequency, severity = np.asarray(counts).mean(1) / (CELLS * SIZE), np.asarray(severities).max(1)
 
     for name, value in (("ELEMENTS", SIZE * CELLS), ("MICROSTEPS", 1), ("CELLS", CELLS)):
-        monkeypatch.setattr(comparing, name, value)
+        monkeypatch.setattr(comparisons, name, value)
     rng, runs = np.random.default_rng(0), 2000
     spikes = rng.random((runs, STEPS)) < fault.when.spike
-    shares, largest = comparing._layer(fault, 0, spikes, rng)
+    shares, largest = comparisons._layer(fault, 0, spikes, rng)
 
     assert abs(frequency.mean() - shares.mean()) < 5 * math.hypot(
         frequency.std() / math.sqrt(BATCH), shares.std() / math.sqrt(runs)
@@ -183,7 +185,7 @@ def test_numbers_are_those_of_a_simulation_of_elements(fault: Fault, monkeypatch
 
 @pytest.mark.parametrize(("name", "figures"), [("node7", 1), ("node10", 1), ("node11", 1), ("node14", 2), ("node4", 0)])
 def test_the_course_in_time_agrees(name: str, figures: int) -> None:
-    assert [row.agrees for row in comparing.compare_time(name, runs=40)] == [True] * figures
+    assert [row.agrees for row in comparisons.compare_time(name, runs=40)] == [True] * figures
 
 
 @pytest.mark.parametrize("name", ["node7", "node11", "node14"])
@@ -191,18 +193,18 @@ def test_another_course_in_time_is_found(name: str, monkeypatch: pytest.MonkeyPa
     def steady(*args: Any, **kwargs: Any) -> list[Fault]:
         return [dataclasses.replace(fault, when=When()) for fault in nodes.node_faults(*args, **kwargs)]
 
-    monkeypatch.setattr(comparing, "node_faults", steady)
-    assert not comparing.compare_time(name, runs=40)[0].agrees
+    monkeypatch.setattr(comparisons, "node_faults", steady)
+    assert not comparisons.compare_time(name, runs=40)[0].agrees
 
 
 def test_what_was_put_in_is_not_judged() -> None:
-    [row] = comparing.compare_time("node13", runs=20)
+    [row] = comparisons.compare_time("node13", runs=20)
     assert (row.simulated, row.agrees) == (450, None)
     assert "tests nothing" in row.note
 
 
 def test_submodules_go_together_in_spikes_only() -> None:
-    together = {name: comparing.correlation(name) for name in ("node1", "node2", "node7", "node13")}
+    together = {name: comparisons.correlation(name) for name in ("node1", "node2", "node7", "node13")}
     assert together["node7"] is not None
     assert together["node7"] > 0.9
     assert together["node1"] is not None
