@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sdc.records import RunSummary, ShadowTotals, StepRow
+from sdc.schema import RunSummary, ShadowTotals, StepRow
 from sdc.train.studies import pair_drift
 
 from .report import NOT_MEASURED, Chart, Figure, LeftOut, Line, Table, line_figure, show

@@ -4,7 +4,7 @@ import numpy as np
 
 from sdc.campaigns import OUTCOMES
 from sdc.faults import field_bits
-from sdc.records import CampaignSummary
+from sdc.schema import CampaignSummary
 
 from .report import (
     COLOURS,

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdc.campaigns import LEAST_FACTOR, LEAST_RISE, OUTCOMES
-from sdc.records import CampaignManifest, CampaignSummary, Contents, GroupTotals, Number, Share
+from sdc.records import Contents
+from sdc.schema import CampaignManifest, CampaignSummary, GroupTotals, Number, Share
 
 from . import campaign_figures as figures
 from .campaigns import GROUPS

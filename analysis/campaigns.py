@@ -11,17 +11,8 @@ from typing import Any
 
 from sdc.campaigns import DETECTORS, OUTCOMES
 from sdc.faults import field_bits
-from sdc.records import (
-    INJECTIONS,
-    CampaignManifest,
-    CampaignSummary,
-    Contents,
-    DetectorTotals,
-    GroupTotals,
-    InjectionRow,
-    RecordError,
-    Share,
-)
+from sdc.records import INJECTIONS, Contents, RecordError
+from sdc.schema import CampaignManifest, CampaignSummary, DetectorTotals, GroupTotals, InjectionRow, Share
 
 from .series import whole
 from .statistics import proportion_interval
@@ -56,7 +47,7 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
         are of all that were not masked).
 
     Example:
-        >>> from sdc.records import CampaignManifest, InjectionRow
+        >>> from sdc.schema import CampaignManifest, InjectionRow
         >>> row = InjectionRow(injection=0, outcome="spike", operation="exp", detected={"loss_spike": 1})
         >>> summary = summarize_campaign(CampaignManifest(kind="campaign", injections=1), [row])
         >>> summary.outcomes["spike"].count, summary.groups["operation"]["exp"].harm.share

@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from sdc.records import Contents, Device, FlagRow, MismatchRow, Number, RankRow, RunManifest, StepRow
+from sdc.records import Contents
+from sdc.schema import Device, FlagRow, MismatchRow, Number, RankRow, RunManifest, StepRow
 
 from .run_verdict import differs
 from .series import whole

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdc.records import MismatchRow, ProductRow, RunSummary, StepRow
+from sdc.schema import MismatchRow, ProductRow, RunSummary, StepRow
 
 from .report import (
     COLOURS,

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from sdc.records import Contents, RunManifest, RunSummary, StepRow, Suspect
+from sdc.records import Contents
+from sdc.schema import RunManifest, RunSummary, StepRow, Suspect
 
 from . import outlooks, recoveries
 from .evidence import AXES, Evidence, Rank, hardware, listed, of_products, of_twins, where

@@ -9,20 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sdc.burnin import FOLDERS, OperationRow, Pair, PairDifference, RankDifference, Stage, StageRow, TwinRow
-from sdc.records import (
-    MANIFEST,
-    Contents,
-    Counts,
-    Environment,
-    MismatchRow,
-    Number,
-    OperationCounts,
-    RankRow,
-    RecordError,
-    RunSummary,
-    TwinCounts,
-    read_record,
-)
+from sdc.records import MANIFEST, Contents, RecordError, read_record
+from sdc.schema import Counts, Environment, MismatchRow, Number, OperationCounts, RankRow, RunSummary, TwinCounts
 from sdc.verdict import Verdict
 
 from .evidence import Course, Evidence, hardware, listed, of_twins

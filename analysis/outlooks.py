@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sdc.checkpoints import Advice, Outlook, advise, daly_interval
-from sdc.records import Number, OutlookRow, RunManifest, RunSummary, StepRow
+from sdc.schema import Number, OutlookRow, RunManifest, RunSummary, StepRow
 
 from .report import NOT_MEASURED, Chart, Figure, LeftOut, Line, Table, line_figure, show
 from .series import real, step_numbers, whole

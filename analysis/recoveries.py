@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from sdc.records import RecoveryRow, StepRow
+from sdc.schema import RecoveryRow, StepRow
 
 from .report import NOT_MEASURED, LeftOut, Table, show
 from .series import per_twin, whole

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from sdc.records import Contents, Number, RunManifest, RunSummary, Suspect
+from sdc.records import Contents
+from sdc.schema import Number, RunManifest, RunSummary, Suspect
 from sdc.verdict import Verdict
 
 from . import aggregates, figures, outlooks, recoveries, tables

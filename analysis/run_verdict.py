@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from sdc.records import (
+from sdc.schema import (
     MismatchRow,
     OperationCounts,
     ProductTotals,

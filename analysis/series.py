@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from sdc.records import Number, StepRow
+from sdc.schema import Number, StepRow
 
 LARGEST = 10**30
 """No run counts further; what does is damaged."""

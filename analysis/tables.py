@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sdc.records import (
+from sdc.schema import (
     Counts,
     MismatchRow,
     Number,

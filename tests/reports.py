@@ -10,8 +10,7 @@ import msgspec
 from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.results import RESULT, BurninResult, BurninSettings, CheckedDevice, Ended, Evidence, Finding, Tally
 from sdc.burnin.sensors.base import Course, Sensors
-from sdc.records.header import Host
-from sdc.records.manifests import Environment
+from sdc.schema import Environment, Host
 
 MARK = "made for tests: no device was tested"
 WORKLOADS = ("matrix/float32/64x64x64/normal", "ordering/float32/4096/normal", "memory/float32/4096/walking")

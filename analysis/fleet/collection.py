@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding
-from sdc.records import AnyPath, Environment, RecordError, reason
+from sdc.records import AnyPath, RecordError, reason
+from sdc.schema import Environment
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
 

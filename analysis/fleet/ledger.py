@@ -12,7 +12,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from sdc.records import AnyPath, Fields, Format, Header, Lock, RecordBusy, RecordError, about, identify, package_version
+from sdc.records import AnyPath, Format, Lock, RecordBusy, RecordError, identify, package_version
+from sdc.schema import Fields, Header, about
 
 from ..statistics import excluded_interval, frequency_interval, frequency_upper_bound, mean_interval_limits
 from .collection import HostResult

@@ -11,7 +11,7 @@ import msgspec
 
 from sdc.settings import SettingError
 
-from ..records import Fields
+from ..schema import Fields
 from ..verdict import Verdict
 from .golden_register import Register
 from .pair import Pair

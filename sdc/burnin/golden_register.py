@@ -15,7 +15,8 @@ import msgspec
 
 from sdc.records import RecordError
 
-from ..records import Device, Fields, Format, Header, Host, about
+from ..records import Format, Host
+from ..schema import Device, Fields, Header, about
 from .results import BurninResult
 
 MARK = 12

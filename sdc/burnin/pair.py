@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from ..records import Device, Environment, Fields, Format, Header, Number, about
+from ..records import Format
+from ..schema import Device, Environment, Fields, Header, Number, about
 from ..verdict import Verdict
 
 PAIR, POOL = "pair.json", "pool.json"

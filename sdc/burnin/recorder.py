@@ -11,7 +11,8 @@ import msgspec
 
 from sdc.records import describe_devices
 
-from ..records import Device, identify, package_version
+from ..records import identify, package_version
+from ..schema import Device
 from ..verdict import Verdict
 from .golden_register import Agreed, GoldenEntry, Recording, Register, Seen, foreign, lookup, mark_of, parse_key
 from .host import surroundings

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from ..records import Device, Environment, Fields, Header, about
+from ..schema import Device, Environment, Fields, Header, about
 from ..verdict import Verdict
 from .sensors import Course
 

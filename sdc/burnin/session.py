@@ -18,7 +18,8 @@ from sdc.faults import Fault
 from sdc.records import RecordError, describe_devices
 from sdc.settings import SettingError
 
-from ..records import Environment, Lock, environment, reason, to_json
+from ..records import Lock, environment, reason, to_json
+from ..schema import Environment
 from .bundle import write_bundle
 from .golden_register import GOLDEN, Register, itself_alone, lookup, shortfall
 from .host import claim_names, claimed, surroundings

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from sdc.records import RecordError
 
-from ..records import Fields, about, read_json
+from ..records import read_json
+from ..schema import Fields, about
 from ..verdict import Verdict
 from .judgement import BURN_IN
 from .pair import PAIR, PAIR_FORMAT, POOL

@@ -19,7 +19,8 @@ import numpy as np
 from etils import epath
 
 from ..multihost import everyone
-from ..records import Format, Header, RecordError, read_bytes
+from ..records import Format, RecordError, read_bytes
+from ..schema import Header
 from ..twins import ALGORITHM
 from .blocks import Apart, Cut, Shares, box_text, cut_of, parse_box, take, whole
 

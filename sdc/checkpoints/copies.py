@@ -28,7 +28,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ..multihost import everyone
-from ..records import Format, Header, RecordError, reason, to_json
+from ..records import Format, RecordError, reason, to_json
+from ..schema import Header
 from ..text import NOTHING
 from ..twins import ALGORITHM
 from .blocks import Box, bits_of, box_of

@@ -13,7 +13,8 @@ import jax
 import msgspec
 from etils import epath
 
-from ..records import Format, Header, Lock, RecordError, reason
+from ..records import Format, Lock, RecordError, reason
+from ..schema import Header
 from .certificate import FOLDER, CertificateError, step_folder
 
 STATUS = "status.json"

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorstore as ts
 from etils import epath
 
-from ..records import Format, Header, RecordError, reason, to_json
+from ..records import Format, RecordError, reason, to_json
+from ..schema import Header
 from ..text import NOTHING
 from ..twins import ALGORITHM
 from .certificate import StoreError

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from ..program import compiled_for
-from ..records import Format, Header
+from ..records import Format
+from ..schema import Header
 from .roundoff import PLATFORMS, Rounding, Settings
 
 

@@ -1,11 +1,10 @@
 """The record of a run on disk, what makes a run repeat itself, and whether two may be compared.
 
-- `header`: how every file begins, and who wrote it
 - `format`: files of JSON with checksums, one `Format` for each kind of file
 - `lines`: files of lines that grow while a run goes on
 - `storage`: local disks, NFS and object stores
 - `lock`: one writer at a time
-- `rows`, `manifests`, `layout`: the types of a record, and which kind has which files
+- `layout`: which kind of record has which files, of the types of `sdc.schema`
 - `lifecycle`, `contents`: a record as it is written, and as it is read
 - `determinism`, `devices`: what decides bits, and the hardware that computes them
 """
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .layout import KINDS as KINDS, Kind as Kind, json_schema as json_schema
 
     # Who wrote them.
-    from .header import Host as Host, identify as identify, stamp as stamp
+    from ..schema import Host as Host, identify as identify, stamp as stamp
 
     # What they computed on.
     from .devices import describe_devices as describe_devices, on_mesh as on_mesh
@@ -59,13 +58,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         write_sealed as write_sealed,
         write_text as write_text,
     )
-    from .header import (
-        Fields as Fields,
-        Header as Header,
-        Number as Number,
-        about as about,
-        package_version as package_version,
-    )
+    from ..schema import package_version as package_version
     from .layout import (
         INJECTIONS as INJECTIONS,
         MANIFEST as MANIFEST,
@@ -75,44 +68,6 @@ if TYPE_CHECKING:  # for the other packages of this project
     )
     from .lifecycle import check_free as check_free, write_summary as write_summary
     from .lock import Lock as Lock
-    from .manifests import (
-        CampaignManifest as CampaignManifest,
-        CampaignSummary as CampaignSummary,
-        DetectorTotals as DetectorTotals,
-        Device as Device,
-        Environment as Environment,
-        FlaggedPlace as FlaggedPlace,
-        GroupTotals as GroupTotals,
-        LayerTotals as LayerTotals,
-        ProductTotals as ProductTotals,
-        PublishedSite as PublishedSite,
-        RunManifest as RunManifest,
-        RunSummary as RunSummary,
-        ShadowTotals as ShadowTotals,
-        Share as Share,
-        SiteTotals as SiteTotals,
-        StudyManifest as StudyManifest,
-        Suspect as Suspect,
-        TraceManifest as TraceManifest,
-    )
-    from .rows import (
-        Counts as Counts,
-        DiscardedRow as DiscardedRow,
-        FlagRow as FlagRow,
-        InjectionRow as InjectionRow,
-        LossCost as LossCost,
-        MismatchRow as MismatchRow,
-        OperationCounts as OperationCounts,
-        OutlookRow as OutlookRow,
-        PartRow as PartRow,
-        ProductCounts as ProductCounts,
-        ProductRow as ProductRow,
-        RankRow as RankRow,
-        RecoveryRow as RecoveryRow,
-        SiteCounts as SiteCounts,
-        StepRow as StepRow,
-        TwinCounts as TwinCounts,
-    )
     from .storage import (
         AnyPath as AnyPath,
         endless as endless,

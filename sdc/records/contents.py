@@ -11,20 +11,24 @@ from typing import Any
 import msgspec
 from etils import epath
 
-from .format import Format
-from .header import Header
-from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
-from .lines import Rows, read_rows, start
-from .manifests import (
+from ..schema import (
     CampaignManifest,
     CampaignSummary,
+    DiscardedRow,
+    Header,
+    InjectionRow,
     Manifest,
+    MismatchRow,
+    PartRow,
     RunManifest,
     RunSummary,
+    StepRow,
     StudyManifest,
     TraceManifest,
 )
-from .rows import DiscardedRow, InjectionRow, MismatchRow, PartRow, StepRow
+from .format import Format
+from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
+from .lines import Rows, read_rows, start
 from .storage import AnyPath, RecordError, names, reason
 
 OTHERS = {

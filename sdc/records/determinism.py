@@ -11,7 +11,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from .header import package_version
+from ..schema import package_version
 
 if TYPE_CHECKING:
     import jax  # what only reads and writes records does without, and starts at once

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .header import identify
+from ..schema import identify
 
 if TYPE_CHECKING:
     import jax
@@ -70,7 +70,7 @@ def describe_devices(
         sources: where the host is asked; by default its files, libraries and commands.
 
     Returns:
-        One object for each device of this process, as `sdc.records.manifests.Device` describes it. A field that the
+        One object for each device of this process, as `sdc.schema.Device` describes it. A field that the
         platform does not tell is absent.
     """
     import jax

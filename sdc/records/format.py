@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from .header import Header, package_version
+from ..schema import Header, package_version
 from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
 FIELD = "checksum"

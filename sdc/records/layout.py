@@ -7,35 +7,35 @@ from typing import Any
 
 import msgspec
 
-from .format import NON_FINITE
-from .header import Fields, Header, Host
-from .lock import LOCK, Holder
-from .manifests import (
+from ..schema import (
     CampaignManifest,
     CampaignSummary,
     Data,
     Device,
+    DiscardedRow,
     Ending,
     Environment,
+    Fields,
+    Header,
+    Host,
+    InjectionRow,
     Manifest,
+    MismatchRow,
+    PartRow,
+    RankRow,
     RunManifest,
     RunSummary,
+    SiteCounts,
+    StepRow,
     StudyManifest,
     StudySummary,
     Suspect,
     TraceManifest,
-)
-from .rows import (
-    DiscardedRow,
-    InjectionRow,
-    MismatchRow,
-    PartRow,
-    RankRow,
-    SiteCounts,
-    StepRow,
     TraceRow,
     TwinCounts,
 )
+from .format import NON_FINITE
+from .lock import LOCK, Holder
 from .storage import RecordError
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"

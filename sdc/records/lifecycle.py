@@ -13,14 +13,12 @@ from typing import Any
 
 from etils import epath
 
+from ..schema import Ending, Manifest, MismatchRow, stamp
 from .contents import Contents, read_manifest, read_record
 from .format import FIELD, encode, write_json, write_sealed
-from .header import stamp
 from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .lines import Lines, Pace, end_of, open_lines, read_content, read_rows, start
 from .lock import LOCK, Lock
-from .manifests import Ending, Manifest
-from .rows import MismatchRow
 from .storage import AnyPath, RecordError, appends, names, reason, remove
 
 _RECORD = str(Manifest.__struct_config__.tag)

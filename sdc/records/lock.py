@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from .header import Header, about, identify
+from ..schema import Header, about, identify
 from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK = "lock.json"

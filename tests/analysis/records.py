@@ -9,8 +9,8 @@ import msgspec
 
 from sdc import analysis
 from sdc.analysis.summary import SUBMODULES, contents_of
-from sdc.records import MismatchRow, RunManifest, RunSummary, StepRow
 from sdc.records.lifecycle import Record
+from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 
 ELEMENTS = 262_144  # per microstep, layer and site
 PUBLISHED = {

@@ -13,7 +13,7 @@ from sdc.analysis import conclude
 from sdc.analysis.outlooks import advised, figure, latest, sentence, table
 from sdc.analysis.report import Figure, LeftOut, Table, svg
 from sdc.checkpoints import Outlook, advise, daly_interval
-from sdc.records import OutlookRow, RunSummary
+from sdc.schema import OutlookRow, RunSummary
 
 from .records import about_of, lines_of, manifest, write_run
 

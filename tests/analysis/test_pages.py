@@ -9,9 +9,9 @@ import pytest
 from sdc.analysis import describe_difference, write_beside, write_difference, write_overview
 from sdc.analysis.compare_runs import differing
 from sdc.analysis.summary import summary_of
-from sdc.records import RunSummary
 from sdc.records.contents import Contents, read_manifest
 from sdc.records.format import RecordError
+from sdc.schema import RunSummary
 from sdc.tools import cli
 from sdc.twins.traces import diff, read_trace
 from sdc.verdict import Exit

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sdc.records.manifests import Environment
+from sdc.schema import Environment
 from sdc.train.doctor.diagnosis import examine
 from sdc.train.doctor.host_comparison import compare_hosts
 from sdc.train.doctor.laboratory import Laboratory, Request, ask

@@ -1,7 +1,7 @@
 """What is told of an environment without running anything, for platforms that are not here."""
 
 from sdc.records.determinism import GPU_FLAGS
-from sdc.records.manifests import Environment
+from sdc.schema import Environment
 from sdc.train.doctor.results import Check, HostPart
 from sdc.train.doctor.surroundings import Scene, candidates, describe_host, look
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from sdc.burnin import BURN_IN, RESULT, BurninResult, BurninSettings, CheckedDevice, Tally, judge
 from sdc.burnin.sensors import Course, Sensors
-from sdc.records import Environment, Host, seal
+from sdc.records import Host, seal
+from sdc.schema import Environment
 
 REPORTS, WORKLOADS, DEVICES = 1000, 58, 8
 BARS = {"seconds": 10.0}

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from sdc.analysis import final_states
-from sdc.records import Record, RunManifest, encode
+from sdc.records import Record, encode
+from sdc.schema import RunManifest
 from sdc.train import Twins, Workload, run
 from sdc.train.programs import place
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from sdc.burnin import FOLDERS, PAIR, PAIR_FORMAT, POOL, Pair, Stage, TwinRow
-from sdc.records import Device, to_json
+from sdc.records import to_json
+from sdc.schema import Device
 from sdc.settings import SettingError
 from sdc.train import FullLoad
 from sdc.verdict import Exit

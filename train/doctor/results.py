@@ -6,7 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from sdc.records import AnyPath, Environment, Fields, Format, Header, RecordError, about
+from sdc.records import AnyPath, Format, RecordError
+from sdc.schema import Environment, Fields, Header, about
 from sdc.verdict import Verdict
 
 TRAINING = "training step"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from sdc.records import GPU_FLAGS, THREADS, Environment
+from sdc.records import GPU_FLAGS, THREADS
+from sdc.schema import Environment
 
 from .results import Check, HostPart, Outcome
 

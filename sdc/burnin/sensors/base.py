@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from sdc.records import Fields, about
+from sdc.schema import Fields, about
 
 XID = MappingProxyType(
     {

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from sdc.burnin.golden_register import GoldenEntry, GoldenSubject, Recording, Register, Seen, mark_of
-from sdc.records.header import Host
-from sdc.records.manifests import Device
+from sdc.schema import Device, Host
 
 ENVIRONMENT = {"platform": "gpu", "driver": "550.1", "jax": "0.10.2", "jaxlib": "0.10.2", "xla_flags": "--a=1"}
 GOOD, BAD = "0123456789abcdef", "fedcba9876543210"

@@ -11,7 +11,7 @@ from sdc.burnin.judgement import judge
 from sdc.burnin.results import ON_REQUEST, BurninResult, BurninSettings, Element, Elements, Ended, Finding, Tally
 from sdc.burnin.rounds import median_of, planned_result, step_of
 from sdc.burnin.workloads.workload import Workload
-from sdc.records.header import Host
+from sdc.schema import Host
 
 
 def tally(*, seconds: Sequence[float] = (1.0,) * 10, voted: int = 10, golden: int = 0, flagged: int = 0) -> Tally:

@@ -23,7 +23,7 @@ from sdc.records.devices import (
     serials_of_nvidia,
 )
 from sdc.records.format import misfit
-from sdc.records.manifests import Device, RunManifest
+from sdc.schema import Device, RunManifest
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
 IRQ:   \t\t 185

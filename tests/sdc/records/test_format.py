@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sdc.records import Format, Header, RecordError
+from sdc.records import Format, RecordError
 from sdc.records.format import read_json, seal
+from sdc.schema import Header
 
 
 class Sample(Header, kw_only=True, tag="jax-sdc sample"):

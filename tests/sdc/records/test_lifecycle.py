@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sdc.records import KINDS, FolderTaken, Record, RecordError, json_schema, read_manifest, read_record
-from sdc.records.header import package_version
 from sdc.records.lines import Pace, unlink
+from sdc.schema import package_version
 
 OLD = Path(__file__).parent / "records_1"
 NEEDED: dict[str, dict[str, Any]] = {

@@ -117,7 +117,7 @@ def test_without_the_kernel_rules_tell_who_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str | None, host: Any, changes: Any, free: bool
 ) -> None:
     without_kernel(monkeypatch)
-    monkeypatch.setattr("sdc.records.header._machine", lambda: machine)
+    monkeypatch.setattr("sdc.schema._machine", lambda: machine)
     path = left(tmp_path, host=host, **changes)
     if free:
         Lock(tmp_path).release()

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from sdc.records import KINDS, Header, json_schema
+from sdc.records import KINDS, json_schema
 from sdc.records.format import misfit
 from sdc.records.layout import TABLES, render_tables
-from sdc.records.rows import InjectionRow, StepRow
+from sdc.schema import Header, InjectionRow, StepRow
 
 ROOT = Path(__file__).resolve().parents[3]
 OLD = Path(__file__).parent / "records_1"
