@@ -155,3 +155,18 @@ def test_a_pipe_gets_a_plain_line_now_and_then(
     assert any(line.startswith("step 5 of 20  loss 2.5000  3 mismatches  ") for line in lines)
     assert lines[-1].startswith("step 7 of 20  loss 2.5000  half lost: 6.25 steps  ")
     assert len(lines) < 15
+
+
+@pytest.mark.parametrize(
+    ("minutes", "rounds", "shown"), [(None, 7, "burn-in 3 of 7  round 4  "), (2.0, None, "burn-in 0 of 120  round 4  ")]
+)
+def test_a_burn_in_counts_rounds_or_seconds(
+    minutes: float | None, rounds: int | None, shown: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    with progress.BurninProgress(minutes, rounds) as bar:
+        bar.update({"event": "round", "round": 3})
+        bar.update({"event": "run", "workload": "memory/random/64"})
+        time.sleep(0.2)
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"{shown}memory/random/64  no difference  ")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sdc.burnin.programs import Programs
-from sdc.burnin.rehearsal import SITES, chance_of_round, chance_of_run, matching, rehearsed, rounds_for
+from sdc.burnin.rehearsal import SITES, chance_of_round, chance_of_run, faults_of, matching, rehearsed, rounds_for
 from sdc.burnin.rounds import burn_in
 from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault, Tailed, When
@@ -39,6 +39,20 @@ def test_rounds_until_a_fault_is_seen(programs: Programs, few: list[Workload]) -
         for seed in range(60)
     )
     assert abs(found - 60 * chance) < 4 * math.sqrt(60 * chance * (1 - chance))
+
+
+def test_a_fault_hits_the_workloads_of_its_name_on_its_device(few: list[Workload]) -> None:
+    (work,) = (workload for workload in few if workload.family == "memory")
+    there, elsewhere, everywhere = (
+        Fault(BitFlip(), rate=rate, site=site, at=at)
+        for rate, site, at in (
+            (0.1, "memory/*", {"device": 2}), (0.2, "ordering/*", {"device": 2}), (0.3, "memory/*", {})
+        )
+    )  # fmt: skip
+    for device, rates in ((2, [0.1, 0.3]), (1, [0.3])):
+        hits = faults_of([there, elsewhere, everywhere], work, device)
+        assert [fault.rate for fault in hits] == rates
+        assert all((fault.at, fault.site) == ({}, "*") for fault in hits)
 
 
 def test_every_node_strikes_workloads() -> None:
