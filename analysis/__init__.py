@@ -3,10 +3,9 @@
 conclusion      verdict, tables and report of a record; the index of a folder of records
 run_verdict     the one place where a run's verdict follows from its lines
 summary         totals of a run: the contents of `summary.json`
-evidence        steps, places and hardware that were hit
-headline        what happened in a sentence, and what to do
-run_page        the page of a run, of its tables (tables, recoveries, outlooks, aggregates) and figures
-campaigns       the summary of a campaign; campaign_page and campaign_figures show it
+headline        what happened in a sentence, which steps, places and hardware were hit, and what to do
+run_page        the page of a run, of its tables and figures (tables, figures, state_losses)
+campaigns       the summary of a campaign; campaign_page shows it
 trace_page      a comparison of two traces
 compare_runs    several runs on one page
 host_diff       which hosts differ, of a pair or pool, and of several pairs

@@ -1,44 +1,62 @@
-"""The page of a campaign."""
+"""The page of a campaign, with its tables and figures, all made of its summary."""
 
+import contextlib
 from collections.abc import Mapping
-from typing import Any
+
+import numpy as np
 
 from sdc.campaigns import LEAST_FACTOR, LEAST_RISE, OUTCOMES
+from sdc.faults import field_bits
 from sdc.records import Contents
-from sdc.schema import CampaignManifest, CampaignSummary, GroupTotals, Number, Share
+from sdc.schema import CampaignSummary, Number, Share
 
-from . import campaign_figures as figures
+from . import report
 from .campaigns import GROUPS
-from .report import NOT_MEASURED, Action, Definition, Headline, LeftOut, Report, Table, marked, record_page, show
+from .report import NOT_MEASURED, Action, Definition, Drawing, Figure, Headline, LeftOut, Report, Table, marked, show
 
 SIMULATED = "simulated faults"
 LONGEST = 25
 """Rows of a table; what is left out is in `summary.json`."""
 
+REACHED = OUTCOMES[1:]
+FILL = dict(zip(REACHED, (report.ZERO, *(report.COLOURS[place] for place in (4, 5, 1)), report.FULL), strict=True))
+HATCH = dict(zip(REACHED, ("", "..", "//", "\\\\", "xx"), strict=True))
 SOURCE = "L and state: of the clean run at the same step; primes: of the struck run."
 
 
 def build(campaign: Contents, summary: CampaignSummary) -> Report:
     """Collects the text, tables and figures of a campaign's report."""
-    manifest = campaign.campaign
+    manifest, visible = campaign.campaign, "none was visible"
+    if (hits := summary.visible) is not None and summary.steps_to_visible is not None:
+        visible = f"{show(summary.steps_to_visible)} ({hits.count:,} of the {hits.of:,} not masked had one)"
     outcomes, detectors = _outcomes(summary), _detectors(summary)
-    groups = [_group(summary, name) for name in GROUPS if name != "site"] + [_sites(summary)]
-    return record_page(
+    names = [name for name in GROUPS if name != "site"]
+    return report.record_page(
         campaign.manifest,
         mark=SIMULATED,
         kind="campaign",
         title=campaign.path.resolve().name,
         verdict=None,
         label="CAMPAIGN" + ("" if summary.complete else ", NOT ENDED"),
-        headline=_headline(summary),
+        headline=_headline(summary, visible),
         simulated="every injection is a fault that was made on purpose, on sound hardware",
         faults=manifest.faults,
-        notes=_notes(summary),
-        facts=_facts(manifest, summary),
-        measured=[outcomes, detectors, *groups],
+        notes=[f"This campaign has not ended: {summary.done:,} of {summary.planned:,} injections are on record."]
+        * (not summary.complete),
+        facts=[
+            ("injections", f"{summary.done:,} of {summary.planned:,}"),
+            ("sites", manifest.sites),
+            ("selector", manifest.where),
+            ("faults", ", ".join(manifest.faults)),
+            ("clean run", f"{show(manifest.steps)} steps"),
+            ("followed", f"{show(manifest.follow)} steps"),
+            ("started", manifest.created),
+            ("median steps to a visible loss change", visible),
+        ],
+        measured=[outcomes, detectors, *(_group(summary, name) for name in (*names, "site"))],
         drawn=[
-            figures.bits(summary), figures.by_group(summary, "layer"), figures.operations(summary),
-            figures.by_group(summary, "phase"), figures.latency(summary),
+            _bits(summary), _by_group(summary, "layer"), _operations(summary), _by_group(summary, "phase"),
+            _latency(summary),
         ],
         settings={
             "Data and thresholds": {key: campaign.manifest.get(key) for key in ("data", "seed", "thresholds")},
@@ -50,41 +68,30 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
     )  # fmt: skip
 
 
-def _headline(summary: CampaignSummary) -> Headline:
-    worst = max(
-        summary.groups["operation"].items(),
-        key=lambda item: (item[1].harm.share or 0, item[1].harm.count),
-        default=None,
-    )
-    harmful = worst and worst[1].harm.count
-    operation = "no operation was harmed"
-    if worst and harmful:
-        operation = f"most harmed: {worst[0]} ({show(harmful)} of its {show(worst[1].injections)} injections)"
-    best = max(
-        ((name, entry) for name, entry in summary.detectors.items() if name != "fingerprint"),
-        key=lambda item: item[1].of_harmful.count,
-        default=None,
-    )
-    actions = []
+def _headline(summary: CampaignSummary, visible: str) -> Headline:
+    operations = summary.groups["operation"].items()
+    worst = max(operations, key=lambda item: (item[1].harm.share or 0, item[1].harm.count), default=None)
+    operation, actions = "no operation was harmed", []
     if not summary.complete:
         actions.append(
             Action("Let it go on, or resume it", "Shares are of what is on record so far; --resume does the rest.")
         )
-    if harmful:
+    if worst and (harmful := worst[1].harm.count):
+        operation = f"most harmed: {worst[0]} ({show(harmful)} of its {show(worst[1].injections)} injections)"
         actions.append(Action("Protect what is harmed most", "By checked products (--abft), twins, or more precision."))
-    if best and best[1].of_harmful.count:
-        of = best[1].of_harmful
-        found = f"It found {show(of.count)} of the {show(of.of)} harmful injections without a recorded trace."
-        actions.append(Action(f"Watch the {best[0].replace('_', ' ')}", found))
-    if not actions:
-        actions.append(Action("Inject more, or elsewhere", "None of these injections harmed training."))
+    found = {name: entry.of_harmful for name, entry in summary.detectors.items() if name != "fingerprint"}
+    best = max(found, key=lambda name: found[name].count, default=None)
+    if best is not None and found[best].count:
+        times = f"{show(found[best].count)} of the {show(found[best].of)} harmful injections"
+        how = f"It found {times} without a recorded trace."
+        actions.append(Action(f"Watch the {best.replace('_', ' ')}", how))
     return Headline(
         str(summary.reason),
         "none: simulated on sound hardware, so this says nothing about a device",
         operation,
-        f"steps until the loss changed visibly, median: {_visible(summary)}",
+        f"steps until the loss changed visibly, median: {visible}",
         "simulated, all of it",
-        tuple(actions),
+        tuple(actions) or (Action("Inject more, or elsewhere", "None of these injections harmed training."),),
     )
 
 
@@ -153,32 +160,6 @@ def definitions(thresholds: Mapping[str, Number]) -> tuple[Definition, ...]:
     )
 
 
-def _notes(summary: CampaignSummary) -> list[str]:
-    if summary.complete:
-        return []
-    return [f"This campaign has not ended: {summary.done:,} of {summary.planned:,} injections are on record."]
-
-
-def _facts(manifest: CampaignManifest, summary: CampaignSummary) -> list[tuple[str, Any]]:
-    return [
-        ("injections", f"{summary.done:,} of {summary.planned:,}"),
-        ("sites", manifest.sites),
-        ("selector", manifest.where),
-        ("faults", ", ".join(manifest.faults)),
-        ("clean run", f"{show(manifest.steps)} steps"),
-        ("followed", f"{show(manifest.follow)} steps"),
-        ("started", manifest.created),
-        ("median steps to a visible loss change", _visible(summary)),
-    ]
-
-
-def _visible(summary: CampaignSummary) -> str:
-    hits = summary.visible
-    if hits is None or summary.steps_to_visible is None:
-        return "none was visible"
-    return f"{show(summary.steps_to_visible)} ({hits.count:,} of the {hits.of:,} not masked had one)"
-
-
 def _outcomes(summary: CampaignSummary) -> Table:
     rows = [(name.replace("_", " "), *_share(summary.outcomes[name])) for name in OUTCOMES]
     rows += [(name, *_share(getattr(summary, name))) for name in ("vulnerability", "harm")]
@@ -192,42 +173,27 @@ def _outcomes(summary: CampaignSummary) -> Table:
 def _detectors(summary: CampaignSummary) -> Table:
     rows = []
     for name, entry in summary.detectors.items():
-        rows.append(
-            (
-                name.replace("_", " "),
-                *_share(entry.of_unmasked)[:2],
-                *_share(entry.of_harmful)[:2],
-                show(entry.median_latency),
-                show(entry.largest_latency),
-            )
-        )
+        shares = *_share(entry.of_unmasked)[:2], *_share(entry.of_harmful)[:2]
+        rows.append((name.replace("_", " "), *shares, show(entry.median_latency), show(entry.largest_latency)))
     header = ("detector", "found", "share", "harmful found", "share of harmful", "median latency", "largest latency")
     note = "Of the injections that were not masked; latencies in steps since the struck one, while followed."
     return Table("Detectors", header, tuple(rows), note)
 
 
 def _group(summary: CampaignSummary, name: str) -> Table | LeftOut:
-    if not summary.groups[name]:
-        return LeftOut(f"By {name}", "no injection belongs to one")
-    rows = (_row(key, entry) for key, entry in summary.groups[name].items())
-    return Table(f"By {name}", (name, *COLUMNS), tuple(rows))
-
-
-COLUMNS = ("injections", "vulnerability", "95 % interval", "harm", "95 % interval")
-
-
-def _row(key: str, entry: GroupTotals) -> tuple[str, ...]:
-    return (key, show(entry.injections), *_share(entry.vulnerability)[1:], *_share(entry.harm)[1:])
-
-
-def _sites(summary: CampaignSummary) -> Table | LeftOut:
-    group = summary.groups["site"]
+    group, note = list(summary.groups[name].items()), ""
     if not group:
-        return LeftOut("By site", "no injection belongs to one")
-    worst = sorted(group.items(), key=lambda item: (-item[1].harm.count, -(item[1].harm.share or 0), item[0]))
-    rows = tuple(_row(key, entry) for key, entry in worst[:LONGEST])
-    note = f"{len(rows):,} of {len(group):,} sites, the most harmed first; all are in summary.json."
-    return Table("By site", ("site", *COLUMNS), rows, note)
+        return LeftOut(f"By {name}", "no injection belongs to one")
+    if name == "site":
+        group.sort(key=lambda item: (-item[1].harm.count, -(item[1].harm.share or 0), item[0]))
+        shown = min(len(group), LONGEST)
+        note = f"{shown:,} of {len(group):,} sites, the most harmed first; all are in summary.json."
+        group = group[:shown]
+    rows = (
+        (key, show(entry.injections), *_share(entry.vulnerability)[1:], *_share(entry.harm)[1:]) for key, entry in group
+    )
+    header = (name, "injections", "vulnerability", "95 % interval", "harm", "95 % interval")
+    return Table(f"By {name}", header, tuple(rows), note)
 
 
 def _share(entry: Share | None) -> tuple[str, str, str]:
@@ -237,3 +203,125 @@ def _share(entry: Share | None) -> tuple[str, str, str]:
     if entry.share is None:
         return show(entry.count), NOT_MEASURED, NOT_MEASURED
     return show(entry.count), show(entry.share), f"{show(entry.low)} to {show(entry.high)}"
+
+
+def _bits(summary: CampaignSummary) -> Figure | LeftOut:
+    """Bit position × outcome, one panel per dtype: the share of the injections into a bit that ended so."""
+    title = "Outcome by bit position"
+    table = summary.bits
+    if not table:
+        return LeftOut(title, "no injection changed one chosen bit")
+
+    def draw(drawing: Drawing) -> None:
+        from matplotlib.colors import ListedColormap
+
+        panels = np.atleast_1d(drawing.figure.subplots(len(table), 1))
+        for axes, (dtype, by_bit) in zip(panels, table.items(), strict=True):
+            width = len(field_bits(dtype))
+            share = np.full((len(REACHED), width), np.nan)
+            for bit, outcomes in by_bit.items():
+                for place, outcome in enumerate(REACHED):
+                    share[place, int(bit)] = outcomes.get(outcome, 0) / sum(outcomes.values())
+            axes.grid(visible=False)
+            style = {"edgecolors": report.PAPER, "linewidth": 0.6}
+            axes.pcolormesh(np.where(share == 0, 0.0, np.nan), cmap=ListedColormap([report.ZERO]), **style)
+            colours = ListedColormap(report.HEAT)
+            mesh = axes.pcolormesh(np.where(share > 0, share, np.nan), cmap=colours, vmin=0, vmax=1, **style)
+            drawing.figure.colorbar(mesh, ax=axes, pad=0.02, ticks=(0, 0.5, 1))
+            with contextlib.suppress(ValueError):  # a dtype without an exponent
+                exponent = field_bits(dtype, "exponent")
+                for edge in (exponent[0], exponent[-1] + 1):  # where the mantissa ends, and where the sign begins
+                    if edge < width:
+                        axes.axvline(edge, color=report.INK, linewidth=0.9)
+            axes.set_yticks(np.arange(len(REACHED)) + 0.5, REACHED)
+            axes.set_xticks(np.arange(0, width, 4 if width > 16 else 1) + 0.5, range(0, width, 4 if width > 16 else 1))
+            axes.set(xlabel="bit, 0 is the least significant", title=dtype)
+            axes.invert_xaxis()
+            axes.tick_params(length=0)
+
+    caption = (
+        "Share of the injections into each bit that had each outcome. Lines part sign, exponent and mantissa. Grey: "
+        "none; empty columns: no injection."
+    )
+    return Figure(title, caption, draw, height=1.0 + 1.7 * len(table))
+
+
+def _by_group(summary: CampaignSummary, name: str) -> Figure | LeftOut:
+    """Vulnerability and harm by layer, or any other group, with their intervals."""
+    title = f"Sensitivity by {name}"
+    group = summary.groups[name]
+    if not group:
+        return LeftOut(title, f"no injection belongs to a {name}")
+
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
+        for place, quantity in enumerate(("vulnerability", "harm")):
+            shares = [getattr(entry, quantity) for entry in group.values()]
+            middle = np.asarray([share.share for share in shares])
+            low, high = (np.asarray([getattr(share, end) for share in shares]) for end in ("low", "high"))
+            x = np.arange(len(group)) + 0.12 * (2 * place - 1)
+            axes.errorbar(
+                x, middle, yerr=np.clip([middle - low, high - middle], 0, None), label=quantity, capsize=2,
+                linestyle="", color=report.COLOURS[place], marker=report.MARKERS[place], markersize=4, linewidth=1,
+            )  # fmt: skip
+        every = 1 + len(group) // 40  # more names than these would cover each other
+        names = [report.short(str(key), 18) for key in group]
+        axes.set_xticks(range(0, len(group), every), names[::every])
+        if len(group) > 8:
+            axes.tick_params(axis="x", rotation=60)
+        axes.set(xlabel=name, ylabel="share of injections", ylim=(-0.02, 1.02))
+        drawing.legend()
+
+    caption = "Shares of the injections that reached their site, with exact 95 % intervals."
+    return Figure(title, caption, draw, height=2.9)
+
+
+def _operations(summary: CampaignSummary) -> Figure | LeftOut:
+    """Outcomes by operation, stacked, the most harmed first."""
+    title = "Outcomes by operation"
+    group = summary.groups["operation"]
+    if not group:
+        return LeftOut(title, "no injection names its operation")
+    ordered = sorted(group.items(), key=lambda item: (-(item[1].harm.share or 0), -(item[1].vulnerability.share or 0)))
+    ordered = ordered[:24]
+
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
+        left = np.zeros(len(ordered))
+        for outcome in reversed(REACHED):
+            shares = np.asarray([entry.outcomes.get(outcome, 0) / entry.injections for _, entry in ordered])
+            axes.barh(range(len(ordered)), shares, left=left, label=outcome, color=FILL[outcome], hatch=HATCH[outcome],
+                      edgecolor=report.PAPER, linewidth=0.4)  # fmt: skip
+            left += shares
+        axes.set_yticks(range(len(ordered)), [f"{name} ({show(entry.injections)})" for name, entry in ordered])
+        axes.set(xlabel="share of injections", xlim=(0, 1), ylim=(len(ordered) - 0.5, -0.5))
+        drawing.legend()
+
+    drawn = "" if len(ordered) == len(group) else f" {len(ordered)} of {len(group)} operations; the table has all."
+    caption = f"In brackets the number of injections. The most harmed first.{drawn}"
+    return Figure(title, caption, draw, height=1.0 + 0.22 * len(ordered))
+
+
+def _latency(summary: CampaignSummary) -> Figure | LeftOut:
+    """Share of the injections that changed training which each detector had found after so many steps."""
+    title = "Detection over time"
+    found = summary.detectors
+    if not any(entry.latencies for entry in found.values()):
+        return LeftOut(title, "no detector fired")
+    last = max(int(steps) for entry in found.values() for steps in entry.latencies)
+
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
+        for place, (name, entry) in enumerate(found.items()):
+            counts = {0: 0, last: 0} | {int(steps): hits for steps, hits in entry.latencies.items()}
+            steps = sorted(counts)
+            share = np.cumsum([counts[step] for step in steps]) / max(entry.of_unmasked.of, 1)
+            axes.plot(
+                steps, share, label=name.replace("_", " "), color=report.COLOURS[place],
+                linestyle=report.DASHES[place % 4], drawstyle="steps-post", marker=report.MARKERS[place], markersize=4,
+            )  # fmt: skip
+        axes.set(xlabel="steps since the fault", ylabel="share found", ylim=(-0.02, 1.02))
+        report.whole_numbers(axes.xaxis)
+        drawing.legend()
+
+    return Figure(title, "Of the injections that were not masked. The fingerprint needs a recorded trace.", draw)

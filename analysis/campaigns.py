@@ -4,15 +4,16 @@ All shares are of the injections that reached their site. *Vulnerability* is the
 clean run's after the struck step; *harm* the share that ended in a loss spike, divergence, NaN or infinity.
 """
 
+import contextlib
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from sdc import records, schema
 from sdc.campaigns import DETECTORS, OUTCOMES
 from sdc.faults import field_bits
-from sdc.records import INJECTIONS, Contents, RecordError
-from sdc.schema import CampaignManifest, CampaignSummary, DetectorTotals, GroupTotals, InjectionRow, Share
+from sdc.schema import CampaignManifest, CampaignSummary, InjectionRow, Share
 
 from .series import whole
 from .statistics import proportion_interval
@@ -23,7 +24,7 @@ GROUPS: dict[str, Callable[[InjectionRow], Any]] = {
     "layer": lambda row: whole(row.layer),
     "phase": lambda row: row.phase,
     "scope": lambda row: _scope(row.scope),
-    "bit": lambda row: _bit_name(row),
+    "bit": lambda row: "{} {:>2}".format(*place) if (place := _bit(row)) else None,
     "field": lambda row: row.field,
     "fault": lambda row: row.fault,
     "site": lambda row: row.site,
@@ -47,13 +48,14 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
         are of all that were not masked).
 
     Example:
-        >>> from sdc.schema import CampaignManifest, InjectionRow
+        >>> from sdc.records import CampaignManifest, InjectionRow
         >>> row = InjectionRow(injection=0, outcome="spike", operation="exp", detected={"loss_spike": 1})
         >>> summary = summarize_campaign(CampaignManifest(kind="campaign", injections=1), [row])
         >>> summary.outcomes["spike"].count, summary.groups["operation"]["exp"].harm.share
         (1, 1.0)
     """
-    known = _known(rows)
+    readable = {row.injection: row for row in reversed(rows) if row.outcome in OUTCOMES}  # each once, the first of it
+    known = [readable[place] for place in sorted(readable)]
     outcomes = Counter(row.outcome for row in known)
     reached = [row for row in known if row.outcome != "not_reached"]
     unmasked = [row for row in reached if row.outcome != "masked"]
@@ -62,7 +64,7 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
     visible = [found for row in unmasked if (found := whole(row.visible_after)) is not None]
     detectors = manifest.detectors or list(DETECTORS)
     alone = [name for name in detectors if name != "fingerprint"]
-    missed = sum(not any(_latency(row, name) is not None for name in alone) for row in harmful)
+    missed = sum(all(whole(row.detected.get(name)) is None for name in alone) for row in harmful)
     return CampaignSummary(
         reason=(
             f"{len(unmasked):,} of {len(reached):,} injections changed training; {len(harmful):,} harmed it, and "
@@ -87,23 +89,15 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
     )
 
 
-def summary_of(campaign: Contents) -> CampaignSummary:
+def summary_of(campaign: records.Contents) -> CampaignSummary:
     """The summary of a campaign as read from its folder, finished or not."""
     summary, stored = summarize_campaign(campaign.campaign, campaign.injections), campaign.campaign_summary
     if stored is not None and any(getattr(summary, name) != getattr(stored, name) for name in SEALED):
-        raise RecordError(
-            f"{campaign.path} is damaged: {INJECTIONS} is not what its summary was made of; restore it or run it anew"
+        raise records.RecordError(
+            f"{campaign.path} is damaged: {records.INJECTIONS} is not what its summary was made of; restore it or run "
+            "it anew"
         )
     return summary
-
-
-def _known(rows: Iterable[InjectionRow]) -> list[InjectionRow]:
-    """The rows that can be read, each injection once, by number."""
-    found: dict[int, InjectionRow] = {}
-    for row in rows:
-        if row.outcome in OUTCOMES:
-            found.setdefault(row.injection, row)
-    return [found[place] for place in sorted(found)]
 
 
 def _share(hits: int, of: int) -> Share:
@@ -111,14 +105,14 @@ def _share(hits: int, of: int) -> Share:
     return Share(count=hits, of=of, share=hits / of if of else None, low=low, high=high)
 
 
-def _group(rows: Sequence[InjectionRow], key: Callable[[InjectionRow], Any]) -> dict[str, GroupTotals]:
-    groups: dict[Any, list[str]] = {}
+def _group(rows: Sequence[InjectionRow], key: Callable[[InjectionRow], Any]) -> dict[str, schema.GroupTotals]:
+    groups: dict[Any, list[str]] = defaultdict(list)
     for row in rows:
         if (name := key(row)) not in (None, ""):
-            groups.setdefault(name, []).append(str(row.outcome))
+            groups[name].append(str(row.outcome))
     numbered = all(isinstance(name, int) for name in groups)
     return {
-        str(name): GroupTotals(
+        str(name): schema.GroupTotals(
             injections=len(outcomes),
             outcomes={outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes},
             vulnerability=_share(sum(outcome != "masked" for outcome in outcomes), len(outcomes)),
@@ -130,30 +124,22 @@ def _group(rows: Sequence[InjectionRow], key: Callable[[InjectionRow], Any]) -> 
 
 def _bits(rows: Sequence[InjectionRow]) -> dict[str, dict[str, dict[str, int]]]:
     """Outcomes by dtype and bit position, of the faults that changed one bit on purpose."""
-    table: dict[str, dict[int, Counter[str]]] = {}
-    for row in rows:
-        if (place := _bit(row)) is not None:
-            dtype, bit = place
-            table.setdefault(dtype, {}).setdefault(bit, Counter())[str(row.outcome)] += 1
-    return {
-        dtype: {str(bit): dict(sorted(outcomes.items())) for bit, outcomes in sorted(by_bit.items())}
-        for dtype, by_bit in sorted(table.items())
-    }
+    places = Counter((place, str(row.outcome)) for row in rows if (place := _bit(row)) is not None)
+    table: dict[str, dict[str, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
+    for ((dtype, bit), outcome), times in sorted(places.items()):
+        table[dtype][str(bit)][outcome] = times
+    return {dtype: dict(by_bit) for dtype, by_bit in table.items()}
 
 
-def _detector(name: str, unmasked: Sequence[InjectionRow], harmful: Sequence[InjectionRow]) -> DetectorTotals:
-    latencies = [found for row in unmasked if (found := _latency(row, name)) is not None]
-    return DetectorTotals(
+def _detector(name: str, unmasked: Sequence[InjectionRow], harmful: Sequence[InjectionRow]) -> schema.DetectorTotals:
+    latencies = [found for row in unmasked if (found := whole(row.detected.get(name))) is not None]
+    return schema.DetectorTotals(
         of_unmasked=_share(len(latencies), len(unmasked)),
-        of_harmful=_share(sum(_latency(row, name) is not None for row in harmful), len(harmful)),
+        of_harmful=_share(sum(whole(row.detected.get(name)) is not None for row in harmful), len(harmful)),
         median_latency=statistics.median(latencies) if latencies else None,
         largest_latency=max(latencies, default=None),
         latencies={str(steps): latencies.count(steps) for steps in sorted(set(latencies))},
     )
-
-
-def _latency(row: InjectionRow, detector: str) -> int | None:
-    return whole(row.detected.get(detector))
 
 
 def _scope(scope: str | None) -> str | None:
@@ -167,15 +153,7 @@ def _scope(scope: str | None) -> str | None:
 
 def _bit(row: InjectionRow) -> tuple[str, int] | None:
     """Dtype and position of the one bit that was changed on purpose; a bit that the dtype lacks is damage."""
-    match row.bits:
-        case [int() as bit] if row.dtype is not None:
-            try:
-                return (row.dtype, bit) if bit in field_bits(row.dtype) else None
-            except TypeError:  # no dtype has this name
-                return None
+    with contextlib.suppress(TypeError):  # no dtype has this name
+        if row.dtype is not None and row.bits and len(row.bits) == 1 and isinstance(bit := row.bits[0], int):
+            return (row.dtype, bit) if bit in field_bits(row.dtype) else None
     return None
-
-
-def _bit_name(row: InjectionRow) -> str | None:
-    place = _bit(row)
-    return None if place is None else f"{place[0]} {place[1]:>2}"

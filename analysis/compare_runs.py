@@ -9,29 +9,12 @@ from typing import Any
 
 from sdc.verdict import gravest
 
-from . import recoveries
+from . import report
 from .conclusion import Conclusion, describe
-from .report import (
-    COLOURS,
-    NOT_MEASURED,
-    Chart,
-    Facts,
-    Figure,
-    LeftOut,
-    Line,
-    Link,
-    Part,
-    Report,
-    Section,
-    Table,
-    Text,
-    flat,
-    line_figure,
-    marked,
-    write_page,
-)
+from .report import Chart, Facts, Figure, LeftOut, Line, Link, Part, Report, Section, Table, Text, line_figure, marked
 from .run_page import SIMULATED
 from .series import per_twin, step_numbers
+from .state_losses import losses_compared
 
 ALWAYS = ("command", "created", "schema", "version", "devices", "host")
 """Fields of a manifest that are no settings: they differ between any two runs."""
@@ -63,8 +46,8 @@ def write_beside(
         RecordError: one holds no readable record, or the page cannot be written.
     """
     paths = [Path(first), Path(second), *map(Path, more)]
-    if len(paths) > len(COLOURS):
-        raise ValueError(f"{len(paths)} runs cannot be told apart on one page; give at most {len(COLOURS)}")
+    if len(paths) > len(report.COLOURS):
+        raise ValueError(f"{len(paths)} runs cannot be told apart on one page; give at most {len(report.COLOURS)}")
     for place, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:place]]:
             raise ValueError(f"{path} would be shown beside itself; give runs of different folders")
@@ -73,10 +56,10 @@ def write_beside(
     settings = differing(*(side.record.manifest for side in sides))
     page = target / f"beside-{'-'.join(path.resolve().name for path in paths[:-1])}.html"
     links = [os.path.relpath(path.resolve() / "report.html", target.resolve()) for path in paths]
-    write_page(_page(sides, links, settings), page, markdown=False)
+    report.write_page(_page(sides, links, settings), page, markdown=False)
     return {
         "verdict": gravest(side.verdict for side in sides),
-        "runs": [side.entry(str(path)) for path, side in zip(paths, sides, strict=True)],
+        "runs": [side.entry(str(path))._asdict() for path, side in zip(paths, sides, strict=True)],
         "settings": settings,
         "report": str(page),
     }
@@ -84,33 +67,37 @@ def write_beside(
 
 def differing(*manifests: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """The settings of manifests that differ, by name; a dash where one lacks it."""
-    every = [_settings(one) for one in manifests]
-    values = {name: tuple(one.get(name, NOT_MEASURED) for one in every) for one in every for name in one}
+    every = []
+    for one in manifests:
+        table = report.flat("", {key: value for key, value in one.items() if key not in ALWAYS})
+        every.append({name: value for name, value, *_ in table.rows} if table else {})
+    values = {name: tuple(one.get(name, report.NOT_MEASURED) for one in every) for one in every for name in one}
     return {name: several for name, several in values.items() if len(set(several)) > 1}
-
-
-def _settings(manifest: Mapping[str, Any]) -> dict[str, str]:
-    table = flat("", {key: value for key, value in manifest.items() if key not in ALWAYS})
-    return {} if table is None else {name: value for name, value, *_ in table.rows}
 
 
 def _page(sides: Sequence[Conclusion], links: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> Report:
     reports = [side.report for side in sides]
-    names = [report.title for report in reports]
-    mark = SIMULATED if any(report.banner and report.banner.simulated for report in reports) else ""
-    losses, cost = _losses(sides), recoveries.compared([(side.report.title, side.record.steps) for side in sides])
+    names = [one.title for one in reports]
+    mark = SIMULATED if any(one.banner and one.banner.simulated for one in reports) else ""
+    losses, cost = _losses(sides), losses_compared([(side.report.title, side.record.steps) for side in sides])
     verdicts = (
-        Section(Link(report.title, link), (report.banner,), "column")
-        for report, link in zip(reports, links, strict=True)
-        if report.banner
+        Section(Link(one.title, link), (one.banner,), "column")
+        for one, link in zip(reports, links, strict=True)
+        if one.banner
     )
-    answers = (Section(report.title, _parts(report, Facts)[:1], "column") for report in reports)
+    answers = (Section(one.title, _parts(one, Facts)[:1], "column") for one in reports)
+    rows = tuple((name, *values) for name, values in settings.items())
+    first, more = (
+        Table(caption, ("setting", *names), part, style="settings folded")
+        for caption, part in (("Settings that differ", rows[:SHOWN]), ("More settings that differ", rows[SHOWN:]))
+    )
+    differ = (first, *([Section(f"{len(more.rows)} more", (more,), "folded")] if more.rows else ()))
     sections = [
         Section("", tuple(verdicts), "pair"),
         *([Section("Over each other", (marked(losses, mark),), "figures")] if isinstance(losses, Figure) else ()),
         *([Section("What was lost, and what that cost", (marked(cost, mark),))] if cost else ()),
         Section("Answers", tuple(answers), "pair"),
-        Section("Settings that differ", _settings_that_differ(names, settings)),
+        Section("Settings that differ", differ if rows else (Text("None: the runs had the same settings."),)),
         Section("Figures", _beside(reports, Figure, "figure")),
         Section("Measured", _beside(reports, Table, "table")),
     ]
@@ -119,12 +106,11 @@ def _page(sides: Sequence[Conclusion], links: Sequence[str], settings: Mapping[s
 
 def _parts(part: Report | Section, kind: type[Part]) -> tuple[Any, ...]:
     """All parts of a kind but the settings, in their order."""
-    inside = part.sections if isinstance(part, Report) else part.parts
     if isinstance(part, Section) and part.heading == "How to reproduce":
         return ()
     return tuple(
         found
-        for each in inside
+        for each in (part.sections if isinstance(part, Report) else part.parts)
         for found in (_parts(each, kind) if isinstance(each, Section) else [each])
         if isinstance(found, kind)
     )
@@ -132,29 +118,15 @@ def _parts(part: Report | Section, kind: type[Part]) -> tuple[Any, ...]:
 
 def _beside(reports: Sequence[Report], kind: type[Table] | type[Figure], noun: str) -> tuple[Part, ...]:
     """Rows of what is called the same."""
-    found = [{_name(part): part for part in _parts(report, kind)} for report in reports]
+    name = "caption" if kind is Table else "title"
+    found = [{getattr(part, name): part for part in _parts(one, kind)} for one in reports]
     return tuple(
         Section("", tuple(
-            parts.get(name, Text(f"{report.title} has no such {noun}.", "note"))
-            for report, parts in zip(reports, found, strict=True)
+            parts.get(name, Text(f"{one.title} has no such {noun}.", "note"))
+            for one, parts in zip(reports, found, strict=True)
         ), "row")
         for name in dict.fromkeys(itertools.chain(*found))
     )  # fmt: skip
-
-
-def _name(part: Table | Figure) -> str:
-    return part.caption if isinstance(part, Table) else part.title
-
-
-def _settings_that_differ(names: Sequence[str], settings: Mapping[str, tuple[str, ...]]) -> tuple[Part, ...]:
-    rows = tuple((name, *values) for name, values in settings.items())
-    if not rows:
-        return (Text("None: the runs had the same settings."),)
-    first, more = (
-        Table(caption, ("setting", *names), part, style="settings folded")
-        for caption, part in (("Settings that differ", rows[:SHOWN]), ("More settings that differ", rows[SHOWN:]))
-    )
-    return (first, *([Section(f"{len(more.rows)} more", (more,), "folded")] if more.rows else ()))
 
 
 def _losses(sides: Sequence[Conclusion]) -> Figure | LeftOut:

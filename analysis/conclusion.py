@@ -36,20 +36,24 @@ class Conclusion:
         return None if found is None else Verdict(found)
 
     @property
-    def sentence(self) -> str:
-        """What happened."""
-        return "" if self.report.banner is None else self.report.banner.sentence
-
-    @property
     def contents(self) -> dict[str, Any]:
         """What `conclude` returns."""
         path = Path(self.record.path)
-        return {**self.summary, "sentence": self.sentence, "run": str(path), "report": str(path / PAGE)}
+        return {**self.summary, "sentence": self.entry("").sentence, "run": str(path), "report": str(path / PAGE)}
 
-    def entry(self, name: str) -> dict[str, Any]:
+    def entry(self, name: str) -> "IndexEntry":
         """What is said of it among others."""
-        label = "" if self.report.banner is None else self.report.banner.label
-        return {"run": name, "verdict": self.summary.get("verdict"), "label": label, "sentence": self.sentence}
+        banner = self.report.banner
+        return IndexEntry(name, self.verdict, banner.label if banner else "", banner.sentence if banner else "")
+
+
+class IndexEntry(NamedTuple):
+    """A run among others, in the index or beside them."""
+
+    run: str
+    verdict: Verdict | None
+    label: str
+    sentence: str
 
 
 def conclude(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -125,17 +129,14 @@ def describe(folder: str | PathLike[str]) -> Conclusion:
     """What `conclude` does, but nothing is written."""
     record = read_record(folder)
     if (page := PAGES.get(record.kind.name)) is not None:
-        contents = SUMMARIES.get(record.kind.name, _stored)(record)
+        summarized = SUMMARIES.get(record.kind.name)
+        contents = summarized(record) if summarized else record.summary or {}
         return Conclusion(record, contents, page(Path(folder).resolve().name, record.manifest, contents))
     if record.kind.name == "campaign":
         campaign = campaigns.summary_of(record)
         return Conclusion(record, contents_of(campaign, record.summary), campaign_page.build(record, campaign))
     run = summary_of(record)
     return Conclusion(record, contents_of(run, record.summary), run_page.build(record, run))
-
-
-def _stored(record: Contents) -> dict[str, Any]:
-    return record.summary or {}
 
 
 def write_overview(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -155,74 +156,49 @@ def write_overview(folder: str | PathLike[str]) -> dict[str, Any]:
         RecordError: the folder holds no run, or cannot be written.
     """
     path = Path(folder)
-    found = _runs_in(path)
-    if not found:
+    try:
+        inside = sorted(path.iterdir())
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({error.strerror}); mend that and try again") from error
+    runs = [folder for folder in inside if folder.is_dir() and any((folder / name).exists() for name in TRACES)]
+    if not runs:
         raise RecordError(f"{path} holds no run, and none of its folders does; give the folder of a run, or of runs")
     order = [*Verdict, None]
-    entries = sorted(map(_entry, found), key=lambda entry: (order.index(entry.verdict), entry.run))
+    found = sorted(map(_entry, runs), key=lambda one: (order.index(one[0].verdict), one[0].run))
+    entries = [entry for entry, *_ in found]
     words = (one.label.lower() if one.label == DAMAGED else one.verdict or "without a verdict" for one in entries)
     said = ", ".join(f"{number} {word}" for word, number in Counter(words).items())
-    worst = gravest(entry.verdict for entry in entries)
-    rows = tuple(
-        (one.label, Link(one.run, one.page) if one.page else one.run, one.sentence, *one.about) for one in entries
-    )
+    rows = tuple((one.label, link, one.sentence, *about) for one, link, *about in found)
     header = ("verdict", "run", "what happened", "started", "host", "steps")
     table = Table("Runs", header, rows, style="runs", tones=tuple(one.verdict or "neutral" for one in entries))
     banner = Banner(entries[0].verdict, f"{len(entries)} RUNS", said)
     sections = (Section("Runs, the gravest first", (table,)),)
     page = Report(path.resolve().name or "runs", "runs of a folder", banner, sections)
     return {
-        "verdict": worst,
-        "runs": [
-            {"run": one.run, "verdict": one.verdict, "label": one.label, "sentence": one.sentence} for one in entries
-        ],
+        "verdict": gravest(entry.verdict for entry in entries),
+        "runs": [entry._asdict() for entry in entries],
         "report": str(write_page(page, path / INDEX, markdown=False)),
     }
 
 
-class IndexEntry(NamedTuple):
-    """A run in the index."""
-
-    run: str
-    verdict: Verdict | None
-    label: str
-    sentence: str
-    about: tuple[str, str, str] = (NOT_MEASURED, NOT_MEASURED, NOT_MEASURED)  # when it started, where, steps
-    page: str = ""  # relative to the index; empty where there is none
-
-
-def _runs_in(path: Path) -> list[Path]:
-    """The folders directly below that hold a run, or what is left of one."""
-    try:
-        inside = sorted(path.iterdir())
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror}); mend that and try again") from error
-    return [folder for folder in inside if folder.is_dir() and any((folder / name).exists() for name in TRACES)]
-
-
-def _entry(folder: Path) -> IndexEntry:
+def _entry(folder: Path) -> tuple[IndexEntry, str | Link, str, str, str]:
+    """A run in the index, the link to its page, when it started, where, and how many steps it has."""
+    name = folder.name
     try:
         found = draw_conclusion(folder, write=False)
     except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:  # one run does not hide the others
-        return IndexEntry(folder.name, Verdict.INCONCLUSIVE, DAMAGED, str(error) or type(error).__name__)
-    record, manifest = found.record, found.record.manifest
-    devices = manifest.get("devices") or ()
-    hosts = dict.fromkeys(str(device["host"]) for device in devices if device.get("host"))
+        damaged = IndexEntry(name, Verdict.INCONCLUSIVE, DAMAGED, str(error) or type(error).__name__)
+        return damaged, name, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED
+    record, manifest, entry = found.record, found.record.manifest, found.entry(name)
+    hosts = dict.fromkeys(str(device["host"]) for device in manifest.get("devices") or () if device.get("host"))
     host = ", ".join(hosts) or str((manifest.get("host") or {}).get("name") or NOT_MEASURED)
-    verdict = found.verdict
-    if not record.ended and verdict is None:
-        verdict = Verdict.INCONCLUSIVE
+    if not record.ended and entry.verdict is None:
+        entry = entry._replace(verdict=Verdict.INCONCLUSIVE)
     steps = show(manifest.get("steps"))
     if record.kind.name in run_page.KINDS:
         steps = f"{found.summary['steps']:,} of {steps}"
-    about = (_when(manifest.get("created")), host, steps)
-    label = "" if found.report.banner is None else found.report.banner.label
-    return IndexEntry(folder.name, verdict, label, found.sentence, about, f"{folder.name}/{PAGE}")
-
-
-def _when(created: Any) -> str:
-    """A time to the minute, as people write it."""
     try:
-        return f"{datetime.datetime.fromisoformat(str(created)):%Y-%m-%d %H:%M}"
+        created = f"{datetime.datetime.fromisoformat(str(manifest.get('created'))):%Y-%m-%d %H:%M}"
     except ValueError:
-        return NOT_MEASURED
+        created = NOT_MEASURED
+    return entry, Link(name, f"{name}/{PAGE}"), created, host, steps

@@ -10,30 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdc.schema import MismatchRow, ProductRow, RunSummary, StepRow
+from sdc.train.studies import pair_drift
 
-from .report import (
-    COLOURS,
-    HEAT,
-    INK,
-    MARKERS,
-    PAPER,
-    ZERO,
-    Chart,
-    Drawing,
-    Figure,
-    LeftOut,
-    Line,
-    line_figure,
-    short,
-    show,
-    whole_numbers,
-)
-from .series import Floats, PerTwin, per_site, per_twin, real, step_numbers, whole
+from . import report
+from .report import COLOURS, MARKERS, Chart, Drawing, Figure, LeftOut, Line, line_figure, short, whole_numbers
+from .series import Floats, PerTwin, per_method, per_site, per_twin, real, step_numbers, whole
 from .summary import SUBMODULES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+DASHED = ("expected now", "random walk")
+"""Theory beside what was measured."""
 MARKS = 1500
 """Most marks of the figure of where and when; in a longer run each column is of several steps."""
 SIZES = (4.0, 5.5, 7.0)
@@ -91,8 +79,9 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
 def frequency_over_time(summary: RunSummary, steps: Sequence[StepRow]) -> Figure | LeftOut:
     """Mismatch frequency (2) of every site at each step, logarithmic where above zero."""
     title = "Mismatch frequency over time"
-    sites = [*summary.submodules, *summary.other_sites]
-    measured = {site: values for site in sites if np.isfinite(values := per_site(steps, site, "frequency")).any()}
+    measured = {
+        site: values for site in summary.sites if np.isfinite(values := per_site(steps, site, "frequency")).any()
+    }
     if not measured:
         return LeftOut(title, "no submodule was compared (that needs --sync compute)")
     if not any((values > 0).any() for values in measured.values()):
@@ -195,17 +184,49 @@ def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
         return LeftOut(title, "no matrix product was checked (that needs --abft)")
     if not any(whole(line.flagged) for line in checked):
         return LeftOut(title, "no row of a matrix product was flagged at any step")
-    lines = [
-        Line(way, step_numbers(steps), [_flagged(line, way) for line in checked]) for way in ("fwd", "remat", "bwd")
-    ]
+
+    def share(line: ProductRow, way: str) -> float:
+        found = [site for name, site in line.sites.items() if name.startswith(f"{way}/")]
+        flagged, of = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
+        return flagged / of if of else 0.0
+
+    ways = ("fwd", "remat", "bwd")
+    lines = [Line(way, step_numbers(steps), [share(line, way) for line in checked]) for way in ways]
     caption = "Forward, recomputed and backward products, over all ranks. A step without a flag has no point."
     return line_figure(Chart(title, caption, "step", "flagged / checked rows", tuple(lines), log="y"))
 
 
-def _flagged(line: ProductRow, way: str) -> float:
-    found = [site for name, site in line.sites.items() if name.startswith(f"{way}/")]
-    flagged, checked = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
-    return flagged / checked if checked else 0.0
+def aggregation(steps: Sequence[StepRow]) -> list[Figure | LeftOut]:
+    """What methods of aggregation did, step by step."""
+    x = [float(step) for step in step_numbers(steps)]
+    charts: list[Chart] = []
+
+    def add(title: str, caption: str, quantity: str, *lines: tuple[str, Sequence[float] | None]) -> None:
+        drawn = tuple(Line(name, x, y, dashed=name in DASHED) for name, y in lines if y is not None)
+        charts.append(Chart(title, caption, "step", quantity, drawn))
+
+    if (divergence := per_method(steps, "divergence")) is not None:
+        add(
+            "Divergence of replicas", "The largest over the data ranks. Not measured before the first synchronization.",
+            "‖mean θ - θ_m‖", ("measured at the last synchronization", divergence),
+            ("expected now", per_method(steps, "expected_divergence")),
+        )  # fmt: skip
+    if (period := per_method(steps, "period")) is not None:
+        add("Period of synchronization", "Chosen by the signal-to-noise ratio.", "steps", ("H", period))
+    if (least := per_method(steps, "completed", min)) is not None:
+        caption, most = "By the slowest and the fastest rank.", per_method(steps, "completed")
+        add("Completed micro-batches", caption, "micro-batches", ("least", least), ("most", most))
+    if (drift := per_method(steps, "pair_drift")) is not None:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            measured = (np.asarray(drift) / np.asarray(per_method(steps, "move") or np.nan)).tolist()
+        rate = float(np.nanmean(per_method(steps, "parameter_loss") or np.nan))
+        theory = [pair_drift(rate)] * len(x) if 0 <= rate < 1 else None
+        caption = "In squares of an owner's mean move; theory at the mean loss rate."
+        add("Drift between copies", caption, "drift / move²", ("measured", measured), ("random walk", theory))
+    if (differed := per_method(steps, "differed")) is not None:
+        caption, found = "Comparisons that differed, added up.", np.cumsum([each > 0 for each in differed])
+        add("Differences found by the shadow", caption, "differences", ("found", found.astype(float).tolist()))
+    return list(map(line_figure, charts))
 
 
 def _heat_map(drawing: Drawing, axes: "Axes", sites: Sequence[str], table: PerTwin, quantity: str) -> None:
@@ -216,13 +237,19 @@ def _heat_map(drawing: Drawing, axes: "Axes", sites: Sequence[str], table: PerTw
     positive = cells[np.isfinite(cells) & (cells > 0)]
     axes.set(title=quantity, xlabel="layer")
     axes.grid(visible=False)
-    axes.pcolormesh(np.where(cells == 0, 0.5, np.nan), cmap=ListedColormap([ZERO]), edgecolors=PAPER, linewidth=0.6)
+    axes.pcolormesh(
+        np.where(cells == 0, 0.5, np.nan), cmap=ListedColormap([report.ZERO]), edgecolors=report.PAPER, linewidth=0.6
+    )
     if positive.size:
         low, high = positive.min(), positive.max()
         low = low if low < high else low / 10
-        colours = ListedColormap(HEAT)  # few of them keep the colour bar a drawing; 50 or more would be an image
+        colours = ListedColormap(report.HEAT)  # few of them keep the colour bar a drawing; 50 or more would be an image
         mesh = axes.pcolormesh(
-            np.where(cells > 0, cells, np.nan), cmap=colours, norm=LogNorm(low, high), edgecolors=PAPER, linewidth=0.6
+            np.where(cells > 0, cells, np.nan),
+            cmap=colours,
+            norm=LogNorm(low, high),
+            edgecolors=report.PAPER,
+            linewidth=0.6,
         )
         bar = drawing.figure.colorbar(mesh, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"), pad=0.02)
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
@@ -237,8 +264,10 @@ def _heat_map(drawing: Drawing, axes: "Axes", sites: Sequence[str], table: PerTw
     if table.shape[1] <= 4:
         for (row, column), value in np.ndenumerate(table):
             if value > 0:
-                colour = PAPER if value > np.sqrt(low * high) else INK
-                axes.text(column + 0.5, row + 0.5, show(float(value)), ha="center", va="center", size=9, color=colour)
+                colour = report.PAPER if value > np.sqrt(low * high) else report.INK
+                axes.text(
+                    column + 0.5, row + 0.5, report.show(float(value)), ha="center", va="center", size=9, color=colour
+                )
 
 
 def _not_finite(quantities: dict[str, PerTwin]) -> str:

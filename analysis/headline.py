@@ -3,17 +3,18 @@ real, and what now. The terminal, the page and the Markdown show the same."""
 
 import dataclasses
 import itertools
+import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from sdc.records import Contents
-from sdc.schema import RunManifest, RunSummary, StepRow, Suspect
+from sdc.schema import Device, FlagRow, MismatchRow, RankRow, RunManifest, RunSummary, Suspect
 
-from . import outlooks, recoveries
-from .evidence import AXES, Evidence, Rank, hardware, listed, of_products, of_twins, where
+from . import state_losses
 from .report import Action, Headline
 from .run_verdict import COMPARED, REHEARSAL, odd_digests, what_differs
 from .series import whole
@@ -25,14 +26,148 @@ UNKNOWN = "the record does not say"
 NOWHERE = "none: nothing differed"
 LOSSES = "losses"
 """Name of the suspect where nothing is simulated but losses of parts of the state."""
+DETAILS = ("kind", "serial", "uuid", "bus", "coordinates", "core", "driver", "firmware")
+AXES = ("twin", "data", "model")
+Course: TypeAlias = Literal["persistent", "intermittent", "transient"]
+Rank: TypeAlias = tuple[int | None, int | None, int | None]
+"""Twin, data rank and model rank; None where the record does not say."""
 
 
 def headline(run: Contents, summary: RunSummary) -> Headline:
     """The headline of a twin, a training run or a trace."""
     found = (_corrupt if summary.verdict == "corrupt" else _not_corrupt)(run, summary)
-    said = "; ".join(filter(None, (found.sentence, recoveries.sentence(run.steps), outlooks.sentence(run.steps))))
+    said = "; ".join(filter(None, (found.sentence, *state_losses.sentences(run.steps))))
+    suspect = run.run.suspect or Suspect()
+    real = "real: nothing was injected"
+    if suspect.name == LOSSES:
+        real = "simulated: parts of the state were thrown away on purpose, on sound hardware"
+    elif summary.simulated or suspect.simulated:
+        real = f"simulated: {suspect.name or 'the suspect'} was corrupted on purpose, on sound hardware"
+    elif summary.rehearsal:
+        real = (
+            "nothing was injected, but this is a rehearsal, not a test of hardware: one processor played all the twins"
+        )
     todo = tuple(itertools.islice(_actions(run, summary, found), 3))
-    return Headline(said, found.device, found.operation, found.since, _real(run.run, summary), todo)
+    return Headline(said, found.device, found.operation, found.since, real, todo)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """Where and when something was wrong."""
+
+    steps: tuple[int, ...]  # with a finding, in order
+    later: int  # steps on record after the first of them
+    ranks: Counter[Rank]  # elements, or rows of products, that were wrong
+    sites: tuple[str, ...]  # the most often hit first
+    layers: tuple[int, ...]
+    first: tuple[str, int | None] | None  # site and layer of the first finding in program order, where that is known
+
+    @property
+    def course(self) -> Course | None:
+        """How the fault went on: persistent if each later step has a finding, transient if none has one, else
+        intermittent. None where nothing was found, or no step followed."""
+        again = len(self.steps) - 1
+        if again < 0 or not self.later:
+            return None
+        return "persistent" if again == self.later else "intermittent" if again else "transient"
+
+
+def of_twins(run: Contents) -> Evidence:
+    """Mismatches of twins: at submodules where those were compared, else of gradient and state."""
+    hits = [row for row in run.mismatches if _apart(row)]
+    steps = {row.step for row in hits} | {row.step for row in run.steps if what_differs([row])}
+    first = min((row for row in hits if row.step == min(steps)), key=_order, default=None)
+    ranks = [(rank, _apart(rank)) for row in hits for rank in row.ranks]
+    return _evidence(run, steps, [(row, _apart(row)) for row in hits], ranks, first)
+
+
+def of_products(run: Contents) -> Evidence:
+    """Flagged rows of matrix products."""
+    lines = [line for line in run.steps if line.abft is not None and whole(line.abft.flagged)]
+    hits = [(row, whole(row.flagged) or 0) for line in lines if line.abft for row in line.abft.rows]
+    return _evidence(run, {line.step for line in lines}, hits, hits, hits[0][0] if hits else None)
+
+
+def _evidence(
+    run: Contents,
+    steps: set[int],
+    hits: Sequence[tuple[MismatchRow | FlagRow, int]],
+    ranks: Sequence[tuple[RankRow | FlagRow, int]],
+    first: MismatchRow | FlagRow | None,
+) -> Evidence:
+    """What was hit, each with how often."""
+    start = min(steps, default=math.inf)
+    sites, places = Counter[str](), Counter[Rank]()
+    for row, number in hits:
+        sites[str(row.site)] += number
+    for rank, number in ranks:
+        if number:
+            places[whole(rank.twin), whole(rank.data), whole(rank.model)] += number
+    return Evidence(
+        steps=tuple(sorted(steps)),
+        later=len({line.step for line in run.steps if line.step > start}),
+        ranks=places,
+        sites=tuple(name for name, _ in sites.most_common()),
+        layers=tuple(sorted({layer for row, _ in hits if (layer := whole(row.layer)) is not None})),
+        first=None if first is None else (str(first.site), whole(first.layer)),
+    )
+
+
+def _apart(row: MismatchRow | RankRow) -> int:
+    """How often something differed: each element, and each digest of which the elements are not known."""
+    return (whole(row.mismatched) or 0) + (whole(row.unrepeated) or 0)
+
+
+def _order(row: MismatchRow) -> tuple[int, bool, int, bool]:
+    """Place in program order: the backward pass comes after the forward pass, from the last layer to the first."""
+    site, layer = str(row.site), whole(row.layer) or 0
+    backward, late = site.startswith("bwd/"), site.endswith("ffn")
+    return whole(row.microstep) or 0, backward, -layer if backward else layer, late != backward
+
+
+def where(manifest: RunManifest, ranks: Iterable[Rank]) -> str:
+    """The hardware of ranks of one twin in a few words; empty where the record says nothing that tells it apart."""
+    known = list(ranks)
+    found = {(str(device.host), str(device.id)) for rank in known for device in _devices(manifest, rank)}
+    hosts = sorted({host for host, _ in found})
+    if hosts:
+        noun, names = ("device", [number for _, number in found]) if len(hosts) == 1 else ("host", hosts)
+        unique = sorted(set(names), key=lambda name: (len(name), name))
+        named = f"{noun}{'s' * (len(unique) > 1)} {listed(unique)}" if len(unique) <= 4 else f"{len(unique)} {noun}s"
+        return f"host {hosts[0]}, {named}" if noun == "device" else named
+    axes = [axis for axis in AXES[1:] if (manifest.mesh or {}).get(axis, 1) > 1]
+    places = {tuple(dict(zip(AXES, rank, strict=True))[axis] for axis in axes) for rank in known}
+    places = {place for place in places if None not in place}
+    if not axes or not places:
+        return ""
+    if len(places) > 1:
+        return f"{len(places)} ranks"
+    return ", ".join(f"{axis} {number}" for axis, number in zip(axes, *places, strict=True))
+
+
+def hardware(manifest: RunManifest, ranks: Iterable[Rank], limit: int = 2) -> str:
+    """All that is known of the devices of some ranks, for whoever has to find them in a rack."""
+    found = {msgspec.json.encode(device): device for rank in ranks for device in _devices(manifest, rank)}
+    words = []
+    for device in found.values():
+        known = ((name, getattr(device, name)) for name in DETAILS)
+        plain = ((name, "/".join(map(str, value)) if isinstance(value, list) else value) for name, value in known)
+        words.append(", ".join(f"{name} {value}" for name, value in plain if value is not None))
+    words = list(filter(None, words))
+    return "; ".join(words[:limit]) + (f"; and {len(words) - limit} more" if len(words) > limit else "")
+
+
+def _devices(manifest: RunManifest, rank: Rank) -> list[Device]:
+    """The devices that hold a rank; one without a twin holds that rank of every twin."""
+    wanted = [(axis, value) for axis, value in zip(AXES, rank, strict=True) if value is not None]
+    places = [(device, device.rank) for device in manifest.devices if device.rank]
+    return [device for device, place in places if all(place.get(axis, value) == value for axis, value in wanted)]
+
+
+def listed(names: Sequence[object]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    words = list(map(str, names))
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,17 +189,16 @@ def _not_corrupt(run: Contents, summary: RunSummary) -> Diagnosis:
     if summary.verdict == "clean":
         on = f" on {summary.hosts} hosts" if summary.hosts and summary.hosts > 1 else ""
         on += f"; {REHEARSAL}" if summary.rehearsal else ""
-        return Diagnosis(
-            reason.partition(";")[0] + on, NOWHERE, NOWHERE, f"at no step of the {summary.steps:,} that were done"
-        )
+        since = f"at no step of the {summary.steps:,} that were done"
+        return Diagnosis(reason.partition(";")[0] + on, NOWHERE, NOWHERE, since)
     if summary.verdict is None:
         nothing = "nothing was compared, so nothing can be said"
-        sentence = f"{summary.steps:,} steps; {reason}"
-        return Diagnosis(sentence, nothing, nothing, nothing)
+        return Diagnosis(f"{summary.steps:,} steps; {reason}", nothing, nothing, nothing)
     reason = reason.partition("; at 95 %")[0]  # of a run that has not ended and is clean so far
     if not run.ended and "has not ended" not in reason:
         reason = f"the run has not ended; {reason}"
-    unknown = f"unknown: {_brief(reason)}"
+    brief = reason.partition(";")[0]
+    unknown = f"unknown: {brief if len(brief) <= 90 else f'{brief[:89]}…'}"
     return Diagnosis(reason, unknown, unknown, unknown)
 
 
@@ -105,11 +239,10 @@ def of_place(place: Mapping[str, Any]) -> Diagnosis:
         ", ".join(f"{axis} {number}" for axis, number in device.items()) for device in place.get("devices") or ()
     )
     step = place.get("step")
-    operation = f"{layer}{place.get('operation')}, {way}{scope}{source}"
     return Diagnosis(
         f"{devices + ': ' if devices else ''}{layer}{place.get('site')}{source}: first difference at step {step}",
         devices or "the only device of the run",
-        operation,
+        f"{layer}{place.get('operation')}, {way}{scope}{source}",
         f"step {step}; a trace is compared up to its first difference",
         first=step,
         named=devices,
@@ -119,15 +252,36 @@ def of_place(place: Mapping[str, Any]) -> Diagnosis:
 def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Diagnosis:
     odd = summary.odd_twins or sorted({rank[0] for rank in found.ranks if rank[0] is not None})
     who, device = _odd(run.run, summary, odd, found.ranks)
-    first = whole(summary.first_mismatch_step)
-    # Twins that are not synchronized go on differing whatever the fault does.
-    course = None if summary.sync == "none" else found.course
-    what = _elements(summary, run, spot(found)) or _other(run.steps)
-    sentence = f"{who}: {what}, first at step {first}{f', {course}' if course else ''}"
+    first, free = whole(summary.first_mismatch_step), summary.sync == "none"
+    course = None if free else found.course  # twins that are not synchronized go on differing whatever the fault does
+    mismatched, checked = (
+        sum(getattr(site, key) or 0 for site in summary.sites.values()) for key in ("mismatched", "checked")
+    )
+    once = sum(whole(row.unrepeated) or 0 for row in run.mismatches)
+    elements = [f"{amount(mismatched)} of {amount(checked)} elements"] * bool(mismatched)
+    elements += [f"{amount(once)} digest{'s' * (once > 1)} that did not differ again when repeated"] * bool(once)
+    parts = [
+        f"{amount(counts.mismatched)} of {amount(counts.checked)} elements of the {name}"
+        for part, name in COMPARED.items()
+        if (counts := getattr(summary, part)) and counts.mismatched
+    ]
+    other = what_differs(run.steps)
+    what = (
+        (f"{spot(found)}: " if spot(found) and elements else "") + " and ".join(elements or parts)
+        or listed(other[:3]) + (f" and {len(other) - 3} more" if len(other) > 3 else "")
+        or "details of a step without a line"
+    )
+    since = f"step {first}; twins that are not synchronized go on differing, so how the fault goes on is unknown"
     return Diagnosis(
-        sentence, device, _spots(found) or f"not located: only {' and '.join(_parts(summary)) or 'whole steps'} differ",
-        _since(first, found, course, free=summary.sync == "none"), course, first, who, found.steps,
-    )  # fmt: skip
+        f"{who}: {what}, first at step {first}{f', {course}' if course else ''}",
+        device,
+        _spots(found) or f"not located: only {' and '.join(parts) or 'whole steps'} differ",
+        since if free else _since(first, found),
+        course,
+        first,
+        who,
+        found.steps,
+    )
 
 
 def _final(run: Contents, summary: RunSummary, odd: Sequence[int]) -> Diagnosis:
@@ -199,80 +353,34 @@ def _ranges(numbers: Sequence[int]) -> str:
     return listed(numbers) if len(numbers) <= 4 else f"{numbers[0]} to {numbers[-1]}, {len(numbers)} of them"
 
 
-def _elements(summary: RunSummary, run: Contents, spot: str) -> str:
-    sites = [*summary.submodules.values(), *summary.other_sites.values()]
-    mismatched, checked = (sum(getattr(site, key) or 0 for site in sites) for key in ("mismatched", "checked"))
-    once = sum(whole(row.unrepeated) or 0 for row in run.mismatches)
-    parts = [f"{amount(mismatched)} of {amount(checked)} elements"] * bool(mismatched)
-    parts += [f"{amount(once)} digest{'s' * (once > 1)} that did not differ again when repeated"] * bool(once)
-    if parts:
-        return f"{spot + ': ' if spot else ''}{' and '.join(parts)}"
-    return " and ".join(_parts(summary))
-
-
-def _other(lines: Sequence[StepRow]) -> str:
-    """What differs without a count of elements."""
-    parts = what_differs(lines)
-    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
-    return listed(parts[:3]) + more or "details of a step without a line"
-
-
-def _parts(summary: RunSummary) -> list[str]:
-    return [
-        f"{amount(counts.mismatched)} of {amount(counts.checked)} elements of the {name}"
-        for part, name in COMPARED.items()
-        if (counts := getattr(summary, part)) and counts.mismatched
-    ]
-
-
 def _products(run: Contents, summary: RunSummary, found: Evidence) -> Diagnosis:
-    total, hit = summary.abft, spot(found)
+    total, hit, manifest = summary.abft, spot(found), run.run
     assert total is not None
-    place = listed([name for name in map(_rank_name(run.run), found.ranks) if name][:3])
-    course, first = found.course, total.first_step
+    names = []
+    for rank in found.ranks:
+        twin = f"twin {rank[0]}" if rank[0] is not None and manifest.twins else ""
+        device = where(manifest, [rank])
+        names.append(f"{twin} ({device})" if twin and device else twin or device)
+    place = listed(list(filter(None, names))[:3])
     rows = f"{amount(total.flagged or 0)} of {amount(total.checked or 0)} checked rows of matrix products are wrong"
-    sentence = f"{place + ': ' if place else ''}{hit + ': ' if hit else ''}{rows}, first at step {first}"
-    known = hardware(run.run, found.ranks)
-    device = (place or "the only device of the run") + (f" ({known})" if known else "")
-    sentence += f", {course}" if course else ""
-    since = _since(first, found, course)
-    return Diagnosis(sentence, device, _spots(found) or UNKNOWN, since, course, first, place, found.steps)
+    known, course = hardware(manifest, found.ranks), found.course
+    return Diagnosis(
+        f"{place + ': ' if place else ''}{hit + ': ' if hit else ''}{rows}, first at step {total.first_step}"
+        f"{f', {course}' if course else ''}",
+        (place or "the only device of the run") + (f" ({known})" if known else ""),
+        _spots(found) or UNKNOWN,
+        _since(total.first_step, found),
+        course,
+        total.first_step,
+        place,
+        found.steps,
+    )
 
 
-def _rank_name(manifest: RunManifest) -> Callable[[Any], str]:
-    def name(rank: Any) -> str:
-        twin = "" if rank[AXES.index("twin")] is None or not manifest.twins else f"twin {rank[0]}"
-        place = where(manifest, [rank])
-        return f"{twin} ({place})" if twin and place else twin or place
-
-    return name
-
-
-def _since(first: Any, found: Evidence, course: str | None, *, free: bool = False) -> str:
-    if free:
-        return f"step {first}; twins that are not synchronized go on differing, so how the fault goes on is unknown"
-    later = f"{len(found.steps) - 1:,} of the {found.later:,} steps after it"
-    if course is None:
+def _since(first: int | None, found: Evidence) -> str:
+    if found.course is None:
         return f"step {first}; no step followed it, so how the fault goes on is unknown"
-    return f"step {first}; {course}: {later} have it too"
-
-
-def _real(manifest: RunManifest, summary: RunSummary) -> str:
-    suspect = manifest.suspect or Suspect()
-    if suspect.name == LOSSES:
-        return "simulated: parts of the state were thrown away on purpose, on sound hardware"
-    if summary.simulated or suspect.simulated:
-        return f"simulated: {suspect.name or 'the suspect'} was corrupted on purpose, on sound hardware"
-    if summary.rehearsal:
-        return (
-            "nothing was injected, but this is a rehearsal, not a test of hardware: one processor played all the twins"
-        )
-    return "real: nothing was injected"
-
-
-def _brief(reason: str, limit: int = 90) -> str:
-    first = reason.partition(";")[0]
-    return first if len(first) <= limit else f"{first[: limit - 1]}…"
+    return f"step {first}; {found.course}: {len(found.steps) - 1:,} of the {found.later:,} steps after it have it too"
 
 
 def amount(value: float) -> str:
@@ -283,61 +391,84 @@ def amount(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-LISTED = "docs/fleet.md, “Which host is it”"
-HOLD = "Keep this folder: it is the evidence."
-
-
 def _actions(run: Contents, summary: RunSummary, found: Diagnosis) -> Iterator[Action]:
     """What follows from a run, the first thing first."""
-    manifest = run.run
-    if summary.verdict == "corrupt":
-        simulated = summary.simulated or (manifest.suspect and manifest.suspect.simulated)
-        return _simulated(manifest) if simulated else _corrupt_actions(manifest, summary, found)
-    if summary.verdict == "clean":
-        return _rehearsed() if summary.rehearsal else _clean(summary)
-    if not run.ended:
-        return _unfinished(manifest, summary)
-    return _unjudged(manifest) if summary.verdict is None else _inconclusive(summary)
-
-
-def _simulated(manifest: RunManifest) -> Iterator[Action]:
-    yield Action("Nothing to mend: the detection works", "The fault was made on purpose, and it was found.")
-    if manifest.kind == "twin":
-        yield Action("Test the real hosts", "Run it again without --suspect and --fault: what is found then is real.")
+    manifest, products = run.run, summary.abft
+    twins, trace = manifest.kind == "twin", manifest.kind == "trace"
+    if summary.verdict == "corrupt" and (summary.simulated or (manifest.suspect and manifest.suspect.simulated)):
+        yield Action("Nothing to mend: the detection works", "The fault was made on purpose, and it was found.")
+        if twins:
+            how = "Run it again without --suspect and --fault: what is found then is real."
+            yield Action("Test the real hosts", how)
+    elif summary.verdict == "corrupt":
+        yield from _corrupt_actions(manifest, summary, found)
+    elif summary.verdict == "clean" and summary.rehearsal:
+        yield Action(
+            "Run it on the hosts that you want to test",
+            "This was a rehearsal on one processor. Start one process on each host, with --coordinator, --processes "
+            "and --process (docs/fleet.md).",
+        )
+    elif summary.verdict == "clean":
+        yield Action("Nothing to mend", "These hosts, as far as this run goes, can stay in service.")
+        how = f"This run excludes {excluded(summary.steps or 0)}; for more give more --steps."
+        yield Action("Run longer against rare bursts", how)
+    elif not run.ended:
+        words = manifest.command or []
+        named = {"--run", "trace"} & set(words)  # else the command that goes on has a further flag
+        command = shlex.join([*(word for word in words if word != "--resume"), "--resume"])
+        yield Action(
+            "Let it go on, or resume it",
+            f"{summary.steps:,} of {manifest.steps or '?'} planned steps are on record. If it was stopped, start "
+            f"it again {f'by: {command}' if named else 'with --resume'}; then there will be a verdict.",
+        )
+    elif summary.verdict is None and trace:
+        how = "sdc diff GOLDEN THIS, or sdc trace --against GOLDEN on the next machine."
+        yield Action("Compare it with another trace", how)
+    elif summary.verdict is None:
+        how = "For one, check the products (sdc train --abft) or train twins (sdc twin)."
+        yield Action("Nothing: no verdict was asked for", how)
+    elif products is not None and products.flagged:
+        yield Action(
+            "Run the same steps on another device",
+            "Rows that are as wrong when computed again are a permanent fault or a false alarm; another device tells.",
+        )
+    elif products is not None and products.skipped:
+        yield Action(
+            "Check more of the products",
+            "The table of products that were not checked says why; --least-coverage sets how much is enough.",
+        )
+    elif summary.simulated:
+        yield Action(
+            "Aim the fault at what is checked",
+            "It struck where no check looks, or after all was NaN: choose a site, a smaller rate or other bits.",
+        )
+    else:
+        yield Action("Mend what the reason names, and run again", "This says nothing about the hardware.")
 
 
 def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Diagnosis) -> Iterator[Action]:
-    kind, first = manifest.kind, found.first
     if summary.rehearsal:
         yield Action(
             "Suspect this machine or its libraries",
             "All twins ran on one processor, so no host stands out. Run it again; if it differs again, test the memory "
             "and compare with another machine by sdc trace.",
         )
-    elif kind == "trace":
+    elif manifest.kind == "trace":
         yield Action(
             "Trace again on a third machine",
             "Of two traces one is wrong; sdc diff with a third tells which. Then narrow the operation down with the "
             "selector that sdc diff prints.",
         )
-    elif kind == "twin" and manifest.twins in (2, None):
+    elif manifest.kind == "twin" and manifest.twins in (2, None):
         yield Action(
             "Find out which twin is wrong",
             "Run again with a third host (--twins 3 --processes 3), or swap the hosts of the twins: the fault goes "
-            f"with its host ({LISTED}).",
+            "with its host (docs/fleet.md, “Which host is it”).",
         )
     else:
         what = "Set aside until tested" if found.course == "transient" else "Take out of service"
-        yield Action(f"{what}: {found.named or 'the host that differs'}", HOLD)
-    yield from _course_actions(found, summary.steps or 0)
-    if first is not None:
-        before = f"from before step {first}" if first else "of the start"
-        yield Action(
-            "Distrust what was trained there", f"Weights that it made are in doubt; go back to a checkpoint {before}."
-        )
-
-
-def _course_actions(found: Diagnosis, steps: int) -> Iterator[Action]:
+        named = found.named or "the host that differs"
+        yield Action(f"{what}: {named}", "Keep this folder: it is the evidence.")
     if found.course == "persistent":
         yield Action(
             "Reproduce it and report it to the vendor",
@@ -345,7 +476,12 @@ def _course_actions(found: Diagnosis, steps: int) -> Iterator[Action]:
             "operation.",
         )
     elif found.course is not None:
-        yield Action("Watch it for longer", f"It was not there at every step. {again(found.hits, steps)}")
+        how = f"It was not there at every step. {again(found.hits, summary.steps or 0)}"
+        yield Action("Watch it for longer", how)
+    if found.first is not None:
+        before = f"from before step {found.first}" if found.first else "of the start"
+        how = f"Weights that it made are in doubt; go back to a checkpoint {before}."
+        yield Action("Distrust what was trained there", how)
 
 
 def again(hits: Sequence[int], steps: int) -> str:
@@ -367,61 +503,3 @@ def excluded(steps: int) -> str:
         return "no bursts at all, so short is it"
     often = "at every step" if interval < 2 else f"every {interval:.3g} steps or oftener"
     return f"(95 %) bursts that come, on average, {often}"
-
-
-def _clean(summary: RunSummary) -> Iterator[Action]:
-    yield Action("Nothing to mend", "These hosts, as far as this run goes, can stay in service.")
-    how = f"This run excludes {excluded(summary.steps or 0)}; for more give more --steps."
-    yield Action("Run longer against rare bursts", how)
-
-
-def _rehearsed() -> Iterator[Action]:
-    yield Action(
-        "Run it on the hosts that you want to test",
-        "This was a rehearsal on one processor. Start one process on each host, with --coordinator, --processes and "
-        "--process (docs/fleet.md).",
-    )
-
-
-def _unfinished(manifest: RunManifest, summary: RunSummary) -> Iterator[Action]:
-    words = manifest.command or []
-    named = {"--run", "trace"} & set(words)  # else the command that goes on has a further flag
-    again = shlex.join([*(word for word in words if word != "--resume"), "--resume"])
-    yield Action(
-        "Let it go on, or resume it",
-        f"{summary.steps:,} of {manifest.steps or '?'} planned steps are on record. If it was stopped, start "
-        f"it again {f'by: {again}' if named else 'with --resume'}; then there will be a verdict.",
-    )
-
-
-def _unjudged(manifest: RunManifest) -> Iterator[Action]:
-    if manifest.kind == "trace":
-        yield Action(
-            "Compare it with another trace", "sdc diff GOLDEN THIS, or sdc trace --against GOLDEN on the next machine."
-        )
-    else:
-        yield Action(
-            "Nothing: no verdict was asked for",
-            "For one, check the products (sdc train --abft) or train twins (sdc twin).",
-        )
-
-
-def _inconclusive(summary: RunSummary) -> Iterator[Action]:
-    found = summary.abft
-    if found is not None and found.flagged:
-        yield Action(
-            "Run the same steps on another device",
-            "Rows that are as wrong when computed again are a permanent fault or a false alarm; another device tells.",
-        )
-    elif found is not None and found.skipped:
-        yield Action(
-            "Check more of the products", "The table of products that were not checked says why; --least-coverage sets "
-            "how much is enough."
-        )  # fmt: skip
-    elif summary.simulated:
-        yield Action(
-            "Aim the fault at what is checked",
-            "It struck where no check looks, or after all was NaN: choose a site, a smaller rate or other bits.",
-        )
-    else:
-        yield Action("Mend what the reason names, and run again", "This says nothing about the hardware.")

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sdc import records, schema
 from sdc.burnin import FOLDERS, OperationRow, Pair, PairDifference, RankDifference, Stage, StageRow, TwinRow
-from sdc.records import MANIFEST, Contents, RecordError, read_record
-from sdc.schema import Counts, Environment, MismatchRow, Number, OperationCounts, RankRow, RunSummary, TwinCounts
+from sdc.records import Contents, RecordError, read_record
+from sdc.schema import RunSummary
 from sdc.verdict import Verdict
 
-from .evidence import Course, Evidence, hardware, listed, of_twins
-from .headline import amount, headline, spot
+from .headline import Course, Evidence, amount, hardware, headline, listed, of_twins, spot
 from .run_verdict import odd_digests
 from .series import whole, worst
 from .summary import summary_of
@@ -60,28 +60,28 @@ def stage_differs(folder: Path) -> bool:
 
 def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost: str | None = None) -> Pair:
     """The result of a comparison of hosts, finished or not (then `lost` says why), from the records of its stages."""
-    stages = [stage for name in FOLDERS if (stage := read_stage(run, name, opening.steps)) is not None]
+    stages = [stage for name in FOLDERS if (stage := _read(run, name, opening.steps)) is not None]
     manifests = [stage.run.run for stage in stages if stage.run is not None]
     faults = next((one.suspect.faults if one.suspect else [] for one in manifests), list(opening.faults))
     environment = next((one.environment for one in manifests), None)
     named, open_ = _odd(stages, opening)
     found = _difference(stages)
-    verdict, sentences = _verdict(stages, opening, named, open_, found, lost, simulated=bool(faults))
+    verdict, sentences = _verdict(stages, opening, named, open_, found, lost, "SIMULATED: " if faults else "")
     kinds = ["twins" if opening.kind == "pair" else "vote"] if stages and stages[0].row.checked else []
     return Pair(
         kind=opening.kind, id=opening.id, created=opening.created, ended=ended, seconds=seconds,
         verdict=verdict, evidence=kinds, sentences=sentences,
         hosts=list(opening.hosts), suspects=named, undecided=open_, stages=[stage.row for stage in stages],
         difference=found, lost=lost, next=_next(verdict, opening, named, run), faults=faults, settings=opening.settings,
-        environment=environment if isinstance(environment, Environment) else None,
+        environment=environment if isinstance(environment, schema.Environment) else None,
         command=list(opening.command) or None,
     )  # fmt: skip
 
 
-def read_stage(run: Path, name: Stage, planned: int) -> Read | None:
+def _read(run: Path, name: Stage, planned: int) -> Read | None:
     """A stage from its folder, ended or not; None where it was not begun."""
     folder = run / FOLDERS[name]
-    if not (folder / MANIFEST).is_file():
+    if not (folder / records.MANIFEST).is_file():
         return None
     try:
         record = read_record(folder, "twin")
@@ -92,14 +92,13 @@ def read_stage(run: Path, name: Stage, planned: int) -> Read | None:
         )  # fmt: skip
         return Read(row, None, RunSummary(), None)
     summary, evidence = summary_of(record), of_twins(record)
-    sentence = headline(record, summary).sentence
+    sentence, place = headline(record, summary).sentence, None
+    rows: Sequence[schema.Counts | schema.OperationCounts] = list(summary.sites.values())
     if name == "operations":
-        digests = [line.operations for line in record.steps if line.operations]
-        checked, mismatched = _sums(digests)
-        if (place := _first_operation(record)) is not None:
-            sentence = f"{_operation_words(place)}, first at step {place.step}; {mismatched:,} of {checked:,} digests"
-    else:
-        checked, mismatched = _sums([*summary.submodules.values(), *summary.other_sites.values()])
+        rows, place = [line.operations for line in record.steps if line.operations], _first_operation(record)
+    checked, mismatched = (sum(whole(getattr(row, key)) or 0 for row in rows) for key in ("checked", "mismatched"))
+    if place is not None:
+        sentence = f"{_operation_words(place)}, first at step {place.step}; {mismatched:,} of {checked:,} digests"
     row = StageRow(
         name=name, folder=FOLDERS[name], verdict=Verdict(summary.verdict or "inconclusive"), sentence=sentence,
         steps=len(record.steps), planned=planned, ended=record.ended, checked=checked, mismatched=mismatched,
@@ -117,32 +116,18 @@ def _odd(stages: Sequence[Read], opening: Opening) -> tuple[list[str], list[str]
         return [], list(names.values())
     sure, unsure, nobody = set[int](), set[int](), False
     for stage in stages:
-        for row in _comparisons(stage):
-            twins = {twin for rank in row.ranks if (twin := whole(_twin(rank))) is not None}
+        lines = stage.run.steps if stage.run else []
+        parts = [part for line in lines for part in (line.state, line.gradient, line.operations) if part is not None]
+        for row in (*(stage.run.mismatches if stage.run else ()), *parts):
+            ranks = (rank.get("twin") if isinstance(rank, dict) else rank.twin for rank in row.ranks)
+            twins = {twin for rank in ranks if (twin := whole(rank)) is not None}
             (unsure if getattr(row, "undecided", None) else sure).update(twins)
         digests = stage.summary.state_digest or ()
         sure.update(odd_digests(digests))
         nobody |= len(set(digests)) > 1 and not odd_digests(digests)
-    if unsure <= sure and not nobody and sure:
-        return [names[twin] for twin in sorted(sure)], []
-    return [names[twin] for twin in sorted(sure)], [name for twin, name in names.items() if twin not in sure]
-
-
-def _twin(rank: RankRow | dict[str, int]) -> Number:
-    return rank.get("twin") if isinstance(rank, dict) else rank.twin
-
-
-def _sums(rows: Sequence[Counts | OperationCounts]) -> tuple[int, int]:
-    """Checked and mismatched."""
-    return sum(whole(row.checked) or 0 for row in rows), sum(whole(row.mismatched) or 0 for row in rows)
-
-
-def _comparisons(stage: Read) -> list[MismatchRow | TwinCounts | OperationCounts]:
-    """Everything in a record that tells which twins differ, and whether a majority says so."""
-    if stage.run is None:
-        return []
-    parts = (part for line in stage.run.steps for part in (line.state, line.gradient, line.operations))
-    return [*stage.run.mismatches, *(part for part in parts if part is not None)]
+    certain = unsure <= sure and not nobody and bool(sure)
+    open_ = [] if certain else [name for twin, name in names.items() if twin not in sure]
+    return [names[twin] for twin in sorted(sure)], open_
 
 
 def _difference(stages: Sequence[Read]) -> PairDifference | None:
@@ -150,25 +135,20 @@ def _difference(stages: Sequence[Read]) -> PairDifference | None:
     if not seen:
         return None
     counted = max(seen, key=lambda stage: (stage.row.name != "operations", stage.row.mismatched))
-    evidence, operation = counted.evidence, _operation(stages)
+    evidence, row = counted.evidence, counted.row
     assert evidence is not None
     ranks = [
         RankDifference(twin=twin or 0, data=data or 0, model=model or 0, mismatched=number)
         for (twin, data, model), number in evidence.ranks.most_common()
     ]
-    sites = [*counted.summary.submodules.values(), *counted.summary.other_sites.values()]
-    located = counted.row.name != "operations"
+    located = row.name != "operations" and row.mismatched
+    operations = (_first_operation(stage.run) for stage in stages if stage.run is not None)
     return PairDifference(
-        ranks=ranks, sites=list(evidence.sites), layers=list(evidence.layers),
-        mismatched=counted.row.mismatched, checked=counted.row.checked,
-        frequency=counted.row.mismatched / counted.row.checked if counted.row.mismatched and located else None,
-        severity=worst(site.severity for site in sites), course=_course(stages), operation=operation,
+        ranks=ranks, sites=list(evidence.sites), layers=list(evidence.layers), mismatched=row.mismatched,
+        checked=row.checked, frequency=row.mismatched / row.checked if located else None,
+        severity=worst(site.severity for site in counted.summary.sites.values()), course=_course(stages),
+        operation=next(filter(None, operations), None),
     )  # fmt: skip
-
-
-def _operation(stages: Sequence[Read]) -> OperationRow | None:
-    found = (_first_operation(stage.run) for stage in stages if stage.run is not None)
-    return next((operation for operation in found if operation is not None), None)
 
 
 def _first_operation(run: Contents) -> OperationRow | None:
@@ -207,32 +187,32 @@ def _verdict(
     open_: Sequence[str],
     found: PairDifference | None,
     lost: str | None,
-    *,
-    simulated: bool,
+    mark: str,
 ) -> tuple[Verdict, list[str]]:
     lines = [f"{stage.row.name}: {stage.row.sentence}" for stage in stages]
-    ended = [f"ended early: {lost}"] if lost is not None else []
     if found is not None:
-        what = f"{_who(opening, named, open_)}: {_what(stages, found, opening)}"
-        said = "; ".join(filter(None, [what, _again(stages), _which(opening, open_)]))
-        return Verdict.CORRUPT, [_marked(said, simulated), *ended, *lines]
+        said = [f"{_who(opening, named, open_)}: {_what(stages, found, opening)}"]
+        quiet = [stage.row for stage in stages if not stage.seen and stage.row.ended]
+        if quiet:
+            names = listed([f"{row.name} ({row.steps} steps)" for row in quiet])
+            said.append(f"not seen again by the stage{'s' * (len(quiet) > 1)} {names}")
+        if open_:
+            more = "a third host or a swap of parts says" if opening.kind == "pair" else "more hosts say"
+            said.append(f"{more} which of them")
+        ended = [f"ended early: {lost}"] if lost is not None else []
+        return Verdict.CORRUPT, [mark + "; ".join(said), *ended, *lines]
     if not stages:
-        return Verdict.INCONCLUSIVE, [_marked(lost or "nothing was checked", simulated)]
+        return Verdict.INCONCLUSIVE, [mark + (lost or "nothing was checked")]
     first = stages[0]
     clean = first.row.verdict is Verdict.CLEAN and first.row.ended
-    if lost is None and clean and opening.processes == 1 and not simulated:
+    if lost is None and clean and opening.processes == 1 and not mark:
         reason = "all twins belong to one process: this is no comparison of hosts; start a process on each of them"
         return Verdict.INCONCLUSIVE, [reason, *lines]
     if lost is None and clean:
         hosts = f"{len(opening.hosts)} hosts agree ({listed([row.host for row in opening.hosts])})"
-        return Verdict.CLEAN, [_marked(f"{hosts}: {first.summary.reason}", simulated)]
-    said = lost or first.row.sentence
-    so_far = f"{said}; until then {first.row.steps} steps, {amount(first.row.checked)} elements, no difference"
-    return Verdict.INCONCLUSIVE, [_marked(so_far if lost else said, simulated), *lines]
-
-
-def _marked(sentence: str, simulated: bool) -> str:
-    return f"SIMULATED: {sentence}" if simulated else sentence
+        return Verdict.CLEAN, [f"{mark}{hosts}: {first.summary.reason}"]
+    so_far = f"; until then {first.row.steps} steps, {amount(first.row.checked)} elements, no difference"
+    return Verdict.INCONCLUSIVE, [mark + (lost + so_far if lost else first.row.sentence), *lines]
 
 
 def _who(opening: Opening, named: Sequence[str], open_: Sequence[str]) -> str:
@@ -254,9 +234,10 @@ def _what(stages: Sequence[Read], found: PairDifference, opening: Opening) -> st
     assert run is not None
     axes = [axis for axis in ("data", "model") if (run.run.mesh or {}).get(axis, 1) > 1]
     places = list(dict.fromkeys(" ".join(f"{axis}={getattr(rank, axis)}" for axis in axes) for rank in found.ranks))
-    parts = [f"rank{'s' * (len(places) > 1)} {listed(places[:4])}" if len(places) <= 4 else f"{len(places)} ranks"]
-    parts = [parts[0]] if axes and places else []
-    parts.append(spot(evidence))
+    parts = [spot(evidence)]
+    if axes and places:
+        few = f"rank{'s' * (len(places) > 1)} {listed(places)}"
+        parts.insert(0, few if len(places) <= 4 else f"{len(places)} ranks")
     if found.mismatched and counted.row.name != "operations":
         parts.append(f"{amount(found.mismatched)} of {amount(found.checked)} elements")
     elif not evidence.sites:
@@ -272,20 +253,6 @@ def _what(stages: Sequence[Read], found: PairDifference, opening: Opening) -> st
     wanted = dict.fromkeys((twin, rank.data, rank.model) for rank in found.ranks for twin in sorted(twins))
     devices = hardware(run.run, wanted, limit=4) if found.ranks else ""
     return said + (f" ({devices})" if devices else "")
-
-
-def _again(stages: Sequence[Read]) -> str:
-    """Stages that did not see it again."""
-    quiet = [f"{stage.row.name} ({stage.row.steps} steps)" for stage in stages if not stage.seen and stage.row.ended]
-    return f"not seen again by the stage{'s' * (len(quiet) > 1)} {listed(quiet)}" if quiet else ""
-
-
-def _which(opening: Opening, open_: Sequence[str]) -> str:
-    if not open_:
-        return ""
-    if opening.kind == "pair":
-        return "a third host or a swap of parts says which of them"
-    return "more hosts say which of them"
 
 
 def _next(verdict: Verdict, opening: Opening, named: Sequence[str], run: Path) -> list[str]:
@@ -338,18 +305,21 @@ def resolve_pairs(pairs: Sequence[Pair]) -> Resolution:
     edges: dict[Edge, bool] = {}
     void = []
     for pair in pairs:
-        names = _names(pair)
+        if len(pair.hosts) != 2:
+            raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is no pair; give results of sdc pair")
+        a, b = sorted(row.host for row in pair.hosts)
+        if any(row.devices and row.host != row.devices[0].host for row in pair.hosts):
+            raise ValueError(f"{a} and {b} are one host: pairs of a single host say nothing of others")
         if pair.verdict is Verdict.INCONCLUSIVE:
-            void.append(f"{listed(names)}: inconclusive, which counts for nothing")
-            continue
-        edges[names] = edges.get(names, False) or pair.verdict is Verdict.CORRUPT
+            void.append(f"{a} and {b}: inconclusive, which counts for nothing")
+        else:
+            edges[a, b] = edges.get((a, b), False) or pair.verdict is Verdict.CORRUPT
     simulated = any(pair.simulated for pair in pairs)
     mark = "SIMULATED: " if simulated else ""
     told = [f"{a} and {b} {'differ' if differ else 'agree'}" for (a, b), differ in edges.items()] + void
-    if not edges:
-        return Resolution(Verdict.INCONCLUSIVE, (), (), (f"{mark}no pair says anything", *told), simulated)
     if not any(edges.values()):
-        return Resolution(Verdict.CLEAN, (), (), (f"{mark}no pair differs", *told), simulated)
+        verdict, said = (Verdict.CLEAN, "differs") if edges else (Verdict.INCONCLUSIVE, "says anything")
+        return Resolution(verdict, (), (), (f"{mark}no pair {said}", *told), simulated)
     found = explain(edges)
     sure = frozenset.intersection(*found) if found else frozenset()
     open_ = frozenset.union(*found) - sure if found else frozenset(host for edge in edges for host in edge)
@@ -382,12 +352,3 @@ def _covers(edges: Sequence[Edge], size: int) -> Iterator[frozenset[str]]:
         for host in edges[0]:
             for rest in _covers([edge for edge in edges if host not in edge], size - 1):
                 yield rest | {host}
-
-
-def _names(pair: Pair) -> Edge:
-    if len(pair.hosts) != 2:
-        raise ValueError(f"a {pair.kind} of {len(pair.hosts)} hosts is no pair; give results of sdc pair")
-    a, b = sorted(row.host for row in pair.hosts)
-    if any(row.devices and row.host != row.devices[0].host for row in pair.hosts):
-        raise ValueError(f"{a} and {b} are one host: pairs of a single host say nothing of others")
-    return a, b

@@ -1,13 +1,14 @@
 """The page of a twin, a training run or a trace."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from sdc.records import Contents
-from sdc.schema import Number, RunManifest, RunSummary, Suspect
+from sdc.schema import RunManifest, RunSummary, Suspect
 from sdc.verdict import Verdict
 
-from . import aggregates, figures, outlooks, recoveries, tables
+from . import figures, state_losses, tables
 from .headline import LOSSES, excluded, headline
 from .report import Definition, Figure, LeftOut, Part, Report, Table, Text, marked, record_page, show
 from .series import real
@@ -25,20 +26,34 @@ SYNC = {
 
 def build(run: Contents, summary: RunSummary) -> Report:
     """Collects the text, tables and figures."""
-    manifest = run.run
-    suspect = manifest.suspect or Suspect()
-    simulated = _simulated(suspect) if summary.simulated or suspect.simulated else ""
-    kind = KINDS[run.kind.name]
+    suspect, kind = run.run.suspect or Suspect(), KINDS[run.kind.name]
+    simulated = ""
+    if summary.simulated or suspect.simulated:
+        named = f"suspect {suspect.name}" if suspect.name else "the suspect"
+        simulated = f"{named} ran on sound hardware and was corrupted on purpose"
+        if suspect.name == LOSSES:
+            simulated = "parts of the state were thrown away on purpose, on sound hardware"
     # Where nothing is compared there is no verdict.
     label = kind.upper() if summary.verdict is None else LABELS[summary.verdict]
     if simulated and summary.verdict == "corrupt":
         label += f" ({SIMULATED})"
     if run.summary is None:
         label += ", RUN NOT ENDED"
-    measured = list(_measured(run, summary))
+    measured, mark = list(_measured(run, summary)), SIMULATED if simulated else ""
+    shown = (part for part in measured if isinstance(part, Table) and part.caption in tables.BRIEF)
+    brief: list[Part] = [marked(part, mark) for part in shown]
+    known = (real(value) for value in summary.final_loss)
+    losses = ("none" if one is None else f"{one:.4f}" if abs(one) < 1e6 else f"{one:.4g}" for one in known)
+    brief.append(Text(f"{summary.steps} steps, last loss {', '.join(losses) or 'none'}"))
+    if summary.sync in ("params", "none"):
+        noise, difference = summary.worst_noise_to_signal, summary.parameter_difference
+        if noise is not None:
+            brief.append(Text(f"worst noise-to-signal of the gradient (equation 5): {noise:.3g}"))
+        if difference is not None:
+            brief.append(Text(f"parameter difference: {difference:.3g}"))
     return record_page(
         run.manifest,
-        mark=SIMULATED if simulated else "",
+        mark=mark,
         kind=kind,
         title=run.path.resolve().name,
         verdict=summary.verdict,
@@ -47,7 +62,7 @@ def build(run: Contents, summary: RunSummary) -> Report:
         simulated=simulated,
         faults=suspect.faults if simulated else (),
         notes=_notes(run, summary),
-        facts=_facts(manifest, summary, suspect),
+        facts=_facts(run.run, summary, suspect),
         measured=measured,
         drawn=_drawn(run, summary),
         settings={
@@ -56,7 +71,7 @@ def build(run: Contents, summary: RunSummary) -> Report:
         },
         definitions=DEFINITIONS,
         about=(SOURCE, BURSTS),
-        brief=_brief(summary, measured, SIMULATED if simulated else ""),
+        brief=brief,
     )
 
 
@@ -78,115 +93,83 @@ def _drawn(run: Contents, summary: RunSummary) -> list[Figure | LeftOut]:
     if summary.verdict == "clean" and manifest.kind == "twin":
         drawn.insert(0, drawn.pop())  # lines that cover each other are what clean looks like
     if manifest.aggregate:
-        drawn = [*aggregates.figures(run.steps), *drawn]
+        drawn = [*figures.aggregation(run.steps), *drawn]
     if manifest.running is not None:
-        drawn.append(outlooks.figure(run.steps))
+        drawn.append(state_losses.outlook_figure(run.steps))
     return drawn
 
 
-def _measured(run: Contents, summary: RunSummary) -> list[Table | LeftOut]:
+def _measured(run: Contents, summary: RunSummary) -> Iterator[Table | LeftOut]:
     manifest = run.run
-    measured: list[Table | LeftOut] = []
     if manifest.kind == "twin":
         details = run.attempts.mismatches
-        measured = [
-            tables.submodules(summary, run.steps), tables.counts(summary), tables.whole_step(summary, run.steps),
-            tables.ranks(details), tables.first_mismatches(details),
-        ]  # fmt: skip
+        yield from (
+            tables.submodules(summary, run.steps),
+            tables.counts(summary),
+            tables.whole_step(summary, run.steps),
+        )
+        yield from (tables.ranks(details), tables.first_mismatches(details))
     if manifest.abft is not None:
-        found = summary.abft
-        measured += [tables.products(found), tables.unchecked_products(found), tables.flagged_places(found)]
+        yield from tables.products(summary.abft)
     if manifest.aggregate:
-        measured += aggregates.tables(run.steps, summary)
+        yield from tables.aggregation(run.steps, summary)
     if manifest.running is not None:
-        measured += [
-            recoveries.table(run.steps), outlooks.table(run.steps), outlooks.advised(manifest, summary, run.steps)
-        ]  # fmt: skip
-    return [*measured, tables.training(summary)]
+        yield state_losses.losses_table(run.steps)
+        yield state_losses.outlook_table(run.steps)
+        yield state_losses.advice_table(manifest, summary, run.steps)
+    yield tables.training(summary)
 
 
-def _brief(summary: RunSummary, measured: list[Table | LeftOut], mark: str) -> list[Part]:
-    """What a terminal shows."""
-    shown = (part for part in measured if isinstance(part, Table) and part.caption in tables.BRIEF)
-    parts: list[Part] = [marked(part, mark) for part in shown]
-    losses = ", ".join(map(_loss, summary.final_loss))
-    parts.append(Text(f"{summary.steps} steps, last loss {losses or 'none'}"))
-    for key, label in (
-        ("worst_noise_to_signal", "worst noise-to-signal of the gradient (equation 5)"),
-        ("parameter_difference", "parameter difference"),
-    ):
-        if (value := getattr(summary, key)) is not None and summary.sync in ("params", "none"):
-            parts.append(Text(f"{label}: {value:.3g}"))
-    return parts
-
-
-def _loss(value: Number) -> str:
-    loss = real(value)
-    return "none" if loss is None else f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.4g}"
-
-
-def _simulated(suspect: Suspect) -> str:
-    name = suspect.name
-    if name == LOSSES:
-        return "parts of the state were thrown away on purpose, on sound hardware"
-    return f"{f'suspect {name}' if name else 'the suspect'} ran on sound hardware and was corrupted on purpose"
-
-
-def _notes(run: Contents, summary: RunSummary) -> list[str]:
-    notes = []
+def _notes(run: Contents, summary: RunSummary) -> Iterator[str]:
     planned = run.run.steps
     if run.summary is None:
-        notes.append(
+        yield (
             f"This run has not ended: {summary.steps} of {show(planned)} planned steps are on record, "
             "and everything here is computed from them."
         )
     elif planned is not None and len(run.steps) < planned:
-        notes.append(f"This run ended early: {summary.steps} of {planned} planned steps were done.")
+        yield f"This run ended early: {summary.steps} of {planned} planned steps were done."
     if run.discarded:
-        notes.append(
+        yield (
             f"Run again: {_steps(len(run.discarded))}. What that showed the time before counts for the verdict, and is "
             "in the sentence, the figure of where and when and the tables of ranks and first mismatches; all else is "
             "of the steps on record."
         )
     if run.run.abft is not None and run.run.abft.departs:
-        notes.append(f"The profile of the products was measured elsewhere: {'; '.join(run.run.abft.departs)}.")
+        yield f"The profile of the products was measured elsewhere: {'; '.join(run.run.abft.departs)}."
     if summary.verdict == "clean":
-        notes.append(
+        yield (
             "The bound takes elements to fail independently. Corruption is bursty: what speaks for itself is only that "
             f"{_steps(len(run.steps))} without one exclude {excluded(len(run.steps))}."
         )
-    return notes
 
 
 def _steps(number: int) -> str:
     return f"{number:,} step{'' if number == 1 else 's'}"
 
 
-def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> list[tuple[str, Any]]:
-    mesh = " × ".join(f"{axis} {size}" for axis, size in (manifest.mesh or {}).items())
-    steps = f"{summary.steps} of {show(manifest.steps)} planned"
-    facts: list[tuple[str, Any]] = [("verdict", summary.reason), ("steps", steps), ("started", manifest.created)]
-    if manifest.kind == "twin":
-        sync = summary.sync
+def _facts(manifest: RunManifest, summary: RunSummary, suspect: Suspect) -> Iterator[tuple[str, Any]]:
+    twins, abft = manifest.kind == "twin", manifest.abft
+    yield "verdict", summary.reason
+    yield "steps", f"{summary.steps} of {show(manifest.steps)} planned"
+    yield "started", manifest.created
+    if twins or abft is not None:
+        yield "suspect", suspect.name or "not named"
+        yield "faults", "simulated" if suspect.simulated else "none injected: what is found here is real"
+    if twins:
         first = summary.first_mismatch_step
-        facts += [
-            ("suspect", suspect.name or "not named"),
-            ("faults", "simulated" if suspect.simulated else "none injected: what is found here is real"),
-            ("synchronization", SYNC.get(str(sync), sync)),
-            ("first mismatch", "none" if first is None else f"step {first}"),
-            ("twins", manifest.twins),
-            ("comparison", manifest.compare),
-            ("exchange of digests", manifest.exchange),
-        ]
-    if (abft := manifest.abft) is not None:
-        facts.append(("products", f"{abft.where}, {abft.scheme}, mode {abft.mode}"))
-        facts.append(("thresholds", f"{abft.profile} (kappa {show(abft.kappa)})"))
-        if manifest.kind != "twin":
-            faults = "simulated" if suspect.simulated else "none injected: what is found here is real"
-            facts += [("suspect", suspect.name or "not named"), ("faults", faults)]
+        yield "synchronization", SYNC.get(str(summary.sync), summary.sync)
+        yield "first mismatch", "none" if first is None else f"step {first}"
+        yield "twins", manifest.twins
+        yield "comparison", manifest.compare
+        yield "exchange of digests", manifest.exchange
+    if abft is not None:
+        yield "products", f"{abft.where}, {abft.scheme}, mode {abft.mode}"
+        yield "thresholds", f"{abft.profile} (kappa {show(abft.kappa)})"
     if manifest.aggregate:
-        facts.append(("aggregation", manifest.aggregate))
-    return [*facts, ("mesh", mesh or None), ("placement", manifest.placement)]
+        yield "aggregation", manifest.aggregate
+    yield "mesh", " × ".join(f"{axis} {size}" for axis, size in (manifest.mesh or {}).items()) or None
+    yield "placement", manifest.placement
 
 
 SOURCE = (

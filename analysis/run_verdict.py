@@ -9,16 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from sdc.schema import (
-    MismatchRow,
-    OperationCounts,
-    ProductTotals,
-    RunManifest,
-    RunSummary,
-    SiteCounts,
-    StepRow,
-    TwinCounts,
-)
+from sdc import schema
+from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 from sdc.verdict import Verdict, gravest
 
 from .series import each, real, whole
@@ -32,18 +24,14 @@ APART = {
 """How far each twin is from the reference: zeros, if the twins are equal."""
 COMPARED = {"state": "parameters and optimizer state", "gradient": "gradients"}
 COUNTS = ("checked", "mismatched", "injected", "zero_reference", "nonfinite")
-ALL_COUNTS = (*COUNTS, "undecided", "unrepeated")
 DIFFERENT = ("mismatched", "zero_reference", "nonfinite", "undecided", "unrepeated")
 """Counts of elements that differed, and of ranks where they did."""
 SIZES = ("frequency", "severity", "relative_max")
 """How much of it differed, and by how much."""
 REHEARSAL = "a rehearsal, not a test of hardware: all twins share one processor"
-NOTHING = {
-    "trace": "a trace has to be compared with another", "train": "a training run has no twin to compare with"
-}  # fmt: skip
-Comparison: TypeAlias = SiteCounts | TwinCounts | MismatchRow | OperationCounts
 PRODUCTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
 """Counts of rows of matrix products."""
+Comparison: TypeAlias = schema.SiteCounts | schema.TwinCounts | MismatchRow
 
 
 class Judgement(NamedTuple):
@@ -72,20 +60,19 @@ def judge(
     whole_run: bool = True,
 ) -> Judgement:
     """The verdict that follows from the lines of a run, or of some of its steps, and from their totals."""
-    sites = {**summary.submodules, **summary.other_sites}
-    total = {name: sum(getattr(site, name) for site in sites.values()) for name in COUNTS}
+    total = {name: sum(getattr(site, name) for site in summary.sites.values()) for name in COUNTS}
     products: Judgement | None = None
     if summary.abft is not None:
-        least = real(manifest.abft.least_coverage) if manifest.abft else None
-        products = _products(summary.abft, steps=len(steps), injected=total["injected"], least=least or 0.0)
-        if products.verdict is Verdict.CLEAN and (lacking := _products_gap(steps)):
-            products = inconclusive(lacking)
+        least = (real(manifest.abft.least_coverage) if manifest.abft else None) or 0.0
+        products = _products(summary.abft, steps, total["injected"], least)
     elif whole_run and manifest.abft is not None:
         products = inconclusive("no row of a matrix product was checked: no step was done")
     if manifest.kind != "twin":
-        return products or Judgement(None, NOTHING.get(manifest.kind, NOTHING["train"]))
+        trace = manifest.kind == "trace"
+        alone = "a trace has to be compared with another" if trace else "a training run has no twin to compare with"
+        return products or Judgement(None, alone)
     found = _twins(manifest, steps, summary, total, whole_run)
-    if found.verdict is Verdict.CLEAN and (lacking := _gap(manifest, steps, mismatches, whole_run=whole_run)):
+    if found.verdict is Verdict.CLEAN and (lacking := _gap(manifest, steps, mismatches, whole_run)):
         found = inconclusive(lacking)
     if products is None or products.verdict is Verdict.CLEAN:
         return found
@@ -118,33 +105,14 @@ def odd_digests(digests: Sequence[str] | None) -> list[int]:
     return [] if most is None else [twin for twin, digest in enumerate(found) if digest != most]
 
 
-def odd_twins(steps: Sequence[StepRow], mismatches: Sequence[MismatchRow]) -> list[int]:
-    """Numbers of the twins that differ from the reference: the majority of three or more, the first of two."""
-    parts: list[MismatchRow | TwinCounts] = [*mismatches]
-    parts += [part for row in steps for part in (row.state, row.gradient) if part is not None]
-    apart = (rank for part in parts for rank in part.ranks if whole(rank.mismatched) or whole(rank.unrepeated))
-    return sorted({twin for rank in apart if (twin := whole(rank.twin)) is not None})
-
-
-def is_rehearsal(manifest: RunManifest) -> bool:
-    """Whether all twins ran on one processor, as simulated devices do: they share the hardware that could be wrong."""
-    environment = manifest.environment
-    if manifest.kind != "twin" or isinstance(environment, str | None) or environment.platform != "cpu":
-        return False
-    if not manifest.devices:  # of a record that does not name them
-        return manifest.processes == 1
-    machines = {device.machine or device.host for device in manifest.devices}
-    return min(len(machines), manifest.hosts or len(machines)) == 1
-
-
 def _twins(
     manifest: RunManifest, steps: Sequence[StepRow], summary: RunSummary, total: Mapping[str, int], whole_run: bool
 ) -> Judgement:
-    first = summary.first_mismatch_step
-    if first is not None:
+    if summary.first_mismatch_step is not None:
         guesses = sum(whole(part.undecided) or 0 for row in steps for part in compared(row).values())
         guessed = f"; {guesses:,} times no majority agreed, so that the reference was a guess" if guesses else ""
-        return Judgement(Verdict.CORRUPT, f"{_evidence(steps, summary, total)}; first at step {first}{guessed}")
+        found = f"{_evidence(steps, summary, total)}; first at step {summary.first_mismatch_step}{guessed}"
+        return Judgement(Verdict.CORRUPT, found)
     if not steps:
         return inconclusive("no step was done")
     checked = {"submodule outputs and input gradients": total["checked"]}
@@ -161,59 +129,46 @@ def _twins(
         )
     if not elements:
         return Judgement(Verdict.CLEAN, "nothing was checked, nor had to be")
-    bound = frequency_upper_bound(0, elements)
+    less = ""  # than one would think, a verdict rests on
+    if summary.rehearsal:
+        less = f"; {REHEARSAL}"
+    elif manifest.placement == "vmap":
+        less = "; twins shared their devices, so that a fault that repeats itself would hit all of them alike"
     return Judgement(
         Verdict.CLEAN,
         f"no mismatch in {elements:,} checked elements ({what}) over {len(steps)} steps; at 95 % confidence the "
-        f"mismatch frequency is below {bound:.2g} per element, if elements fail independently{_rests_on(manifest)}",
+        f"mismatch frequency is below {frequency_upper_bound(0, elements):.2g} per element, if elements fail "
+        f"independently{less}",
     )
-
-
-def _rests_on(manifest: RunManifest) -> str:
-    """What a clean verdict rests on, where that is less than one would think."""
-    if is_rehearsal(manifest):
-        return f"; {REHEARSAL}"
-    if manifest.placement == "vmap":
-        return "; twins shared their devices, so that a fault that repeats itself would hit all of them alike"
-    return ""
 
 
 def _evidence(steps: Sequence[StepRow], summary: RunSummary, total: Mapping[str, int]) -> str:
     parts = []
     if total["mismatched"]:
-        sites = {**summary.submodules, **summary.other_sites}
-        hit = [name for name, site in sites.items() if site.mismatched]
+        hit = [name for name, site in summary.sites.items() if site.mismatched]
         parts.append(f"{total['mismatched']:,} of {total['checked']:,} elements at {', '.join(hit)}")
-    parts += _unrepeated(steps)
+    once: Counter[str] = Counter()
+    for row in steps:
+        once.update({name: whole(site.unrepeated) or 0 for name, site in row.sites.items()})
+    if times := once.total():
+        digests = f"{times:,} digest{'s' * (times > 1)} at {', '.join(name for name in once if once[name])}"
+        parts.append(f"{digests} that did not differ again when repeated, so by how much is not known")
     for part, name in COMPARED.items():
         counts = getattr(summary, part)
         if counts.mismatched:
             parts.append(f"{counts.mismatched:,} of {counts.checked:,} elements of the {name}")
     for key, name in BITWISE.items():
-        if differing := sum(unequal(row, key) for row in steps):
+        if differing := sum(_unequal(row, key) for row in steps):
             parts.append(f"the {name} of {differing:,} steps")
-    if digests := sum(whole(row.operations.mismatched) or 0 for row in steps if row.operations):
-        parts.append(f"{digests:,} digests of operations")
-    if not parts:
-        parts = [f"the {name}" for key, name in APART.items() if any(apart(row, key) for row in steps)]
+    if operations := sum(whole(row.operations.mismatched) or 0 for row in steps if row.operations):
+        parts.append(f"{operations:,} digests of operations")
+    parts = parts or [f"the {name}" for key, name in APART.items() if any(_apart(row, key) for row in steps)]
     odd = summary.odd_twins
     who = f"twin {' and '.join(map(str, odd))} differs from the majority" if odd and (summary.twins or 0) > 2 else ""
     return f"{who or 'the twins differ'} in {'; '.join(parts) or 'a step whose totals are not on record'}"
 
 
-def _unrepeated(steps: Sequence[StepRow]) -> list[str]:
-    """What differed once and not when the step was repeated; empty where there is none."""
-    found: Counter[str] = Counter()
-    for row in steps:
-        for name, site in row.sites.items():
-            found[name] += whole(site.unrepeated) or 0
-    if not (times := sum(found.values())):
-        return []
-    hit, many = ", ".join(name for name in found if found[name]), "s" * (times > 1)
-    return [f"{times:,} digest{many} at {hit} that did not differ again when repeated, so by how much is not known"]
-
-
-def _products(found: ProductTotals, *, steps: int, injected: int, least: float) -> Judgement:
+def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: int, least: float) -> Judgement:
     """What the checks of matrix products say; so many values were changed on purpose, so much had to be checked."""
     if found.flagged:
         hit = [name for name, site in found.sites.items() if site.flagged]
@@ -230,7 +185,7 @@ def _products(found: ProductTotals, *, steps: int, injected: int, least: float) 
     blind = found.nonfinite
     unjudged = f" ({blind:,} rows of products had inputs that are not finite, and cannot be judged)" if blind else ""
     if not found.checked:
-        return inconclusive(f"no row of a matrix product was checked in {steps} steps{unjudged}")
+        return inconclusive(f"no row of a matrix product was checked in {len(steps)} steps{unjudged}")
     if injected:
         return inconclusive(
             f"{injected:,} values were corrupted on purpose and no check of a product saw any of them{unjudged}",
@@ -242,96 +197,79 @@ def _products(found: ProductTotals, *, steps: int, injected: int, least: float) 
             f"no flag in {found.checked:,} checked rows, but only {found.coverage:.1%} of the work of matrix products "
             f"was checked (least coverage {least:.1%}){''.join(named)}{more}"
         )
-    bound = frequency_upper_bound(0, int(found.checked))
-    return Judgement(
-        Verdict.CLEAN,
-        f"no flag in {found.checked:,} checked rows of matrix products over {steps} steps{unjudged}; at 95 % "
-        f"confidence fewer than {bound:.2g} of the rows have an error that the check can see, if rows fail "
-        "independently",
-    )
-
-
-def _products_gap(steps: Sequence[StepRow]) -> str | None:
-    """Why the lines of a run without a flag do not speak for all its products; None where they do."""
-    for row in steps:
-        line, step = row.abft, row.step
-        if line is None:
-            return f"step {step} has no counts of its products; no row is flagged in all else"
+    for row in steps:  # lines without a flag that do not speak for all products
+        if (line := row.abft) is None:
+            return inconclusive(f"step {row.step} has no counts of its products; no row is flagged in all else")
+        lacking = []
         if not 0 <= (-1.0 if line.coverage is None else line.coverage) <= 1:
-            return f"step {step} has no readable coverage of its products; no row is flagged in all else"
+            lacking.append("no readable coverage of its products")
         for key in PRODUCTS:
             parts = [whole(getattr(site, key)) for site in line.sites.values()]
             if None in parts or whole(getattr(line, key)) != sum(part or 0 for part in parts):
-                return f"step {step} has counts of products that do not add up ({key}); no row is flagged in all else"
+                lacking.append(f"counts of products that do not add up ({key})")
+        if lacking:
+            return inconclusive(f"step {row.step} has {lacking[0]}; no row is flagged in all else")
         if any(whole(place.flagged) != 0 for place in line.rows):
-            return f"step {step} names flagged rows of products that its counts do not have"
-    return None
-
-
-def first_mismatch(steps: Iterable[StepRow], mismatches: Iterable[MismatchRow]) -> int | None:
-    """Number of the first step in which anything differs that must be equal; the steps are in order."""
-    found = [row.step for row in mismatches if _found(row)]
-    found += [row.step for row in [next(filter(differs, steps), None)] if row is not None]
-    return min(found, default=None)
-
-
-def differs(row: StepRow) -> bool:
-    """Whether any number of a line of `steps.jsonl` says that the twins differ."""
-    counted = any(map(_found, compared(row).values())) or (row.operations is not None and _found(row.operations))
-    return counted or any(unequal(row, key) for key in BITWISE) or any(apart(row, key) for key in APART)
+            return inconclusive(f"step {row.step} names flagged rows of products that its counts do not have")
+    return Judgement(
+        Verdict.CLEAN,
+        f"no flag in {found.checked:,} checked rows of matrix products over {len(steps)} steps{unjudged}; at 95 % "
+        f"confidence fewer than {frequency_upper_bound(0, int(found.checked)):.2g} of the rows have an error that the "
+        "check can see, if rows fail independently",
+    )
 
 
 def what_differs(steps: Sequence[StepRow]) -> list[str]:
-    """Names of what differs anywhere in lines of `steps.jsonl`, for reading."""
-    names = [name for key, name in BITWISE.items() if any(unequal(row, key) for row in steps)]
-    names += [f"distances of the {name}" for key, name in APART.items() if any(apart(row, key) for row in steps)]
-    names += ["digests of operations"] * any(row.operations is not None and _found(row.operations) for row in steps)
-    names += [f"counts of {name}" for row in steps for name, entry in compared(row).items() if _found(entry)]
+    """What lines of `steps.jsonl` say that differs between the twins, as words; empty where all is equal."""
+    names = [name for key, name in BITWISE.items() if any(_unequal(row, key) for row in steps)]
+    names += [f"distances of the {name}" for key, name in APART.items() if any(_apart(row, key) for row in steps)]
+    names += ["digests of operations"] * any(row.operations and whole(row.operations.mismatched) for row in steps)
+    names += [f"counts of {name}" for row in steps for name, entry in compared(row).items() if is_apart(entry)]
     return list(dict.fromkeys(names))
 
 
-def compared(row: StepRow) -> dict[str, SiteCounts | TwinCounts]:
+def compared(row: StepRow) -> dict[str, schema.SiteCounts | schema.TwinCounts]:
     """The comparisons of a line by name: its sites, then gradient and state."""
     parts = {name: part for name in COMPARED if (part := getattr(row, name)) is not None}
     return {**row.sites, **parts}
 
 
-def unequal(row: StepRow, key: str) -> bool:
+def _unequal(row: StepRow, key: str) -> bool:
     """Whether the twins' numbers differ in any bit; two NaNs are equal."""
     values = [found for value in each(getattr(row, key)) if (found := real(value)) is not None]
     return len({b"NaN" if math.isnan(value) else struct.pack("<d", value) for value in values}) > 1
 
 
-def apart(row: StepRow, key: str) -> bool:
+def _apart(row: StepRow, key: str) -> bool:
     """Whether any twin is away from the reference."""
     return any(real(value) not in (None, 0.0) for value in each(getattr(row, key)))
 
 
 def _gap(
-    manifest: RunManifest, steps: Sequence[StepRow], mismatches: Iterable[MismatchRow], *, whole_run: bool
+    manifest: RunManifest, steps: Sequence[StepRow], mismatches: Iterable[MismatchRow], whole_run: bool
 ) -> str | None:
     """Why the lines of twins that agree do not speak for their steps, or for all of the run; None where they do."""
     first = steps[0] if whole_run and steps else None
     at_first = {} if first is None else compared(first)
     for place, row in enumerate(steps):
-        step = row.step
-        if whole_run and step != place:
+        if whole_run and row.step != place:
             return f"step {place} is not on record; nothing differs in the {len(steps)} that are"
-        here = compared(row)
+        here, lacking = compared(row), []
         for name, entry in here.items():
             if problem := _unreadable(entry):
-                return f"step {step} has no readable {problem} of {name}; nothing differs in all else"
+                lacking.append(f"has no readable {problem} of {name}")
         for name, entry in at_first.items():
             if name not in here or here[name].checked != entry.checked:
-                return f"step {step} did not compare {name} as step 0 did; nothing differs in all else"
+                lacking.append(f"did not compare {name} as step 0 did")
         for key in (*BITWISE, *APART):
             values = each(getattr(row, key))
             if any(real(value) is None for value in values):
-                return f"step {step} has no readable {key}; nothing differs in all else"
+                lacking.append(f"has no readable {key}")
             expected = manifest.twins or len(values)
-            lost = not values and first is not None and each(getattr(first, key))
-            if len(values) not in (expected, 0) or lost:
-                return f"step {step} has {len(values)} numbers {key} of {expected} twins; nothing differs in all else"
+            if len(values) not in (expected, 0) or (not values and first is not None and each(getattr(first, key))):
+                lacking.append(f"has {len(values)} numbers {key} of {expected} twins")
+        if lacking:
+            return f"step {row.step} {lacking[0]}; nothing differs in all else"
     for detail in mismatches:
         if problem := _unreadable(detail):
             return f"a detail of step {detail.step} has no readable {problem}; nothing differs in all else"
@@ -341,19 +279,19 @@ def _gap(
     return None
 
 
-def _found(entry: Comparison) -> bool:
+def is_apart(entry: Comparison) -> bool:
     """Whether any of the numbers of a comparison says that something differed."""
-    ranks = [] if isinstance(entry, OperationCounts) else getattr(entry, "ranks", [])
+    ranks = getattr(entry, "ranks", ())
     counts = (*(getattr(entry, key, None) for key in DIFFERENT), *(rank.mismatched for rank in ranks))
     return any(map(whole, counts)) or any(real(getattr(entry, key, None)) for key in SIZES)
 
 
-def _unreadable(entry: SiteCounts | TwinCounts | MismatchRow) -> str | None:
+def _unreadable(entry: Comparison) -> str | None:
     """What in a comparison is no count, though the verdict needs it; None for a sound one."""
-    for key in ALL_COUNTS:
+    for key in (*COUNTS, "undecided", "unrepeated"):
         if (value := getattr(entry, key, None)) is not None and whole(value) is None:
             return key
     if (entry.checked is None) != (entry.mismatched is None):
         return "checked" if entry.checked is None else "mismatched"
-    ranks = getattr(entry, "ranks", [])
+    ranks = getattr(entry, "ranks", ())
     return "ranks" if any(rank.mismatched is not None and whole(rank.mismatched) is None for rank in ranks) else None

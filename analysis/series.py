@@ -1,8 +1,8 @@
 """Numbers out of record lines: what is absent, no count or not finite is told apart and never raises."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -70,3 +70,16 @@ def per_site(steps: Sequence[StepRow], site: str, name: str) -> Floats:
     """A quantity of one site at every step; NaN where a line lacks it."""
     values = (real(getattr(row.sites[site], name)) if site in row.sites else None for row in steps)
     return np.asarray([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def per_method(steps: Sequence[StepRow], name: str, of: Callable[[list[float]], float] = max) -> list[float] | None:
+    """What a method of aggregation recorded at every step, of several numbers one; NaN where a line has none.
+
+    None where no line says it: what each method says of a step is its own.
+    """
+    lines = [row.aggregation or {} for row in steps]
+    if not any(name in line for line in lines):
+        return None
+    values: list[list[Any]] = [found if isinstance(found := line.get(name), list) else [found] for line in lines]
+    known = [[number for value in several if (number := real(value)) is not None] for several in values]
+    return [float(of(numbers)) if numbers else math.nan for numbers in known]

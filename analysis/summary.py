@@ -6,32 +6,18 @@ Numbers in brackets are those of the equations in Ma et al., "Understanding Sile
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from sdc import schema
 from sdc.records import Contents
-from sdc.schema import (
-    CampaignSummary,
-    Counts,
-    FlaggedPlace,
-    LayerTotals,
-    MismatchRow,
-    ProductCounts,
-    ProductTotals,
-    RunManifest,
-    RunSummary,
-    SiteCounts,
-    SiteTotals,
-    StepRow,
-    TwinCounts,
-)
+from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 from sdc.verdict import Verdict
 
-from . import run_verdict
-from .run_verdict import COUNTS, PRODUCTS, Judgement, graver, inconclusive
+from .run_verdict import COUNTS, PRODUCTS, Judgement, final_states, graver, inconclusive, is_apart, judge, what_differs
 from .series import each, real, whole, worst
 from .statistics import frequency_upper_bound
 
@@ -60,7 +46,7 @@ def summarize(
         none was measured.
 
     Example:
-        >>> from sdc.schema import RunManifest, SiteCounts, StepRow
+        >>> from sdc.records import RunManifest, SiteCounts, StepRow
         >>> site = SiteCounts(checked=1000, mismatched=2, injected=2, severity=3.0)
         >>> row = StepRow(step=0, loss=[2.0, 2.0], sites={"fwd/attn": site})
         >>> summary = summarize(RunManifest(kind="twin", layers=2), [row], [])
@@ -68,10 +54,14 @@ def summarize(
         (<Verdict.CORRUPT: 'corrupt'>, 0.002)
     """
     others = sorted({site for row in steps for site in row.sites} - set(SUBMODULES))
-    sites = {site: _site(steps, site) for site in (*SUBMODULES, *others)}
+    sites = {site: _site([row.sites[site] for row in steps if site in row.sites]) for site in (*SUBMODULES, *others)}
     times = (real(value) for row in steps for value in each(row.seconds)[:1])
     seconds = [value for value in times if value is not None and math.isfinite(value)]
     drift = [row.parameter_difference for row in steps if each(row.parameter_difference)]
+    parts = [*mismatches, *(part for row in steps for part in (row.state, row.gradient) if part is not None)]
+    ranks = (rank for part in parts for rank in part.ranks if whole(rank.mismatched) or whole(rank.unrepeated))
+    apart = [row.step for row in mismatches if is_apart(row)]
+    apart += [row.step for row in steps if what_differs([row])]
     simulated = manifest.suspect is not None and manifest.suspect.simulated
     summary = RunSummary(
         steps=len(steps),
@@ -79,8 +69,8 @@ def summarize(
         submodules={site: sites[site] for site in SUBMODULES},
         other_sites={site: sites[site] for site in others},
         layers=_layers(manifest, steps, mismatches, sites),
-        state=Counts(**_total([row.state for row in steps if row.state])),
-        gradient=Counts(**_total([row.gradient for row in steps if row.gradient])),
+        state=schema.Counts(**_total([row.state for row in steps if row.state])),
+        gradient=schema.Counts(**_total([row.gradient for row in steps if row.gradient])),
         worst_noise_to_signal=worst(value for row in steps for value in each(row.noise_to_signal)),  # (5)
         parameter_difference=worst(each(drift[-1])) if drift else None,
         final_loss=list(each(steps[-1].loss)) if steps else [],
@@ -88,14 +78,14 @@ def summarize(
         expected=manifest.expected,
         simulated=bool(simulated) or any(site.injected for site in sites.values()),
         seconds_per_step=statistics.median(seconds) if seconds else None,
-        first_mismatch_step=run_verdict.first_mismatch(steps, mismatches),
-        odd_twins=run_verdict.odd_twins(steps, mismatches),
+        first_mismatch_step=min(apart, default=None),
+        odd_twins=sorted({twin for rank in ranks if (twin := whole(rank.twin)) is not None}),
         twins=manifest.twins,
         hosts=manifest.hosts,
-        rehearsal=run_verdict.is_rehearsal(manifest),
-        abft=_products(steps),
+        rehearsal=_is_rehearsal(manifest),
+        abft=_products([(row.step, row.abft) for row in steps if row.abft is not None]),
     )
-    summary.verdict, summary.reason = run_verdict.judge(manifest, steps, mismatches, summary, whole_run=whole_run)
+    summary.verdict, summary.reason = judge(manifest, steps, mismatches, summary, whole_run=whole_run)
     return summary
 
 
@@ -114,14 +104,17 @@ def summary_of(run: Contents) -> RunSummary:
         summary.simulated = summary.simulated or again.simulated
         reason = f"in {len(run.discarded)} steps that were run again, {again.reason}; after that, {found.reason}"
         found = graver(found, Judgement(again.verdict, reason))
-    if apart := run_verdict.final_states(manifest, stored.state_digest if stored else None, ended=run.ended):
+    if apart := final_states(manifest, stored.state_digest if stored else None, ended=run.ended):
         found = graver(found, apart)
     if stored is not None:
-        summary.state_digest, summary.first_difference = stored.state_digest, stored.first_difference
-        summary.shadow = stored.shadow
+        for name in ("state_digest", "first_difference", "shadow"):
+            setattr(summary, name, getattr(stored, name))
         if stored.steps is not None and stored.steps != len(run.steps):
             found = graver(found, inconclusive(f"{len(run.steps)} of the {stored.steps} steps are on record"))
-        found = graver(found, _stored(stored, found))
+        said = str(stored.reason)
+        if stored.verdict is Verdict.CORRUPT and found.verdict is not None:
+            said = f"summary.json says corrupt ({said}), although the lines do not: {found.reason}"
+        found = graver(found, Judgement(stored.verdict, said))
     elif run.kind.name == "trace" and run.manifest.get("against"):  # it writes at its end what it found
         found = inconclusive("the run has not ended")
     elif found.verdict is Verdict.CLEAN:
@@ -130,62 +123,63 @@ def summary_of(run: Contents) -> RunSummary:
     return summary
 
 
-def contents_of(summary: RunSummary | CampaignSummary, stored: Mapping[str, Any] | None) -> dict[str, Any]:
+def contents_of(
+    summary: schema.RunSummary | schema.CampaignSummary, stored: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What `summary.json` says: what was computed, and what else the run wrote into it."""
     computed: dict[str, Any] = msgspec.to_builtins(summary)
     keep = {"format", "schema", "version", "host", "lines", "state_digest", "first_difference", "shadow"}
     return {**(stored or {}), **{name: value for name, value in computed.items() if name not in keep}}
 
 
-def _stored(stored: RunSummary, computed: Judgement) -> Judgement:
-    """What the run wrote itself, and that it is not what follows from its lines, if anything does."""
-    if stored.verdict is not Verdict.CORRUPT or computed.verdict is None:
-        return Judgement(stored.verdict, str(stored.reason))
-    said = f"summary.json says corrupt ({stored.reason}), although the lines do not: {computed.reason}"
-    return Judgement(Verdict.CORRUPT, said)
+def _is_rehearsal(manifest: RunManifest) -> bool:
+    """Whether all twins ran on one processor, as simulated devices do: they share the hardware that could be wrong."""
+    environment = manifest.environment
+    if manifest.kind != "twin" or isinstance(environment, str | None) or environment.platform != "cpu":
+        return False
+    if not manifest.devices:  # of a record that does not name them
+        return manifest.processes == 1
+    machines = {device.machine or device.host for device in manifest.devices}
+    return min(len(machines), manifest.hosts or len(machines)) == 1
 
 
-def _products(steps: Sequence[StepRow]) -> ProductTotals | None:
-    """Totals over the lines of `steps.jsonl`; None for a run that checked no products."""
-    lines = [(row.step, row.abft) for row in steps if row.abft is not None]
+def _products(lines: Sequence[tuple[int, schema.ProductRow]]) -> schema.ProductTotals | None:
+    """Totals of checked products over the steps; None for a run that checked none."""
     if not lines:
         return None
-    sites: dict[str, list[ProductCounts]] = {}
-    flagged: Counter[tuple[Any, ...]] = Counter()
-    confirmed: Counter[tuple[Any, ...]] = Counter()
+
+    def add(found: Sequence[schema.ProductCounts]) -> dict[str, Any]:
+        counts = {name: sum(whole(getattr(one, name)) or 0 for one in found) for name in PRODUCTS}
+        return counts | {name: worst([0.0, *(getattr(one, name) for one in found)]) for name in MARGINS}
+
+    sites: dict[str, list[schema.ProductCounts]] = defaultdict(list)
+    flagged, confirmed = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
     for _, line in lines:
         for name, found in line.sites.items():
-            sites.setdefault(name, []).append(found)
+            sites[name].append(found)
         for row in line.rows:
             place = tuple(getattr(row, name) for name in PLACE)
             flagged[place] += whole(row.flagged) or 0
             confirmed[place] += whole(row.confirmed) or 0
-    totals = {name: ProductCounts(**_product_counts(found)) for name, found in sites.items()}
-    covered = [share for _, line in lines if (share := real(line.coverage)) is not None]
-    return ProductTotals(
-        **_product_counts(list(totals.values())),
+    totals = {name: schema.ProductCounts(**add(found)) for name, found in sites.items()}
+    return schema.ProductTotals(
+        **add(list(totals.values())),
         first_step=next((step for step, line in lines if whole(line.flagged)), None),
-        coverage=min(covered, default=None),
+        coverage=min((share for _, line in lines if (share := real(line.coverage)) is not None), default=None),
         skipped=lines[-1][1].skipped,
         sites=totals,
         places=[
-            FlaggedPlace(**dict(zip(PLACE, place, strict=True)), flagged=rows, confirmed=confirmed[place])
+            schema.FlaggedPlace(**dict(zip(PLACE, place, strict=True)), flagged=rows, confirmed=confirmed[place])
             for place, rows in sorted(flagged.items(), key=lambda item: (-item[1], str(item[0])))
         ],
     )
 
 
-def _product_counts(found: Sequence[ProductCounts]) -> dict[str, Any]:
-    counts = {name: sum(whole(getattr(one, name)) or 0 for one in found) for name in PRODUCTS}
-    return counts | {name: worst([0.0, *(getattr(one, name) for one in found)]) for name in MARGINS}
-
-
-def _site(steps: Sequence[StepRow], name: str) -> SiteTotals:
+def _site(rows: Sequence[schema.SiteCounts]) -> schema.SiteTotals:
     """Totals of one site: frequency (2) over all microsteps, severity (4) as the largest of all steps."""
-    rows = [row.sites[name] for row in steps if name in row.sites]
     total = _total(rows, COUNTS)
     checked, mismatched = total["checked"], total["mismatched"]
-    return SiteTotals(
+    return schema.SiteTotals(
         frequency=mismatched / checked if checked else None,
         severity=worst(row.severity for row in rows),
         frequency_upper_95=frequency_upper_bound(min(mismatched, checked), checked) if checked else None,
@@ -193,35 +187,37 @@ def _site(steps: Sequence[StepRow], name: str) -> SiteTotals:
     )
 
 
-def _total(rows: Iterable[SiteCounts | TwinCounts | MismatchRow], names: Sequence[str] = COUNTS[:2]) -> dict[str, Any]:
+def _total(rows: Iterable[schema.Counts], names: Sequence[str] = COUNTS[:2]) -> dict[str, Any]:
     """Sums counts. A line with something else for a count is damaged: nothing of it counts, least of all as checked."""
     total = dict.fromkeys(names, 0)
     for row in rows:
         counts = {name: whole(0 if (value := getattr(row, name)) is None else value) for name in names}
         if None not in counts.values():
-            for name in names:
-                total[name] += counts[name] or 0
+            total = {name: total[name] + (counts[name] or 0) for name in names}
     return total
 
 
 def _layers(
-    manifest: RunManifest, steps: Sequence[StepRow], mismatches: Sequence[MismatchRow], sites: Mapping[str, SiteTotals]
-) -> dict[str, LayerTotals]:
+    manifest: RunManifest,
+    steps: Sequence[StepRow],
+    mismatches: Sequence[MismatchRow],
+    sites: Mapping[str, schema.SiteTotals],
+) -> dict[str, schema.LayerTotals]:
     """Per-layer frequency (1) and severity (3); every layer has the same number of checked elements."""
     recorded = {row.step for row in steps}  # a crash can leave mismatches of a step that has no line
     rows = [(layer, row) for row in mismatches if row.step in recorded and (layer := whole(row.layer)) is not None]
     layers = min(max([manifest.layers or 0, *(layer + 1 for layer, _ in rows)]), MOST_LAYERS)
+    lines: dict[tuple[str | None, int], list[MismatchRow]] = defaultdict(list)
+    for layer, row in rows:
+        lines[row.site, layer].append(row)
     table = {}
     for site, total in sites.items():
-        here: list[list[MismatchRow]] = [[] for _ in range(layers)]
-        for layer, row in rows:
-            if row.site == site and layer < layers:
-                here[layer].append(row)
-        counts = [_total(lines, ("mismatched", "injected")) for lines in here]
+        here = [lines[site, layer] for layer in range(layers)]
+        counts = [_total(found, ("mismatched", "injected")) for found in here]
         checked = (total.checked or 0) / layers if layers else 0
-        table[site] = LayerTotals(
+        table[site] = schema.LayerTotals(
             frequency=[one["mismatched"] / checked if checked else None for one in counts],
-            severity=[worst(row.severity for row in lines) for lines in here],
+            severity=[worst(row.severity for row in found) for found in here],
             mismatched=[one["mismatched"] for one in counts],
             injected=[one["injected"] for one in counts],
         )

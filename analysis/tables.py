@@ -1,22 +1,15 @@
-"""The tables of a run: frequencies, counts, ranks, checked products."""
+"""The tables of a run: frequencies, counts, ranks, checked products, aggregation."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
-from sdc.schema import (
-    Counts,
-    MismatchRow,
-    Number,
-    ProductTotals,
-    PublishedSite,
-    RankRow,
-    RunSummary,
-    SiteTotals,
-    StepRow,
-)
+import numpy as np
+
+from sdc.schema import Counts, MismatchRow, ProductTotals, PublishedSite, RankRow, RunSummary, ShadowTotals, StepRow
 
 from .report import NOT_MEASURED, LeftOut, Table, show
 from .run_verdict import COMPARED, COUNTS, PRODUCTS
-from .series import real, whole, worst
+from .series import per_method, real, whole, worst
 from .statistics import bootstrap_interval, frequency_upper_bound
 from .summary import MARGINS, PLACE, SUBMODULES
 
@@ -26,11 +19,8 @@ FLAGGED, RANKS = "Flagged rows by product, layer and rank", "Mismatches by rank"
 FIRST, TRAINING = "First mismatches", "Training"
 BRIEF = (FREQUENCIES, ELEMENTS, CHECKED, UNCHECKED)
 """What a terminal shows."""
-TOO_FEW = "too few steps with a mismatch"
 NOTHING = "no submodule was compared (that needs --sync compute)"
 UNSEEN = "no mismatch at a submodule was recorded"
-SHOWN = 20
-"""Places of flags that a report lists."""
 RESTS_ON = (
     "Intervals are of the block bootstrap over steps, which allows for bursts; with too few bursts there is none. "
     "Below: what a run without a mismatch says if elements fail independently. With bursts it says less."
@@ -39,19 +29,20 @@ RESTS_ON = (
 
 def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut:
     """Measured frequency and severity of each site, beside the published values where the run simulates a node."""
-    sites = {**summary.submodules, **summary.other_sites}
-    if not any(site.checked for site in sites.values()):
+    if not any(site.checked for site in summary.sites.values()):
         return LeftOut(FREQUENCIES, NOTHING)
     published, expected = summary.published or {}, summary.expected or {}
     beside = ("published", "measured / published") if published else ()
     header = ("site", "frequency (2)", "95 % interval", *(["expected here"] if expected else []), *beside)
     rows = []
-    for name, site in sites.items():
-        known = published.get(name, PublishedSite())
+    for name, site in summary.sites.items():
         interval = _interval([row.sites[name] for row in steps if name in row.sites], site)
         row = [name, show(site.frequency), interval, *([show(expected.get(name))] if expected else [])]
-        row += _beside(site.frequency, known.frequency) if published else []
-        row += [show(site.severity), *(_beside(site.severity, known.severity) if published else [])]
+        for quantity in ("frequency", "severity"):
+            measured, known = getattr(site, quantity), getattr(published.get(name, PublishedSite()), quantity)
+            row += [show(measured)] * (quantity == "severity")
+            if published:
+                row += [show(known), NOT_MEASURED if measured is None or not known else show(measured / known)]
         rows.append(tuple(row))
     note = RESTS_ON
     if expected:
@@ -67,46 +58,44 @@ def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
 
 def counts(summary: RunSummary) -> Table | LeftOut:
     """Element counts behind the frequencies, and the injected ones, which are the ground truth of a simulation."""
-    sites = {**summary.submodules, **summary.other_sites}
+    sites = summary.sites
     if not any(site.checked or site.injected for site in sites.values()):
         return LeftOut(ELEMENTS, NOTHING)
-    rows = tuple((name, *_counted(site)) for name, site in sites.items())
+    lacking = {"checked": "not compared", **dict.fromkeys(("mismatched", "zero_reference", "nonfinite"), "-")}
+    rows = [
+        (
+            name,
+            *(lacking.get(key) if key in lacking and not site.checked else show(getattr(site, key)) for key in COUNTS),
+        )
+        for name, site in sites.items()
+    ]
     note = ""
-    if any(site.checked for site in sites.values()) and summary.simulated:
+    if summary.simulated and any(site.checked for site in sites.values()):
         differ = [name for name, site in sites.items() if site.checked and site.mismatched != site.injected]
         note = f"Mismatched differs from injected at {', '.join(differ)}: the check or the injection is at fault."
         note = note if differ else "Mismatched equals injected at every site that was compared."
-    return Table(ELEMENTS, ("site", *(name.replace("_", " ") for name in COUNTS)), rows, note)
-
-
-def _counted(site: SiteTotals) -> list[str]:
-    """The counts of a site: what was not compared is not nought."""
-    measured = ("mismatched", "zero_reference", "nonfinite")
-    compared = {"checked": "not compared", **dict.fromkeys(measured, "-")} if not site.checked else {}
-    return [compared.get(key, show(getattr(site, key))) for key in COUNTS]
+    return Table(ELEMENTS, ("site", *(name.replace("_", " ") for name in COUNTS)), tuple(rows), note)
 
 
 def whole_step(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut:
     """Bitwise comparison of gradients, and of parameters with the optimizer state."""
-    rows = []
+    rows, free = [], summary.sync == "none"
     for part, name in COMPARED.items():
         total = getattr(summary, part)
         if total.checked:
-            counts = [] if summary.sync == "none" else [found for row in steps if (found := getattr(row, part))]
-            interval = NOT_MEASURED if total.mismatched and not counts else _interval(counts, total)
+            found = [] if free else [counts for row in steps if (counts := getattr(row, part))]
+            interval = NOT_MEASURED if total.mismatched and not found else _interval(found, total)
             share = show(total.mismatched / total.checked)
             rows.append((name, show(total.checked), show(total.mismatched), share, interval))
-    header = ("compared", "checked", "mismatched", "frequency", "95 % interval")
-    note = f"Elements summed over steps. {RESTS_ON}"
-    if summary.sync == "none":
-        note += (
-            " Without synchronization a difference persists and is counted again at every step, so that there is no "
-            "interval either."
-        )
-    title = "Whole-step comparison"
-    if not rows:
-        return LeftOut(title, "no gradient and no parameter was compared")
-    return Table(title, header, tuple(rows), note)
+    persists = (
+        " Without synchronization a difference persists and is counted again at every step, so that there is no "
+        "interval either."
+    )
+    title, header = "Whole-step comparison", ("compared", "checked", "mismatched", "frequency", "95 % interval")
+    note = f"Elements summed over steps. {RESTS_ON}{persists * free}"
+    return (
+        Table(title, header, tuple(rows), note) if rows else LeftOut(title, "no gradient and no parameter was compared")
+    )
 
 
 def training(summary: RunSummary) -> Table | LeftOut:
@@ -115,26 +104,22 @@ def training(summary: RunSummary) -> Table | LeftOut:
     names = [f"last loss, twin {twin}" for twin in range(len(loss))] if len(loss) > 1 else ["last loss"]
     # Twins can differ in the last bits: nine digits tell two float32 numbers apart.
     rows = [(name, show(value, digits=9)) for name, value in zip(names, loss, strict=False)]
-    rows += [
-        (name, show(value))
-        for key, name in (
-            ("worst_noise_to_signal", "worst-case noise-to-signal (5)"),
-            ("parameter_difference", "parameter difference ‖θ' - θ‖₂ after the last step"),
-            ("seconds_per_step", "seconds per step, median"),
-        )
-        if (value := getattr(summary, key)) is not None
-    ]
+    scalars = {
+        "worst-case noise-to-signal (5)": summary.worst_noise_to_signal,
+        "parameter difference ‖θ' - θ‖₂ after the last step": summary.parameter_difference,
+        "seconds per step, median": summary.seconds_per_step,
+    }
+    rows += [(name, show(value)) for name, value in scalars.items() if value is not None]
     return Table(TRAINING, ("quantity", "value"), tuple(rows)) if rows else LeftOut(TRAINING, "no step was done")
 
 
 def ranks(mismatches: Sequence[MismatchRow]) -> Table | LeftOut:
     """Mismatches by device: where on the mesh the corruption sits."""
-    found: dict[tuple[str, str, str], list[tuple[str, RankRow]]] = {}
+    found: dict[tuple[str, str, str], list[tuple[str, RankRow]]] = defaultdict(list)
     for row in mismatches:
         for rank in row.ranks:
             if whole(rank.mismatched):
-                place = (show(rank.twin), show(rank.data), show(rank.model))
-                found.setdefault(place, []).append((str(row.site), rank))
+                found[show(rank.twin), show(rank.data), show(rank.model)].append((str(row.site), rank))
     rows = tuple(
         (
             " / ".join(place),
@@ -160,52 +145,93 @@ def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Tabl
     return Table(FIRST, header, rows, note) if rows else LeftOut(FIRST, UNSEEN)
 
 
-def products(found: ProductTotals | None) -> Table | LeftOut:
-    """Rows checked and flagged by product."""
-    if found is None or not found.sites:
-        return LeftOut(CHECKED, "no step was done")
-    rows = [(name, *(show(getattr(site, key)) for key in (*PRODUCTS, *MARGINS))) for name, site in found.sites.items()]
-    return Table(
-        CHECKED,
-        ("product", *PRODUCTS, "worst margin", "first tier's"),
-        tuple(rows),
-        "Rows. Examined: passed on by the first tier. Confirmed: flagged, and right when computed again. Nonfinite: "
-        "rows of inputs that are not finite, of which nothing can be said. Margin: largest |r| / bound in the tier "
-        "that decides; above 1 is a flag, 0 means that no row came so far. The first tier decides nothing: rows above "
-        "1 are examined.",
-    )
-
-
-def flagged_places(found: ProductTotals | None) -> Table | LeftOut:
-    """The layers and ranks that were flagged."""
-    if found is None or not found.places:
-        return LeftOut(FLAGGED, "no row was flagged")
-    places = found.places[:SHOWN]
-    rows = [
-        (str(place.site), *(show(getattr(place, key)) for key in (*PLACE[1:], "flagged", "confirmed")))
-        for place in places
+def products(found: ProductTotals | None) -> list[Table | LeftOut]:
+    """Rows of products that were checked, products that could not be, and the layers and ranks that were flagged."""
+    found = found or ProductTotals()
+    margins = ("worst margin", "first tier's")
+    checked = [
+        (name, *(show(getattr(site, key)) for key in (*PRODUCTS, *MARGINS))) for name, site in found.sites.items()
     ]
-    more = len(found.places) - len(places)
-    return Table(
-        FLAGGED,
-        ("product", *PLACE[1:], "flagged", "confirmed"),
-        tuple(rows),
-        f"The most often flagged; {more:,} more are in steps.jsonl." if more else "",
-    )
+    unchecked = [(str(one.site), str(one.source), str(one.reason), show(one.share)) for one in found.skipped]
+    keys = (*PLACE[1:], "flagged", "confirmed")
+    flagged = [(str(place.site), *(show(getattr(place, key)) for key in keys)) for place in found.places[:20]]
+    more = len(found.places) - len(flagged)
+    return [
+        Table(
+            CHECKED,
+            ("product", *PRODUCTS, *margins),
+            tuple(checked),
+            "Rows. Examined: passed on by the first tier. Confirmed: flagged, and right when computed again. "
+            "Nonfinite: rows of inputs that are not finite, of which nothing can be said. Margin: largest |r| / bound "
+            "in the tier that decides; above 1 is a flag, 0 means that no row came so far. The first tier decides "
+            "nothing: rows above 1 are examined.",
+        )
+        if checked
+        else LeftOut(CHECKED, "no step was done"),
+        Table(
+            UNCHECKED,
+            ("product", "line", "reason", "share of the step"),
+            tuple(unchecked),
+            f"Checked: {show(found.coverage)} of the work of the products that were asked for. Products of unknown "
+            "work count as all of it.",
+        )
+        if unchecked
+        else LeftOut(UNCHECKED, "every product was checked"),
+        Table(
+            FLAGGED,
+            ("product", *keys),
+            tuple(flagged),
+            f"The most often flagged; {more:,} more are in steps.jsonl." if more else "",
+        )
+        if flagged
+        else LeftOut(FLAGGED, "no row was flagged"),
+    ]
 
 
-def unchecked_products(found: ProductTotals | None) -> Table | LeftOut:
-    """The products that could not be checked."""
-    if found is None or not found.skipped:
-        return LeftOut(UNCHECKED, "every product was checked")
-    rows = [(str(one.site), str(one.source), str(one.reason), show(one.share)) for one in found.skipped]
-    return Table(
-        UNCHECKED,
-        ("product", "line", "reason", "share of the step"),
-        tuple(rows),
-        f"Checked: {show(found.coverage)} of the work of the products that were asked for. Products of unknown "
-        "work count as all of it.",
-    )
+def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
+    """What methods of aggregation (`sdc train --aggregate`) did over the run; what each says of a step is its own."""
+    tables, quantity = [], ("quantity", "value")
+    if (divergence := per_method(steps, "divergence")) is not None:
+        found = [value for value in divergence if not np.isnan(value)]
+        cells = [("largest divergence measured", show(max(found)) if found else "not measured: no synchronization")]
+        last = steps[-1].aggregation or {}
+        if "period" in last and (periods := per_method(steps, "period")) is not None:
+            cells += [
+                ("synchronizations", show(last.get("synchronizations"))),
+                ("period, first and last", f"{show(periods[0])}, {show(periods[-1])}"),
+                ("shortest and longest period", f"{show(min(periods))}, {show(max(periods))}"),
+            ]
+        tables.append(Table("Synchronization of parameters", quantity, tuple(cells)))
+    if done := [row.aggregation["completed"] for row in steps if row.aggregation and "completed" in row.aggregation]:
+        counts = np.asarray(done, np.float64)
+        rows = [
+            (f"data rank {rank}", show(float(each.mean())), show(int(each.min())), show(int(each.max())))
+            for rank, each in enumerate(counts.T)
+        ]
+        skipped = int((counts.sum(axis=1) == 0).sum())
+        note = f"{skipped} steps were left out: no rank completed anything." if skipped else ""
+        header = ("rank", "mean", "least", "most")
+        tables.append(Table("Completed micro-batches a step", header, tuple(rows), note))
+    if per_method(steps, "gradient_loss") is not None:
+        names = {
+            "gradient_loss": "packets of gradients lost, share",
+            "parameter_loss": "packets of parameters lost, share",
+            "unreduced": "packets of which nothing arrived",
+            "owner_drift": "drift of copies from their owners, mean square",
+            "pair_drift": "drift between copies, mean square",  # with two workers there is but one copy, and none
+        }
+        means = {name: np.asarray(per_method(steps, key) or [np.nan]) for key, name in names.items()}
+        cells = [(name, show(float(np.nanmean(each)))) for name, each in means.items() if np.isfinite(each).any()]
+        tables.append(Table("Lost packets: mean over the steps", quantity, tuple(cells)))
+    shadow = summary.shadow or ShadowTotals()
+    shares = [
+        (f"data rank {rank}", show(share), "wrong" if rank in shadow.suspects else NOT_MEASURED)
+        for rank, share in enumerate(shadow.shares)
+    ]
+    note = f"{show(shadow.differences)} of {show(shadow.comparisons)} comparisons differed."
+    header = ("rank", "share that differed", "named")
+    tables.append(Table("Ranks compared by the shadow", header, tuple(shares), note))
+    return [table for table in tables if table.rows]
 
 
 def _interval(counts: Sequence[Counts], total: Counts) -> str:
@@ -217,9 +243,4 @@ def _interval(counts: Sequence[Counts], total: Counts) -> str:
     pairs = [(whole(row.mismatched), whole(row.checked)) for row in counts]
     sound = [(hit, of) for hit, of in pairs if hit is not None and of is not None and hit <= of]
     limits = bootstrap_interval([hit for hit, _ in sound], [of for _, of in sound])
-    return TOO_FEW if limits is None else f"{show(limits[0])} to {show(limits[1])}"
-
-
-def _beside(measured: Number, published: Number) -> list[str]:
-    """The published value and the ratio of the measured one to it."""
-    return [show(published), NOT_MEASURED if measured is None or not published else show(measured / published)]
+    return "too few steps with a mismatch" if limits is None else f"{show(limits[0])} to {show(limits[1])}"

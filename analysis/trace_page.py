@@ -1,7 +1,6 @@
 """A comparison of two traces: verdict, place, how to narrow it down, and how the difference spreads from there."""
 
 import math
-from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,24 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sdc.program import as_selector
-from sdc.twins import FirstDifference, Trace, TraceDifference, describe_place, guilty_scope
+from sdc.twins import Trace, TraceDifference, describe_place, guilty_scope
 
+from . import report
 from .headline import of_place
-from .report import (
-    COLOURS,
-    Action,
-    Definition,
-    Drawing,
-    Facts,
-    Figure,
-    Headline,
-    LeftOut,
-    Report,
-    Table,
-    record_page,
-    whole_numbers,
-    write_page,
-)
+from .report import Action, Definition, Drawing, Facts, Figure, Headline, LeftOut, Report, Table
 from .run_page import LABELS, SIMULATED
 
 Row: TypeAlias = dict[str, Any]
@@ -44,46 +30,39 @@ DEFINITIONS = (
 
 def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str, Any]:
     """The comparison of two traces as JSON."""
-    step, first = found.step, found.first
-    steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
-    shorter = "" if len(a.lines) == len(b.lines) else f"; one has {len(a.lines):,} steps, the other {len(b.lines):,}"
+    first, where = found.first, a.manifest.get("where")
     digests = sum(math.prod(shape[:-1]) for shape in a.shapes)
     result: dict[str, Any] = {
-        "verdict": "clean" if first is None else "corrupt",
-        "reason": f"all {digests * len(found.steps):,} digests of {steps} agree{shorter}",
         "runs": [str(a.path), str(b.path)],
         "hosts": [(trace.manifest.get("host") or {}).get("name") for trace in (a, b)],
         "simulated": any(bool(_suspect(trace).get("simulated")) for trace in (a, b)),
-        "where": a.manifest.get("where"),
+        "where": where,
         "steps": len(found.steps),
         "sites": len(a.sites),
-        "first": None,
     }
     if first is None:
-        return result
-    return result | {
-        "reason": f"the traces part at step {step}: {first}",
-        "first": {
-            "step": step,
-            **first.describe(),
-        },
+        steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
+        uneven = len(a.lines) != len(b.lines)
+        shorter = f"; one has {len(a.lines):,} steps, the other {len(b.lines):,}" if uneven else ""
+        reason = f"all {digests * len(found.steps):,} digests of {steps} agree{shorter}"
+        return {"verdict": "clean", "reason": reason, **result, "first": None}
+    try:  # the selector with which to trace again, to find the operation inside a guilty scope
+        guilty = guilty_scope(as_selector(str(where)), first)
+    except ValueError:  # a selector made in Python, of a trace of somebody's own step
+        guilty = None
+    return {
+        "verdict": "corrupt",
+        "reason": f"the traces part at step {found.step}: {first}",
+        **result,
+        "first": {"step": found.step, **first.describe()},
         "agreeing": digests * (len(found.steps) - 1) + first.agreeing,
         "before": [describe_place(site, iteration) for site, iteration in first.before],
-        "narrow": narrow(first, str(a.manifest.get("where"))),
+        "narrow": None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything",
     }
 
 
 def _suspect(trace: Trace) -> Row:
     return trace.manifest.get("suspect") or {}
-
-
-def narrow(first: FirstDifference, where: str) -> str | None:
-    """The selector with which to trace again, to find the operation inside a guilty scope; None if it is found."""
-    try:
-        guilty = guilty_scope(as_selector(where), first)
-    except ValueError:  # a selector made in Python, of a trace of somebody's own step
-        return None
-    return None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything"
 
 
 def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: TraceDifference) -> Path:
@@ -101,15 +80,19 @@ def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: Tra
     Raises:
         RecordError: they cannot be written, or a trace is damaged.
     """
-    return write_page(difference_page(a, b, found, describe_difference(a, b, found)), Path(folder) / "diff.html")
+    return report.write_page(difference_page(a, b, found, describe_difference(a, b, found)), Path(folder) / "diff.html")
 
 
 def difference_page(a: Trace, b: Trace, found: TraceDifference, told: Row) -> Report:
     """The page of a comparison of two traces, made of what `describe_difference` says of it."""
     mark = SIMULATED if told["simulated"] else ""
     first, names = told["first"], [Path(trace.path).name for trace in (a, b)]
-    before = _before(told) if first else None
-    return record_page(
+    before = None
+    if first:
+        rows = [(one["site"], ", ".join(map(str, one["iteration"])) or "–", one["source"]) for one in told["before"]]
+        note = f"The last of {told['agreeing']:,} digests that agree before the first difference."
+        before = Table("What agrees before it", ("value", "iteration", "source"), tuple(rows), note)
+    return report.record_page(
         {**a.manifest, "command": ["sdc", "diff", *told["runs"]]},
         mark=mark,
         kind="comparison of two traces",
@@ -128,11 +111,11 @@ def difference_page(a: Trace, b: Trace, found: TraceDifference, told: Row) -> Re
         settings={"Configuration": a.manifest.get("config")},
         definitions=DEFINITIONS,
         about=["Traces of one program are compared digest by digest."],
-        brief=[] if before is None else [Facts(tuple(_place(told))), before],
+        brief=[] if before is None else [Facts(_place(told)), before],
     )  # fmt: skip
 
 
-def _place(told: Row) -> Iterator[tuple[str, str]]:
+def _place(told: Row) -> tuple[tuple[str, str], ...]:
     """The first difference, for a terminal."""
     first = told["first"]
     iteration = ", ".join(map(str, first["iteration"])) + (" (outermost loop first)" if first["iteration"] else "")
@@ -141,7 +124,7 @@ def _place(told: Row) -> Iterator[tuple[str, str]]:
     found = {"step": str(first["step"]), "operation": operation, "scope": first["scope"], "iteration": iteration,
              "devices": devices, "source": first["source"], "agree before it": f"{told['agreeing']:,} digests",
              "narrow down": f"trace both again with --where '{told['narrow']}'" if told["narrow"] else ""}  # fmt: skip
-    yield from ((name, value) for name, value in found.items() if value)
+    return tuple((name, value) for name, value in found.items() if value)
 
 
 def _headline(told: Row) -> Headline:
@@ -167,14 +150,6 @@ def _headline(told: Row) -> Headline:
     return Headline(found.sentence, device, found.operation, found.since, real, tuple(actions))
 
 
-def _before(told: Row) -> Table:
-    rows = [
-        (place["site"], ", ".join(map(str, place["iteration"])) or "–", place["source"]) for place in told["before"]
-    ]
-    note = f"The last of {told['agreeing']:,} digests that agree before the first difference."
-    return Table("What agrees before it", ("value", "iteration", "source"), tuple(rows), note)
-
-
 def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:
     """Share of the digests of each value that differ at the step where the traces part, in program order."""
     title = "How it spreads within the step"
@@ -188,10 +163,12 @@ def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:
 
     def draw(drawing: Drawing) -> None:
         axes = drawing.axes
-        axes.plot(range(len(shares)), shares, color=COLOURS[0], drawstyle="steps-mid", linewidth=1.4, label="differ")
-        axes.plot([place], [shares[place]], "o", color=COLOURS[1], markersize=7, label="first difference")
+        axes.plot(
+            range(len(shares)), shares, color=report.COLOURS[0], drawstyle="steps-mid", linewidth=1.4, label="differ"
+        )
+        axes.plot([place], [shares[place]], "o", color=report.COLOURS[1], markersize=7, label="first difference")
         axes.set(xlabel="value, in program order", ylabel="share of digests", ylim=(-0.03, 1.05))
-        whole_numbers(axes.xaxis)
+        report.whole_numbers(axes.xaxis)
         drawing.legend()
 
     caption = f"Step {found.step}: of each value, the share of its digests (iterations, devices) that differ."

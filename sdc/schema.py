@@ -820,6 +820,11 @@ class RunSummary(Ending, kw_only=True):
         about("64-bit digest of each twin's final state, in hexadecimal: equal for equal bits on any mesh"),
     ] = None
 
+    @property
+    def sites(self) -> dict[str, SiteTotals]:
+        """The totals of all sites."""
+        return {**self.submodules, **self.other_sites}
+
 
 class GroupTotals(Fields, kw_only=True):
     """A group of injections."""

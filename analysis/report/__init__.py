@@ -1,8 +1,8 @@
 """Reports: what a page or a terminal shows, and the renderers, which know nothing else.
 
 sections   a report, its sections and their parts: tables, figures, texts
-page       the page of one record: headline, answers, actions, figures, tables, settings, definitions
-findings   tables, charts and claims of a study as data, and their page
+page       the page of one record: headline, answers, actions, figures, tables, settings, definitions; the findings
+           of a study as data, and their page
 canvas     figures as SVG
 render     HTML and Markdown
 """
@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .canvas import MARKERS as MARKERS, PAPER as PAPER, ZERO as ZERO
     from .canvas import Drawing as Drawing, line_figure as line_figure, powers as powers, short as short, svg as svg
     from .canvas import whole_numbers as whole_numbers
-    from .findings import Check as Check, Findings as Findings, headline_of_study as headline_of_study
-    from .findings import study_page as study_page, summarize_findings as summarize_findings
+    from .page import Check as Check, Findings as Findings, headline_of_study as headline_of_study
+    from .page import study_page as study_page, summarize_findings as summarize_findings
     from .page import Action as Action, Definition as Definition, Headline as Headline, record_page as record_page
     from .render import to_html as to_html, to_markdown as to_markdown, write_page as write_page
     from .sections import Banner as Banner, Chart as Chart, Facts as Facts, Figure as Figure, Items as Items

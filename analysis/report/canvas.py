@@ -10,15 +10,13 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from .sections import Chart, Figure, LeftOut
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-
-    from .sections import Numbers
 
 Points = Float[np.ndarray, " points"]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
@@ -107,61 +105,55 @@ def svg(figure: Figure, name: str) -> str:
         drawing = Drawing(figure.height, figure.mark)
         figure.draw(drawing)
         text = drawing.to_svg()
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", _coloured(text)).strip()
+
+    def paint(found: re.Match[str]) -> str:
+        variable = VARIABLES.get(found[2])
+        return f"{found[1]}var(--{variable}, {found[2]})" if variable else found[0]
+
+    text = re.sub(r"((?:fill|stroke): )(#[0-9a-f]{6})", paint, text)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()
     title, described = f"{name}-title", f"{name}-desc"  # its name for those who cannot see it
     texts = f'<title id="{title}">{escape(figure.title)}</title><desc id="{described}">{escape(figure.caption)}</desc>'
     opened = text.replace("<svg ", f'<svg role="img" aria-labelledby="{title} {described}" ', 1)
     return re.sub(r"^(<svg [^>]*>)", lambda tag: tag[1] + texts, opened, count=1)
 
 
-def _coloured(text: str) -> str:
-    def paint(found: re.Match[str]) -> str:
-        variable = VARIABLES.get(found[2])
-        return f"{found[1]}var(--{variable}, {found[2]})" if variable else found[0]
-
-    return re.sub(r"((?:fill|stroke): )(#[0-9a-f]{6})", paint, text)
-
-
 def line_figure(chart: Chart) -> Figure | LeftOut:
     """The figure of a chart."""
-    if not any(_drawable(chart, line.y).any() for line in chart.lines):
+    xs = [np.asarray(line.x, np.float64) for line in chart.lines]
+    ys = [np.asarray(line.y, np.float64) for line in chart.lines]
+    drawable = [np.isfinite(y) & ((y > 0) | ("y" not in chart.log)) for y in ys]
+    if not any(shown.any() for shown in drawable):
         return LeftOut(chart.title, "nothing finite was measured")
-    return Figure(chart.title, chart.caption, lambda drawing: _draw_lines(drawing, chart), height=3.0)
 
+    def draw(drawing: Drawing) -> None:
+        axes = drawing.axes
+        for place, (line, x, y, shown) in enumerate(zip(chart.lines, xs, ys, drawable, strict=True)):
+            if not shown.any():
+                continue
+            few = shown.sum() <= 40 and not line.dashed  # then a marker shows where the points are, even beside gaps
+            colour = COLOURS[(place if line.colour is None else line.colour) % 6]
+            if len(line.error):
+                reach = np.asarray(line.error, np.float64)[shown]
+                axes.errorbar(x[shown], y[shown], reach, fmt="none", ecolor=colour, elinewidth=0.8)
+            dash = DASHES[2] if line.dashed else (DASHES[0], DASHES[1], DASHES[3])[place % 3]
+            axes.plot(
+                *thin(x, np.where(shown, y, np.nan)), label=line.label, color=colour, linewidth=1.2,
+                marker=MARKERS[place % 6] if few or line.points else None, markersize=2 if line.points else 3.5,
+                linestyle="none" if line.points else dash,
+            )  # fmt: skip
+        axes.set(xlabel=chart.x, ylabel=chart.y)
+        if chart.x == "step":
+            every = np.concatenate(xs)
+            margin = max(0.5, 0.02 * (every.max() - every.min()))
+            axes.set_xlim(every.min() - margin, every.max() + margin)  # steps without a point too
+            whole_numbers(axes.xaxis)
+        for which in chart.log:
+            powers(axes, which)
+        if len(axes.get_legend_handles_labels()[1]) > 1:
+            drawing.legend()
 
-def _drawable(chart: Chart, y: "Numbers") -> Bool[np.ndarray, " points"]:
-    values = np.asarray(y, np.float64)
-    return np.isfinite(values) & ((values > 0) | ("y" not in chart.log))
-
-
-def _draw_lines(drawing: Drawing, chart: Chart) -> None:
-    axes = drawing.axes
-    for place, line in enumerate(chart.lines):
-        x, y = np.asarray(line.x, np.float64), np.asarray(line.y, np.float64)
-        shown = _drawable(chart, y)
-        if not shown.any():
-            continue
-        few = shown.sum() <= 40 and not line.dashed  # then a marker shows where the points are, even beside gaps
-        colour = COLOURS[(place if line.colour is None else line.colour) % 6]
-        if len(line.error):
-            reach = np.asarray(line.error, np.float64)[shown]
-            axes.errorbar(x[shown], y[shown], reach, fmt="none", ecolor=colour, elinewidth=0.8)
-        dash = DASHES[2] if line.dashed else (DASHES[0], DASHES[1], DASHES[3])[place % 3]
-        axes.plot(
-            *thin(x, np.where(shown, y, np.nan)), label=line.label, color=colour, linewidth=1.2,
-            marker=MARKERS[place % 6] if few or line.points else None, markersize=2 if line.points else 3.5,
-            linestyle="none" if line.points else dash,
-        )  # fmt: skip
-    axes.set(xlabel=chart.x, ylabel=chart.y)
-    if chart.x == "step":
-        every = np.concatenate([np.asarray(line.x, np.float64) for line in chart.lines])
-        margin = max(0.5, 0.02 * (every.max() - every.min()))
-        axes.set_xlim(every.min() - margin, every.max() + margin)  # steps without a point too
-        whole_numbers(axes.xaxis)
-    for which in chart.log:
-        powers(axes, which)
-    if len(axes.get_legend_handles_labels()[1]) > 1:
-        drawing.legend()
+    return Figure(chart.title, chart.caption, draw, height=3.0)
 
 
 def thin(x: Points, y: Points, limit: int = 2000) -> tuple[Points, Points]:

@@ -1,16 +1,43 @@
-"""The page of one record, in the order of what a reader asks: what happened, which device, what now, how sure."""
+"""The page of one record, in the order of what a reader asks: what happened, which device, what now, how sure; and the
+findings of a study as data, with their page."""
 
 import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .sections import Banner, Facts, Figure, Items, LeftOut, Part, Report, Section, Table, Text, flat, marked
+from .canvas import line_figure
+from .sections import (
+    Banner,
+    Chart,
+    Facts,
+    Figure,
+    Items,
+    LeftOut,
+    Line,
+    Part,
+    Report,
+    Section,
+    Table,
+    Text,
+    flat,
+    marked,
+)
 
 REPRODUCE = (
     "Give this again, with another run folder (--run) where it takes one, on a machine with the same environment; the "
     "digests of program and data tell whether it is the same run."
 )
+
+SIMULATED = "simulated errors, delays and losses"
+SOURCES = {
+    "paft": "Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training.",
+    "dropcompute": "Giladi et al., DropCompute (NeurIPS 2023, arXiv:2306.10598).",
+    "lossy": "Weintraub, Banner, Orda, Distributed Training under Packet Loss (2025).",
+    "scar": "Qiao, Aragam, Zhang, Xing, Fault Tolerance in Iterative-Convergent Machine Learning (ICML 2019).",
+    "shadow": "Ma et al. 2025 (arXiv:2502.12340), section 7.2, where a shadow replica is proposed.",
+    "nodes": "Ma et al., Understanding Silent Data Corruption in LLM Training (2025, arXiv:2502.12340).",
+}
 
 
 class Action(NamedTuple):
@@ -74,24 +101,8 @@ def record_page(
 ) -> Report:
     """Puts the page of a record together.
 
-    Args:
-        manifest: its manifest.
-        title: its name.
-        kind: what it is a record of.
-        verdict: its verdict, None where nothing is compared.
-        label: the verdict for reading.
-        headline: the first screen.
-        facts: the run in a few lines; those without a value are left out.
-        measured: tables, those without a row left out, or why there is none.
-        drawn: figures, or why there is none; the first that can be drawn leads.
-        settings: settings by caption, besides the environment.
-        definitions: what the numbers mean.
-        about: paragraphs before them.
-        mark: what is simulated; stands before the caption of every table and figure.
-        simulated: that in a sentence.
-        faults: the simulated faults.
-        notes: what to know before reading on.
-        brief: what a terminal shows.
+    Facts without a value and tables without a row are left out; the first figure that can be drawn leads. `mark`, which
+    is what is simulated, stands before the caption of every table and figure; `brief` is what a terminal shows.
     """
     found, figures = list(measured), list(drawn)
     pictures = [marked(part, mark) for part in figures if isinstance(part, Figure)]
@@ -121,3 +132,82 @@ def record_page(
     )  # fmt: skip
     banner = Banner(verdict, label, headline.sentence, simulated)
     return Report(title, kind, banner, tuple(one for one in sections if one.parts), tuple(brief))
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Something that the paper says, and whether it was seen here.
+
+    Attributes:
+        claim: one sentence.
+        holds: whether it was seen.
+        seen: the figures.
+    """
+
+    claim: str
+    holds: bool
+    seen: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """All that a study has to say."""
+
+    grids: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    def __add__(self, other: "Findings") -> "Findings":
+        return Findings(self.grids + other.grids, self.charts + other.charts, self.checks + other.checks)
+
+
+def summarize_findings(study: str, findings: Findings) -> dict[str, Any]:
+    """Contents of `summary.json`."""
+    return {"study": study, **dataclasses.asdict(findings)}
+
+
+def study_page(title: str, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Report:
+    """The page of a study, ended or not."""
+    study = str(summary.get("study"))
+    checks = [Check(**check) for check in summary.get("checks") or ()]
+    missing = [check.claim for check in checks if not check.holds]
+    tables = [
+        marked(Table(grid["caption"], tuple(grid["header"]), tuple(map(tuple, grid["rows"])), grid["note"]), SIMULATED)
+        for grid in summary.get("grids") or ()
+    ]
+    charts = [
+        line_figure(Chart(**{**chart, "lines": tuple(Line(**line) for line in chart["lines"])}))
+        for chart in summary.get("charts") or ()
+    ]
+    rows = tuple((check.claim, "yes" if check.holds else "NO", check.seen) for check in checks)
+    seen = f"{len(checks) - len(missing)} of {len(checks)} of the paper's statements were seen at this scale"
+    settings = ("workers", "steps", "seed", "settings", "workloads")
+    claims = (
+        Text(f"{check.claim}: {check.seen}", "", *(("seen", "clean") if check.holds else ("not seen", "inconclusive")))
+        for check in checks
+    )
+    return record_page(
+        manifest,
+        kind=f"study of {study}",
+        title=title,
+        verdict=None,
+        label=f"STUDY: {study.upper()} ({SIMULATED})",
+        headline=headline_of_study(seen if summary else "the study has not ended", "; ".join(missing)),
+        simulated="gradients, delays, losses or faults were simulated on sound hardware",
+        facts=[(name, manifest.get(name)) for name in ("workers", "steps", "seed", "parts", "created", "seconds")],
+        measured=[Table("What the paper says", ("claim", "seen here", "figures"), rows), *tables],
+        drawn=[chart if isinstance(chart, LeftOut) else marked(chart, SIMULATED) for chart in charts],
+        settings={"Study": {key: manifest[key] for key in settings if key in manifest}},
+        definitions=(),
+        about=[SOURCES.get(study, "")],
+        brief=[*tables, *claims],
+    )
+
+
+def headline_of_study(sentence: str, missing: str = "") -> Headline:
+    """The headline of a study, which is no test of a device."""
+    none = "none: a study of methods, not a test of a device"
+    actions = [Action("Compare with your own training", "A study is of small workloads: the tables say of which.")]
+    if missing:
+        actions.insert(0, Action("Look at what was not seen", f"It may need more steps, workers or trials: {missing}."))
+    return Headline(sentence, none, none, "not asked", "simulated, all of it", tuple(actions))

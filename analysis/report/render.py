@@ -42,10 +42,8 @@ def to_markdown(report: Report) -> str:
     """The report as Markdown: everything but the figures."""
     banner, title = report.banner, escape(report.title)
     parts = [f"# {title}" + (f": {escape(banner.label)}" if banner else "")]
-    if banner is not None:
-        parts += _lines(Banner(None, "", banner.sentence, banner.simulated))
-    for section in report.sections:
-        parts += _lines(section)
+    first = [Banner(None, "", banner.sentence, banner.simulated)] if banner else []
+    parts += [line for part in (*first, *report.sections) for line in _lines(part)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
@@ -56,8 +54,8 @@ def _lines(part: Part) -> Iterator[str]:
             yield f"## {escape(str(part.heading))}"
         yield from inside
     elif isinstance(part, Table):
-        rows = [part.header, ("---", *["---:"] * (len(part.header) - 1))]
-        lines = [_row(rows[0]), f"| {' | '.join(rows[1])} |", *map(_row, part.rows)]
+        lines = [f"| {' | '.join(escape(cell(value)) for value in row)} |" for row in (part.header, *part.rows)]
+        lines.insert(1, f"| {' | '.join(['---', *['---:'] * (len(part.header) - 1)])} |")
         yield "\n".join([f"**{escape(part.caption)}**", "", *lines, *(["", escape(part.note)] if part.note else [])])
     elif isinstance(part, Banner):
         yield f"**{escape(f'{part.label} {sentence(part.sentence)}')}**"
@@ -79,10 +77,6 @@ def _lines(part: Part) -> Iterator[str]:
         yield ("> " if part.style == "note" else "") + escape(f"{part.lead} {part.text}")
     else:
         assert isinstance(part, Figure)
-
-
-def _row(cells: tuple[object, ...]) -> str:
-    return f"| {' | '.join(escape(cell(value)) for value in cells)} |"
 
 
 def escape(text: str) -> str:

@@ -165,19 +165,11 @@ Marked = TypeVar("Marked", Table, Figure)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A page, and what a terminal shows of it.
-
-    Attributes:
-        title: name of the run.
-        kind: what it is a report of.
-        banner: the verdict; None on a page that has several.
-        sections: all of it.
-        brief: what a terminal shows before the verdict.
-    """
+    """A page of a run, of what kind it is a report, and what a terminal shows of it before the verdict."""
 
     title: str
     kind: str
-    banner: Banner | None
+    banner: Banner | None  # None on a page that has several
     sections: tuple[Section, ...]
     brief: tuple[Part, ...] = ()
 

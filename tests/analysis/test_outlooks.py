@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from sdc.analysis import conclude
-from sdc.analysis.outlooks import advised, figure, latest, sentence, table
 from sdc.analysis.report import Figure, LeftOut, Table, svg
+from sdc.analysis.state_losses import advice_table, latest, outlook_figure, outlook_table, sentences
 from sdc.checkpoints import Outlook, advise, daly_interval
 from sdc.schema import OutlookRow, RunSummary
 
@@ -45,32 +45,32 @@ def rows(**options: Any) -> list[dict[str, Any]]:
 
 
 def test_the_last_outlook_counts() -> None:
-    found = table(lines_of(rows()))
+    found = outlook_table(lines_of(rows()))
     assert isinstance(found, Table)
     assert found.rows == (
         ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
     )  # fmt: skip
     assert "After 20 steps" in found.note
     assert "c = 0.9 (0.88 to 0.92) a step, as if 3 were left to go: where they shrink because" in found.note
-    assert sentence(lines_of(rows())) == (
+    assert sentences(lines_of(rows()))[1] == (
         "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), a rollback of "
         "everything 8"
     )
-    unknown = table(lines_of(rows(known=False)))
+    unknown = outlook_table(lines_of(rows(known=False)))
     assert isinstance(unknown, Table)
     assert {row[2] for row in unknown.rows} == {"–"}
     assert "no bound is told" in unknown.note
-    assert "at most" not in sentence(lines_of(rows(known=False)))
+    assert "at most" not in sentences(lines_of(rows(known=False)))[1]
     # One in which nothing moved is passed over.
     still = [*rows(), {"step": STEPS, "outlook": {**outlook(STEPS + 1), "losses": [], "speeds": []}}]
     assert latest(lines_of(still)) == msgspec.convert(outlook(STEPS), OutlookRow)
-    drawn = figure(lines_of(rows()))
+    drawn = outlook_figure(lines_of(rows()))
     assert isinstance(drawn, Figure)
     assert "1/2 lost" in svg(drawn, "outlook")
 
 
 def test_advice_is_what_the_functions_say() -> None:
-    found = advised(about_of({"kind": "train", **ABOUT}), RunSummary(**SUMMARY), lines_of(rows()))
+    found = advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(**SUMMARY), lines_of(rows()))
     assert isinstance(found, Table)
     known = Outlook.of_profile(PROFILE, 64_000_000, STEPS)
     assert [row[0] for row in found.rows[::3]] == ["every 1 hour, 1/8", "every 1 day, 1/8", "every 1 week, 1/8"]
@@ -100,7 +100,7 @@ def test_advice_is_what_the_functions_say() -> None:
 
 
 def test_a_waste_of_everything_is_said_in_words() -> None:
-    found = advised(about_of({"kind": "train", **ABOUT}), RunSummary(seconds_per_step=30_000.0), lines_of(rows()))
+    found = advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(seconds_per_step=30_000.0), lines_of(rows()))
     assert isinstance(found, Table)
     assert found.rows[2][5:7] == ("all of it", "all of it")  # eight failures in a step
     assert "Waste of all of it: failures come, or saves are due, faster" in found.note
@@ -115,12 +115,14 @@ def test_nothing_is_told_where_something_is_missing(gone: str) -> None:
         for place in (row, row.get("outlook", {}), row.get("outlook", {}).get("timings", {})):
             place.pop(gone, None)
     summary.pop(gone, None)
-    assert isinstance(advised(about_of({"kind": "train", **ABOUT}), RunSummary(**summary), lines_of(lines)), LeftOut)
+    assert isinstance(
+        advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(**summary), lines_of(lines)), LeftOut
+    )
     if gone in ("outlook", "losses"):
-        assert isinstance(table(lines_of(lines)), LeftOut)
-        assert sentence(lines_of(lines)) == ""
-        assert isinstance(figure(lines_of(lines)), LeftOut)
-    bare = advised(about_of({"kind": "train"}), RunSummary(**SUMMARY), lines_of(rows()))
+        assert isinstance(outlook_table(lines_of(lines)), LeftOut)
+        assert sentences(lines_of(lines))[1] == ""
+        assert isinstance(outlook_figure(lines_of(lines)), LeftOut)
+    bare = advice_table(about_of({"kind": "train"}), RunSummary(**SUMMARY), lines_of(rows()))
     assert isinstance(bare, Table)  # only what the run used is not known
 
 
@@ -141,12 +143,15 @@ def test_damaged_numbers_are_no_numbers(path: str, value: Any) -> None:
         typed = lines_of(lines)
     except msgspec.ValidationError:  # such a line is refused when the record is read
         return
-    for found in (table(typed), advised(about_of({"kind": "train", **ABOUT}), RunSummary(**SUMMARY), typed)):
+    for found in (
+        outlook_table(typed),
+        advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(**SUMMARY), typed),
+    ):
         assert isinstance(found, LeftOut) or all(len(row) == len(found.header) for row in found.rows)
         assert isinstance(found, LeftOut) or not {"NaN", "∞", "nan", "NaN %"} & {
             cell for row in found.rows for cell in row
         }
-    assert "nan" not in sentence(typed).lower()
+    assert "nan" not in sentences(typed)[1].lower()
 
 
 def test_the_report_has_them(tmp_path: Path) -> None:

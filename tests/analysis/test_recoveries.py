@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sdc.analysis import conclude, write_beside
-from sdc.analysis.recoveries import compared, losses, sentence, table
 from sdc.analysis.report import LeftOut, Table
+from sdc.analysis.state_losses import losses, losses_compared, losses_table, sentences
 from sdc.records import read_record
 from sdc.tools import cli
 from sdc.verdict import Exit
@@ -28,7 +28,7 @@ REAL = {
 
 
 def costs(runs: list[tuple[str, list[dict[str, Any]]]]) -> Table | None:
-    return compared([(title, lines_of(lines)) for title, lines in runs])
+    return losses_compared([(title, lines_of(lines)) for title, lines in runs])
 
 
 def rows(*, after: int = STEPS, late: int = 0, told: dict[int, dict[str, Any]] | None = None) -> list[dict[str, Any]]:
@@ -86,14 +86,14 @@ def test_simulated_and_real_are_told_apart() -> None:
     """Also in one line, and where a record does not say: there was no other loss then."""
     both = rows(told={8: {"restarted": REAL, "recovered": {**SIMULATED, "simulated": None}}})
     assert [(one.after, one.kind) for one in losses(lines_of(both))] == [(7, "real"), (8, "simulated")]
-    found = table(lines_of(both))
+    found = losses_table(lines_of(both))
     assert isinstance(found, Table)
     assert found.rows[0] == ("after step 7", "real", "partial", "2 of 8", "2,000", "2,200", "700", "0", "4", "–", "3")
     assert found.rows[1][1:6] == ("simulated", "partial", "3 of 8", "3,000", "3,100")
     assert found.rows[1][6:] == ("–", "0", "5", "0.25", "0")
-    assert "2 losses of parts of the state (1 simulated and 1 real)" in sentence(lines_of(both))
-    assert isinstance(table(lines_of(rows())), LeftOut)
-    assert sentence(lines_of(rows())) == ""
+    assert "2 losses of parts of the state (1 simulated and 1 real)" in sentences(lines_of(both))[0]
+    assert isinstance(losses_table(lines_of(rows())), LeftOut)
+    assert sentences(lines_of(rows()))[0] == ""
 
 
 @pytest.mark.parametrize("simulated", [True, False])

@@ -305,7 +305,7 @@ def test_products_that_were_not_checked_are_not_clean(coverage: float, least: fl
     assert ("fwd/ffi_call (model.py:3 (attention)): it cannot be entered" in summary.reason) == (
         verdict == "inconclusive"
     )
-    table = tables.unchecked_products(summary.abft)
+    table = tables.products(summary.abft)[1]
     shown = len(table.rows) if isinstance(table, Table) else 0
     assert summary.abft is not None
     assert shown == len(summary.abft.skipped) == (coverage in (0.0, 0.5))
