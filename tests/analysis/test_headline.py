@@ -65,6 +65,13 @@ def test_the_sentence(at: list[int], about: dict[str, Any], sentence: str, tmp_p
     assert ("serial S11" in found.device) == ("devices" in about)
 
 
+def test_several_places_are_named_together(tmp_path: Path) -> None:
+    rows, found = hits(31)
+    rows[31]["sites"]["fwd/attn"] |= {"mismatched": 4, "injected": 0}
+    sentence = told(tmp_path / "run", manifest(**REAL), (rows, [*found, {**found[0], "site": "fwd/attn"}])).sentence
+    assert sentence.startswith("twin 1 (model 1): layer 2, attn and ffn, forward and backward: 8 of ")
+
+
 @pytest.mark.parametrize(
     ("at", "course", "since", "advice"),
     [

@@ -1,5 +1,6 @@
 """Pages of more than one run: the index of a folder, two runs side by side, two traces compared."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,9 @@ def test_a_comparison_of_traces_has_a_page(tmp_path: Path, simulated: bool) -> N
     assert "no digest differs" in same
     told = describe_difference(a, b, found)
     assert set(told) >= {"verdict", "first", "narrow"}
+    # Two steps agree as a whole, and of the third what comes before.
+    assert told["agreeing"] == 2 * sum(math.prod(shape[:-1]) for shape in a.shapes) + found.first.agreeing
+    assert found.first.agreeing > 0
 
 
 def test_a_page_of_a_comparison_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,7 @@ def test_every_verdict(
     assert any(sentence in each for each in printed["sentences"]), printed["sentences"]
     assert bool(printed["settings"]["faults"]) is ("--fault" in flags)
     assert not printed["workloads"] or any("only transfers" in note for note in printed["notes"])
+    assert not any("clock" in note for note in printed["notes"])
 
     jsonschema.validate(printed, file_schema("result"))
     assert BURN_IN.read(places["run"]).id == printed["id"]

@@ -64,6 +64,11 @@ def test_other_evidence_settles_a_tie() -> None:
     assert Suspicion((0, 1, 2, 3), ("vote",), None) in examined("abab", before={0: "c"})
 
 
+def test_a_tie_of_one_kind_leaves_another_its_vote() -> None:
+    found = vote(dict(enumerate("xyzzq")), dict(enumerate("aabbb")))
+    assert found == Vote({4: "z"}, ((0, 1),), (2, 3))
+
+
 def test_shards_of_their_own_do_not_vote() -> None:
     none: dict[int, str] = {}
     args = {"before": none, "golden": none}

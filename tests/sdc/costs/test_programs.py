@@ -96,6 +96,8 @@ def test_collectives_are_charged_by_their_bytes(groups: str, axes: str, crosses:
     text = TPU.replace("replica_groups={{0,1},{2,3}}", f"replica_groups={groups}")
     chip = CHIPS["v5p"]
     places = devices((0, 0), (0, 0), (1, 1), (1, 1))
+    (found,) = collectives_of(parse_module(text), chip, places, {"model": 2}, lambda one: 1.0)
+    assert found.axes == ""  # of a mesh that has not all of the devices
     (found,) = collectives_of(parse_module(text), chip, places, {"twin": 2, "model": 2}, lambda one: 1.0)
     assert (found.kind, found.axes, found.crosses, found.count, found.blocking) == (
         "all-reduce",

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from sdc.records import Format, RecordError
 from sdc.records.format import read_json, seal
-from sdc.schema import Header
+from sdc.schema import Header, identify
 
 
 class Sample(Header, kw_only=True, tag="jax-sdc sample"):
@@ -112,3 +114,13 @@ def test_a_deep_text_is_looked_at_closely(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(deep)
     with pytest.raises(RecordError, match="nested deeper than 100 levels"):
         SAMPLE.read(tmp_path)
+
+
+def test_a_process_that_has_joined_others_says_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = types.SimpleNamespace(
+        distributed=types.SimpleNamespace(is_initialized=lambda: False), process_index=lambda: 3
+    )
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    assert identify().process == 0
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert identify().process == 3
