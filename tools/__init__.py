@@ -6,12 +6,6 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .burnin_output import show_result as show_result
-    from .errors import (
-        CommandError as CommandError,
-        flag as flag,
-        run_errors as run_errors,
-        usage_errors as usage_errors,
-    )
     from .golden_output import show_golden as show_golden
     from .launch import (
         JobCommand as JobCommand,
@@ -35,11 +29,15 @@ if TYPE_CHECKING:  # for the other packages of this project
         StageProgress as StageProgress,
     )
     from .runtime import (
+        CommandError as CommandError,
+        flag as flag,
         gently as gently,
         give_up as give_up,
         keep_standard_output as keep_standard_output,
         leave_at_once as leave_at_once,
         onward as onward,
+        run_errors as run_errors,
+        usage_errors as usage_errors,
     )
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

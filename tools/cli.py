@@ -4,7 +4,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 # The runtime's own log goes to standard error by the hundred lines; what people need, the commands say. Of several
 # processes it reports a lost peer as an error of its own, before the command can name it.
@@ -39,17 +38,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit code; prints errors as one line on standard error."""
     if list(arguments) == ["--version"]:
-        print(_version())
+        import importlib.metadata
+        import platform
+
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax-sdc", "jax", "jaxlib")]
+        print(", ".join([*versions, f"Python {platform.python_version()}"]))
         return 0
     from sdc.verdict import Exit
 
-    from .errors import CommandError
+    from .runtime import CommandError
 
     try:
         from .parse import command_of, parse
 
         options = parse(arguments)
-        return _call(command_of(arguments[0]), options)
+        command = command_of(arguments[0])
+        try:
+            return int(command(options))
+        except SystemExit as ended:  # that something in it asks for: no verdict either
+            raise RuntimeError(f"the command was ended from within, with {ended.code!r}") from ended
     except CommandError as error:
         label = "inconclusive" if error.code is Exit.INCONCLUSIVE else "error"
         print(f"sdc: {label}: {error}", file=sys.stderr)
@@ -77,21 +84,3 @@ def _failed() -> int:
     traceback.print_exc()
     print("sdc: inconclusive: the command failed (above); please report it", file=sys.stderr)
     return INCONCLUSIVE
-
-
-def _call(command: Any, options: Any) -> int:
-    """Runs a command. An exit that something in it asks for is no verdict either."""
-    try:
-        return int(command(options))
-    except SystemExit as ended:
-        raise RuntimeError(f"the command was ended from within, with {ended.code!r}") from ended
-
-
-def _version() -> str:
-    import importlib.metadata
-    import platform
-
-    versions = {name: importlib.metadata.version(name) for name in ("jax-sdc", "jax", "jaxlib")}
-    return ", ".join(
-        [*(f"{name} {version}" for name, version in versions.items()), f"Python {platform.python_version()}"]
-    )

@@ -11,17 +11,25 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sdc.settings import SettingError
 from sdc.train import Job, Loaded, Peers, Planned, Training
 from sdc.verdict import Exit, exit_code
 
-from .errors import CommandError, run_errors, usage_errors
-from .runtime import end_aborts_well, gently, give_up, keep_standard_output, onward
+from .runtime import (
+    CommandError,
+    end_aborts_well,
+    gently,
+    give_up,
+    keep_standard_output,
+    onward,
+    run_errors,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from sdc.train import Stop
@@ -42,7 +50,6 @@ class JobCommand:
 
 
 def execute(command: JobCommand) -> int:
-    """Runs a job and returns the exit code."""
     loaded = check_job(command.job, command.peers, command.devices)
     # Devices and peers from here on.
     from sdc.analysis import draw_conclusion
@@ -90,8 +97,6 @@ def check_job(job: Job, peers: Peers, devices: int | None, *, kind: str | None =
 
 
 class Joint(NamedTuple):
-    """Processes that have joined."""
-
     folder: Path  # of the run, of which all have heard
     first: bool  # whether this is the process that writes
     stop: "Stop"  # whether to end early
@@ -104,48 +109,43 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
     A record of a kind has no flag `--resume`, see `check_job`.
     """
     from sdc.multihost import everyone
-    from sdc.train import PATIENCE, Stop, joined
+    from sdc.train import Incomparable, Stop, joined
 
-    from .progress import Waiting
-
-    waiting = Waiting(peers)
+    from .progress import waiting
 
     def start(processes: int) -> None:
-        waiting.over()
+        there.set()
         if processes > 1:
             keep_standard_output()
         with usage_errors():
             prepare_devices(job, devices, check_devices(devices, job, processes))
 
     def too_late() -> None:
-        give_up(f"interrupted by {stop.asked}, and no step came to its end within {PATIENCE:g} s")
+        give_up(f"interrupted by {stop.asked}, and no step came to its end within {stop.patience:g} s")
 
-    warnings.showwarning = _warn
+    warnings.showwarning = lambda message, *_, **__: print(f"sdc: warning: {message}", file=sys.stderr)
     end_aborts_well()
     onward.resumable = kind is None
     onward.folder = Path(job.folder or "runs")  # until the processes have agreed on one
     stop = Stop(too_late)
-    with run_errors(job.folder, resumable=kind is None), waiting, joined(peers, start, give_up, stop):
+    with (
+        run_errors(job.folder, resumable=kind is None),
+        waiting(peers) as there,
+        joined(peers, start, give_up, stop),
+    ):
         import jax
 
+        # The first process makes the run folder; another one that a peer was given is a mistake.
         named = everyone(str(Path(job.folder).absolute()) if job.folder else "")
-        onward.folder = folder = _shared_folder(named, kind or job.kind)
+        onward.folder = folder = Path(everyone(named[0] or str(new_folder(kind or job.kind)))[0])
+        for process, other in enumerate(named):
+            if other and Path(other) != folder:
+                raise Incomparable(
+                    f"process {process} was given --run {other}, but process 0 writes to {folder}; give all the same "
+                    "folder"
+                )
         gently(stop.ask)
         yield Joint(folder, jax.process_index() == 0, stop)
-
-
-def _shared_folder(named: Sequence[str], kind: str) -> Path:
-    """The run folder, which the first process makes; another one that a peer was given is a mistake."""
-    from sdc.multihost import everyone
-    from sdc.train import Incomparable
-
-    folder = Path(everyone(named[0] or str(new_folder(kind)))[0])
-    for process, other in enumerate(named):
-        if other and Path(other) != folder:
-            raise Incomparable(
-                f"process {process} was given --run {other}, but process 0 writes to {folder}; give all the same folder"
-            )
-    return folder
 
 
 def prepare_devices(job: Planned, given: int | None, count: int) -> None:
@@ -208,7 +208,3 @@ def check_devices(given: int | None, job: Planned, processes: int) -> int:
     if count % processes:
         raise SettingError("processes", processes, f"{count} devices are not divisible by that; change one of them")
     return count // processes
-
-
-def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"sdc: warning: {message}", file=sys.stderr)

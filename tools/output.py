@@ -50,7 +50,6 @@ def show(value: Mapping[str, Any], parts: Iterable[Part] | Report = (), *, as_js
 
 
 def print_parts(parts: Iterable[Part]) -> None:
-    """Prints tables and texts on standard output."""
     console = Output()
     for part in itertools.chain.from_iterable(map(_shown, parts)):
         if isinstance(part, Grid):  # no figure is cut, however many columns there are
@@ -60,7 +59,6 @@ def print_parts(parts: Iterable[Part]) -> None:
 
 
 def write(text: str) -> None:
-    """Writes a text for programs on standard output, and a new line after it."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -75,8 +73,16 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> 
 def _shown(part: Part) -> Iterator[Grid | Styled | str]:
     """A part of a report as a terminal shows it."""
     match part:
-        case Table():
-            yield from _grid(part)
+        case Table() if part.rows:
+            words = part.style != ""
+            found = Grid(title=Styled(part.caption), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+            for place, name in enumerate(part.header):
+                found.add_column(Styled(name), justify="right" if place and not words else "left", no_wrap=True)
+            for row in part.rows[: MOST if words else None]:
+                found.add_row(*(Styled(cell(value)) for value in row))
+            yield found
+            if words and len(part.rows) > MOST:
+                yield f"  and {len(part.rows) - MOST:,} more (--json or --output shows all)"
         case Section():
             yield from ([str(part.heading)] if part.heading else ())
             yield from (each for inner in part.parts for each in _shown(inner))
@@ -92,22 +98,8 @@ def _shown(part: Part) -> Iterator[Grid | Styled | str]:
             yield Styled.assemble(lead, (part.text, COLOURS["note"] if part.style == "note" else ""))
         case str() | Styled() | Grid():
             yield part
-        case _:  # a terminal draws nothing
+        case _:  # an empty table, and what a terminal does not draw
             return
-
-
-def _grid(part: Table) -> Iterator[Grid | str]:
-    if not part.rows:
-        return
-    words = part.style != ""
-    found = Grid(title=Styled(part.caption), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, name in enumerate(part.header):
-        found.add_column(Styled(name), justify="right" if place and not words else "left", no_wrap=True)
-    for row in part.rows[: MOST if words else None]:
-        found.add_row(*(Styled(cell(value)) for value in row))
-    yield found
-    if words and len(part.rows) > MOST:
-        yield f"  and {len(part.rows) - MOST:,} more (--json or --output shows all)"
 
 
 def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:

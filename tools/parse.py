@@ -28,8 +28,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 from sdc._lazy import missing, remedy
 from sdc.settings import Flag, Within, check_fields
 
-from . import errors
-from .errors import CommandError, usage_errors
+from .runtime import CommandError, name_flags, usage_errors
 
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
 DESCRIPTION = "Deterministic analysis of silent data corruption in JAX training. Example: sdc twin --suspect node11"
@@ -69,7 +68,6 @@ COMMANDS: Mapping[str, Entry] = {
 
 
 def spec_of(command: str) -> type:
-    """The dataclass of a command."""
     kind: type = getattr(importlib.import_module(COMMANDS[command].module, __package__), COMMANDS[command].spec)
     lay_out(kind)
     return kind
@@ -84,7 +82,6 @@ def _outline(command: str) -> type:
 
 
 def command_of(command: str) -> Callable[[Any], int]:
-    """The function that runs a command."""
     entry = COMMANDS[command]
     for extra in entry.extras:
         require(f"sdc {command}", extra)
@@ -127,28 +124,23 @@ def offered(kind: type, only: Sequence[str] = ()) -> tuple[list[Offered], Maker]
             continue
         hint, *marks = _unwrapped(hints[field.name])
         flag = next((mark for mark in marks if isinstance(mark, Flag)), Flag())
+        kinds = (hint, *(typing.get_args(hint) if flag.without else ()))
+        spec = next((each for each in kinds if isinstance(each, type) and dataclasses.is_dataclass(each)), None)
         below: list[Offered] = []
-        make: Maker | None = None
-        if (spec := _spec_in(hint, flag)) is not None:
-            below, make = offered(spec, next((mark for mark in marks if isinstance(mark, Only)), ()))
+        if spec is not None:
+            below, makers[field.name] = offered(spec, next((mark for mark in marks if isinstance(mark, Only)), ()))
         if spec is not hint:
             text = functools.partial(_text, kind, field.name)
-            own = StructFieldSpec(
-                flag.name or field.name, _read_as(hint, field, flag, marks), _default(field, flag), text
-            )
+            read_as, default = _read_as(hint, field, flag, marks), _default(field, flag)
+            own = StructFieldSpec(flag.name or field.name, read_as, default, text)
             owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
             every.append(Offered(owner, (field.name,), own))
-            make = operator.itemgetter(own.name) if make is None else _optional(own, flag.without, below, make)
+            make = makers.get(field.name)
+            makers[field.name] = (
+                operator.itemgetter(own.name) if make is None else _optional(own, flag.without, below, make)
+            )
         every += (each._replace(path=(field.name, *each.path)) for each in below)
-        assert make is not None
-        makers[field.name] = make
     return every, lambda values: kind(**{name: make(values) for name, make in makers.items()})
-
-
-def _spec_in(hint: Any, flag: Flag) -> type | None:
-    """The spec that a field holds, or may hold."""
-    kinds = (hint, *(typing.get_args(hint) if flag.without else ()))
-    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _unwrapped(hint: Any) -> list[Any]:
@@ -156,7 +148,6 @@ def _unwrapped(hint: Any) -> list[Any]:
 
 
 def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequence[Any]) -> Any:
-    """The type that tyro knows."""
     kind: Any = flag.type or hint
     if flag.type is not None and field.default is None and not flag.without and not flag.argument:
         kind = kind | None
@@ -172,11 +163,10 @@ def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequ
 def _default(field: "dataclasses.Field[Any]", flag: Flag) -> Any:
     if flag.without:
         return False if flag.type is bool else typing.get_args(flag.type)[0]
-    if flag.argument:
-        return tyro.MISSING
-    if field.default is not dataclasses.MISSING:
+    if not flag.argument and field.default is not dataclasses.MISSING:
         return field.default
-    return tyro.MISSING if field.default_factory is dataclasses.MISSING else field.default_factory()
+    has_none = flag.argument or field.default_factory is dataclasses.MISSING
+    return tyro.MISSING if has_none else field.default_factory()  # type: ignore[misc] # looked at
 
 
 def _optional(switch: StructFieldSpec, without: str, below: Sequence[Offered], make: Maker) -> Maker:
@@ -272,14 +262,11 @@ def laid_out(text: str) -> str:
         <BLANKLINE>
         Exit codes: 0, 1 or 2.
     """
-    return "\n\n".join("\n".join(_lines(part)) for part in inspect.cleandoc(text).split("\n\n"))
-
-
-def _lines(paragraph: str) -> Iterator[str]:
-    """Lines of a paragraph: its examples, the first of them marked and the others below it, or all of it as one."""
-    first, *more = paragraph.split(f"\n{EXAMPLE}")
-    yield " ".join(first.split("\n"))
-    yield from (" " * len(EXAMPLE) + " ".join(each.split("\n")) for each in more)
+    found = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        parts = [" ".join(part.split("\n")) for part in paragraph.split(f"\n{EXAMPLE}")]
+        found.append(f"\n{' ' * len(EXAMPLE)}".join(parts))
+    return "\n\n".join(found)
 
 
 def parse(arguments: Sequence[str]) -> Any:
@@ -296,9 +283,12 @@ def parse(arguments: Sequence[str]) -> Any:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         meant = f"; did you mean {near[0]}?" if near else "."
         raise CommandError(f"{command}: expected one of {', '.join(COMMANDS)}{meant} See sdc --help")
-    below = list(_subcommands(command)) if len(arguments) > 1 else []
-    if below and arguments[1] not in below and not arguments[1].startswith("-"):
-        raise CommandError(f"{arguments[1]}: expected one of {', '.join(below)}. See sdc {command} --help")
+    if len(arguments) > 1 and command in COMMANDS:
+        hint = typing.get_type_hints(spec_of(command), include_extras=True).get("command")
+        kinds = typing.get_args(typing.get_args(hint)[0]) if hint is not None else ()
+        below = [mark.name for kind in kinds for mark in getattr(kind, "__metadata__", ()) if hasattr(mark, "name")]
+        if below and arguments[1] not in below and not arguments[1].startswith("-"):
+            raise CommandError(f"{arguments[1]}: expected one of {', '.join(below)}. See sdc {command} --help")
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
@@ -308,7 +298,13 @@ def parse(arguments: Sequence[str]) -> Any:
                 return _read(functools.reduce(operator.or_, kinds), arguments, "sdc", DESCRIPTION)
             found = _read(spec_of(command), arguments[1:], f"sdc {command}")
             own = getattr(found, "command", found)
-            errors.name_flags(_names(type(own)))
+            names = {}
+            for each in flags(type(own)):
+                if tyro.conf.Positional in _unwrapped(each.flag.type):  # an argument, in capitals
+                    names[each.path[-1]] = each.flag.name.upper()
+                elif each.flag.name != each.path[-1]:
+                    names[each.path[-1]] = each.flag.name
+            name_flags(names)
             with usage_errors():
                 check_fields(own)
             return found
@@ -327,17 +323,6 @@ def _read(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
     return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=CONFIG, registry=REGISTRY)
 
 
-def _names(kind: Any) -> dict[str, str]:
-    """The names of flags by those of their settings, where they differ; that of an argument is in capitals."""
-    named = {each.path[-1]: each.flag for each in flags(kind)}
-    positional = {name for name, flag in named.items() if tyro.conf.Positional in _unwrapped(flag.type)}
-    return {
-        name: flag.name.upper() if name in positional else flag.name
-        for name, flag in named.items()
-        if name in positional or flag.name != name
-    }
-
-
 def _brief(message: str, command: str) -> str:
     """Says which flags are unknown and which may have been meant, without their help, which tyro adds."""
     unknown, hint = (*re.split(r"[ -]+(?:Perhaps you meant|Arguments similar to)", message, maxsplit=1), "")[:2]
@@ -346,10 +331,9 @@ def _brief(message: str, command: str) -> str:
     unknown = f"Unrecognized options: {unknown.rpartition('Unrecognized options: ')[2].rstrip(' -')}"
     if applied := re.findall(r"(\S+) \(applied to sdc [^)]*\)", unknown):  # where another command has that flag
         unknown = f"Unrecognized options: {', '.join(applied)}"
-    mistyped = re.findall(r"--[a-z][a-z-]*", unknown)
     own = set(_words(command)) if command in COMMANDS else set()
     near = []
-    for word in mistyped:
+    for word in re.findall(r"--[a-z][a-z-]*", unknown):
         if not (found := difflib.get_close_matches(word, own, 1)):
             found = difflib.get_close_matches(word, {word for each in COMMANDS for word in _words(each)}, 1)
         near += found
@@ -359,10 +343,3 @@ def _brief(message: str, command: str) -> str:
 
 def _words(command: str) -> Iterator[str]:
     return (f"--{each.flag.name.replace('_', '-')}" for each in flags(spec_of(command)))
-
-
-def _subcommands(command: str) -> Iterator[str]:
-    """Names of the commands below a command."""
-    hints = typing.get_type_hints(spec_of(command), include_extras=True) if command in COMMANDS else {}
-    for inner in typing.get_args(typing.get_args(hints.get("command", ()))[0] if "command" in hints else ()):
-        yield from (mark.name for mark in getattr(inner, "__metadata__", ()) if hasattr(mark, "name"))

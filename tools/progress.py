@@ -1,18 +1,18 @@
 """How far a run is: a live line on a terminal, a plain line every ten seconds in a pipe or a file."""
 
+import contextlib
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sdc.train import Peers, route
+from sdc.train import Peers
 
 EVERY = 10.0
 """Seconds from one line to the next where standard error is no terminal."""
@@ -44,9 +44,7 @@ class _Line:
             threading.Thread(target=self._repeat, daemon=True, name="progress").start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._bar.stop()
 
@@ -63,37 +61,29 @@ class _Line:
             print(f"{self._what} {completed} of {self._total}  {plain}  {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
-class Waiting:
-    """Says every ten seconds that other processes are awaited; at once if there is no way to them yet."""
+@contextlib.contextmanager
+def waiting(peers: Peers) -> Iterator[threading.Event]:
+    """Says every ten seconds that other processes are awaited; at once if there is no way to them yet.
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
-        self._over = threading.Event()
+    It ends when the event is set, or the block ends.
+    """
+    over = threading.Event()
 
-    def __enter__(self) -> "Waiting":
-        threading.Thread(target=self._repeat, daemon=True, name="waiting").start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.over()
-
-    def over(self) -> None:
-        """They are there."""
-        self._over.set()
-
-    def _repeat(self) -> None:
-        started, before = time.monotonic(), ""
-        coordinator = self._peers.coordinator
-        there = coordinator is None or route(coordinator).address is not None
-        while not (there and self._over.wait(EVERY)):
-            tried, seconds = self._peers.tried(), time.monotonic() - started
-            if self._over.is_set():
+    def repeat() -> None:
+        started, before, known = time.monotonic(), "", peers.known()
+        while not (known and over.wait(EVERY)):
+            tried, seconds = peers.tried(), time.monotonic() - started
+            if over.is_set():
                 return
             told, before = "" if tried == before else tried, tried  # what to mend is said once
             print(f"waiting for the other processes{told}  {seconds:.0f} s", file=sys.stderr, flush=True)
-            there = True
+            known = True
+
+    threading.Thread(target=repeat, daemon=True, name="waiting").start()
+    try:
+        yield over
+    finally:
+        over.set()
 
 
 class Progress(_Line):
@@ -105,7 +95,6 @@ class Progress(_Line):
         self._half: float | None = None
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """Shows a row of `steps.jsonl`."""
         parts = [*row.get("sites", {}).values(), row.get("state", {}), row.get("gradient", {})]
         self._mismatched += sum(part.get("mismatched", 0) for part in parts)
         text = f"loss {float(row['loss'][0]):.4f}"
@@ -129,7 +118,6 @@ class InjectionProgress(_Line):
         self._outcomes: Counter[str] = Counter()
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """Shows a row of `injections.jsonl`."""
         self._outcomes[row["outcome"]] += 1
         text = "  ".join(f"{name} {count:,}" for name, count in sorted(self._outcomes.items()))
         self._tell(row["injection"] + 1, text)
@@ -156,7 +144,6 @@ class StageProgress(_Line):
         self._begun, self._one = 0, threading.Lock()
 
     def begin(self, text: str) -> None:
-        """Something new begins."""
         with self._one:
             self._begun += 1
             self._total = self._begun
@@ -174,7 +161,6 @@ class BurninProgress(_Line):
         self._round = self._found = 0
 
     def update(self, event: Mapping[str, Any]) -> None:
-        """Shows what a burn-in tells."""
         if event["event"] == "round":
             self._began = self._began or time.monotonic()
             self._round = event["round"]

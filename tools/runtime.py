@@ -1,20 +1,111 @@
-"""The process around a command: its standard output and its end, also when a peer or the runtime is lost, or when
-SIGINT (Ctrl-C) or SIGTERM (a scheduler) comes, whatever the command does at that moment."""
+"""The process around a command: its standard output and its end, in one clear line and with an exit code.
+
+The end may be an error, the loss of a peer or of the runtime, or SIGINT (Ctrl-C) or SIGTERM (a scheduler), whatever the
+command does at that moment.
+"""
 
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import os
 import shlex
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
+from sdc.settings import SettingError
 from sdc.verdict import Exit
+
+FLAGS: dict[str, str] = {"folder": "run"}
+"""Flags of the command that this process runs whose name is not that of the setting."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+"""What a full or broken disk answers."""
+LONGEST, SHOWN = 4_000, 3_000
+"""Characters of a line of a message, and how many are shown at its beginning where it is longer: what a message quotes
+can be of any length, and its remedy stands at the end."""
+
+
+class CommandError(Exception):
+    """Ends a command with a message and an exit code."""
+
+    def __init__(self, message: str, code: Exit = Exit.USAGE) -> None:
+        lines = message.split("\n")
+        for number, line in enumerate(lines):
+            if (more := len(line) - LONGEST) > 0:
+                lines[number] = f"{line[:SHOWN]} ... ({more:,} characters) ... {line[SHOWN + more :]}"
+        super().__init__("\n".join(lines))
+        self.code = code
+
+
+def name_flags(names: Mapping[str, str]) -> None:
+    """Says which settings have a flag of another name; an argument that has no flag is in capitals (RUN)."""
+    FLAGS.clear()
+    FLAGS.update({"folder": "run", **names})
+
+
+def flag(error: SettingError) -> str:
+    """What is wrong with a setting, under the name of its flag."""
+    name = FLAGS.get(error.setting, error.setting)
+    if not name.isupper():
+        name = "--" + name.replace("_", "-")
+    return f"{name} {error.given}: {error.problem}" if error.given is not None else f"{name}: {error.problem}"
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """What goes wrong while input is read is the user's to mend: exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise CommandError(flag(error) if isinstance(error, SettingError) else str(error)) from error
+
+
+@contextmanager
+def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
+    """What ends a run: input that is wrong, a full or broken disk (2), or what leaves nothing to say (3).
+
+    What was written stays readable. The message names the folder that the command writes to, and says how to go on with
+    it where the command has the flag `--resume`.
+    """
+    import jax
+
+    from sdc.campaigns import NotDeterministic
+    from sdc.multihost import Unreachable
+    from sdc.train import Incomparable, NotWritten
+    from sdc.twins import NotComparable
+
+    try:
+        yield
+    except (Incomparable, NotComparable, NotDeterministic, Unreachable) as error:
+        raise CommandError(str(error), Exit.INCONCLUSIVE) from error
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        said = str(error).partition("\n")[0]
+        raise CommandError(
+            f"the devices have too little memory for this run ({said}); take a smaller configuration, more ranks, or "
+            "fewer states on one device"
+        ) from error
+    except NotWritten as error:
+        raise CommandError(f"{error} with --resume") from error
+    except ValueError as error:
+        raise CommandError(flag(error) if isinstance(error, SettingError) else str(error)) from error
+    except OSError as error:
+        # A path that is missing and is the folder or above it; what is missing inside of a folder is a failure of ours.
+        no_place = False
+        if error.errno in (errno.ENOTDIR, errno.ENOENT) and error.filename is not None and folder is not None:
+            place = Path(str(folder)).absolute()
+            no_place = Path(str(error.filename)).absolute() in (place, *place.parents)
+        if not no_place and error.errno not in FULL:
+            raise
+        then = "continue with --resume" if resumable else "give the command again"
+        remedy = "name another place" if no_place else f"make room there, then {then}"
+        raise CommandError(f"cannot write to {folder or 'the run folder'} ({error.strerror}); {remedy}") from error
 
 
 def keep_standard_output() -> None:
@@ -48,10 +139,6 @@ def _in_time(action: Callable[[], None]) -> None:
     doing.join(2.0)
 
 
-RECORDS = ("manifest.json", "result.json")
-"""Files of which one is there as soon as something is on record."""
-
-
 @dataclasses.dataclass
 class Onward:
     """Where the record of a command is, and how to go on with it."""
@@ -61,22 +148,20 @@ class Onward:
     last_words: Callable[[str], tuple[int, str]] | None = None
     """Given why the process ends at once, writes what is known so far, and returns the exit code and what to say."""
 
-    def command(self) -> str:
-        """The command line that goes on."""
-        words = ["sdc", *sys.argv[1:]]
-        named = words[1:2] == ["trace"] or any(word.partition("=")[0] == "--run" for word in words)
-        if not named and self.folder is not None:
-            words += ["--run", str(self.folder)]
-        return shlex.join(words if "--resume" in words else [*words, "--resume"])
-
     def how(self) -> str:
         """Both, in a sentence."""
         if self.folder is None:
             return ""
-        if not any((self.folder / name).is_file() for name in RECORDS):
+        # One of these is there as soon as something is on record.
+        if not any((self.folder / name).is_file() for name in ("manifest.json", "result.json")):
             return "Nothing is on record; give the command again"
         there = f"The record is in {self.folder}"
-        return f"{there}; continue with: {self.command()}" if self.resumable else there
+        if not self.resumable:
+            return there
+        words = ["sdc", *sys.argv[1:]]
+        if words[1:2] != ["trace"] and not any(word.partition("=")[0] == "--run" for word in words):
+            words += ["--run", str(self.folder)]
+        return f"{there}; continue with: {shlex.join(words if '--resume' in words else [*words, '--resume'])}"
 
 
 onward = Onward()
@@ -137,7 +222,7 @@ def listen() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _handle)
+        signal.signal(number, lambda *_: None)  # the thread has heard of it
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(reading,), daemon=True, name="signals").start()
 
@@ -154,23 +239,19 @@ def deaf() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _handle(number: int, _: FrameType | None) -> None:
-    """Does nothing; the thread has heard of the signal."""
-
-
 def _wait(reading: int) -> None:
     first: float | None = None
     while True:
-        for number in os.read(reading, 1):
-            if number not in (signal.SIGINT, signal.SIGTERM):
-                continue
-            now, name = time.monotonic(), signal.Signals(number).name
-            if first is not None:
-                if now - first > AGAIN:
-                    give_up(f"interrupted again, by {name}")
-                continue
-            first = now
-            if _gentle is None:
-                give_up(f"interrupted by {name}")
-            else:
-                _gentle(name)
+        (number,) = os.read(reading, 1)
+        if number not in (signal.SIGINT, signal.SIGTERM):
+            continue
+        now, name = time.monotonic(), signal.Signals(number).name
+        if first is not None:
+            if now - first > AGAIN:
+                give_up(f"interrupted again, by {name}")
+            continue
+        first = now
+        if _gentle is None:
+            give_up(f"interrupted by {name}")
+        else:
+            _gentle(name)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         Checks as Checks,
         Job as Job,
         Loaded as Loaded,
-        Simulated as Simulated,
         Tracing as Tracing,
         Training as Training,
         Twins as Twins,
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from .programs import TrainConfig as TrainConfig, get_config as get_config
 
     # Running it.
-    from .loop import run as run
-    from .injections import run_campaign as run_campaign
+    from .loop import run as run, run_campaign as run_campaign
     from .policy import Decision as Decision, StepPolicy as StepPolicy, Attempt as Attempt, PolicyError as PolicyError
     from .cluster import Incomparable as Incomparable
     from .checkpoints import CheckpointError as CheckpointError, Checkpoints as Checkpoints
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .burnin_steps import BURNIN_STEPS as BURNIN_STEPS, register_training as register_training
-    from .injections import make_campaign as make_campaign, rows_done as rows_done
+    from .loop import make_campaign as make_campaign, rows_done as rows_done
     from .checkpoints import NotWritten as NotWritten
     from .cluster import changes as changes, joined as joined
     from .corpus import read_corpus as read_corpus
@@ -54,11 +52,10 @@ if TYPE_CHECKING:  # for the other packages of this project
         patches as patches,
         pool as pool,
     )
-    from .peers import Peers as Peers, route as route
-    from .keeper import Running as Running
+    from .peers import Peers as Peers
     from .specs import FullLoad as FullLoad, LARGEST_SEED as LARGEST_SEED, Planned as Planned
     from .stages import escalate as escalate
-    from .stopping import PATIENCE as PATIENCE, Stop as Stop
+    from .stopping import Stop as Stop
     from .tokenizer import ByteTokenizer as ByteTokenizer
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -1,4 +1,7 @@
-"""The training loop, `run`: batches in, steps out, a line of the record for each, checkpoints, and policies asked."""
+"""Runs and campaigns of the reference workload, into a record that can be resumed.
+
+`run` is the training loop: batches in, steps out, a line of the record for each, checkpoints, and policies asked.
+"""
 
 import dataclasses
 import datetime
@@ -9,12 +12,12 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
+from sdc.campaigns import ABFT, DETECTORS, SPIKE, VISIBLE, Campaign
 from sdc.costs import check_options, read_options
 from sdc.multihost import everyone
 from sdc.records import (
@@ -39,13 +42,27 @@ from .cluster import Incomparable, as_read, changes, check_comparable, tell
 from .data import batches
 from .keeper import Keeper, Running, identity, saved_step
 from .policy import PATIENCE, Attempt, Decision, Golden, PolicyError, StepPolicy
-from .programs import Placement, Program, Rows, place, place_batch
-from .specs import Job, Loaded, Planned
+from .programs import (
+    Placement,
+    Program,
+    Rows,
+    history_ratio,
+    initial_state,
+    place,
+    place_batch,
+    plain,
+    sharded,
+)
+from .specs import CampaignJob, Job, Loaded, Planned
 
 # A run is resumed only with the settings that it was started with.
 SETTINGS = (
     "kind", "config", "seed", "sync", "compare", "exchange", "placement", "mesh", "twins", "suspect", "data", "where",
     "abft", "aggregate", "against", "compiler_options", "running",
+)  # fmt: skip
+# A campaign is resumed only as it was started; it may be made longer.
+CAMPAIGN_SETTINGS = (
+    "config", "seed", "steps", "follow", "where", "faults", "mesh", "data", "batch", "environment", "detectors",
 )  # fmt: skip
 
 
@@ -90,32 +107,35 @@ def run(
     """
     if policy is not None and not callable(policy):
         raise SettingError("policy", policy, "expected a function that is given an Attempt and returns a Decision")
-    config, dataset = loaded or job.load()
+    loaded = loaded or job.load()
+    config, dataset = loaded
     if job.folder is None:
         raise SettingError("folder", None, "a run needs a folder for its record; name a new one")
-    folder = Path(job.folder).absolute()
+    folder, start = Path(job.folder).absolute(), 0
     if job.resume:
         read_manifest(folder, job.kind)
-    start = _start(job, folder) if job.resume else 0
+        start = Checkpoints(folder / "checkpoints", every=1).latest or 0
+        start = start if job.keeping is None else max(start, saved_step(folder))
     _check_intents(job, folder, start)
     options = read_options(job.compiler_options)
     check_options(options)
-    there = _devices(job, devices)
-    placement = place(twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=there, options=options)
+    if devices is None:
+        devices = jax.devices() if jax.process_count() > 1 else jax.devices()[: math.prod(job.axes.values())]
+    placement = place(
+        twins=job.number, data=job.data, model=job.model, kind=job.layout, devices=devices, options=options
+    )
     evidence = _evidence(placement.mesh)
     job.check_evidence(evidence)
     policies = [each for each in (job.policy(), policy) if each is not None]
+    goldens = [each for each in policies if isinstance(each, Golden)]
     program = described = job.program(config, placement, donate=True)
     if policy is not None:  # the same program, which keeps the state that it is given
         program = job.program(config, placement, donate=False)
     source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
     manifest = {
-        **planned(job, Loaded(config, dataset), placement, command),
+        **planned(job, loaded, placement, command),
         "checkpoint_every": job.checkpoint_every,
         "layers": config.model.layers,
-        "sync": getattr(job, "sync", None),
-        "compare": getattr(job, "compare", "gated"),
-        "exchange": getattr(job, "exchange", "probe"),
         "placement": job.layout,
         "twins": job.number,
         "processes": jax.process_count(),
@@ -123,18 +143,84 @@ def run(
         **({"compiler_options": options} if options else {}),
         **job.manifest(config),
     }
+    first = jax.process_index() == 0
     if job.resume:
-        _check_settings(folder, manifest)
-    elif jax.process_index() == 0:
+        then = read_manifest(folder, job.kind)
+        if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
+            raise RecordError(
+                f"{folder} is a run of another configuration ({'; '.join(changed)}); "
+                "resume it with its own settings, or name another folder"
+            )
+    elif first:
         check_free(folder)
     check_deterministic(manifest["environment"])
     tell("at lowering the program")
     manifest["program"] = described.fingerprint()
     check_comparable(manifest)
-    for golden in _goldens(policies):
+    for golden in goldens:
         golden.check(as_read(manifest))
     manifest |= evidence  # which may differ between processes
-    return _execute(job, folder, manifest, program, source, policies, on_step, start, stop)
+    if job.resume and (
+        changed := changes(then, manifest, ("program", "environment", "digests"), ("the run had", "now"))
+    ):
+        raise Incomparable(
+            f"{folder} was run by another program, so that its steps could not be compared ({'; '.join(changed)}); "
+            "restore that environment, or start a new run"
+        )
+    for golden in goldens if start else ():
+        golden.recall(folder, before=start)
+    checkpoints = (Unsaved if job.unsaved else Checkpoints)(folder / "checkpoints", every=job.checkpoint_every)
+    record: Record | None = None
+    keeper: Keeper | None = None
+    finished = False
+    try:
+        if job.keeping is not None and job.resume:
+            # Before the record loses lines: a running checkpoint of later steps goes back first.
+            keeper, state = _keeper(job, job.keeping, folder, str(then.get("created")), program)
+            state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
+        if first:
+            resumed = job.resume
+            record = (
+                Record.resume(folder, manifest, at=start, expected=start)
+                if resumed
+                else Record.create(folder, manifest)
+            )
+            for name, content in program.files().items():
+                record.file(name, content)
+        everyone("ready", at="before the first step")
+        if keeper is None and job.keeping is not None:
+            keeper, state = _keeper(job, job.keeping, folder, str(manifest["created"]), program)
+        elif keeper is None:
+            state = _state(job, program, checkpoints, source, start)
+        with checkpoints:
+            done = run_steps(
+                program,
+                state,
+                steps=range(start, job.steps),
+                batches=source,
+                record=record,
+                checkpoints=checkpoints,
+                keeper=keeper,
+                policies=policies,
+                on_step=on_step,
+                stop=stop,
+            )
+        finished = not done.stopped
+        if finished:
+            tell("at the comparison of the final states")
+            found = {"steps": done.steps, "state_digest": program.digest(done.state), **program.conclude(done.state)}
+            for golden in goldens:
+                found |= golden.conclude()
+            if done.reruns or done.rollbacks:
+                found["judged"] = {"reruns": done.reruns, "rollbacks": done.rollbacks}
+            if record is not None:
+                record.finish(found)
+    finally:
+        if keeper is not None:
+            keeper.close(done=finished)
+        if record is not None:
+            record.close()
+    return read_record(folder) if first else None
 
 
 def planned(job: Planned, loaded: Loaded, placement: Placement, command: Sequence[str]) -> dict[str, Any]:
@@ -154,80 +240,10 @@ def planned(job: Planned, loaded: Loaded, placement: Placement, command: Sequenc
     }
 
 
-def _execute(
-    job: Job,
-    folder: Path,
-    manifest: dict[str, Any],
-    program: Program,
-    source: Any,
-    policies: Sequence[StepPolicy],
-    on_step: Callable[[Mapping[str, Any]], None],
-    start: int,
-    stop: Callable[[], bool],
-) -> Contents | None:
-    kind = Unsaved if getattr(job, "unsaved", False) else Checkpoints
-    checkpoints = kind(folder / "checkpoints", every=job.checkpoint_every)
-    if job.resume:
-        _check_program(folder, manifest)
-    if start:
-        for golden in _goldens(policies):
-            golden.recall(folder, before=start)
-    first = jax.process_index() == 0
-    record: Record | None = None
-    keeper: Keeper | None = None
-    keeps, finished = getattr(job, "running", None) is not None, False
-    try:
-        if keeps and job.resume:
-            # Before the record loses lines: a running checkpoint of later steps goes back first.
-            keeper, state = _keeper(job, folder, manifest, program)
-            state, start = _restarted(job, folder, program, checkpoints, source, keeper, state)
-        record = _open(job, folder, manifest, start, program) if first else None
-        everyone("ready", at="before the first step")
-        if keeper is None and keeps:
-            keeper, state = _keeper(job, folder, manifest, program)
-        elif keeper is None:
-            state = _state(job, program, checkpoints, source, start)
-        with checkpoints:
-            done = run_steps(
-                program,
-                state,
-                steps=range(start, job.steps),
-                batches=source,
-                record=record,
-                checkpoints=checkpoints,
-                keeper=keeper,
-                policies=policies,
-                on_step=on_step,
-                stop=stop,
-            )
-        finished = not done.stopped
-        if done.stopped:
-            return None if record is None else read_record(folder)
-        tell("at the comparison of the final states")
-        found: dict[str, Any] = {
-            "steps": done.steps, "state_digest": program.digest(done.state), **program.conclude(done.state)
-        }  # fmt: skip
-        for golden in _goldens(policies):
-            found |= golden.conclude()
-        if done.reruns or done.rollbacks:
-            found["judged"] = {"reruns": done.reruns, "rollbacks": done.rollbacks}
-        if record is None:
-            return None
-        record.finish(found)
-    finally:
-        if keeper is not None:
-            keeper.close(done=finished)
-        if record is not None:
-            record.close()
-    return read_record(folder)
-
-
-def _keeper(job: Job, folder: Path, manifest: Mapping[str, Any], program: Program) -> tuple[Keeper, Any]:
+def _keeper(job: Job, settings: Running, folder: Path, created: str, program: Program) -> tuple[Keeper, Any]:
     """The running checkpoint with the copies on each host, and the state at the start."""
-    created = (read_manifest(folder) if job.resume else manifest).get("created")
-    run = everyone(identity(folder, str(created)), at="which run it is")[0]
+    run = everyone(identity(folder, created), at="which run it is")[0]
     again = functools.partial(program.init, job.workload.seed)
-    settings = getattr(job, "running", None) or Running()
     state = again()
     return Keeper(settings, folder, state, run=run, again=again, checkpoint_every=job.checkpoint_every), state
 
@@ -254,12 +270,6 @@ def _state(job: Job, program: Program, checkpoints: Checkpoints, source: Any, st
     state, position = checkpoints.restore(program.abstract())
     source.set_state(position)
     return state
-
-
-def _start(job: Job, folder: Path) -> int:
-    """Steps done at the newest checkpoint, of whatever kind."""
-    full = Checkpoints(folder / "checkpoints", every=1).latest or 0
-    return full if getattr(job, "running", None) is None else max(full, saved_step(folder))
 
 
 def _check_intents(job: Job, folder: Path, start: int) -> None:
@@ -291,58 +301,8 @@ def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     return {"devices": on_mesh(devices, mesh), "hosts": len({each["host"] for each in said})}
 
 
-def _devices(job: Job, devices: Sequence[jax.Device] | None) -> Sequence[jax.Device]:
-    if devices is not None:
-        return devices
-    if jax.process_count() > 1:
-        return jax.devices()
-    return jax.devices()[: math.prod(job.axes.values())]
-
-
-def _goldens(policies: Sequence[StepPolicy]) -> list[Golden]:
-    return [each for each in policies if isinstance(each, Golden)]
-
-
-def _check_settings(folder: Path, manifest: Mapping[str, Any]) -> None:
-    then = {"exchange": "probe", **read_manifest(folder, manifest["kind"])}  # there was no other before it had a name
-    if changed := changes(then, manifest, SETTINGS, ("the run has", "asked is")):
-        raise RecordError(
-            f"{folder} is a run of another configuration ({'; '.join(changed)}); "
-            "resume it with its own settings, or name another folder"
-        )
-
-
-def _check_program(folder: Path, manifest: Mapping[str, Any]) -> None:
-    then = read_manifest(folder)
-    if changed := changes(then, manifest, ("program", "environment", "digests"), ("the run had", "now")):
-        raise Incomparable(
-            f"{folder} was run by another program, so that its steps could not be compared ({'; '.join(changed)}); "
-            "restore that environment, or start a new run"
-        )
-
-
-def _open(job: Job, folder: Path, manifest: Mapping[str, Any], start: int, program: Program) -> Record:
-    if job.resume:
-        record = Record.resume(folder, manifest, at=start, expected=start)
-    else:
-        record = Record.create(folder, manifest)
-    for name, content in program.files().items():
-        record.file(name, content)
-    return record
-
-
 FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): ")
 """How the runtime's own errors begin."""
-
-
-class Batches(Protocol):
-    """An endless iterator of global batches whose position can be saved."""
-
-    def __next__(self) -> Int[np.ndarray, "microsteps batch length"]: ...
-
-    def get_state(self) -> dict[str, Any]: ...
-
-    def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 class StepFailed(RuntimeError):
@@ -350,8 +310,6 @@ class StepFailed(RuntimeError):
 
 
 class Done(NamedTuple):
-    """How a run ended."""
-
     state: Any  # the last one
     steps: int  # number of steps on record, those of an earlier part of the run among them
     reruns: int  # steps that a policy had run again, counted
@@ -364,7 +322,7 @@ def run_steps(
     state: Any,
     *,
     steps: range,
-    batches: Batches,
+    batches: Any,
     record: Record | None,
     checkpoints: Checkpoints,
     keeper: Keeper | None = None,
@@ -372,7 +330,7 @@ def run_steps(
     on_step: Callable[[Mapping[str, Any]], None] = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
-    """Runs the steps of a run."""
+    """Runs the steps of a run; the position in `batches`, an endless iterator of global batches, can be saved."""
     number, reruns, impatient, stopped = steps.start, 0, 0, False
     rollbacks: list[tuple[int, int]] = []
     while number < steps.stop:
@@ -447,3 +405,111 @@ def _decide(policies: Sequence[StepPolicy], attempt: Attempt) -> Decision:
             raise PolicyError(f"the policy decided {decision!r} at step {attempt.step}; expected a Decision")
     others = [decision for decision in decisions if decision is not Decision.CONTINUE]
     return Decision(everyone((others or decisions)[0].value)[0])
+
+
+def run_campaign(
+    job: CampaignJob,
+    *,
+    loaded: Loaded | None = None,
+    on_row: Callable[[Mapping[str, Any]], None] = lambda row: None,
+    devices: Sequence[jax.Device] | None = None,
+    command: Sequence[str] = (),
+) -> Contents:
+    """Runs a campaign into its folder. It neither prints nor ends the process.
+
+    Args:
+        job: what to run.
+        loaded: what `job.load()` returned, where it was called before.
+        on_row: called with each line of `injections.jsonl`.
+        devices: the devices to use, all of them; by default as many as are needed.
+        command: the command line that asks for the campaign, for the record.
+
+    Returns:
+        The record; `sdc.analysis.conclude` says what follows from it.
+
+    Raises:
+        ValueError: a setting makes no sense, or the record is damaged or of another campaign.
+        NotDeterministic: the clean run does not repeat itself.
+        Incomparable: the campaign is resumed where its clean run gives other numbers.
+    """
+    loaded = loaded or job.load()
+    if job.folder is None:
+        raise SettingError("folder", None, "a campaign needs a folder for its record; name a new one")
+    folder = Path(job.folder).absolute()
+    done = rows_done(job, folder)
+    devices = jax.devices()[: math.prod(job.axes.values())] if devices is None else devices
+    placement = place(twins=None, data=job.data, model=job.model, devices=devices)
+    check_deterministic(environment())
+    runner = make_campaign(job, loaded, placement)
+    manifest = {
+        **planned(job, loaded, placement, command),
+        "injections": job.injections,
+        "where": runner.where.text,
+        "faults": list(job.faults),
+        "follow": job.follow,
+        "batch": runner.batch,
+        "sites": len(runner.sites),
+        "devices": on_mesh(describe_devices(), placement.mesh),
+        "thresholds": {"spike": SPIKE, "visible": VISIBLE, **runner.limits._asdict()},
+        "detectors": [*DETECTORS, *([ABFT] if job.abft else [])],
+        "clean": {
+            "loss": [step.loss for step in runner.clean],
+            "gradient_norm": [step.gradient_norm for step in runner.clean],
+            "digest": [f"{step.digest[0]:08x}{step.digest[1]:08x}" for step in runner.clean],
+        },
+        "suspect": {"name": "campaign", "simulated": True, "faults": list(job.faults)},
+    }
+    if job.resume:
+        old, words = read_manifest(folder, "campaign"), ("the campaign had", "now")
+        if changed := changes(old, manifest, CAMPAIGN_SETTINGS, words):
+            raise RecordError(
+                f"{folder} is another campaign ({'; '.join(changed[:5])}); "
+                "resume it with its own settings and on its own machine, or name another folder"
+            )
+        if changes(old, manifest, ["digests", "clean"], words):
+            raise Incomparable(
+                f"the clean run of {folder} gives other numbers here, so that injections before and after could not be "
+                "compared; resume it on the machine and with the versions that it was started with"
+            )
+    with Record.resume(folder, manifest, at=done) if job.resume else Record.create(folder, manifest) as record:
+        for row in runner.run(range(done, job.injections)):
+            record.line(row)
+            on_row(row)
+        record.sync()
+    return read_record(folder)
+
+
+def rows_done(job: CampaignJob, folder: Path) -> int:
+    """Injections on record, from the first on without a gap; looked at before anything is compiled."""
+    if not job.resume:
+        return 0
+    rows = {row["injection"] for row in read_record(folder, "campaign").lines}
+    done = next(number for number in range(len(rows) + 1) if number not in rows)
+    if done > job.injections:
+        problem = f"{folder} holds {done} injections already; give {done} or more"
+        raise SettingError("injections", job.injections, problem)
+    return done
+
+
+def make_campaign(job: CampaignJob, loaded: Loaded, placement: Placement) -> Campaign:
+    """The campaign, compiled, with the clean run done."""
+    config, dataset = loaded
+    work = sharded(config)
+    source = batches(dataset, batch_size=config.batch_size, microsteps=config.microsteps)
+
+    def observe(state: Any, metrics: Any) -> Mapping[str, Any]:
+        history = history_ratio(config.optimizer, state.optimizer)
+        return {"loss": metrics.loss, "gradient_norm": metrics.gradient_norm, "history": history}
+
+    return Campaign(
+        plain(work, placement),
+        initial_state(work, placement, job.workload.seed),
+        [place_batch(next(source), placement) for _ in range(job.steps)],
+        observe=observe,
+        where=job.where,
+        faults=job.faults,
+        follow=job.follow,
+        seed=job.workload.seed,
+        batch=job.batch or (1 if jax.devices()[0].platform == "cpu" else 8),
+        abft=job.abft,
+    )

@@ -136,6 +136,10 @@ class Peers:
             except UnicodeError as error:
                 raise SettingError("coordinator", self.coordinator, _unknown(host, error)) from error
 
+    def known(self) -> bool:
+        """Whether the name of the coordinator has an address: where a cluster is just starting it may have none yet."""
+        return self.coordinator is None or route(self.coordinator).address is not None
+
     def tried(self, *, resolve: Resolver = resolved) -> str:
         """The address of the coordinator, and what may be wrong with it; empty where none is named."""
         if self.coordinator is None:

@@ -14,26 +14,19 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+import sdc
 from sdc.aggregation import Aggregation, parse_aggregation
 from sdc.checksums import Mode, Profile, SchemeName, Settings
 from sdc.costs import read_options
-from sdc.faults import Fault, as_fault, parse_fault
+from sdc.faults import Fault, as_fault, parse_fault, read_hit
 from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
-from sdc.program import Selector, as_selector
+from sdc.program import Direction, Selector, as_selector, direction, matching, products, scope
 from sdc.records import read_manifest
 from sdc.settings import Flag, SettingError, Within, check_fields
 
 from .keeper import Running
 from .policy import Attempt, Decision, Golden, StepPolicy
-from .programs import (
-    DType,
-    Simulation,
-    TrainConfig,
-    check,
-    get_config,
-    parse_simulation,
-    submodule_products,
-)
+from .programs import DType, TrainConfig, check, get_config
 
 if TYPE_CHECKING:
     from .data import Dataset
@@ -80,7 +73,6 @@ class Workload:
     """Tokenizer: bytes, or the path of a Hugging Face tokenizer.json."""
 
     def resolve(self) -> TrainConfig:
-        """The configuration, before the tokenizer has a say."""
         check_fields(self)
         if not self.corpus:
             raise SettingError("corpus", None, "expected python, or a file or folder or more")
@@ -123,7 +115,6 @@ class Checks:
     nobody knows how much, counts as all of them."""
 
     def check(self) -> None:
-        """Checks the settings."""
         Settings(self.mode, self.scheme)
         check_fields(self)
         as_selector(self.where)
@@ -135,8 +126,6 @@ class Checks:
 
     def transform(self) -> "Transform":
         """The transformation of a step; JAX's devices have started."""
-        import sdc
-
         return functools.partial(
             sdc.abft, where=as_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
         )
@@ -146,7 +135,6 @@ class Checks:
         return Profile.assumed() if self.profile is None else Profile.read(self.profile)  # type: ignore[arg-type]
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of the checks."""
         read = self.read_profile()
         if departs := read.departs():
             warnings.warn(
@@ -167,64 +155,59 @@ class Checks:
         }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """Simulated faults of a run: those of a node of the study, or any others."""
-
-    suspect: str | None = None  # see `sdc.nodes.parse_suspect`
-    faults: Sequence[Fault | str] = ()
-    twin: int | None = None  # that has them, where there are twins and the fault does not say another
-    products: bool = False  # whether they strike matrix products rather than the outputs of submodules
-    sync: Load = "none"  # what of a node is synchronized, see `sdc.nodes.node_faults`
-
-    @property
-    def _at(self) -> dict[str, int]:
-        return {} if self.twin is None else {"twin": self.twin}
-
-    def check(self) -> None:
-        """Checks the settings."""
-        check_fields(self)
-        if self.suspect is not None and self.faults:
-            raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
-        try:
-            self.make(layers=1)
-        except ValueError as error:
-            if self.suspect is None:
-                raise
-            raise SettingError("suspect", self.suspect, str(error)) from error
-
-    def make(self, *, layers: int) -> tuple[Fault, ...]:
-        """The faults, for a model of so many layers."""
-        if self.suspect is not None:
-            where = submodule_products if self.products else str
-            return tuple(node_faults(self.suspect, layers=layers, at=self._at, where=where, sync=self.sync))
-        read = (parse_fault(fault) if isinstance(fault, str) else fault for fault in self.faults)
-        return tuple(dataclasses.replace(fault, at={**self._at, **fault.at}) for fault in read)
-
-    def describe(self, *, layers: int, steps: int) -> dict[str, Any]:
-        """What the manifest says of the suspect."""
-        told = [fault.describe() for fault in self.make(layers=layers)]
-        name = self.suspect or ("custom" if told else None)
-        suspect = parse_suspect(self.suspect) if self.suspect is not None else None
-        if suspect is not None and (departs := suspect.departs()):
-            warnings.warn(departs, stacklevel=2)
-        # Published are frequencies of wrong elements in the outputs of submodules.
-        known = suspect is not None and suspect.name in NODES and not self.products
-        figures = published(suspect.name) if known and suspect is not None else None
-        return {
-            "suspect": {"name": name, "simulated": bool(told), "faults": told},
-            "published": figures
-            and {site: {"frequency": f.frequency, "severity": f.severity} for site, f in figures.items()},
-            "expected": expected_frequency(str(self.suspect), steps, sync=self.sync) if figures else None,
-        }
+STRUCK = "bitflip,bits=30,step=3,site=fwd/attn,iteration=0+2,element=7,model=1"
+_KEYS: Mapping[str, Any] = {"step": int, "site": str, "iteration": tuple[int, ...], "element": int}
 
 
-def as_aggregated(told: Mapping[str, Any], text: str, simulated: Sequence[str]) -> dict[str, Any]:
-    """What the manifest says of the suspect of a run with a way of aggregation."""
-    suspect = told["suspect"]
-    every = [*suspect["faults"], *simulated]
-    name = suspect["name"] or ("aggregation" if every else None)
-    return {**told, "aggregate": text, "suspect": {"name": name, "simulated": bool(every), "faults": every}}
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """One fault of a traced run, or none: a run of the same program without it."""
+
+    text: str  # the line it was read from
+    fault: Fault | None = None  # what becomes of which elements, on which device; None for no fault
+    step: int = -1  # the struck step of the run
+    site: str = ""  # pattern of site names
+    iteration: tuple[int, ...] = ()  # index in the enclosing loops
+    element: int = 0  # flat index of the first element
+
+    def strike(self, sites: "Sequence[sdc.Site]", step: int) -> "sdc.Strike":
+        """What happens at a step of a program with these sites."""
+        axes = sorted({axis for site in sites for axis, _ in site.mesh})
+        if self.fault is None:
+            return sdc.no_strike(axes=axes)
+        exact = [site for site in sites if site.name == self.site]
+        found = exact or [site for site in sites if matching(self.site)(site)]
+        if len(found) != 1:
+            names = ", ".join(site.name for site in found[:5])
+            raise ValueError(
+                f"simulation {self.text!r}: {len(found)} of the traced sites match site={self.site}"
+                f"{': ' + names if found else ''}; name one that is traced"
+            )
+        room = self.fault.pattern.size(found[0].outputs[0].shape)
+        struck = sdc.strike_on(found[0], self.fault, self.element, iteration=self.iteration, room=room, axes=axes)
+        nothing = sdc.no_strike(room=room, axes=[*axes, *self.fault.at])
+        return struck if step == self.step else nothing
+
+
+def parse_simulation(text: str) -> Simulation:
+    """Reads one simulated fault of a trace: `KIND,...,step=N,site=PATTERN`, or `none`.
+
+    Kinds and patterns are those of `as_fault`. Further keys: `step`; `site`; `iteration`, one number for each
+    enclosing loop; `element`, the first that is hit; any other key with a whole number names the device along an axis.
+    """
+    if text == "none":
+        return Simulation(text)
+    fault, term = read_hit("simulation", text, STRUCK, _KEYS)
+    if missing := [key for key in ("step", "site") if key not in term.common]:
+        raise ValueError(f"simulation {text!r}: {missing[0]!r} is missing, as in {STRUCK!r}; or give none")
+    return Simulation(text, fault, **{key: term.common[key] for key in _KEYS if key in term.common})
+
+
+def submodule_products(name: str) -> Selector:
+    """The matrix products of a submodule, in the layers: what is recomputed belongs to the backward pass."""
+    way, _, submodule = name.partition("/")
+    passes: tuple[Direction, ...] = ("fwd",) if way == "fwd" else ("bwd", "remat")
+    return products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")
 
 
 LARGEST_MESH = 1 << 16
@@ -264,9 +247,8 @@ class Planned:
         """Checks everything that needs no device, no peer and no data."""
         check_fields(self)
         if self.resume and self.folder is None:
-            raise SettingError(
-                "resume", None, "continues what is in a folder, but none is named: set folder, or give --run DIR"
-            )
+            problem = "continues what is in a folder, but none is named: set folder, or give --run DIR"
+            raise SettingError("resume", None, problem)
         self._check_size(self.workload.resolve())
 
     def _check_size(self, config: TrainConfig) -> None:
@@ -274,13 +256,9 @@ class Planned:
         count = math.prod(self.axes.values())
         if count > LARGEST_MESH:
             product = " × ".join(f"{number:,} {axis}" for axis, number in self.axes.items())
-            largest = max(self.axes, key=lambda axis: self.axes[axis])
-            name = {"twin": "twins"}.get(largest, largest)
-            raise SettingError(
-                name,
-                self.axes[largest],
-                f"{product} needs {count:,} devices; expected at most {LARGEST_MESH:,}: choose smaller numbers",
-            )
+            problem = f"{product} needs {count:,} devices; expected at most {LARGEST_MESH:,}: choose smaller numbers"
+            axis, largest = max(self.axes.items(), key=lambda each: each[1])
+            raise SettingError({"twin": "twins"}.get(axis, axis), largest, problem)
         check(config, self.data, self.model, copies=self.copies)
 
     def load(self) -> Loaded:
@@ -305,9 +283,17 @@ class Job(Planned, abc.ABC):
         super().check()
         read_options(self.compiler_options)
 
+    unsaved: ClassVar[bool] = False
+    """Whether nothing of the run is saved but its record."""
+
     @property
     def number(self) -> int | None:
         """Number of twins; None for one copy."""
+        return None
+
+    @property
+    def keeping(self) -> Running | None:
+        """The running checkpoint in the place of full ones."""
         return None
 
     @property
@@ -321,7 +307,7 @@ class Job(Planned, abc.ABC):
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         """What the manifest says of this kind of job; JAX's devices have started."""
-        return {}
+        return {"sync": None, "compare": "gated", "exchange": "probe"}
 
     def policy(self) -> StepPolicy | None:
         """What is asked after each step, whatever else is asked."""
@@ -347,29 +333,59 @@ class CheckedJob(Job):
     """Check matrix products by checksums, forward and backward; a simulated suspect is then corrupted in them."""
 
     @property
-    def simulated(self) -> Simulated:
-        """The faults of the run: those of the last twin, where there are twins."""
-        twin = None if self.number is None else self.number - 1
-        sync: Load = getattr(self, "sync", "none")  # of twins
-        return Simulated(
-            suspect=self.suspect, faults=self.faults, twin=twin, products=self.checks is not None, sync=sync
-        )
+    def node_sync(self) -> Load:
+        """What of a simulated node is synchronized, see `sdc.nodes.node_faults`."""
+        return "none"
+
+    def simulated(self, layers: int) -> tuple[Fault, ...]:
+        """The simulated faults, for a model of so many layers: those of the last twin, where there are twins."""
+        at = {} if self.number is None else {"twin": self.number - 1}
+        if self.suspect is not None:
+            # A fault of products strikes these, rather than the outputs of submodules.
+            where = str if self.checks is None else submodule_products
+            return tuple(node_faults(self.suspect, layers=layers, at=at, where=where, sync=self.node_sync))
+        read = (parse_fault(fault) if isinstance(fault, str) else fault for fault in self.faults)
+        return tuple(dataclasses.replace(fault, at={**at, **fault.at}) for fault in read)
 
     def check(self) -> None:
         super().check()
-        self.simulated.check()
+        if self.suspect is not None and self.faults:
+            raise SettingError("suspect", self.suspect, "faults are given too; give one of them, since both simulate")
+        try:
+            self.simulated(layers=1)
+        except ValueError as error:
+            if self.suspect is None:
+                raise
+            raise SettingError("suspect", self.suspect, str(error)) from error
         if self.checks is not None:
             self.checks.check()
 
     def tools(self, config: TrainConfig) -> dict[str, Any]:
         """What the program has of faults, and of checks of products; JAX's devices have started."""
-        faults = self.simulated.make(layers=config.model.layers)
+        faults = self.simulated(config.model.layers)
         checks = None if self.checks is None else self.checks.transform()
         return {"faults": faults, "checks": checks, "seed": self.workload.seed}
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
-        told = self.simulated.describe(layers=config.model.layers, steps=self.steps)
-        return {**told, "abft": None if self.checks is None else self.checks.describe()}
+        told = [fault.describe() for fault in self.simulated(config.model.layers)]
+        suspect = None if self.suspect is None else parse_suspect(self.suspect)
+        if suspect is not None and (departs := suspect.departs()):
+            warnings.warn(departs, stacklevel=2)
+        # Published are frequencies of wrong elements in the outputs of submodules.
+        known = suspect is not None and suspect.name in NODES and self.checks is None
+        figures = published(suspect.name) if known and suspect is not None else None
+        return {
+            **super().manifest(config),
+            "suspect": _suspect(self.suspect or ("custom" if told else None), told),
+            "published": figures
+            and {site: {"frequency": f.frequency, "severity": f.severity} for site, f in figures.items()},
+            "expected": expected_frequency(str(self.suspect), self.steps, sync=self.node_sync) if figures else None,
+            "abft": None if self.checks is None else self.checks.describe(),
+        }
+
+
+def _suspect(name: str | None, faults: Sequence[Any]) -> dict[str, Any]:
+    return {"name": name, "simulated": bool(faults), "faults": list(faults)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -393,8 +409,11 @@ class Training(CheckedJob):
     """Full checkpoints, or a running one (scar), of which the blocks that moved most are saved, more often."""
 
     @property
+    def keeping(self) -> Running | None:
+        return self.running
+
+    @property
     def aggregation(self) -> Aggregation | None:
-        """The way of aggregation."""
         return None if self.aggregate is None else parse_aggregation(self.aggregate)
 
     def check(self) -> None:
@@ -404,35 +423,31 @@ class Training(CheckedJob):
             aggregation.check(
                 data=self.data, model=self.model, batch_size=config.batch_size, microsteps=config.microsteps
             )
-            self._check_clock(aggregation)
+            if aggregation.clocked and (self.checks is not None or self.simulated(layers=1)):
+                problem = "a real clock takes no simulated faults and no checks of products"
+                raise SettingError("aggregate", self.aggregate, problem)
         if self.running is not None:
             self.running.check(self.steps)
-
-    def _check_clock(self, aggregation: Aggregation) -> None:
-        if aggregation.clocked and (self.checks is not None or self.simulated.make(layers=1)):
-            raise SettingError(
-                "aggregate", self.aggregate, "a real clock takes no simulated faults and no checks of products"
-            )
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import ClockedProgram, SingleProgram, make_replicas, replicated, sharded
 
-        tools, aggregation = self.tools(config), self.aggregation
-        if aggregation is None:
-            return SingleProgram(sharded(config), placement, donate=donate, **tools)
-        replicas = make_replicas(config, aggregation, placement, seed=self.workload.seed, steps=self.steps)
-        work = replicated(replicas, placement)
-        if aggregation.clocked:
-            self._check_clock(aggregation)
-            return ClockedProgram(work, placement, replicas, donate=donate)
-        return SingleProgram(work, placement, donate=donate, **tools)
+        work = sharded(config)
+        if (aggregation := self.aggregation) is not None:
+            replicas = make_replicas(config, aggregation, placement, seed=self.workload.seed, steps=self.steps)
+            work = replicated(replicas, placement)
+            if aggregation.clocked:
+                return ClockedProgram(work, placement, replicas, donate=donate)
+        return SingleProgram(work, placement, donate=donate, **self.tools(config))
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         told = super().manifest(config)
         told = told if self.running is None else self.running.described(told)
         if (aggregation := self.aggregation) is None:
             return told
-        return as_aggregated(told, aggregation.text, aggregation.simulated)
+        every = [*told["suspect"]["faults"], *aggregation.simulated]
+        name = told["suspect"]["name"] or ("aggregation" if every else None)
+        return {**told, "aggregate": aggregation.text, "suspect": _suspect(name, every)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -477,20 +492,25 @@ class Twins(CheckedJob):
     def copies(self) -> int:
         return 1 if self.placement == "mesh" else self.twins
 
+    @property
+    def node_sync(self) -> Load:
+        return self.sync
+
     def check(self) -> None:
         super().check()
         if self.exchange != "probe" and self.compare == "always":
-            raise SettingError(
-                "exchange", self.exchange, "compare=always moves tensors at every probe; choose one of both"
-            )
+            problem = "compare=always moves tensors at every probe; choose one of both"
+            raise SettingError("exchange", self.exchange, problem)
         if self.exchange != "probe" and self.sync != "compute":
-            raise SettingError(
-                "exchange", self.exchange, f"sync={self.sync} exchanges nothing inside a step; leave it out"
-            )
+            problem = f"sync={self.sync} exchanges nothing inside a step; leave it out"
+            raise SettingError("exchange", self.exchange, problem)
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         return {
             **super().manifest(config),
+            "sync": self.sync,
+            "compare": self.compare,
+            "exchange": self.exchange,
             "require_processes": self.require_processes,
             "least_elements": self.least_elements,
         }
@@ -536,7 +556,6 @@ class Tracing(Job):
 
     @property
     def simulation(self) -> Simulation | None:
-        """The simulated fault."""
         return None if self.simulate is None else parse_simulation(self.simulate)
 
     def check(self) -> None:
@@ -556,15 +575,17 @@ class Tracing(Job):
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import TraceProgram, sharded
 
-        return TraceProgram(sharded(config), placement, as_selector(self.where), self.simulation, donate=donate)
+        struck = None if self.simulation is None else self.simulation.strike
+        return TraceProgram(sharded(config), placement, as_selector(self.where), struck, donate=donate)
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         simulation = self.simulation
         faults = [simulation.text] if simulation is not None and simulation.fault else []
         return {
+            **super().manifest(config),
             "where": as_selector(self.where).text,
             "against": None if self.against is None else str(self.against),
-            "suspect": {"name": "custom" if faults else None, "simulated": bool(faults), "faults": faults},
+            "suspect": _suspect("custom" if faults else None, faults),
         }
 
 
@@ -603,9 +624,8 @@ class CampaignJob(Planned):
     def check(self) -> None:
         super().check()
         if not 0 <= self.follow < self.steps:
-            raise SettingError(
-                "follow", self.follow, f"expected a number from 0 to {self.steps - 1}, below that of the steps"
-            )
+            problem = f"expected a number from 0 to {self.steps - 1}, below that of the steps"
+            raise SettingError("follow", self.follow, problem)
         if not self.faults:
             raise SettingError("faults", None, "expected at least one kind, such as bitflip and nan")
         for text in self.faults:
@@ -629,15 +649,15 @@ class FullLoad(Compared):
 
     Example:
         >>> from sdc.train.specs import FullLoad
-        >>> FullLoad(suspect="node14").simulated.sync
+        >>> FullLoad(suspect="node14").node_sync
         'params'
     """
 
     exchange: Literal["probe", "step", "call"] = "call"
 
     @property
-    def simulated(self) -> Simulated:
-        return dataclasses.replace(super().simulated, sync="params")
+    def node_sync(self) -> Load:
+        return "params"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -661,5 +681,4 @@ class Operations(Compared):
 
 
 def stop_at_operation(attempt: Attempt) -> Decision:
-    """Ends a run with the step in which an operation differs."""
     return Decision.STOP if "site" in attempt.row["operations"] else Decision.CONTINUE

@@ -30,6 +30,8 @@ class Stop:
         (True, 'SIGTERM')
     """
 
+    patience = PATIENCE
+
     def __init__(self, too_late: Callable[[], None] = lambda: None) -> None:
         """Begins without a wish to stop."""
         self.asked: str | None = None

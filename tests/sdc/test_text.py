@@ -26,7 +26,7 @@ from sdc.faults.fault import Fault, When, as_fault, parse_fault
 from sdc.faults.kinds import Add, BitFlip, FaultKind, Gaussian, Relative, Rotate, Scale, Sign, Stuck, StuckBit
 from sdc.faults.patterns import One, Pattern, Row, Run, Stride, Tile, Whole
 from sdc.text import Rest, read_value, split
-from sdc.train.programs.simulation import parse_simulation
+from sdc.train.specs import parse_simulation
 
 POSITIVE = st.floats(1e-30, 1e30)
 PROBABILITY = st.floats(0, 1)
@@ -254,7 +254,7 @@ from sdc.faults import as_fault, parse_fault
 from sdc.nodes import NODES, node_faults
 from sdc.program import as_selector
 from sdc.checksums import Profile, Rounding, Settings
-from sdc.train.programs.simulation import parse_simulation
+from sdc.train.specs import parse_simulation
 from sdc.train.programs.config import check, get_config
 from sdc.aggregation.methods import parse_aggregation
 

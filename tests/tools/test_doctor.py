@@ -72,7 +72,7 @@ def test_without_an_answer_it_is_inconclusive(environ: dict[str, str], capsys: p
 def test_a_file_that_is_none(
     text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def never(**_: Any) -> None:
+    def never(*_: Any, **__: Any) -> None:
         raise AssertionError("started")
 
     monkeypatch.setattr("sdc.tools.commands.doctor.examine", never)
@@ -92,7 +92,8 @@ def test_a_configuration_that_is_none(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_as_the_commands_set_it_up() -> None:
     """The flags of GPUs and the size of the pool are in the environment that is examined."""
-    found = diagnosis.examine(environ={**PLAIN, "NPROC": "1"}, suite=SEEDED, devices=5, prepared=True, seconds=0.01)
+    asked = diagnosis.Examination(devices=5, prepared=True, seconds=0.01)
+    found = diagnosis.examine(asked, environ={**PLAIN, "NPROC": "1"}, suite=SEEDED)
     assert found.settings["--xla_gpu_autotune_level"] == "0"
     assert int(found.settings["NPROC"]) >= 5
     assert found.asked.prepared

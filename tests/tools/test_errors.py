@@ -12,7 +12,7 @@ import pytest
 from sdc.records.format import read_json, write_sealed
 from sdc.records.lifecycle import Record
 from sdc.tools import cli, parse
-from sdc.tools.errors import FLAGS, CommandError, run_errors, usage_errors
+from sdc.tools.runtime import FLAGS, CommandError, run_errors, usage_errors
 from sdc.verdict import Exit
 from tests.analysis.records import manifest, steps, write_run
 from tests.tools.command import sdc

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from sdc.schema import Environment
-from sdc.train.doctor.diagnosis import examine
-from sdc.train.doctor.host_comparison import compare_hosts
+from sdc.train.doctor.diagnosis import Examination, compare_hosts, examine
 from sdc.train.doctor.laboratory import Laboratory, Request, ask
 from sdc.train.doctor.operations import measure, standard
 from sdc.train.doctor.results import Answer, Check, Examined
@@ -32,13 +31,13 @@ def by_name(found: Examined) -> dict[str, Check]:
 
 @pytest.fixture(scope="module")
 def seeded() -> Examined:
-    return examine(environ=PLAIN, suite=SEEDED, devices=2)
+    return examine(Examination(devices=2), environ=PLAIN, suite=SEEDED)
 
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Examined:
     """A host with more threads and with flags that change bits."""
-    return examine(environ={**PLAIN, "NPROC": "8", "XLA_FLAGS": OTHER}, suite=FLAGGED)
+    return examine(Examination(), environ={**PLAIN, "NPROC": "8", "XLA_FLAGS": OTHER}, suite=FLAGGED)
 
 
 def test_what_differs_is_named(seeded: Examined) -> None:
@@ -126,14 +125,14 @@ def test_what_no_setting_explains_is_left_open(elsewhere: Examined) -> None:
 
 
 def test_an_operation_that_cannot_be_run_leaves_it_open() -> None:
-    found = examine(environ=PLAIN, suite=BROKEN)
+    found = examine(Examination(), environ=PLAIN, suite=BROKEN)
     assert (found.verdict.fitness, found.verdict.code) == ("INCONCLUSIVE", 3)
     check = by_name(found)["all operations"]
     assert (check.operations, check.sentence) == (["refused"], "refused: RuntimeError: no such unit")
 
 
 def test_what_cannot_be_imported_leaves_it_open() -> None:
-    found = examine(environ=PLAIN, suite="tests.train.doctor_suite:nothing")
+    found = examine(Examination(), environ=PLAIN, suite="tests.train.doctor_suite:nothing")
     assert found.verdict.code == 3
     assert found.operations == []
     assert "AttributeError" in by_name(found)["in two processes"].sentence
@@ -141,7 +140,7 @@ def test_what_cannot_be_imported_leaves_it_open() -> None:
 
 def test_a_flag_that_is_unknown_ends_a_child_and_is_told() -> None:
     environ = {**PLAIN, "XLA_FLAGS": "--xla_no_such_flag=1"}
-    found = examine(environ=environ, suite=BROKEN)
+    found = examine(Examination(), environ=environ, suite=BROKEN)
     assert found.verdict.code == 3
     assert "Unknown flag in XLA_FLAGS: --xla_no_such_flag=1" in by_name(found)["twice in one process"].sentence
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sdc.train.doctor.diagnosis import decide, examine
+from sdc.train.doctor.diagnosis import Examination, decide, examine
 from sdc.train.doctor.laboratory import ChildFailed, Laboratory, Request, ask
 from sdc.train.doctor.results import Check
 
@@ -54,7 +54,7 @@ def test_one_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
 
 
 def test_no_answer_is_no_verdict() -> None:
-    found = examine(environ=os.environ, seconds=0.5, command=(*BARE, "import time; time.sleep(60)"))
+    found = examine(Examination(seconds=0.5), environ=os.environ, command=(*BARE, "import time; time.sleep(60)"))
     assert (found.verdict.fitness, found.verdict.code) == ("INCONCLUSIVE", 3)
     runs = [check for check in found.checks if check.kind == "run"]
     assert {check.outcome for check in runs} == {"could not be run"}
@@ -81,7 +81,7 @@ print(json.dumps({**answer, "hits": int(os.environ.get("HITS", "1")) * warm}))
 
 
 def of_stub(**environ: str) -> dict[str, Check]:
-    found = examine(environ={**environ, "PATH": os.environ["PATH"]}, command=(*BARE, STUB), seconds=60)
+    found = examine(Examination(seconds=60.0), environ={**environ, "PATH": os.environ["PATH"]}, command=(*BARE, STUB))
     return {each.name: each for each in found.checks}
 
 

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import sdc
 from sdc.analysis.host_diff import Opening, explain, judge_pair, resolve_pairs, stage_differs
 from sdc.burnin.pair import FOLDERS, PAIR, PAIR_FORMAT, Pair, TwinRow, contradictions
 from sdc.records.storage import RecordError
 from sdc.tools import cli
 from sdc.train import run, stages
 from sdc.train.loop import StepFailed, _advance
-from sdc.train.specs import Compared, FullLoad, Operations, Simulated
+from sdc.train.specs import Compared, FullLoad, Operations
 from sdc.verdict import Verdict
 from tests.train.runs import WORKLOAD, loaded
 
@@ -70,15 +71,13 @@ def test_a_rank_of_a_pair_is_found_down_to_the_operation(tmp_path: Path) -> None
 def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Quiet(Compared):
-        @property
-        def simulated(self) -> Simulated:
-            return Simulated()
+        def simulated(self, layers: int) -> tuple[sdc.Fault, ...]:
+            return ()
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class QuietOperations(Operations):
-        @property
-        def simulated(self) -> Simulated:
-            return Simulated()
+        def simulated(self, layers: int) -> tuple[sdc.Fault, ...]:
+            return ()
 
     monkeypatch.setitem(stages.JOBS, "probes", Quiet)
     monkeypatch.setitem(stages.JOBS, "operations", QuietOperations)

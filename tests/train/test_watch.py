@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sdc.train import stopping, watch
+from sdc.train import cluster, stopping
+from sdc.train.cluster import DONE, FAILED, SIGNS, Watch
 from sdc.train.stopping import Stop
-from sdc.train.watch import DONE, FAILED, SIGNS, Watch
 
 
 class Store:
@@ -39,9 +39,9 @@ class Store:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(watch, "BEAT", 0.02)
-    monkeypatch.setattr(watch, "PATIENCE", 0.4)
-    monkeypatch.setattr(watch, "GRACE", 0.1)
+    monkeypatch.setattr(cluster, "BEAT", 0.02)
+    monkeypatch.setattr(cluster, "PATIENCE", 0.4)
+    monkeypatch.setattr(cluster, "GRACE", 0.1)
     return []
 
 

@@ -2,16 +2,11 @@
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from sdc.records import MOST_DEVICES
-from sdc.settings import SettingError, Within
-from sdc.train import get_config
-from sdc.train.doctor import MOST_SECONDS, Examined, check_alike, examine, read_examined
-from sdc.train.programs import check
+from sdc.train.doctor import Examination, Examined, examine
 
 from .. import usage_errors
 
@@ -31,36 +26,18 @@ class DoctorCommand:
     not be found out.
     """
 
-    config: str | None = None
-    """Configuration of the training step: tiny, bench, smollm2_135m, ...; by default one that compiles in seconds."""
-    devices: Annotated[int | None, Within(1, MOST_DEVICES)] = None
-    """Simulate this many CPU devices; by default what there is."""
-    prepared: bool = False
-    """Look at the environment as the commands of sdc set it up (flags of GPUs, NPROC), instead of as it is."""
-    against: Path | None = None
-    """What sdc doctor --json wrote on another host: says what differs between the two, operation by operation."""
-    seconds: Annotated[float, Within(0, MOST_SECONDS, above=True)] = 300.0
-    """How long it may take; what was not found out until then is told as such."""
+    asked: Examination = dataclasses.field(default_factory=Examination)
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
 
 
 def run(options: DoctorCommand) -> int:
-    """Examines the environment and returns the exit code."""
     with usage_errors():
-        against = _checked(options)
+        options.asked.check()
     from .. import StageProgress, show
 
     with StageProgress("doctor") as progress:
-        found = examine(
-            config=options.config,
-            devices=options.devices,
-            seconds=options.seconds,
-            prepared=options.prepared,
-            against=against,
-            named=None if options.against is None else str(options.against),
-            tell=progress.begin,
-        )
+        found = examine(options.asked, tell=progress.begin)
     show(msgspec.to_builtins(found), _parts(found), as_json=options.json)
     return int(found.verdict.code)
 
@@ -80,15 +57,3 @@ def _parts(found: Examined) -> "Iterator[Part]":
         yield Text("to make bits comparable, set")
         yield from (Text(f"  {line}") for line in to_set.values())
     yield Text(found.sentence, lead=found.verdict.fitness, tone=found.verdict.value)
-
-
-def _checked(options: DoctorCommand) -> Examined | None:
-    """Everything that flags and files tell."""
-    if options.config is not None:
-        check(get_config(options.config), 1, 1)
-    if options.against is None:
-        return None
-    against = read_examined(options.against)
-    if problem := check_alike(against, config=options.config, devices=options.devices):
-        raise SettingError("against", options.against, problem)
-    return against

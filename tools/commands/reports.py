@@ -81,7 +81,6 @@ class CheckpointCommand:
 
 
 def report(options: ReportCommand) -> int:
-    """Writes the report and returns the exit code of the gravest verdict."""
     with usage_errors():
         result, shown = _written(options)
     from .. import show
@@ -126,7 +125,6 @@ def _several(result: dict[str, Any]) -> "tuple[dict[str, Any], list[Part]]":
 
 
 def diff(options: DiffCommand) -> int:
-    """Compares two traces and returns the exit code."""
     with usage_errors():
         for folder in (options.run_a, options.run_b):  # what is no trace is told before JAX is imported
             read_manifest(folder, "trace")
@@ -147,7 +145,6 @@ def diff(options: DiffCommand) -> int:
 
 
 def checkpoint(options: CheckpointCommand) -> int:
-    """Looks at the checkpoints and returns the exit code."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed but digests
     from sdc.checkpoints import audit, certify_folder, checkpoints_in
 

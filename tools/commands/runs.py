@@ -80,7 +80,6 @@ class CampaignCommand:
 
 
 def campaign(command: CampaignCommand) -> int:
-    """Runs a campaign and returns the exit code."""
     with usage_errors():
         command.job.check()
         folder = Path(command.job.folder).absolute() if command.job.folder else new_folder("campaign")

@@ -1,11 +1,9 @@
 """Is this environment fit for bitwise comparison? The same operations again, in other processes, caches and orders.
 
-diagnosis        all checks, and the verdict
+diagnosis        all checks, what explains a difference, the same on another host, and the verdict
 operations       what is run
-laboratory       child processes that measure, each in an environment of its own; `child` is their main program
-causes           the settings that explain a difference
+laboratory       child processes that measure, each in an environment of its own
 surroundings     what can be seen without running anything
-host_comparison  the same on another host
 results          what the doctor writes
 """
 
@@ -14,8 +12,7 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .diagnosis import MOST_SECONDS as MOST_SECONDS, examine as examine
-    from .results import Examined as Examined, read_examined as read_examined
-    from .host_comparison import check_alike as check_alike
+    from .diagnosis import Examination as Examination, examine as examine
+    from .results import Examined as Examined
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

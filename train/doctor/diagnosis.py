@@ -1,238 +1,96 @@
-"""All checks: the same operations in other processes, caches, orders and thread pools; and the verdict."""
+"""All checks: the same operations in other processes, caches, orders and thread pools; what explains a difference; the
+same on another host; and the verdict."""
 
+import dataclasses
 import datetime
+import functools
 import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, TypeAlias
 
-from sdc.records import GPU_FLAGS, THREADS
-from sdc.settings import SettingError
+import msgspec
+
+from sdc.records import GPU_FLAGS, MOST_DEVICES, THREADS, differences
+from sdc.settings import SettingError, Within, check_fields
 from sdc.verdict import Verdict
 
-from .causes import FAULTY, Reasons, explanations, narrow_down
-from .host_comparison import compare_hosts
+from ..programs import check, get_config
 from .laboratory import CHILD, SUITE, ChildFailed, Laboratory, Request
-from .results import (
-    TRAINING,
-    Answer,
-    Asked,
-    Check,
-    Examined,
-    HostPart,
-    Outcome,
-    between,
-    by_name,
-    turned,
-    unsteady,
-)
-from .surroundings import PLACES, Scene, changed, describe_host, lines, look, pool_size, settings_of, shown
+from .results import TRAINING, Answer, Asked, Check, Examined, HostPart, by_name, different, read_examined, steady
+from .surroundings import PLACES, Scene, candidates, changed, describe_host, lines, look, settings_of, shown
 
 REPEAT, PROCESS, CACHE, ORDER = "twice in one process", "in two processes", "compilation cache", "order of devices"
 THREAD_POOL, DECIDING = "other thread pool", "settings here"
-RUNS = (REPEAT, PROCESS, CACHE, ORDER, THREAD_POOL)
-
-
-def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
-    """Runs everything, and narrows down what differs."""
-    with tempfile.TemporaryDirectory(prefix="sdc-doctor-") as folder:
-        try:
-            first = lab.ask("first process, empty cache", {}, cache=folder)
-        except ChildFailed as failed:
-            return [_check(name, "could not be run", str(failed)) for name in RUNS], None
-        scene = Scene(lab.environ, first.environment, machine)
-        if scene.platform == "cpu":  # other devices belong to one process at a time
-            lab.workers = 2
-        small = [name for name, row in by_name(first).items() if row.devices == 1 and name != TRAINING]
-        other = other_pool(lab.environ, machine, scene.devices)
-        jobs: list[Callable[[], Answer]] = [
-            lambda: lab.ask("second process, without a cache", {}),
-            lambda: lab.ask("third process, warm cache", {}, cache=folder),
-        ]
-        if scene.platform == "cpu" and small:
-            jobs.append(lambda: lab.ask(f"with {THREADS}={other}", {THREADS: str(other)}, only=small))
-        second, warm, *pool = lab.together(jobs)
-    told = [each for each in (first, second, warm) if isinstance(each, Answer)]
-    within, order = unsteady(told), turned(told)
-    apart = between(first, second) if isinstance(second, Answer) else []
-    reasons = narrow_down(lab, scene, list(dict.fromkeys([*within, *apart, *order])))
-    checks = [
-        _judged(REPEAT, within, f"{_count(first)} gave the same bits in each of {lab.request.runs} runs", reasons),
-        _check(PROCESS, "could not be run", str(second))
-        if isinstance(second, ChildFailed)
-        else _judged(PROCESS, apart, f"{_count(first)} gave the same bits in another process", reasons),
-        _cache(first, warm, apart),
-        _order(first, order, reasons),
-        _pool(first, pool[0] if pool else None, other, lab.environ, scene),
-        _deciding(lab, first, small),
-    ]
-    broken = {row.operation: row.problem for row in first.operations if row.problem or not row.digests}
-    if broken or not first.operations:
-        said = "; ".join(f"{name}: {problem}" for name, problem in broken.items()) or "there was nothing to run"
-        checks.append(_check("all operations", "could not be run", said, operations=list(broken)))
-    return checks, first
-
-
-def other_pool(environ: Mapping[str, str], machine: HostPart, devices: int) -> int:
-    """Another number of threads, with which matrix products are known to be split otherwise."""
-    size = pool_size(environ, machine.allowed, devices)
-    return 1 if devices == 1 and size > 1 else 2 * size
-
-
-def _check(
-    name: str,
-    outcome: Outcome,
-    sentence: str,
-    *,
-    operations: Sequence[str] = (),
-    causes: Sequence[str] = (),
-    to_set: Sequence[str] = (),
-) -> Check:
-    return Check(
-        name=name,
-        kind="run",
-        outcome=outcome,
-        sentence=sentence,
-        operations=list(operations),
-        causes=list(causes),
-        lines=list(to_set),
-    )
-
-
-def _count(answer: Answer) -> str:
-    return f"{len(by_name(answer))} operations"
-
-
-def _judged(name: str, different: Sequence[str], same: str, reasons: Reasons) -> Check:
-    if not different:
-        return _check(name, "ok", same)
-    said, causes, to_set = reasons.tell(different)
-    sentence = f"{', '.join(different)} gave other bits. {said}"
-    return _check(name, "differs", sentence, operations=different, causes=causes, to_set=to_set)
-
-
-def _cache(first: Answer, warm: Answer | ChildFailed, apart: Sequence[str]) -> Check:
-    if isinstance(warm, ChildFailed):
-        return _check(CACHE, "could not be run", str(warm))
-    if not warm.hits:
-        return _check(CACHE, "could not be run", "nothing was read from the cache that the first process filled")
-    different = [name for name in between(first, warm) if name not in apart]
-    if not different:
-        return _check(CACHE, "ok", f"the same bits from an empty cache and from a warm one ({warm.hits} programs read)")
-    return _check(
-        CACHE,
-        "differs",
-        f"{', '.join(different)}: what was read from the cache gave other bits than what was compiled. Clear it, or do "
-        f"without. {FAULTY}",
-        operations=different,
-        causes=["the persistent compilation cache"],
-        to_set=lines({}, {"JAX_ENABLE_COMPILATION_CACHE": "false"}),
-    )
-
-
-def _order(first: Answer, different: Sequence[str], reasons: Reasons) -> Check:
-    several = [row for row in by_name(first).values() if row.permuted is not None]
-    if not several:
-        return _check(ORDER, "not applicable", "there is one device; --devices 2 simulates more")
-    count = max(row.devices for row in several)
-    same = f"{len(several)} operations on {count} devices gave the same bits in the opposite order"
-    return _judged(ORDER, different, same, reasons)
-
-
-def _pool(
-    first: Answer, answer: Answer | ChildFailed | None, other: int, environ: Mapping[str, str], scene: Scene
-) -> Check:
-    if answer is None:
-        return _check(THREAD_POOL, "not applicable", "the devices are not CPUs")
-    if isinstance(answer, ChildFailed):
-        return _check(THREAD_POOL, "could not be run", str(answer))
-    size = pool_size(environ, scene.machine.allowed, scene.devices)
-    different = between(first, answer)
-    if not different:
-        said = f"{_count(answer)} gave the same bits with {other} threads as with {size}; larger ones may not"
-        return _check(THREAD_POOL, "information", said)
-    said = f"thread pool size decides the bits of {', '.join(different)} ({size} threads, and {other})"
-    return _check(
-        THREAD_POOL,
-        "information",
-        f"{said}: compare only hosts with equal {THREADS}",
-        operations=different,
-        causes=[THREADS],
-        to_set=lines({}, {THREADS: str(size)}),
-    )
-
-
-def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
-    """Which of the settings that are set change bits here, by taking them away."""
-    given = [name for name in settings_of(lab.environ) if name not in PLACES and name != THREADS]
-    if not given or not names:
-        return _check(DECIDING, "not applicable", "no variable or flag is set that could decide bits")
-
-    def other_without(some: frozenset[str]) -> frozenset[str]:
-        if not some:
-            return frozenset()
-        changes = dict.fromkeys(some, None)
-        return frozenset(between(first, lab.ask(f"without {len(some)} of the settings", changes, only=names)))
-
-    left, causes, different = list(given), [], []
-    try:
-        while left and (found := explanations(left, names, other_without)):
-            different += [name for name in found if name not in different]
-            new = {cause for each in found.values() for cause in each}
-            causes += [name for name in left if name in new]
-            left = [name for name in left if name not in new]
-    except ChildFailed as failed:
-        return _check(DECIDING, "could not be run", str(failed))
-    if not causes:
-        return _check(DECIDING, "ok", f"{', '.join(given)}: without them the bits are the same")
-    values = settings_of(lab.environ)
-    said = ", ".join(shown(name, values[name]) for name in causes)
-    sentence = f"{said}: without, {', '.join(different)} gives other bits. Compare only hosts where this is equal"
-    return _check(DECIDING, "information", sentence, operations=different, causes=causes)
-
-
+ENVIRONMENTS, BITS = "environments of both hosts", "bits of both hosts"
+FAULTY = "A faulty device is one of the explanations: run sdc burnin"
 TIMES = 3
 """Runs of each operation in a process."""
-SECONDS = 300.0
-MOST_SECONDS = 86_400.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What `sdc doctor` is asked for."""
+
+    config: str | None = None
+    """Configuration of the training step: tiny, bench, smollm2_135m, ...; by default one that compiles in seconds."""
+    devices: Annotated[int | None, Within(1, MOST_DEVICES)] = None
+    """Simulate this many CPU devices; by default what there is."""
+    prepared: bool = False
+    """Look at the environment as the commands of sdc set it up (flags of GPUs, NPROC), instead of as it is."""
+    against: Path | None = None
+    """What sdc doctor --json wrote on another host: says what differs between the two, operation by operation."""
+    seconds: Annotated[float, Within(0, 86_400, above=True)] = 300.0
+    """How long it may take; what was not found out until then is told as such."""
+
+    def check(self) -> Examined | None:
+        """Checks everything that needs no device, and reads what was written on the other host."""
+        check_fields(self)
+        if self.config is not None:
+            check(get_config(self.config), 1, 1)
+        if self.against is None:
+            return None
+        other = read_examined(self.against)
+        for name in ("config", "devices"):
+            if (theirs := getattr(other.asked, name)) != getattr(self, name):
+                said = f"with --{name} {theirs}" if theirs is not None else f"without --{name}"
+                raise SettingError("against", self.against, f"was written {said}; give the same")
+        return other
 
 
 def examine(
+    asked: Examination,
     *,
-    config: str | None = None,
-    devices: int | None = None,
-    seconds: float = SECONDS,
-    prepared: bool = False,
-    against: Examined | None = None,
-    named: str | None = None,
     environ: Mapping[str, str] | None = None,
     suite: str = SUITE,
     command: Sequence[str] = CHILD,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Examined:
     """Finds out whether an environment is fit for bitwise comparison. Everything runs in processes of its own."""
-    if not 0 < seconds <= MOST_SECONDS:
-        raise SettingError("seconds", seconds, f"expected a number above 0, at most {MOST_SECONDS:,.0f}")
+    other = asked.check()
     began, created = time.monotonic(), datetime.datetime.now(datetime.UTC)
     machine = describe_host()
     surroundings = dict(os.environ if environ is None else environ)
-    if prepared:
+    if asked.prepared:
         needed = {name: value for name, _, value in (flag.partition("=") for flag in GPU_FLAGS)}
-        threads = max(machine.cores, 4, devices or 0)  # as for a run on one device of each twin
+        threads = max(machine.cores, 4, asked.devices or 0)  # as for a run on one device of each twin
         surroundings = changed(surroundings, {**needed, THREADS: str(threads)})
-    request = Request(suite=suite, options={"config": config}, devices=devices, runs=TIMES)
-    lab = Laboratory(surroundings, request, seconds, tell=tell, command=command)
+    request = Request(suite=suite, options={"config": asked.config}, devices=asked.devices, runs=TIMES)
+    lab = Laboratory(surroundings, request, asked.seconds, tell=tell, command=command)
     checks, first = examine_runs(lab, machine)
     checks += look(Scene(surroundings, None if first is None else first.environment, machine))
-    if against is not None:
-        checks += compare_hosts(lab, first, against, machine)
+    if other is not None:
+        checks += compare_hosts(lab, first, other, machine)
     verdict, sentence = decide(checks)
+    named = None if asked.against is None else str(asked.against)
     return Examined(
         created=created.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - began, 3),
         verdict=verdict,
         sentence=sentence,
-        asked=Asked(config=config, devices=devices, runs=TIMES, prepared=prepared, against=named),
+        asked=Asked(config=asked.config, devices=asked.devices, runs=TIMES, prepared=asked.prepared, against=named),
         checks=checks,
         operations=[] if first is None else first.operations,
         environment=None if first is None else first.environment,
@@ -241,20 +99,332 @@ def examine(
     )
 
 
-OUTCOMES = ("differs", "could not be run", "risk", "information")
-
-
 def decide(checks: Sequence[Check]) -> tuple[Verdict, str]:
     """The verdict: a difference weighs more than what could not be found out, and that more than what was equal."""
-    names = {outcome: [check.name for check in checks if check.outcome == outcome] for outcome in OUTCOMES}
-    if different := names["differs"]:
-        return Verdict.CORRUPT, f"bits differ: {', '.join(different)}"
-    if failed := names["could not be run"]:
-        return Verdict.INCONCLUSIVE, f"could not be found out: {', '.join(failed)}"
-    if risks := names["risk"]:
-        return Verdict.INCONCLUSIVE, f"no bit differed here, but others may on another host or day: {', '.join(risks)}"
+
+    def named(outcome: str) -> str:
+        return ", ".join(check.name for check in checks if check.outcome == outcome)
+
+    if apart := named("differs"):
+        return Verdict.CORRUPT, f"bits differ: {apart}"
+    if failed := named("could not be run"):
+        return Verdict.INCONCLUSIVE, f"could not be found out: {failed}"
+    if risks := named("risk"):
+        return Verdict.INCONCLUSIVE, f"no bit differed here, but others may on another host or day: {risks}"
     if not any(check.kind == "run" and check.outcome == "ok" for check in checks):
         return Verdict.INCONCLUSIVE, "nothing was compared"
-    equal = names["information"]
-    kept = f"; between hosts keep equal: {', '.join(equal)}" if equal else ""
-    return Verdict.CLEAN, f"no bit differed{kept}"
+    equal = named("information")
+    return Verdict.CLEAN, "no bit differed" + (f"; between hosts keep equal: {equal}" if equal else "")
+
+
+def examine_runs(lab: Laboratory, machine: HostPart) -> tuple[list[Check], Answer | None]:
+    """Runs everything, and narrows down what differs."""
+    with tempfile.TemporaryDirectory(prefix="sdc-doctor-") as folder:
+        try:
+            first = lab.ask("first process, empty cache", {}, cache=folder)
+        except ChildFailed as failed:
+            names = (REPEAT, PROCESS, CACHE, ORDER, THREAD_POOL)
+            return [Check(name, "run", "could not be run", str(failed)) for name in names], None
+        scene = Scene(lab.environ, first.environment, machine)
+        ran = by_name(first)
+        small = [name for name, row in ran.items() if row.devices == 1 and name != TRAINING]
+        size = scene.pool
+        # Another number of threads, with which matrix products are known to be split otherwise.
+        threads = 1 if scene.devices == 1 and size > 1 else 2 * size
+        jobs: list[Callable[[], Answer]] = [
+            lambda: lab.ask("second process, without a cache", {}),
+            lambda: lab.ask("third process, warm cache", {}, cache=folder),
+        ]
+        if scene.platform == "cpu":  # other devices belong to one process at a time
+            lab.workers = 2
+            if small:
+                jobs.append(lambda: lab.ask(f"with {THREADS}={threads}", {THREADS: str(threads)}, only=small))
+        second, warm, *pool = lab.together(jobs)
+    rows = [row for each in (first, second, warm) if isinstance(each, Answer) for row in by_name(each).values()]
+    within = list(dict.fromkeys(row.operation for row in rows if len(set(row.digests)) > 1))
+    turned = list(dict.fromkeys(row.operation for row in rows if row.permuted not in (None, row.digests[0])))
+    apart = [] if isinstance(second, ChildFailed) else different(first, second)
+    explain = narrow_down(lab, scene, list(dict.fromkeys([*within, *apart, *turned])))
+
+    def judged(name: str, operations: list[str], same: str) -> Check:
+        if not operations:
+            return Check(name, "run", "ok", same)
+        said, causes, to_set = explain(operations)
+        sentence = f"{', '.join(operations)} gave other bits. {said}"
+        return Check(name, "run", "differs", sentence, operations, causes, to_set)
+
+    same = f"{len(ran)} operations gave the same bits in"
+    checks = [judged(REPEAT, within, f"{same} each of {lab.request.runs} runs")]
+    if isinstance(second, ChildFailed):
+        checks.append(Check(PROCESS, "run", "could not be run", str(second)))
+    else:
+        checks.append(judged(PROCESS, apart, f"{same} another process"))
+    if isinstance(warm, ChildFailed) or not warm.hits:
+        what = (
+            warm if isinstance(warm, ChildFailed) else "nothing was read from the cache that the first process filled"
+        )
+        checks.append(Check(CACHE, "run", "could not be run", str(what)))
+    elif stale := [name for name in different(first, warm) if name not in apart]:
+        said = f"{', '.join(stale)}: what was read from the cache gave other bits than what was compiled. Clear it, or "
+        mend = lines({}, {"JAX_ENABLE_COMPILATION_CACHE": "false"})
+        sentence, causes = f"{said}do without. {FAULTY}", ["the persistent compilation cache"]
+        checks.append(Check(CACHE, "run", "differs", sentence, stale, causes, mend))
+    else:
+        said = f"the same bits from an empty cache and from a warm one ({warm.hits} programs read)"
+        checks.append(Check(CACHE, "run", "ok", said))
+    if several := [row.devices for row in ran.values() if row.permuted is not None]:
+        said = f"{len(several)} operations on {max(several)} devices gave the same bits in the opposite order"
+        checks.append(judged(ORDER, turned, said))
+    else:
+        checks.append(Check(ORDER, "run", "not applicable", "there is one device; --devices 2 simulates more"))
+    checks += [_pool(first, pool[0] if pool else None, size, threads), _deciding(lab, first, small)]
+    broken = {row.operation: row.problem for row in first.operations if row.problem or not row.digests}
+    if broken or not first.operations:
+        said = "; ".join(f"{name}: {problem}" for name, problem in broken.items()) or "there was nothing to run"
+        checks.append(Check("all operations", "run", "could not be run", said, list(broken)))
+    return checks, first
+
+
+def _pool(first: Answer, answer: Answer | ChildFailed | None, size: int, other: int) -> Check:
+    """Whether another size of the thread pool gives other bits."""
+    if answer is None:
+        return Check(THREAD_POOL, "run", "not applicable", "the devices are not CPUs")
+    if isinstance(answer, ChildFailed):
+        return Check(THREAD_POOL, "run", "could not be run", str(answer))
+    if not (apart := different(first, answer)):
+        same = f"{len(by_name(answer))} operations gave the same bits with {other} threads as with {size}"
+        return Check(THREAD_POOL, "run", "information", f"{same}; larger ones may not")
+    said = f"thread pool size decides the bits of {', '.join(apart)} ({size} threads, and {other})"
+    sentence, mend = f"{said}: compare only hosts with equal {THREADS}", lines({}, {THREADS: str(size)})
+    return Check(THREAD_POOL, "run", "information", sentence, apart, [THREADS], mend)
+
+
+def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
+    """Which of the settings that are set change bits here, by taking them away."""
+    values = settings_of(lab.environ)
+    given = [name for name in values if name not in PLACES and name != THREADS]
+    if not given or not names:
+        return Check(DECIDING, "run", "not applicable", "no variable or flag is set that could decide bits")
+
+    def other_without(some: frozenset[str]) -> frozenset[str]:
+        what = f"without {len(some)} of the settings"
+        return frozenset(different(first, lab.ask(what, dict.fromkeys(some, None), only=names)) if some else ())
+
+    left, causes, operations = given, list[str](), list[str]()
+    try:
+        while left and (found := explanations(left, names, other_without)):
+            operations += [name for name in found if name not in operations]
+            new = {cause for each in found.values() for cause in each}
+            causes += [name for name in left if name in new]
+            left = [name for name in left if name not in new]
+    except ChildFailed as failed:
+        return Check(DECIDING, "run", "could not be run", str(failed))
+    if not causes:
+        return Check(DECIDING, "run", "ok", f"{', '.join(given)}: without them the bits are the same")
+    said = ", ".join(shown(name, values[name]) for name in causes)
+    sentence = f"{said}: without, {', '.join(operations)} gives other bits. Compare only hosts where this is equal"
+    return Check(DECIDING, "run", "information", sentence, operations, causes)
+
+
+FEW = 8
+"""Settings that are tried one by one first, if there are no more: mostly it is one, and a trial tells of all
+operations."""
+Holding: TypeAlias = Callable[[frozenset[str]], frozenset[str]]
+"""The operations of which something holds with some of the settings."""
+
+
+def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> list[str]:
+    """The fewest of some settings with which something holds, by halving (QuickXplain).
+
+    Args:
+        names: the settings; with all of them it holds.
+        holds: whether it does with some of them. What holds with some is taken to hold with more.
+
+    Returns:
+        Settings with which it holds, none of which can be left out; empty if it holds without any.
+
+    Example:
+        >>> from sdc.train.doctor.diagnosis import minimal
+        >>> minimal("abcdefgh", lambda some: {"b", "g"} <= some)
+        ['b', 'g']
+
+    References:
+        U. Junker, QuickXplain: Preferred explanations and relaxations for over-constrained problems, AAAI 2004.
+    """
+
+    def go(given: frozenset[str], more: bool, rest: Sequence[str]) -> list[str]:
+        if more and holds(given):
+            return []
+        if len(rest) == 1:
+            return list(rest)
+        left, right = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        of_right = go(given | set(left), True, right)
+        return [*go(given | set(of_right), bool(of_right), left), *of_right]
+
+    return [] if not names or holds(frozenset()) else go(frozenset(), False, names)
+
+
+def explanations(names: Sequence[str], operations: Sequence[str], holding: Holding) -> dict[str, list[str]]:
+    """For each operation the settings that explain it."""
+    ask = functools.cache(holding)
+    alone = [[name] for name in names] if len(names) <= FEW else []
+    found: dict[str, list[str]] = {}
+
+    def explained(operation: str) -> list[str]:
+        before = next((some for some in [*found.values(), *alone] if operation in ask(frozenset(some))), None)
+        return before or minimal(names, lambda some: operation in ask(some))
+
+    for operation in operations if names else ():
+        if operation in ask(frozenset(names)):
+            found[operation] = explained(operation)
+    return found
+
+
+def narrow_down(
+    lab: Laboratory, scene: Scene, names: Sequence[str]
+) -> Callable[[Sequence[str]], tuple[str, list[str], list[str]]]:
+    """Runs what differed again, two processes at a time, with settings that may make it repeat itself.
+
+    Returns:
+        What gives sentences on some of the operations, the settings that decide, and what to set.
+    """
+    tried = candidates(scene)
+    again: list[str] = []
+    found: dict[str, list[str]] = {}
+    problem: ChildFailed | None = None
+
+    @functools.cache
+    def holding(some: frozenset[str]) -> frozenset[str]:
+        changes = {name: tried[name] for name in tried if name in some}
+        what = f"narrowing down: {len(changes)} settings changed"
+        answers = lab.together([lambda: lab.ask(what, changes, only=names)] * 2)
+        for each in answers:
+            if isinstance(each, ChildFailed):
+                raise each
+        return steady([each for each in answers if isinstance(each, Answer)], order=True)
+
+    if names:
+        try:
+            again = [name for name in names if name not in holding(frozenset())]
+            found = explanations(list(tried), again, holding)
+        except ChildFailed as failed:
+            problem = failed
+
+    def explain(names: Sequence[str]) -> tuple[str, list[str], list[str]]:
+        if problem is not None:
+            return f"It could not be narrowed down ({problem}). {FAULTY}", [], []
+        said: list[str] = []
+        causes: dict[str, None] = {}
+        to_set: dict[str, None] = {}
+        for settings in dict.fromkeys(tuple(found[name]) for name in names if name in found):
+            changes = {name: tried[name] for name in settings}
+            those = [name for name in names if tuple(found.get(name, ())) == settings]
+            said.append(f"{', '.join(those)}: not with {' and '.join(shown(*each) for each in changes.items())}")
+            causes |= dict.fromkeys(settings)
+            to_set |= dict.fromkeys(lines(lab.environ, changes))
+        if once := [name for name in names if name not in again]:
+            said.append(f"{', '.join(once)}: it did not come again in two more processes. {FAULTY}")
+        if rest := [name for name in names if name in again and name not in found]:
+            said.append(
+                f"{', '.join(rest)}: none of the {len(tried)} settings that were tried explains it. The program "
+                f"itself may be another each time (counters, clocks, callbacks), or a library. {FAULTY}"
+            )
+        return ". ".join(said), list(causes), list(to_set)
+
+    return explain
+
+
+WORDS = ("here", "there")
+FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "processor", "features")
+"""What no setting changes."""
+
+
+def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machine: HostPart) -> list[Check]:
+    """Compares what was measured here with what the doctor wrote on another host."""
+    if first is None:
+        said = "nothing could be run here"
+        return [Check(name, "host", "could not be run", said) for name in (ENVIRONMENTS, BITS)]
+    here = Scene(lab.environ, first.environment, machine)
+    there = Scene(other.settings, other.environment, other.machine)
+    own = settings_of(lab.environ)
+    apart = differences([_described(here, own), _described(there, other.settings)])
+    said = "; ".join(each.describe(WORDS) for each in apart)
+    environments = Check(
+        ENVIRONMENTS, "host", "information" if said else "ok", said or "equal in everything that is known"
+    )
+
+    mine = by_name(first)
+    theirs = {row.operation: row for row in other.operations if row.digests and row.problem is None}
+    both = [name for name in mine if name in theirs]
+    alone = [name for name in both if mine[name].devices != theirs[name].devices]
+    comparable = [name for name in both if name not in alone]
+    if not comparable:
+        said = "no operation ran on both hosts on equally many devices"
+        return [environments, Check(BITS, "host", "could not be run", said)]
+    operations = [name for name in comparable if mine[name].digests[0] != theirs[name].digests[0]]
+    aside = f" ({', '.join(alone)}: not compared, on other numbers of devices)" if alone else ""
+    if not operations:
+        said = f"{len(comparable)} operations gave the same bits on {other.host.name}{aside}"
+        return [environments, Check(BITS, "host", "ok", said)]
+
+    # Settings of the other host that differ from those here, so that they can be tried.
+    adopt = {
+        name: other.settings.get(name)
+        for name in sorted({*own, *other.settings} - {*PLACES, THREADS})
+        if own.get(name) != other.settings.get(name)
+    }
+    if here.platform == "cpu" and here.pool != there.pool:
+        adopt[THREADS], own[THREADS] = str(there.pool), str(here.pool)
+
+    def reasons_of(operations: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+        def equal_with(some: frozenset[str]) -> frozenset[str]:
+            if not some:
+                return frozenset()
+            changes = {name: adopt[name] for name in adopt if name in some}
+            answer = lab.ask(f"with {len(changes)} settings of {other.host.name}", changes, only=operations)
+            found = by_name(answer)
+            return frozenset(
+                name for name in steady([answer], order=False) if found[name].digests[0] == theirs[name].digests[0]
+            )
+
+        return explanations(names, operations, equal_with)
+
+    whole = f"{', '.join(operations)} gave other bits on {other.host.name}{aside}"
+    check = Check(BITS, "host", "differs", whole, operations)
+    try:
+        # The training step takes longest: it is tried with what decides the bits of others.
+        reasons = reasons_of([name for name in operations if name != TRAINING], list(adopt))
+        if TRAINING in operations:
+            found = [name for name in adopt if any(name in each for each in reasons.values())]
+            reasons |= reasons_of([TRAINING], found) or reasons_of([TRAINING], list(adopt))
+    except ChildFailed as failed:
+        check.sentence = f"{whole}. It could not be narrowed down ({failed})"
+        return [environments, check]
+    causes: dict[str, None] = {}
+    for settings in {tuple(each): None for each in reasons.values()}:
+        names = [name for name in operations if tuple(reasons.get(name, ())) == settings]
+        told = " and ".join(f"{shown(name, adopt[name])} there, {shown(name, own.get(name))} here" for name in settings)
+        check.sentence += f". {', '.join(names)}: decided by {told}"
+        causes |= dict.fromkeys(settings)
+    check.causes, check.lines = list(causes), lines(lab.environ, {name: adopt[name] for name in causes})
+    if rest := [name for name in operations if name not in reasons]:
+        fixed = [each.describe(WORDS) for each in apart if each.key.partition(".")[0] in FIXED]
+        programs = [name for name in rest if mine[name].program != theirs[name].program]
+        what = " (the programs differ)" if len(programs) == len(rest) else "" if programs else " (of the same program)"
+        why = f"no setting explains it{what}, and libraries and processors are the same. {FAULTY}"
+        if any(mine[name].inputs != theirs[name].inputs for name in rest):
+            why = "not even the inputs are the same: NumPy, or the processor, computes otherwise"
+        elif fixed:
+            why = f"no setting explains it{what}; what no setting changes differs: {'; '.join(fixed[:6])}. Make that "
+            why += "equal first"
+        check.sentence += f". {', '.join(rest)}: {why}"
+    return [environments, check]
+
+
+def _described(scene: Scene, settings: Mapping[str, str]) -> Mapping[str, object]:
+    found = msgspec.to_builtins(scene.environment)
+    found = {name: found.get(name) for name in (*FIXED[:-1], "platform", "local_devices", "options")}
+    pool = scene.pool if found["platform"] == "cpu" else None
+    # A feature that one of them lacks is told by itself.
+    features = dict.fromkeys(scene.machine.features, "yes")
+    return {**found, "settings": dict(settings), "features": features, "threads of the pool": pool}

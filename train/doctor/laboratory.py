@@ -1,7 +1,13 @@
-"""Child processes that measure, each in an environment of its own, within a limit of time."""
+"""Child processes that measure, each in an environment of its own, within a limit of time.
+
+A child (`python -m sdc.train.doctor.laboratory`) reads a request as JSON from standard input, and writes one line of
+JSON to standard output. Whatever else writes there meanwhile, Gloo or an operation, is sent to standard error.
+"""
 
 import contextlib
+import ctypes
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -19,7 +25,7 @@ import msgspec
 from .results import Answer
 from .surroundings import changed
 
-CHILD = (sys.executable, "-m", "sdc.train.doctor.child")
+CHILD = (sys.executable, "-m", "sdc.train.doctor.laboratory")
 SUITE = "sdc.train.doctor.operations:standard"
 LAST = 300
 """Characters of a child's last words."""
@@ -72,15 +78,22 @@ def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: 
             raise ChildFailed(f"a process could not be started ({error.strerror})") from error
         try:
             out, _ = process.communicate(json.dumps(dataclasses.asdict(request)).encode(), timeout=limit)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            raise ChildFailed(f"a process gave no answer within {limit:.0f} s and was killed") from None
-        except BaseException:
-            _kill(process)
+        except BaseException as ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that a driver holds dies when that lets it
+                process.wait(5.0)
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+            if isinstance(ended, subprocess.TimeoutExpired):
+                raise ChildFailed(f"a process gave no answer within {limit:.0f} s and was killed") from None
             raise
-        words = _last_words(said)
-        if process.returncode != 0:
-            how = _ending(process.returncode)
+        if (code := process.returncode) != 0:
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            with contextlib.suppress(ValueError):
+                how = signal.Signals(-code).name
+            words = _last_words(said)
             raise ChildFailed(f"a process ended with {how}" + (f": {words}" if words else ""), unknown_flags(words))
     try:
         return msgspec.json.decode(out, type=Answer)
@@ -94,25 +107,6 @@ def unknown_flags(words: str) -> tuple[str, ...]:
     return tuple(word.partition("=")[0] for word in found[1].split() if word.startswith("--")) if found else ()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # one that a driver holds dies when that lets it
-        process.wait(5.0)
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"
-
-
 def _last_words(said: Any) -> str:
     """The last line that says something; a crash of the runtime has its reason above the addresses."""
     said.seek(0, os.SEEK_END)
@@ -123,6 +117,11 @@ def _last_words(said: Any) -> str:
 
 
 UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+CACHED = {
+    "JAX_ENABLE_COMPILATION_CACHE": "true",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 LONGEST = 150.0
 """Seconds that one process may take."""
 
@@ -158,14 +157,15 @@ class Laboratory:
         only: Sequence[str] | None = None,
         cache: str | None = None,
     ) -> Answer:
-        """Measures in a process of its own."""
+        """Measures in a process of its own; with `cache`, a folder, everything that is compiled is kept there."""
         asked = dict(changes)
+        compiling = UNCACHED if cache is None else {**CACHED, "JAX_COMPILATION_CACHE_DIR": cache}
         while True:
             left = self._ends - time.monotonic()
             if left <= 0:
                 raise ChildFailed(f"the limit of {self.seconds:g} s is over")
             self.tell(what)
-            environ = changed(self.environ, {**(UNCACHED if cache is None else _cached(cache)), **asked})
+            environ = changed(self.environ, {**compiling, **asked})
             request = dataclasses.replace(self.request, only=only)
             try:
                 return ask(request, environ, limit=min(left, LONGEST), command=self.command)
@@ -188,11 +188,45 @@ class Laboratory:
             return list(pool.map(run, jobs))
 
 
-def _cached(folder: str) -> dict[str, str]:
-    """Everything that is compiled is kept."""
-    return {
-        "JAX_ENABLE_COMPILATION_CACHE": "true",
-        "JAX_COMPILATION_CACHE_DIR": folder,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+def main() -> None:
+    """What a child does: measures what it is asked for."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    # A parent that is killed leaves nobody who wants to know (PR_SET_PDEATHSIG).
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    request = Request(**json.loads(sys.stdin.buffer.read()))
+    began, hits = time.monotonic(), 0
+    import jax
+
+    def count(event: str, **_: Any) -> None:
+        nonlocal hits
+        hits += event == "/jax/compilation_cache/cache_hits"
+
+    jax.monitoring.register_event_listener(count)
+    if request.devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", request.devices)
+    from sdc.records import Environment, environment
+
+    from .operations import measure
+
+    module, _, name = request.suite.partition(":")
+    operations = getattr(importlib.import_module(module), name)(request.options)
+    chosen = [each for each in operations if request.only is None or each.name in request.only]
+    rows = measure(chosen, jax.local_devices(), runs=request.runs)
+    answer = Answer(
+        format="jax-sdc doctor child",
+        environment=msgspec.convert(environment(), Environment),
+        operations=rows,
+        hits=hits,
+        seconds=time.monotonic() - began,
+    )
+    answers.write(msgspec.json.encode(answer))
+    answers.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the runtime's farewell can hang, and there is nothing left to do
+
+
+if __name__ == "__main__":
+    main()

@@ -16,8 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from sdc.burnin.workloads import normal, random_words
 from sdc.records import program_fingerprint
 
-from .. import TrainConfig, get_config
-from ..programs import ModelConfig, OptimizerConfig, check, place, plain, sharded
+from ..programs import ModelConfig, OptimizerConfig, TrainConfig, check, get_config, place, plain, sharded
 from .results import TRAINING, Measured
 
 AXIS = "devices"
@@ -47,7 +46,6 @@ class Operation:
 
 
 def single(name: str, fn: Callable[..., Any], *inputs: Callable[[], np.ndarray]) -> Operation:
-    """An operation on one device."""
     return Operation(name, lambda devices: Built(fn, tuple(jax.device_put(make(), devices[0]) for make in inputs)))
 
 
@@ -100,55 +98,40 @@ def training(config: TrainConfig) -> Operation:
 
 
 def standard(options: Mapping[str, Any]) -> list[Operation]:
-    """What `sdc doctor` runs."""
     config = get_config(options["config"]) if options.get("config") else SMALL
     check(config, 1, 1)
-    return [*_single(), *_collectives(), training(config)]
 
+    def floats(*shape: int, seed: int, dtype: str = "float32") -> Callable[[], np.ndarray]:
+        return lambda: normal(shape, dtype, seed)
 
-def _single() -> list[Operation]:
-    floats = functools.partial(functools.partial, normal)  # floats(shape, dtype, seed) makes them when called
+    def words(count: int, rows: int, seed: int, dtype: Any) -> Callable[[], np.ndarray]:
+        return lambda: (random_words((rows,), seed) % np.uint32(count)).astype(dtype)
 
-    def cells(count: int, rows: int, seed: int) -> Callable[[], np.ndarray]:
-        return lambda: (random_words((rows,), seed) % np.uint32(count)).astype(np.int32)
+    def narrow(a: Any, b: Any) -> Any:
+        return jnp.matmul(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
 
-    def ties() -> np.ndarray:
-        return (random_words((4096,), 5) % np.uint32(9)).astype(np.float32)
-
-    f32 = "float32"
+    left, right = floats(128, 96, seed=1), floats(96, 160, seed=2)
     return [
-        single("matmul", jnp.matmul, floats((128, 96), f32, 1), floats((96, 160), f32, 2)),
-        single("matmul bfloat16", _narrow_product, floats((128, 96), f32, 1), floats((96, 160), f32, 2)),
+        single("matmul", jnp.matmul, left, right),
+        single("matmul bfloat16", narrow, left, right),
         # Few outputs and a long sum: what libraries split over threads or blocks (split-k).
-        single("matmul split-k", _weight_gradient, floats((4096, 64), f32, 3), floats((4096, 64), f32, 4)),
-        single("reductions", _reductions, floats((257, 513), f32, 6)),
-        single("scatter-add", _scatter_add, floats((20_000,), f32, 7), cells(64, 20_000, 8)),
-        single("cumsum", functools.partial(jnp.cumsum, axis=1), floats((4, 4097), f32, 9)),
-        single("sort with ties", _sorted, ties),
-        single("softmax attention", _attention, *(floats((4, 64, 32), f32, seed) for seed in (10, 11, 12))),
-        single("convolution", _convolution, floats((4, 16, 16, 8), f32, 13), floats((3, 3, 8, 16), f32, 14)),
-        single("special functions", _special, floats((4099,), f32, 15)),
-        single("chain in bfloat16", _chain, floats((4099,), f32, 16)),
-        single("chain in float32", _associations, floats((4099,), f32, 17), floats((4099,), f32, 18)),
+        single("matmul split-k", lambda x, g: jnp.matmul(x.T, g), floats(4096, 64, seed=3), floats(4096, 64, seed=4)),
+        single("reductions", _reductions, floats(257, 513, seed=6)),
+        single("scatter-add", _scatter_add, floats(20_000, seed=7), words(64, 20_000, 8, np.int32)),
+        single("cumsum", functools.partial(jnp.cumsum, axis=1), floats(4, 4097, seed=9)),
+        single("sort with ties", _sorted, words(9, 4096, 5, np.float32)),
+        single("softmax attention", _attention, *(floats(4, 64, 32, seed=seed) for seed in (10, 11, 12))),
+        single("convolution", _convolution, floats(4, 16, 16, 8, seed=13), floats(3, 3, 8, 16, seed=14)),
+        single("special functions", _special, floats(4099, seed=15)),
+        single("chain in bfloat16", _chain, floats(4099, seed=16)),
+        single("chain in float32", _associations, floats(4099, seed=17), floats(4099, seed=18)),
         single("random numbers", _random, lambda: np.asarray([3, 5], np.uint32)),
-        single("types", _types, floats((257,), "float64", 19)),
-    ]
-
-
-def _collectives() -> list[Operation]:
-    return [
+        single("types", _types, floats(257, seed=19, dtype="float64")),
         collective("psum", lambda row: lax.psum(row, AXIS), 5003),
         collective("psum_scatter", _scattered, 4096),
         collective("all_gather", lambda row: jnp.sum(lax.all_gather(row, AXIS), axis=0), 1025),
+        training(config),
     ]
-
-
-def _narrow_product(a: Any, b: Any) -> Any:
-    return jnp.matmul(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
-
-
-def _weight_gradient(x: Any, g: Any) -> Any:
-    return jnp.matmul(x.T, g)
 
 
 def _reductions(x: Any) -> Any:
@@ -216,7 +199,6 @@ def _random(words: Any) -> Any:
 
 
 def _types(x: Any) -> Any:
-    """What becomes of numbers of 64 bits."""
     return {"floats": x * 2, "integers": jnp.arange(7), "sum": jnp.sum(x)}
 
 
@@ -231,7 +213,23 @@ DIGITS = 16
 
 def measure(operations: Sequence[Operation], devices: Sequence[jax.Device], *, runs: int) -> list[Measured]:
     """Runs each operation several times, and once with the devices in the opposite order."""
-    return [_measured(operation, devices, runs) for operation in operations]
+    rows = []
+    for operation in operations:
+        row = Measured(operation=operation.name, devices=len(devices) if operation.several else 1)
+        rows.append(row)
+        try:
+            fn, arguments = operation.build(devices)
+            row.inputs = digest_of(arguments)
+            lowered = jax.jit(fn).lower(*arguments)
+            row.program = program_fingerprint(lowered)[:DIGITS]
+            compiled = lowered.compile()
+            row.digests = [digest_of(compiled(*arguments)) for _ in range(runs)]
+            if row.devices > 1:
+                turned, placed = operation.build(devices[::-1])
+                row.permuted = digest_of(jax.jit(turned)(*placed))
+        except Exception as error:  # whatever an operation throws is told; the others are run
+            row.problem = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    return rows
 
 
 def digest_of(tree: Any) -> str:
@@ -242,20 +240,3 @@ def digest_of(tree: Any) -> str:
         total.update(f"{array.dtype} {array.shape};".encode())
         total.update(array.tobytes())
     return total.hexdigest()[:DIGITS]
-
-
-def _measured(operation: Operation, devices: Sequence[jax.Device], runs: int) -> Measured:
-    row = Measured(operation=operation.name, devices=len(devices) if operation.several else 1)
-    try:
-        fn, arguments = operation.build(devices)
-        row.inputs = digest_of(arguments)
-        lowered = jax.jit(fn).lower(*arguments)
-        row.program = program_fingerprint(lowered)[:DIGITS]
-        compiled = lowered.compile()
-        row.digests = [digest_of(compiled(*arguments)) for _ in range(runs)]
-        if row.devices > 1:
-            turned, placed = operation.build(devices[::-1])
-            row.permuted = digest_of(jax.jit(turned)(*placed))
-    except Exception as error:  # whatever an operation throws is told; the others are run
-        row.problem = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-    return row

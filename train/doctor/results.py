@@ -1,7 +1,7 @@
 """What the doctor writes, `sdc doctor --json`, as types. Reading and checking it needs no JAX."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -56,7 +56,7 @@ class HostPart(Fields, kw_only=True):
     siblings: Annotated[bool | None, about("whether threads share cores; `null` where the kernel does not tell")] = None
 
 
-class Check(Fields, kw_only=True):
+class Check(Fields):
     """One question and its answer."""
 
     name: Annotated[str, about("name of the check")]
@@ -79,8 +79,6 @@ class Check(Fields, kw_only=True):
 
 
 class Asked(Fields, kw_only=True):
-    """What was asked for."""
-
     config: Annotated[
         str | None, about("configuration of the training step; `null` for the doctor's own, a tiny one")
     ] = None
@@ -125,34 +123,17 @@ def by_name(answer: Answer) -> dict[str, Measured]:
     return {row.operation: row for row in answer.operations if row.digests and row.problem is None}
 
 
-def unsteady(answers: Sequence[Answer]) -> list[str]:
-    """Operations whose runs in one process differ, in any of the answers."""
-    return _ordered(row.operation for each in answers for row in by_name(each).values() if len(set(row.digests)) > 1)
-
-
-def between(one: Answer, other: Answer) -> list[str]:
+def different(one: Answer, other: Answer) -> list[str]:
     """Operations that both ran, and whose first runs differ."""
     here, there = by_name(one), by_name(other)
     return [name for name in here if name in there and here[name].digests[0] != there[name].digests[0]]
 
 
-def turned(answers: Sequence[Answer]) -> list[str]:
-    """Operations that differ with the devices in the opposite order."""
-    rows = (row for each in answers for row in by_name(each).values())
-    return _ordered(row.operation for row in rows if row.permuted not in (None, row.digests[0]))
-
-
 def steady(answers: Sequence[Answer], *, order: bool) -> frozenset[str]:
-    """Operations of which all runs of all answers gave one digest."""
+    """Operations of which all runs of all answers, with `order` also those in the opposite order, gave one digest."""
     digests: dict[str, set[str]] = {}
-    for each in answers:
-        for name, row in by_name(each).items():
-            found = digests.setdefault(name, set())
-            found.update(row.digests)
-            if order and row.permuted is not None:
-                found.add(row.permuted)
+    for row in (row for each in answers for row in by_name(each).values()):
+        digests.setdefault(row.operation, set()).update(
+            row.digests, [row.permuted] if order and row.permuted is not None else ()
+        )
     return frozenset(name for name, found in digests.items() if len(found) == 1)
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,11 @@ from .results import Check, HostPart, Outcome
 _FEATURES = re.compile(r"sse4_[12]|ssse3|avx\w*|fma|f16c|bmi[12]|amx_\w+|asimd\w*|sve\w*|sme\w*|bf16|i8mm|fphp")
 """What compilers choose instructions by."""
 CPUINFO, SIBLINGS = "/proc/cpuinfo", "/sys/devices/system/cpu/smt/active"
-QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+QUOTAS = (
+    "/sys/fs/cgroup/cpu.max",
+    "/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
+    "/sys/fs/cgroup/cpu/cpu.cfs_period_us",
+)
 
 
 def _read(path: str) -> str | None:
@@ -26,32 +30,19 @@ def _read(path: str) -> str | None:
 
 
 def describe_host(read: Callable[[str], str | None] = _read) -> HostPart:
-    """What is known of the host's processors."""
+    """What is known of the host's processors; time of the control group by either version of the kernel's interface."""
     found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", read(CPUINFO) or "", re.MULTILINE)
-    active = (read(SIBLINGS) or "").strip()
+    times = (read(QUOTAS[0]) or "").split()
+    if len(times) != 2 or not all(map(str.isdecimal, times)):
+        times = [(read(path) or "").strip() for path in QUOTAS[1:]]
+    quota, period = (int(text) if text.isdecimal() else 0 for text in times)
     return HostPart(
         cores=os.cpu_count() or 1,
         allowed=len(os.sched_getaffinity(0)),
-        quota=_quota(read),
+        quota=quota / period if times[0].isdecimal() and period else None,
         features=sorted(word for word in set(found[1].split() if found else ()) if _FEATURES.fullmatch(word)),
-        siblings={"1": True, "0": False}.get(active),
+        siblings={"1": True, "0": False}.get((read(SIBLINGS) or "").strip()),
     )
-
-
-def pool_size(environ: Mapping[str, str], allowed: int, devices: int) -> int:
-    """Threads of XLA's pool on a CPU: what NPROC says, else the processors it may use, at least one for each device."""
-    given = environ.get(THREADS, "")
-    return max(int(given) if given.isdecimal() and int(given) > 0 else allowed, devices)
-
-
-def _quota(read: Callable[[str], str | None]) -> float | None:
-    """Processors' worth of time of the control group, by either version of the kernel's interface."""
-    words = (read(QUOTAS[0]) or "").split()
-    if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
-        return int(words[0]) / int(words[1])
-    quota = (read(QUOTAS[1]) or "").strip()
-    period = (read(QUOTAS[1].replace("quota", "period")) or "").strip()
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 
 
 FLAGS = "XLA_FLAGS"
@@ -106,7 +97,6 @@ def lines(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> list
 
 
 def shown(name: str, value: str | None) -> str:
-    """A setting in a sentence."""
     return f"no {name}" if value is None else f"{name}={value}" if value else name
 
 
@@ -150,10 +140,14 @@ class Scene(NamedTuple):
     def devices(self) -> int:
         return (self.environment and self.environment.local_devices) or 1
 
+    @property
+    def pool(self) -> int:
+        """Threads of XLA's pool on a CPU: what NPROC says, else the processors it may use, at least one a device."""
+        given = self.environ.get(THREADS, "")
+        return max(int(given) if given.isdecimal() and int(given) > 0 else self.machine.allowed, self.devices)
 
-def look(scene: Scene) -> list[Check]:
-    """All checks of an environment that need no run."""
-    return [*_gpu(scene), *_collectives(scene), *_threads(scene), *_everywhere(scene)]
+
+GPU_SETTINGS = {name: value for name, _, value in (flag.partition("=") for flag in GPU_FLAGS)}
 
 
 def candidates(scene: Scene) -> dict[str, str | None]:
@@ -161,159 +155,127 @@ def candidates(scene: Scene) -> dict[str, str | None]:
     of each other one that is set."""
     needed: dict[str, str | None] = {}
     if scene.platform == "gpu":
-        needed |= {name: value for name, _, value in (flag.partition("=") for flag in GPU_FLAGS)}
-        needed |= SET_FOR_GPUS
-        needed |= {SCHEDULED[0]: "false", SCHEDULED[1]: "false"}
-        if scene.devices > 1:
-            needed |= SET_FOR_SEVERAL_GPUS
+        needed = {**GPU_SETTINGS, **SET_FOR_GPUS, **dict.fromkeys(SCHEDULED, "false")}
+        needed |= SET_FOR_SEVERAL_GPUS if scene.devices > 1 else {}
     if scene.platform == "cpu":
-        needed |= {"--xla_cpu_enable_fast_math": "false", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}
+        needed = {"--xla_cpu_enable_fast_math": "false", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}
     given = settings_of(scene.environ)
     away = [name for name in given if name not in needed and name not in PLACES]
     return {name: value for name, value in needed.items() if given.get(name) != value} | dict.fromkeys(away, None)
 
 
-def _check(
-    name: str, outcome: Outcome, sentence: str, causes: list[str] | None = None, to_set: list[str] | None = None
-) -> Check:
-    return Check(
-        name=name, kind="environment", outcome=outcome, sentence=sentence, causes=causes or [], lines=to_set or []
-    )
+def look(scene: Scene) -> Iterator[Check]:
+    """All checks of an environment that need no run."""
+    environ, environment, machine, platform = scene.environ, scene.environment, scene.machine, scene.platform
+    given = settings_of(environ)
 
+    def check(
+        name: str, outcome: Outcome, sentence: str, causes: Iterable[str] = (), to_set: Iterable[str] = ()
+    ) -> Check:
+        return Check(name, "environment", outcome, sentence, [], list(causes), list(to_set))
 
-def _gpu(scene: Scene) -> Iterator[Check]:
-    names = {
+    kernels = {
         "deterministic operations": (GPU_FLAGS[:2], "kernels that add in any order may be used (scatter, cuDNN)"),
         "autotuning": (GPU_FLAGS[2:], "kernels are picked by measured time: two hosts, or two runs, may pick others"),
     }
-    given = settings_of(scene.environ)
-    for name, (flags, what) in names.items():
-        if scene.platform != "gpu":
-            yield _check(name, "not applicable", "there is no GPU")
-            continue
-        wanted = {flag: value for flag, _, value in (each.partition("=") for each in flags)}
-        lacking: dict[str, str | None] = {
-            flag: value for flag, value in wanted.items() if given.get(flag, "unset") not in (value, "")
-        }
-        if not lacking:
-            yield _check(name, "ok", f"{' and '.join(flags)} {'is' if len(flags) == 1 else 'are'} set")
-            continue
-        sentence = f"{what}; the commands of sdc set this themselves, a program of your own has to"
-        yield _check(name, "risk", sentence, list(lacking), lines(scene.environ, lacking))
-    if scene.platform != "gpu":
-        yield _check("cuBLAS and TF32", "not applicable", "there is no GPU")
-        return
-    lacking = {key: value for key, value in SET_FOR_GPUS.items() if key not in given}
-    values = ", ".join(shown(key, given.get(key)) for key in SET_FOR_GPUS)
-    sentence = f"{values}: keep these equal on all hosts"
-    yield _check("cuBLAS and TF32", "information" if lacking else "ok", sentence, [], lines(scene.environ, lacking))
+    for name, (flags, what) in kernels.items():
+        wanted = {flag: GPU_SETTINGS[flag] for flag in (each.partition("=")[0] for each in flags)}
+        lacking = {flag: value for flag, value in wanted.items() if given.get(flag, "unset") not in (value, "")}
+        if platform != "gpu":
+            yield check(name, "not applicable", "there is no GPU")
+        elif lacking:
+            sentence = f"{what}; the commands of sdc set this themselves, a program of your own has to"
+            yield check(name, "risk", sentence, lacking, lines(environ, lacking))
+        else:
+            yield check(name, "ok", f"{' and '.join(flags)} {'is' if len(flags) == 1 else 'are'} set")
+    if platform != "gpu":
+        yield check("cuBLAS and TF32", "not applicable", "there is no GPU")
+    else:
+        lacking = {key: value for key, value in SET_FOR_GPUS.items() if key not in given}
+        values = ", ".join(shown(key, given.get(key)) for key in SET_FOR_GPUS)
+        sentence, outcome = f"{values}: keep these equal on all hosts", _noted(lacking)
+        yield check("cuBLAS and TF32", outcome, sentence, (), lines(environ, lacking))
+    if platform != "gpu" or scene.devices < 2:
+        yield check("NCCL", "not applicable", "there are not several GPUs")
+    else:
+        lacking = {key: value for key, value in SET_FOR_SEVERAL_GPUS.items() if key not in given}
+        sentence = (
+            "NCCL chooses algorithm, protocol and rings by topology and size: hosts that are wired otherwise add in "
+            "another order"
+            if lacking
+            else "algorithm and protocol of NCCL are set; rings follow the topology still"
+        )
+        yield check("NCCL", _noted(lacking), sentence, lacking, lines(environ, lacking))
+        set_so = [shown(name, given[name]) for name in SCHEDULED if name in given]
+        said = "left to XLA's defaults, which are those of its version"
+        said = f"{', '.join(set_so)}: keep equal" if set_so else said
+        yield check("asynchronous collectives", _noted(set_so), said, set_so)
 
+    pool = "size of the thread pool"
+    if platform != "cpu":
+        yield check(pool, "not applicable", "the devices are not CPUs")
+    elif environ.get(THREADS):
+        yield check(pool, "ok", f"{THREADS}={environ[THREADS]}: {scene.pool} threads, whatever the host has")
+    else:
+        why = f"{machine.cores} processors"
+        if machine.allowed != machine.cores:
+            why += f" of which this process may use {machine.allowed} (affinity)"
+        if machine.quota is not None and machine.quota < machine.allowed:
+            why += f" and time for {machine.quota:g} (control group, which XLA does not look at)"
+        sentence = (
+            f"{THREADS} is not set, so the pool has {scene.pool} threads after {why}: it differs on hosts, and under "
+            f"affinity masks, that have others; the commands of sdc set {THREADS} themselves"
+        )
+        yield check(pool, "information", sentence, [THREADS], lines({}, {THREADS: str(scene.pool)}))
 
-def _collectives(scene: Scene) -> Iterator[Check]:
-    if scene.platform != "gpu" or scene.devices < 2:
-        yield _check("NCCL", "not applicable", "there are not several GPUs")
-        return
-    given = settings_of(scene.environ)
-    lacking: dict[str, str | None] = {key: value for key, value in SET_FOR_SEVERAL_GPUS.items() if key not in given}
-    sentence = (
-        "NCCL chooses algorithm, protocol and rings by topology and size: hosts that are wired otherwise add in "
-        "another order"
-        if lacking
-        else "algorithm and protocol of NCCL are set; rings follow the topology still"
-    )
-    yield _check("NCCL", "information" if lacking else "ok", sentence, list(lacking), lines(scene.environ, lacking))
-    set_so = [shown(name, given[name]) for name in SCHEDULED if name in given]
-    said = f"{', '.join(set_so)}: keep equal" if set_so else "left to XLA's defaults, which are those of its version"
-    yield _check("asynchronous collectives", "information" if set_so else "ok", said, set_so)
-
-
-def _threads(scene: Scene) -> Iterator[Check]:
-    if scene.platform != "cpu":
-        yield _check("size of the thread pool", "not applicable", "the devices are not CPUs")
-        return
-    machine, given = scene.machine, scene.environ.get(THREADS)
-    size = pool_size(scene.environ, machine.allowed, scene.devices)
-    if given:
-        yield _check("size of the thread pool", "ok", f"{THREADS}={given}: {size} threads, whatever the host has")
-        return
-    why = [f"{machine.cores} processors"]
-    if machine.allowed != machine.cores:
-        why.append(f"of which this process may use {machine.allowed} (affinity)")
-    if machine.quota is not None and machine.quota < machine.allowed:
-        why.append(f"and time for {machine.quota:g} (control group, which XLA does not look at)")
-    sentence = (
-        f"{THREADS} is not set, so the pool has {size} threads after {' '.join(why)}: it differs on hosts, and under "
-        f"affinity masks, that have others; the commands of sdc set {THREADS} themselves"
-    )
-    yield _check("size of the thread pool", "information", sentence, [THREADS], lines({}, {THREADS: str(size)}))
-
-
-def _everywhere(scene: Scene) -> Iterator[Check]:
-    environment = scene.environment
     if environment is None:
         for name in ("options of JAX", "libraries"):
-            yield _check(name, "could not be run", "no process told what it computes with")
+            yield check(name, "could not be run", "no process told what it computes with")
     else:
         options = {key: value for key, value in environment.options.items() if PLAIN.get(key, value) != value}
         said = ", ".join(f"{key}={value}" for key, value in options.items())
-        yield _check(
-            "options of JAX",
-            "information" if options else "ok",
-            f"{said}: not the defaults; keep them equal" if options else "those that change results are the defaults",
-            list(options),
+        said = f"{said}: not the defaults; keep them equal" if options else "those that change results are the defaults"
+        yield check("options of JAX", _noted(options), said, options)
+        packages = environment.packages
+        if len({packages.get(name, "").rpartition(".")[0] for name in ("jax", "jaxlib")}) > 1:
+            said = f"jax {packages.get('jax')} with jaxlib {packages.get('jaxlib')}: keep both equal"
+            yield check("libraries", "information", said, ["jax", "jaxlib"])
+        else:
+            there = (f"{name} {version}" for name, version in packages.items() if version != "not installed")
+            said = f"{', '.join(there)}; {environment.platform_version}"
+            yield check("libraries", "ok", said[:300].replace("\n", " "))
+    known = {THREADS, *SET_FOR_GPUS, *SET_FOR_SEVERAL_GPUS, *SCHEDULED, *GPU_SETTINGS}
+    others = {name: value for name, value in given.items() if name not in known}
+    said = f"{', '.join(shown(*each) for each in others.items())}: keep them equal"
+    said = said if others else "no other variable or flag that may decide bits is set"
+    yield check("other settings", _noted(others), said, others)
+    cache, place = "shared compilation cache", environ.get(CACHE)
+    if place:
+        said = (
+            f"{CACHE}={place}: programs that another kind of host compiled may be used here. Give each kind of host a"
         )
-        yield _libraries(environment)
-    known = {THREADS, *SET_FOR_GPUS, *SET_FOR_SEVERAL_GPUS, *SCHEDULED, *(flag.partition("=")[0] for flag in GPU_FLAGS)}
-    others = {name: value for name, value in settings_of(scene.environ).items() if name not in known}
-    said = ", ".join(shown(*each) for each in others.items())
-    yield _check(
-        "other settings",
-        "information" if others else "ok",
-        f"{said}: keep them equal" if others else "no other variable or flag that may decide bits is set",
-        list(others),
-    )
-    yield _cache(scene)
-    machine = scene.machine
-    yield _check(
-        "processor features",
-        "information" if scene.platform == "cpu" else "not applicable",
-        f"programs are compiled for this processor (widest vectors: {_widest(machine)}): hosts that lack one of its "
-        f"{len(machine.features)} features get other programs, with other last bits"
-        if scene.platform == "cpu"
-        else "the devices are not CPUs",
-    )
+        yield check(
+            cache, "information", f"{said} folder of its own", [CACHE], [f'export {CACHE}="{place}/KIND-OF-HOST"']
+        )
+    else:
+        yield check(cache, "ok", f"{CACHE} is not set: nothing compiled elsewhere is used")
+    if platform == "cpu":
+        vectors = ("avx512f", "avx2", "avx", "sve", "asimd")
+        widest = next((name for name in vectors if name in machine.features), "unknown")
+        said = (
+            f"programs are compiled for this processor (widest vectors: {widest}): hosts that lack one of its "
+            f"{len(machine.features)} features get other programs, with other last bits"
+        )
+        yield check("processor features", "information", said)
+    else:
+        yield check("processor features", "not applicable", "the devices are not CPUs")
+    threading = "simultaneous multithreading"
     if machine.siblings is None:
-        yield _check("simultaneous multithreading", "not applicable", "the kernel does not tell")
+        yield check(threading, "not applicable", "the kernel does not tell")
     else:
         said = "on: two logical processors are one core, and share its faults" if machine.siblings else "off"
-        yield _check("simultaneous multithreading", "ok", f"{said}; it decides no bits")
+        yield check(threading, "ok", f"{said}; it decides no bits")
 
 
-def _widest(machine: HostPart) -> str:
-    return next((name for name in ("avx512f", "avx2", "avx", "sve", "asimd") if name in machine.features), "unknown")
-
-
-def _libraries(environment: Environment) -> Check:
-    versions = ", ".join(
-        f"{name} {version}" for name, version in environment.packages.items() if version != "not installed"
-    )
-    jax, jaxlib = (environment.packages.get(name, "").rpartition(".")[0] for name in ("jax", "jaxlib"))
-    if jax != jaxlib:
-        sentence = (
-            f"jax {environment.packages.get('jax')} with jaxlib {environment.packages.get('jaxlib')}: keep both equal"
-        )
-        return _check("libraries", "information", sentence, ["jax", "jaxlib"])
-    return _check("libraries", "ok", f"{versions}; {environment.platform_version}"[:300].replace("\n", " "))
-
-
-def _cache(scene: Scene) -> Check:
-    place = scene.environ.get(CACHE)
-    if not place:
-        return _check("shared compilation cache", "ok", f"{CACHE} is not set: nothing compiled elsewhere is used")
-    sentence = (
-        f"{CACHE}={place}: programs that another kind of host compiled may be used here. Give each kind of host a "
-        "folder of its own"
-    )
-    return _check(
-        "shared compilation cache", "information", sentence, [CACHE], [f'export {CACHE}="{place}/KIND-OF-HOST"']
-    )
+def _noted(what: Collection[str]) -> Outcome:
+    return "information" if what else "ok"

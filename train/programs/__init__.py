@@ -4,8 +4,8 @@
 - `model`: the decoder and its collectives. `step`: its optimizer step on one device, sharded by ZeRO-1.
 - `replicas`: the step in which each data rank has its own parameters, for the methods of `sdc.aggregation`.
 - `placement`: where twins and ranks live.
-- `device`: the base class of programs, and the step of one device. `single`, `twins`: the programs.
-- `tallies`: from reports to lines of the record. `simulation`: one simulated fault as text.
+- `device`: the base class of programs, and the step of one device. `instrumented`: the programs.
+- `tallies`: from reports to lines of the record.
 """
 
 from typing import TYPE_CHECKING
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from .replicas import make_replicas as make_replicas, replicated as replicated
 
     # One copy; a trace; twins; workers that each watch a real clock.
-    from .single import SingleProgram as SingleProgram, TraceProgram as TraceProgram
-    from .twins import TwinProgram as TwinProgram
+    from .instrumented import SingleProgram as SingleProgram, TraceProgram as TraceProgram, TwinProgram as TwinProgram
     from .replicas import ClockedProgram as ClockedProgram
 
 if TYPE_CHECKING:  # for the other packages of this project
@@ -49,11 +48,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         logits as logits,
     )
     from .placement import Placement as Placement, TWIN as TWIN, place as place
-    from .simulation import (
-        Simulation as Simulation,
-        parse_simulation as parse_simulation,
-        submodule_products as submodule_products,
-    )
     from .step import (
         BATCH_SPEC as BATCH_SPEC,
         TrainState as TrainState,
@@ -62,6 +56,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         history_ratio as history_ratio,
         init_state as init_state,
     )
-    from .twins import OperationsProgram as OperationsProgram
+    from .instrumented import OperationsProgram as OperationsProgram
 
 __getattr__, __dir__, __all__ = facade(__name__)

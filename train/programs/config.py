@@ -39,7 +39,6 @@ class ModelConfig:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
         attention = self.width * self.head_dim * 2 * (self.heads + self.kv_heads)
         layer = attention + 3 * self.width * self.ffn_width + 2 * self.width
         return self.layers * layer + self.width + self.vocab_size * self.width * (1 if self.tied else 2)

@@ -9,17 +9,15 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int
 
-import sdc
-from sdc.checksums import accumulators
 from sdc.program import Reports
 from sdc.records import program_fingerprint
 from sdc.twins import tree_digest
 
 from .config import TrainConfig
-from .placement import RANKS, Placement, fetch
+from .placement import Placement, fetch
 from .step import BATCH_SPEC, device_step, init_state, metrics_specs, state_specs
 
 
@@ -34,9 +32,6 @@ class Rows(NamedTuple):
     row: Mapping[str, Any]
     details: Sequence[Mapping[str, Any]] = ()
 
-
-NONE = Reports((), ())
-"""The reports of a tool that is not at work."""
 
 Transform: TypeAlias = Callable[[Callable[..., Any]], Callable[..., tuple[Any, Reports]]]
 """A transformation of a step into one that returns `(out, reports)` too."""
@@ -65,7 +60,6 @@ class DeviceStep:
     conclude: Callable[[Any], Mapping[str, Any]] = lambda state: {}
 
     def abstract(self) -> Any:
-        """Global shapes and types of the state."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
 
@@ -87,28 +81,6 @@ def sharded(config: TrainConfig) -> DeviceStep:
     )
 
 
-def instrument(
-    fn: Callable[..., Any], faults: Sequence[sdc.Fault], checks: Transform | None
-) -> Callable[..., tuple[Any, Reports, Reports]]:
-    """A function of `(moment, state, tokens)` that returns `((state, metrics), events, flags)`.
-
-    Faults are those of the hardware: where products are checked, they strike the sums of a product before rounding.
-    """
-    wide = fn if checks is None else accumulators(fn)
-    faulty = sdc.inject(wide, faults) if faults else lambda _, *args: (wide(*args), NONE)
-
-    def unchecked(*args: Any) -> Any:
-        return faulty(*args), NONE
-
-    checked = unchecked if checks is None else checks(faulty)
-
-    def instrumented(moment: sdc.Moment, state: Any, tokens: Any) -> tuple[Any, Reports, Reports]:
-        (out, events), flags = checked(moment, state, tokens)
-        return out, events, flags
-
-    return instrumented
-
-
 def plain(work: DeviceStep, placement: Placement) -> Callable[[Any, Any], tuple[Any, Any]]:
     """`(state, tokens) -> (state, metrics)` on global arrays, without any tool."""
     specs = work.state_specs
@@ -123,12 +95,10 @@ def initial_state(work: DeviceStep, placement: Placement, seed: int) -> Any:
 
 
 def described(tree: Any, shardings: Any) -> Any:
-    """Shapes and types with shardings."""
     return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree, shardings)
 
 
 def described_batch(config: TrainConfig, placement: Placement) -> jax.ShapeDtypeStruct:
-    """Shape, type and sharding of a batch."""
     shape = (config.microsteps, config.batch_size, config.sequence_length + 1)
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(placement.mesh, BATCH_SPEC))
 
@@ -179,7 +149,6 @@ class Program(abc.ABC):
         """What the record has of a step, from what `step` and `observe` said."""
 
     def init(self, seed: int) -> Any:
-        """The state before the first step."""
         return initial_state(self.work, self.placement, seed)
 
     def abstract(self) -> Any:
@@ -204,9 +173,8 @@ class Program(abc.ABC):
         """What the last state adds to the summary."""
         return self.work.conclude(state)
 
-    @functools.cached_property
+    @property
     def batch(self) -> jax.ShapeDtypeStruct:
-        """Shape, type and sharding of a batch."""
         return described_batch(self.work.config, self.placement)
 
     def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any) -> jax.stages.Wrapped:
@@ -218,40 +186,6 @@ class Program(abc.ABC):
 
 
 _digest, _digest_of_each = jax.jit(tree_digest), jax.jit(jax.vmap(tree_digest))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Instrumented(Program):
-    """A program whose step may have simulated faults and checked products."""
-
-    _: dataclasses.KW_ONLY
-    faults: tuple[sdc.Fault, ...] = ()  # the simulated faults
-    checks: Transform | None = None  # how products are checked; None not to check them
-    seed: int = 0  # seed of the run; the faults draw from the next one
-
-    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
-        """The transformation around the instrumented step; by default none."""
-        return lambda *args: (step(*args), NONE)
-
-    @functools.cached_property
-    def compiled(self) -> jax.stages.Wrapped:
-        """`(state, (tokens, key)) -> (state, metrics, (reports of what is around, events, flags))`, jitted."""
-        step = self.around(instrument(self.work.fn, self.faults, self.checks))
-
-        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
-            tokens, key = shared
-            (out, events, flags), reports = step(sdc.Moment(key, state.step), state, tokens)
-            return *out, (reports, events, flags)
-
-        return self.jitted(fn, P(), RANKS)
-
-    def beside(self) -> Any:
-        return jax.eval_shape(jax.random.key, 0)
-
-    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
-        del number
-        state, metrics, reports = self.compiled(state, (batch, jax.random.key(self.seed + 1)))
-        return state, (metrics, reports)
 
 
 def scalar_row(metrics: Any) -> dict[str, Any]:

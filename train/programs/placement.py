@@ -41,15 +41,12 @@ class Placement:
 
     @property
     def ranks(self) -> P:
-        """Partition of a report: one row per twin, data rank and model rank."""
         return P(*self.stacked, DATA, MODEL)
 
     def spec(self, tree: Any) -> Any:
-        """Partitions of per-twin arrays, from those of one twin."""
         return jax.tree.map(lambda spec: P(*self.stacked, *spec), tree)
 
     def sharding(self, specs: Any) -> Any:
-        """Shardings, from partitions of global arrays."""
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     def stack(self, tree: Any) -> Any:

@@ -51,7 +51,7 @@ from sdc.records import read_manifest, read_record
 from sdc.settings import SettingError
 
 from .config import TrainConfig
-from .device import DeviceStep, Program, Rows, described, scalar_row
+from .device import DeviceStep, Program, Rows, scalar_row
 from .model import DATA, MODEL, Params, cross_entropy, global_norm, init_params, logits, param_specs
 from .placement import RANKS, Placement, fetch
 from .step import adamw, learning_rate
@@ -61,8 +61,6 @@ GRADIENT = "gradient"
 
 
 class ReplicaState(NamedTuple):
-    """What a data rank carries on."""
-
     step: Int[Array, ""]  # steps done
     params: Params  # master parameters of this rank, in full width, float32
     optimizer: Any  # state of the optimizer and of what is around it
@@ -71,8 +69,6 @@ class ReplicaState(NamedTuple):
 
 
 class ReplicaMetrics(NamedTuple):
-    """What a step reports."""
-
     loss: Float[Array, ""]  # mean over the sequences that were computed, in nats a token, float32
     # Euclidean norm of the aggregated gradient before clipping, mean over the data ranks
     gradient_norm: Float[Array, ""]
@@ -92,8 +88,8 @@ class Given(NamedTuple):
 class Replicas:
     """The step of a configuration with a way of aggregation."""
 
-    config: TrainConfig  # the configuration
-    aggregation: Aggregation  # the methods
+    config: TrainConfig
+    aggregation: Aggregation
     seed: int = 0  # seed of simulated noise, latencies and losses
     threshold: float = float("inf")  # threshold of DropCompute, where it is simulated
     completed: np.ndarray | None = None  # micro-batches by step and data rank, where a run of DropCompute is replayed
@@ -102,7 +98,6 @@ class Replicas:
 
     @functools.cached_property
     def specs(self) -> Params:
-        """Partition of each parameter within a replica: over `model` only."""
         return jax.tree.map(lambda spec: P(*(None if axis == DATA else axis for axis in spec)), self._spread)
 
     @functools.cached_property
@@ -146,12 +141,10 @@ class Replicas:
 
     @property
     def micro_batches(self) -> int:
-        """Into which a worker cuts its share of a batch."""
         return self.aggregation.micro_batches(self.config.microsteps)
 
     @functools.cached_property
     def combining(self) -> Any:
-        """How the gradients of the workers become the one that each gives its optimizer."""
         return combining_of(self.aggregation)
 
     @functools.cached_property
@@ -160,7 +153,6 @@ class Replicas:
         dtype = self.config.model.dtype
 
         def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
-            """This rank's summand of the mean loss: every model rank sees the loss of the same tokens."""
             narrow = jax.tree.map(lambda param: param.astype(dtype), params)
             nll_BS = cross_entropy(logits(self.config.model, narrow, tokens_BS[:, :-1]), tokens_BS[:, 1:])
             return jnp.mean(nll_BS) / lax.axis_size(MODEL)
@@ -168,11 +160,9 @@ class Replicas:
         return accumulate(share)
 
     def cut(self, tokens: Int[Array, "microsteps batch length"]) -> Int[Array, "micro_batches batch length"]:
-        """A worker's share of a batch as micro-batches."""
         return tokens.reshape(self.micro_batches, -1, tokens.shape[-1])
 
     def init(self, params: Params) -> ReplicaState:
-        """The state of a device, from its part of the initial parameters."""
         with jax.numpy_dtype_promotion("standard"):
             optimizer = self.optimizer.init(params)
         return ReplicaState(
@@ -186,15 +176,20 @@ class Replicas:
     def step(
         self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"], given: Given | None = None
     ) -> tuple[ReplicaState, ReplicaMetrics]:
-        """One optimizer step on one device."""
         report: dict[str, Any] = {}
-        if self.aggregation.dropcompute is None:
+        settings = self.aggregation.dropcompute
+        if settings is None:
             found = self.combining.combine(self.gradient, DATA, state.params, tokens, state.roles)
             if isinstance(self.combining, Shadowed):
                 report["shadow"] = found.report.shadow
         else:
             total, report["completed"] = given or self._until_threshold(state, tokens)
-            found = self.dropped.gather(
+            dropped = 0.0  # the mean drop rate as far as it is known beforehand
+            if settings.latency is not None:
+                with jax.ensure_compile_time_eval():
+                    latencies = settings.latency.sample(jax.random.key(self.seed), (4096, self.micro_batches))
+                    dropped = drop_rate(np.asarray(latencies), self.threshold)
+            found = Dropped(self.micro_batches, settings.correction, dropped).gather(
                 self._over_model(total), DATA, report["completed"], state.params, own=self.aggregation.lossy is not None
             )
         gradient, noise = found.gradient, state.noise
@@ -208,47 +203,38 @@ class Replicas:
             params = optax.apply_updates(state.params, updates)
         if self.aggregation.lossy is not None:
             norm = global_norm(optimizer.previous, self._spread)
+            report |= {"lossy": optimizer.report._asdict(), "log": optimizer.log._asdict()}
         else:
             norm = lax.pmean(global_norm(gradient, self._spread, axes=()), DATA)
-        report |= _report(optimizer)
+        if hasattr(optimizer, "divergence"):
+            last = optimizer.divergence
+            report |= {"divergence": last.measured, "expected_divergence": last.expected}
+            report |= {"synchronized": last.gap > 0}
+            schedule = ("period", "next", "synchronizations")
+            report |= {name: getattr(optimizer, name) for name in schedule if hasattr(optimizer, name)}
         return (
             ReplicaState(state.step + 1, params, optimizer, noise, found.state),
             ReplicaMetrics(found.report.loss, norm, rate, None, report),
         )
 
-    @functools.cached_property
-    def dropped(self) -> Dropped:
-        """How DropCompute combines gradients, with the mean drop rate as far as it is known beforehand."""
-        settings, rate = self.aggregation.dropcompute, 0.0
-        assert settings is not None
-        if settings.latency is not None:
-            with jax.ensure_compile_time_eval():
-                latencies = settings.latency.sample(jax.random.key(self.seed), (4096, self.micro_batches))
-                rate = drop_rate(np.asarray(latencies), self.threshold)
-        return Dropped(self.micro_batches, settings.correction, rate)
-
     def gradient(
         self, params: Params, tokens: Int[Array, "microsteps batch length"]
     ) -> tuple[Float32[Array, ""], Params]:
         """This worker's mean loss and gradient over all its micro-batches."""
-
-        def one(total: Sum, batch: Array) -> tuple[Sum, None]:
-            return self.work(total, batch, params), None
-
-        total = self._over_model(lax.scan(one, gradient_sum(params), self.cut(tokens))[0])
-        count = jnp.float32(self.micro_batches)
+        total, _ = lax.scan(
+            lambda total, batch: (self.work(total, batch, params), None), gradient_sum(params), self.cut(tokens)
+        )
+        total, count = self._over_model(total), jnp.float32(self.micro_batches)
         return total.loss / count, jax.tree.map(lambda leaf: leaf / count, total.gradient)
 
     def _until_threshold(self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"]) -> Given:
         """The sum over the micro-batches that a simulated or recorded worker completes."""
-        settings = self.aggregation.dropcompute
-        assert settings is not None
+        rank = lax.axis_index(DATA)
         if self.completed is not None:
-            completed = jnp.asarray(self.completed, jnp.int32)[state.step, lax.axis_index(DATA)]
+            completed = jnp.asarray(self.completed, jnp.int32)[state.step, rank]
         else:
-            assert settings.latency is not None
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), state.step), lax.axis_index(DATA))
-            latencies = settings.latency.sample(key, (self.micro_batches,))
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), state.step), rank)
+            latencies = self.aggregation.dropcompute.latency.sample(key, (self.micro_batches,))  # type: ignore[union-attr] # it is simulated
             completed = completed_before(latencies, jnp.float32(self.threshold))
         return Given(
             masked(self.work, gradient_sum(state.params), self.cut(tokens), completed, state.params), completed
@@ -260,18 +246,6 @@ class Replicas:
             lambda leaf, spec: leaf if MODEL in spec else lax.psum(leaf, MODEL), total.gradient, self._spread
         )
         return Sum(lax.psum(total.loss, MODEL), gradient)
-
-
-def _report(optimizer: Any) -> dict[str, Any]:
-    """What the state of the optimizer reports of the method around it."""
-    if hasattr(optimizer, "divergence"):
-        last = optimizer.divergence
-        found = {"divergence": last.measured, "expected_divergence": last.expected, "synchronized": last.gap > 0}
-        schedule = ("period", "next", "synchronizations")
-        return found | {name: getattr(optimizer, name) for name in schedule if hasattr(optimizer, name)}
-    if hasattr(optimizer, "report"):
-        return {"lossy": optimizer.report._asdict(), "log": optimizer.log._asdict()}
-    return {}
 
 
 SAMPLED = 100
@@ -294,10 +268,19 @@ def make_replicas(
         SettingError: the methods do not fit the mesh, or a log that is to be replayed does not fit the run.
     """
     data, model = (placement.mesh.shape[axis] for axis in (DATA, MODEL))
+    settings, lossy, micro = aggregation.dropcompute, aggregation.lossy, aggregation.micro_batches(config.microsteps)
+    threshold, completed, losses = math.inf, None, None
     try:
-        bare = Replicas(config, aggregation)
         aggregation.check(data=data, model=model, batch_size=config.batch_size, microsteps=config.microsteps)
-        threshold, completed, losses = _simulated(bare, data, seed, steps)
+        if settings is not None and settings.replay is not None:
+            completed = completed_log(settings.replay, data, steps, micro)
+        elif settings is not None:
+            threshold = settings.threshold
+            if settings.auto and settings.latency is not None:
+                sampled = settings.latency.sample(jax.random.key(seed), (SAMPLED, data, micro))
+                threshold = select_threshold(np.asarray(sampled), settings.serial).threshold
+        if lossy is not None and lossy.replay is not None:
+            losses = losses_log(lossy.replay, config, lossy.packet, data, steps)
         replicas = Replicas(config, aggregation, seed, threshold, completed, losses)
         _ = replicas.optimizer, replicas.noise
     except SettingError:
@@ -309,22 +292,6 @@ def make_replicas(
     return replicas
 
 
-def _simulated(bare: Replicas, data: int, seed: int, steps: int) -> tuple[float, Any, Any]:
-    """The threshold, and what is replayed: micro-batches that were completed, and channels of lost packets."""
-    config, settings, lossy = bare.config, bare.aggregation.dropcompute, bare.aggregation.lossy
-    threshold, completed, losses = math.inf, None, None
-    if settings is not None and settings.replay is not None:
-        completed = completed_log(settings.replay, data, steps, bare.micro_batches)
-    elif settings is not None:
-        threshold = settings.threshold
-        if settings.auto and settings.latency is not None:
-            sampled = settings.latency.sample(jax.random.key(seed), (SAMPLED, data, bare.micro_batches))
-            threshold = select_threshold(np.asarray(sampled), settings.serial).threshold
-    if lossy is not None and lossy.replay is not None:
-        losses = losses_log(lossy.replay, config, lossy.packet, data, steps)
-    return threshold, completed, losses
-
-
 def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
     """The step as programs take it: parameters with an axis of data ranks in front, all else with an axis for each axis
     of the mesh.
@@ -334,19 +301,19 @@ def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
         placement: where the step runs.
     """
     data, model = (placement.mesh.shape[axis] for axis in (DATA, MODEL))
-    params = jax.eval_shape(lambda: init_params(replicas.config.model, jax.random.key(0)))
 
-    def structure(params: Any) -> Any:
+    def structure() -> Any:
+        params = init_params(replicas.config.model, jax.random.key(0))
         one = jax.vmap(lambda _: replicas.init(params), axis_name=MODEL, axis_size=model)
         return jax.vmap(one, axis_name=DATA, axis_size=data)(jnp.zeros((data, model)))
 
-    specs = jax.tree.map(lambda _: P(DATA, MODEL), jax.eval_shape(structure, params))
+    specs = jax.tree.map(lambda _: P(DATA, MODEL), jax.eval_shape(structure))
     specs = specs._replace(step=P(), params=jax.tree.map(lambda spec: P(DATA, *spec), replicas.specs))
     whole: Any = P()
 
     def init(key: Any) -> Any:
         start = jax.shard_map(
-            lambda params: _stacked(replicas.init(params)),
+            lambda params: _placed(replicas.init(params), lambda leaf, axes: leaf[(None,) * axes]),
             mesh=placement.mesh, in_specs=(replicas.specs,), out_specs=specs, check_vma=False,
         )  # fmt: skip
         return start(init_params(replicas.config.model, key))
@@ -362,23 +329,19 @@ def replicated(replicas: Replicas, placement: Placement) -> DeviceStep:
         return {"verdict": found.verdict, "reason": found.reason, "shadow": found._asdict()}
 
     def fn(state: ReplicaState, tokens: Any, given: Given | None = None) -> tuple[ReplicaState, ReplicaMetrics]:
-        state, metrics = replicas.step(_unstacked(state), tokens, given)
-        return _stacked(state), metrics
+        mine = _placed(state, lambda leaf, axes: leaf[(0,) * axes])
+        state, metrics = replicas.step(mine, tokens, given)
+        return _placed(state, lambda leaf, axes: leaf[(None,) * axes]), metrics
 
     metrics_specs = ReplicaMetrics(whole, whole, whole, None, RANKS)
     return DeviceStep(replicas.config, fn, specs, metrics_specs, init, describe, conclude)
 
 
-def _stacked(state: ReplicaState) -> ReplicaState:
-    """A device's state with the leading axes of its place on the mesh."""
-    params = jax.tree.map(lambda leaf: leaf[None], state.params)
-    rest = jax.tree.map(lambda leaf: leaf[None, None], (state.optimizer, state.noise, state.roles))
-    return ReplicaState(state.step, params, *rest)
-
-
-def _unstacked(state: ReplicaState) -> ReplicaState:
-    params = jax.tree.map(lambda leaf: leaf[0], state.params)
-    rest = jax.tree.map(lambda leaf: leaf[0, 0], (state.optimizer, state.noise, state.roles))
+def _placed(state: ReplicaState, change: Callable[[Any, int], Any]) -> ReplicaState:
+    """Gives a device's state the leading axes of its place on the mesh, or takes them away: one of parameters, two of
+    all else but the step."""
+    params = jax.tree.map(lambda leaf: change(leaf, 1), state.params)
+    rest = jax.tree.map(lambda leaf: change(leaf, 2), (state.optimizer, state.noise, state.roles))
     return ReplicaState(state.step, params, *rest)
 
 
@@ -398,24 +361,23 @@ class ClockedProgram(Program):
     @functools.cached_property
     def compiled(self) -> jax.stages.Wrapped:
         """`(state, (tokens, given)) -> (state, metrics)`, jitted: the step after what real workers accumulated."""
-        given = jax.tree.map(lambda _: P(DATA), Given(jax.eval_shape(gradient_sum, self._params), jnp.int32(0)))
         fn: Any = self.work.fn
 
         def join(state: Any, shared: tuple[Any, Given]) -> Any:
             tokens, mine = shared
             return fn(state, tokens, jax.tree.map(lambda leaf: leaf[0], mine))
 
-        return self.jitted(join, given)
+        return self.jitted(join, jax.tree.map(lambda _: P(DATA), self._given))
 
-    @property
-    def _params(self) -> Any:
-        return jax.eval_shape(lambda: init_params(self.work.config.model, jax.random.key(0)))
+    @functools.cached_property
+    def _given(self) -> Any:
+        """Shapes and types of what one worker gives to a step."""
+        model = self.work.config.model
+        return jax.eval_shape(lambda: Given(gradient_sum(init_params(model, jax.random.key(0))), jnp.int32(0)))
 
     @functools.cached_property
     def _clock(self) -> "_Clock":
-        settings = self.replicas.aggregation.dropcompute
-        assert settings is not None
-        return _Clock(self.replicas, self.placement, settings)
+        return _Clock(self.replicas, self.placement)
 
     def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
         del number
@@ -431,10 +393,10 @@ class ClockedProgram(Program):
         return Rows({**row, "aggregation": {**row["aggregation"], **clock}})
 
     def beside(self) -> Any:
-        data, mesh = self.placement.mesh.shape[DATA], self.placement.mesh
-        one = jax.eval_shape(lambda params: Given(gradient_sum(params), jnp.int32(0)), self._params)
-        stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((data, *x.shape), x.dtype), one)
-        return described(stacked, jax.tree.map(lambda _: NamedSharding(mesh, P(DATA)), stacked))
+        sharding = NamedSharding(mesh := self.placement.mesh, P(DATA))
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((mesh.shape[DATA], *x.shape), x.dtype, sharding=sharding), self._given
+        )
 
     def fingerprint(self) -> dict[str, str]:
         return {"join": super().fingerprint()["step"]}
@@ -443,13 +405,14 @@ class ClockedProgram(Program):
 class _Clock:
     """The clock of one process, and the choice of its threshold."""
 
-    def __init__(self, replicas: Replicas, placement: Placement, settings: Any) -> None:
-        self.replicas, self.placement, self.settings = replicas, placement, settings
-        self.measuring = settings.auto
+    def __init__(self, replicas: Replicas, placement: Placement) -> None:
+        self.replicas, self.mesh, self.settings = replicas, placement.mesh, replicas.aggregation.dropcompute
+        assert self.settings is not None
+        self.measuring = self.settings.auto
         # The model's collectives need their axis, also where it has one rank.
         here = Mesh(np.asarray(jax.local_devices()[:1]), (MODEL,))
         work = jax.shard_map(replicas.work, mesh=here, in_specs=P(), out_specs=P(), check_vma=False)
-        self.watch = Stopwatch(work, math.inf if self.measuring else settings.threshold)
+        self.watch = Stopwatch(work, math.inf if self.measuring else self.settings.threshold)
         self.compiled = self.joined = False
         self.latencies: list[Any] = []
         self.serial: list[float] = []
@@ -462,8 +425,7 @@ class _Clock:
             self.watch.run(gradient_sum(params), batches, params, completed=1)
             self.compiled = True
         stopped = self.watch.run(gradient_sum(params), batches, params)
-        given = Given(stopped.carry, jnp.int32(stopped.completed))
-        return to_workers(given, DATA, self.placement.mesh), stopped
+        return to_workers(Given(stopped.carry, jnp.int32(stopped.completed)), DATA, self.mesh), stopped
 
     def row(self, stopped: Any, rest: float) -> dict[str, Any]:
         """The clock's part of the line of a step; after enough steps it chooses the threshold, alike everywhere."""
@@ -516,7 +478,6 @@ def packed(arrived: UInt8[np.ndarray, "..."]) -> str:
 
 
 def unpacked(text: str) -> UInt8[np.ndarray, "..."]:
-    """The inverse of `packed`."""
     shape, _, data = text.partition(":")
     return np.frombuffer(zlib.decompress(base64.b64decode(data)), np.uint8).reshape([int(n) for n in shape.split("x")])
 

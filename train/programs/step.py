@@ -46,8 +46,6 @@ class TrainState(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What a step reports."""
-
     loss: Float[Array, ""]  # mean cross entropy over the global batch in nats a token, float32
     gradient_norm: Float[Array, ""]  # global Euclidean norm of the gradient before clipping, float32
     learning_rate: Float[Array, ""]  # learning rate of this step, float32
@@ -67,7 +65,6 @@ def abstract_state(config: TrainConfig) -> TrainState:
 
 
 def state_specs(config: TrainConfig) -> TrainState:
-    """Partition of the state."""
     specs = param_specs(config.model)
     optimizer = optax.tree_utils.tree_map_params(
         adamw(config.optimizer, specs),
@@ -81,7 +78,6 @@ def state_specs(config: TrainConfig) -> TrainState:
 
 
 def metrics_specs(config: TrainConfig) -> Metrics:
-    """Partition of the metrics."""
     whole: Any = P()
     return Metrics(whole, whole, whole, param_specs(config.model))
 
@@ -114,7 +110,6 @@ def _loss_and_gradient(
     ranks = lax.axis_size(DATA) * lax.axis_size(MODEL)
 
     def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
-        """This rank's summand of the mean loss: every model rank sees the loss of the same tokens."""
         nll_BS = cross_entropy(logits(config.model, params, tokens_BS[:, :-1]), tokens_BS[:, 1:])
         return jnp.mean(nll_BS) / (ranks * tokens.shape[0])
 

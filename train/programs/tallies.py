@@ -4,7 +4,7 @@ A report comes with its leading axes twin, data rank and model rank, then one pe
 those before it are the microstep. All twins hold the same rows of a lock-step; those of twin 0 are read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,22 @@ def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str,
     for name in dict.fromkeys([*mismatches, *events]):
         layers = _by_layer(name, mismatches.get(name), events.get(name))
         rows += [{"step": step, **row} for row in layers if any(row.get(count) for count in NOTABLE)]
-        sites[name] = _total(layers)
+        frequencies = [row["frequency"] for row in layers if row["frequency"] is not None]
+        severity = largest_severity([row["severity"] for row in layers if row["severity"] is not None])
+        counts = (*COUNTS, "injected", "undecided", *(["unrepeated"] if "unrepeated" in layers[0] else []))
+        sites[name] = {
+            **{count: sum(row[count] for row in layers) for count in counts},
+            "frequency": mean_frequency(frequencies) if frequencies else None,
+            "severity": None if np.isnan(severity) else severity,
+        }
     return sites, rows
 
 
 def total(mismatch: Mismatch) -> dict[str, Any]:
     """Elements checked and mismatched by a comparison outside loops, added over ranks and twins, and who differs."""
-    rows = mismatch.difference
-    found: dict[str, Any] = {"checked": int(rows.checked[0].sum()), "mismatched": int(rows.mismatched[0].sum())}
+    checked, by_rank = (np.asarray(getattr(mismatch.difference, name)[0]) for name in ("checked", "mismatched"))
+    found: dict[str, Any] = {"checked": int(checked.sum()), "mismatched": int(by_rank.sum())}
     if found["mismatched"]:
-        by_rank = np.asarray(rows.mismatched[0])  # [data, model, twin]
         found["ranks"] = [
             {"twin": int(twin), "data": int(data), "model": int(model), "mismatched": int(by_rank[data, model, twin])}
             for data, model, twin in np.argwhere(by_rank)
@@ -49,60 +55,48 @@ def total(mismatch: Mismatch) -> dict[str, Any]:
     return found
 
 
-def _total(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    frequencies = [row["frequency"] for row in layers if row["frequency"] is not None]
-    severity = largest_severity([row["severity"] for row in layers if row["severity"] is not None])
-    counts = (*COUNTS, "injected", "undecided", *(["unrepeated"] if "unrepeated" in layers[0] else []))
-    return {
-        **{count: sum(row[count] for row in layers) for count in counts},
-        "frequency": mean_frequency(frequencies) if frequencies else None,
-        "severity": None if np.isnan(severity) else severity,
-    }
-
-
 def _by_layer(name: str, mismatch: Mismatch | None, event: Events | None) -> list[dict[str, Any]]:
-    """One row per microstep and layer."""
-    difference = undecided = None
+    """One row per microstep and layer: counts, equations (1) and (3), and the ranks that differ."""
+    difference: dict[str, np.ndarray] = {}
+    undecided = changed = None
     if mismatch is not None:  # [data, model, microstep, layer, twin]
-        difference = {
-            key: join_loops(np.asarray(value[0]), trailing=1) for key, value in mismatch.difference._asdict().items()
-        }
-        if mismatch.unrepeated is not None:
-            difference["unrepeated"] = join_loops(np.asarray(mismatch.unrepeated[0]), trailing=1)
+        fields = mismatch.difference._asdict()
+        fields |= {} if mismatch.unrepeated is None else {"unrepeated": mismatch.unrepeated}
+        difference = {key: join_loops(np.asarray(value[0]), trailing=1) for key, value in fields.items()}
         undecided = join_loops(np.asarray(mismatch.undecided[0]), trailing=0)
-    changed = None if event is None else join_loops(np.asarray(event.changed), trailing=0, leading=3)
-    shape = difference["checked"].shape[2:4] if difference is not None else changed.shape[3:5]  # type: ignore[union-attr] # one of both is there
+    if event is not None:
+        changed = join_loops(np.asarray(event.changed), trailing=0, leading=3)
     rows = []
-    for microstep, layer in np.ndindex(*shape):
-        row: dict[str, Any] = {"microstep": microstep, "site": name, "layer": layer}
-        row["injected"] = 0 if changed is None else int(changed[:, :, :, microstep, layer].sum())
-        part = {} if difference is None else {key: value[:, :, microstep, layer] for key, value in difference.items()}
-        row["undecided"] = 0 if undecided is None else int(undecided[:, :, microstep, layer].sum())
-        rows.append({**row, **_figures(part)})
+    for microstep, layer in np.ndindex(*(changed.shape[3:] if undecided is None else undecided.shape[2:])):  # type: ignore[union-attr] # one of both is there
+        row: dict[str, Any] = {
+            "microstep": microstep,
+            "site": name,
+            "layer": layer,
+            "injected": 0 if changed is None else int(changed[:, :, :, microstep, layer].sum()),
+            "undecided": 0 if undecided is None else int(undecided[:, :, microstep, layer].sum()),
+        }
+        rows.append(row)
+        if not difference:
+            row |= {**dict.fromkeys(COUNTS, 0), "frequency": None, "severity": None, "relative_max": None, "ranks": []}
+            continue
+        part = {key: value[:, :, microstep, layer] for key, value in difference.items()}
+        counted = part["mismatched"].astype(np.int64) - part["zero_reference"] - part["nonfinite"]
+        frequency = mismatch_frequency(part["mismatched"], part["checked"])
+        severity = mismatch_severity(part["relative_sum"], counted)
+        apart = part["mismatched"] + part.get("unrepeated", np.zeros_like(part["mismatched"]))
+        row |= {
+            **{count: int(part[count].sum()) for count in (*COUNTS, "unrepeated") if count in part},
+            "frequency": None if np.isnan(frequency) else frequency,
+            "severity": None if np.isnan(severity) else severity,
+            "relative_max": float(part["relative_max"].max()),
+            "ranks": [_rank(part, counted, tuple(map(int, place))) for place in np.argwhere(apart)],
+        }
     return rows
 
 
-def _figures(part: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Counts, equations (1) and (3), and the ranks that differ, from arrays [data, model, twin]."""
-    if not part:
-        return {**dict.fromkeys(COUNTS, 0), "frequency": None, "severity": None, "relative_max": None, "ranks": []}
-    counted = part["mismatched"].astype(np.int64) - part["zero_reference"] - part["nonfinite"]
-    frequency = mismatch_frequency(part["mismatched"], part["checked"])
-    severity = mismatch_severity(part["relative_sum"], counted)
-    apart = part["mismatched"] + part.get("unrepeated", np.zeros_like(part["mismatched"]))
-    return {
-        **{count: int(part[count].sum()) for count in (*COUNTS, "unrepeated") if count in part},
-        "frequency": None if np.isnan(frequency) else frequency,
-        "severity": None if np.isnan(severity) else severity,
-        "relative_max": float(part["relative_max"].max()),
-        "ranks": [_rank(part, counted, tuple(map(int, place))) for place in np.argwhere(apart)],
-    }
-
-
 def _rank(part: Mapping[str, np.ndarray], counted: np.ndarray, place: tuple[int, ...]) -> dict[str, Any]:
-    """A device that differs."""
-    data, model, twin = place
     mean = float(part["relative_sum"][place]) / int(counted[place]) if counted[place] else None
+    data, model, twin = place
     row = {"twin": twin, "data": data, "model": model, "mismatched": int(part["mismatched"][place])}
     if "unrepeated" in part and part["unrepeated"][place]:
         row["unrepeated"] = int(part["unrepeated"][place])
@@ -117,40 +111,43 @@ def join_loops(x: np.ndarray, *, trailing: int, leading: int = 2) -> np.ndarray:
 
 
 FLAG_COUNTS = ("checked", "examined", "flagged", "confirmed", "corrected", "nonfinite")
-MARGINS = ("margin", "first_margin")
 AXES = ("twin", "data", "model", "microstep", "layer")
 
 
 def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
     """Summarizes the flags of one step for `steps.jsonl`."""
+
+    def by_rank(values: Any, trailing: int = 0) -> np.ndarray:
+        """Values with the axes twin, data, model, microstep and layer, and what trails."""
+        x = np.asarray(values)
+        return join_loops(x if twins else x[None], trailing=trailing, leading=3)
+
     sites: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for name, flag in flags.items():
-        counts = {count: _by_rank(getattr(flag, count), twins) for count in FLAG_COUNTS}
-        margin = _by_rank(flag.margin, twins)
-        sites[name] = {
-            **{count: int(values.sum()) for count, values in counts.items()},
-            "margin": _largest(margin),
-            "first_margin": _largest(_by_rank(flag.first_margin, twins)),
-        }
+        counts = {count: by_rank(getattr(flag, count)) for count in FLAG_COUNTS}
+        margins = {key: by_rank(getattr(flag, key)) for key in ("margin", "first_margin")}
+        sites[name] = {count: int(values.sum()) for count, values in counts.items()}
+        sites[name] |= {key: float(values.max(initial=0.0)) for key, values in margins.items()}
         for index in map(tuple, np.argwhere(counts["flagged"])):
-            row = {axis: int(at) for axis, at in zip(AXES, index, strict=True)}
-            found = {count: int(counts[count][index]) for count in ("flagged", "confirmed", "corrected")}
-            rows.append({"site": name, **row, **found, "margin": float(margin[index])})
+            row: dict[str, Any] = {"site": name, **{axis: int(at) for axis, at in zip(AXES, index, strict=True)}}
+            row |= {count: int(counts[count][index]) for count in ("flagged", "confirmed", "corrected")}
+            row["margin"] = float(margins["margin"][index])
+            rows.append(row)
             if flag.wrong is not None:
-                places = [
-                    _by_rank(part, twins, trailing=trailing)[index]
-                    for part, trailing in zip(flag.wrong, (0, 1, 1), strict=True)
-                ]
-                known = min(int(places[0]), len(places[1]))
-                rows[-1] |= {
-                    "wrong": int(places[0]),
-                    "elements": [int(element) for element in places[1][:known]],
-                    "errors": [float(error) for error in places[2][:known]],
-                }
+                wrong, elements, errors = (
+                    by_rank(part, trailing)[index] for part, trailing in zip(flag.wrong, (0, 1, 1), strict=True)
+                )
+                known = min(int(wrong), len(elements))
+                row["wrong"] = int(wrong)
+                row["elements"] = [int(element) for element in elements[:known]]
+                row["errors"] = [float(error) for error in errors[:known]]
     return {
         **{count: sum(site[count] for site in sites.values()) for count in FLAG_COUNTS},
-        **{key: _largest(np.asarray([site[key] for site in sites.values()])) for key in MARGINS},
+        **{
+            key: float(np.max([site[key] for site in sites.values()], initial=0.0))
+            for key in ("margin", "first_margin")
+        },
         "coverage": coverage(flags),
         "skipped": [
             {"site": one.site.name, "source": one.site.source, "reason": one.reason, "share": one.share}
@@ -159,13 +156,3 @@ def tally_flags(flags: Reports, *, twins: bool) -> dict[str, Any]:
         "sites": sites,
         "rows": rows,
     }
-
-
-def _largest(margins: np.ndarray) -> float:
-    return float(margins.max(initial=0.0))
-
-
-def _by_rank(values: Any, twins: bool, *, trailing: int = 0) -> np.ndarray:
-    """Values with the axes twin, data, model, microstep and layer, and what trails."""
-    x = np.asarray(values)
-    return join_loops(x if twins else x[None], trailing=trailing, leading=3)

@@ -1,25 +1,161 @@
-"""Twins: in lock-step, free, or with digests of every operation, and what is compared between them after a step."""
+"""Programs whose steps are transformed: of one copy, a trace, and twins, with what is compared between them.
+
+Twins run in lock-step, free, or with digests of every operation.
+"""
 
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import sdc
+from sdc.checksums import accumulators
 from sdc.program import Reports, Selector, everything
 from sdc.records import program_fingerprint
-from sdc.twins import Compare, Exchange, FirstDifference, agreement, describe_place, place_of, squared_distance
+from sdc.twins import (
+    SITES,
+    Compare,
+    Exchange,
+    agreement,
+    describe_place,
+    encode,
+    place_of,
+    sites_table,
+    squared_distance,
+)
 
-from .device import NONE, Instrumented, Rows, described, scalar_row
+from .device import Program, Rows, Transform, described, plain, scalar_row
 from .model import DATA, MODEL
 from .placement import RANKS, TWIN, fetch
 from .tallies import tally, tally_flags, total
+
+NONE = Reports((), ())
+"""The reports of a tool that is not at work."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instrumented(Program):
+    """A program whose step may have simulated faults and checked products.
+
+    Attributes:
+        work, placement, donate: see `Program`.
+        faults: the simulated faults.
+        checks: how products are checked; None not to check them.
+        seed: seed of the run; the faults draw from the next one.
+    """
+
+    _: dataclasses.KW_ONLY
+    faults: tuple[sdc.Fault, ...] = ()
+    checks: Transform | None = None
+    seed: int = 0
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
+        """The transformation around the instrumented step; by default none."""
+        return lambda *args: (step(*args), NONE)
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        """`(state, (tokens, key)) -> (state, metrics, (reports of what is around, events, flags))`, jitted."""
+        # Faults are those of the hardware: where products are checked, they strike the sums before rounding.
+        wide = self.work.fn if self.checks is None else accumulators(self.work.fn)
+        faulty = sdc.inject(wide, self.faults) if self.faults else lambda _, *args: (wide(*args), NONE)
+        step = self.around((lambda *args: (faulty(*args), NONE)) if self.checks is None else self.checks(faulty))
+
+        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
+            tokens, key = shared
+            ((out, events), flags), reports = step(sdc.Moment(key, state.step), state, tokens)
+            return *out, (reports, events, flags)
+
+        return self.jitted(fn, P(), RANKS)
+
+    def beside(self) -> Any:
+        return jax.eval_shape(jax.random.key, 0)
+
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        del number
+        state, metrics, reports = self.compiled(state, (batch, jax.random.key(self.seed + 1)))
+        return state, (metrics, reports)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SingleProgram(Instrumented):
+    """Trains one copy; its fields are those of `Instrumented`."""
+
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        state, (metrics, reports) = super().step(state, batch, number)
+        return state, (metrics._replace(gradient=None), reports)
+
+    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+        metrics, (_, events, flags) = fetch(out)
+        # There is one copy, where a tally expects twins.
+        sites, rows = tally(NONE, jax.tree.map(lambda x: x[None], events), step=number)
+        row = scalar_row(metrics) | ({"sites": sites} if sites else {}) | dict(self.work.describe(metrics))
+        return Rows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=False)}), rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TraceProgram(Program):
+    """Trains one copy and takes the digests of selected values at every step.
+
+    Attributes:
+        work: the step.
+        placement: where the program runs, without twins.
+        where: the values whose digests each step returns.
+        struck: what is struck at a step of a program with these sites; None for a program in which nothing can be.
+        donate: whether a step takes the memory of the state that it is given.
+    """
+
+    where: Selector
+    struck: Callable[[Sequence[sdc.Site], int], sdc.Strike] | None = None
+
+    @functools.cached_property
+    def _plain(self) -> Any:
+        return plain(self.work, self.placement)
+
+    @functools.cached_property
+    def sites(self) -> list[sdc.Site]:
+        return sdc.sites(self._plain, self.abstract(), self.batch, where=self.where)
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        """`(state, (tokens, strike)) -> (state, metrics, digests)`, jitted."""
+
+        def fn(state: Any, shared: tuple[Any, Any]) -> Any:
+            tokens, strike = shared
+
+            def struck(state: Any, tokens: Any) -> Any:
+                return sdc.strike(self._plain, self.where)(strike, state, tokens)[0]
+
+            step = self._plain if self.struck is None else struck
+            (state, metrics), digests = sdc.fingerprint(step, self.where)(state, tokens)
+            return state, metrics, digests
+
+        return self.placement.jit(fn, donate=self.donate)
+
+    def beside(self, number: int = 0) -> Any:
+        return None if self.struck is None else self.struck(self.sites, number)
+
+    def step(self, state: Any, batch: Any, number: int) -> tuple[Any, Any]:
+        state, metrics, digests = self.compiled(state, (batch, self.beside(number)))
+        return state, (metrics._replace(gradient=None), digests)
+
+    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+        metrics, digests = fetch(out)
+        return Rows(scalar_row(metrics), [encode(number, digests)])
+
+    def files(self) -> Mapping[str, Any]:
+        digests = jax.eval_shape(self.compiled, self.abstract(), (self.batch, self.beside()))[2]
+        return {SITES: sites_table(digests)}
+
+    def conclude(self, state: Any) -> Mapping[str, Any]:
+        return {"verdict": None, "reason": "a trace by itself compares nothing; compare it with sdc diff"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +165,7 @@ class TwinProgram(Instrumented):
     Attributes:
         work: the step of one twin, which returns the gradient in its metrics.
         placement: where the program runs, with twins.
-        donate, faults, checks, seed: see `SingleProgram`.
+        donate, faults, checks, seed: see `Instrumented`.
         sync: `compute` compares and repairs at every probe and after the step, `params` after the step, `none` only
             compares.
         compare, exchange: see `sdc.lockstep`.
@@ -142,9 +278,12 @@ def first_operation(digests: Reports) -> dict[str, Any] | None:
     values = [np.asarray(value) for value in digests.values()]
     copies = [Reports(digests.sites, [value[twin] for value in values]) for twin in range(len(values[0]))]
     whole = [b"".join(value[twin].tobytes() for value in values) for twin in range(len(copies))]
-    if len(set(whole)) == 1:
+    groups = Counter(whole)
+    if len(groups) == 1:
         return None
-    reference = _reference(whole)
+    # The first of two twins; of more, one of the largest group that agrees.
+    largest, size = groups.most_common(1)[0]
+    reference = 0 if len(copies) == 2 else whole.index(largest)
     apart = {
         twin: found
         for twin, copy in enumerate(copies)
@@ -153,23 +292,15 @@ def first_operation(digests: Reports) -> dict[str, Any] | None:
     when = {twin: place_of(found.site, found.iteration) for twin, found in apart.items()}
     early = {twin: found for twin, found in apart.items() if when[twin] == min(when.values())}
     first = next(iter(early.values()))
+    names = {"axis0": DATA, "axis1": MODEL}  # of the leading axes of digests
     return {
         **describe_place(first.site, first.iteration),
         "mismatched": sum(int((value != value[reference]).any(-1).sum()) for value in values),
         "agreeing": first.agreeing * len(copies),
-        "undecided": len(copies) > 2 and 2 * Counter(whole)[whole[reference]] <= len(copies),
-        "ranks": [{TWIN: twin, **rank} for twin, found in early.items() for rank in _ranks(found)],
+        "undecided": len(copies) > 2 and 2 * size <= len(copies),
+        "ranks": [
+            {TWIN: twin, **{names[axis]: index for axis, index in device.items() if axis in names}}
+            for twin, found in early.items()
+            for device in found.devices
+        ],
     }
-
-
-def _reference(whole: Sequence[bytes]) -> int:
-    """The first of two twins; of more, one of the largest group that agrees."""
-    if len(whole) == 2:
-        return 0
-    return whole.index(Counter(whole).most_common(1)[0][0])
-
-
-def _ranks(found: FirstDifference) -> list[dict[str, int]]:
-    """Data and model ranks at which an operation differs, under the names of the mesh."""
-    names = {"axis0": DATA, "axis1": MODEL}
-    return [{names[axis]: index for axis, index in device.items() if axis in names} for device in found.devices]
