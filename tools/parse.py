@@ -285,8 +285,8 @@ def parse(arguments: Sequence[str]) -> Any:
         raise CommandError(f"{command}: expected one of {', '.join(COMMANDS)}{meant} See sdc --help")
     if len(arguments) > 1 and command in COMMANDS:
         hint = typing.get_type_hints(spec_of(command), include_extras=True).get("command")
-        kinds = typing.get_args(typing.get_args(hint)[0]) if hint is not None else ()
-        below = [mark.name for kind in kinds for mark in getattr(kind, "__metadata__", ()) if hasattr(mark, "name")]
+        inner = typing.get_args(typing.get_args(hint)[0]) if hint is not None else ()
+        below = [mark.name for each in inner for mark in getattr(each, "__metadata__", ()) if hasattr(mark, "name")]
         if below and arguments[1] not in below and not arguments[1].startswith("-"):
             raise CommandError(f"{arguments[1]}: expected one of {', '.join(below)}. See sdc {command} --help")
     message = io.StringIO()

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
+from sdc.costs import find_target
+from sdc.program import as_selector
 from sdc.settings import SettingError, Within, check_fields
 
-from .programs import DType, get_config
+from .programs import DType, check, get_config
 
 Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 
@@ -69,11 +71,6 @@ class Subject(Compiled):
             SettingError: a setting is wrong, or the target has too few devices.
             ValueError: the selector cannot be read.
         """
-        from sdc.costs import find_target
-        from sdc.program import as_selector
-
-        from .programs import check
-
         check_fields(self)
         target = find_target(self.target)
         if (self.config is None) is (self.step is None):
@@ -84,12 +81,9 @@ class Subject(Compiled):
             check(get_config(self.config), self.data, self.model)
             if self.needed > target.devices:
                 what = f"{self.twins} twin × " if self.tool == "lockstep" else ""
-                raise SettingError(
-                    "target",
-                    self.target,
-                    f"has {target.devices} devices, and {what}{self.data} data × {self.model} model needs "
-                    f"{self.needed}; give a larger target, or fewer ranks",
-                )
+                problem = f"has {target.devices} devices, and {what}{self.data} data × {self.model} model needs"
+                problem += f" {self.needed}; give a larger target, or fewer ranks"
+                raise SettingError("target", self.target, problem)
         elif not all(str(self.step).partition(":")):
             raise SettingError("step", self.step, "expected MODULE:FUNCTION, as in mymodel:train_step")
 
@@ -105,41 +99,39 @@ def estimate_subject(subject: Subject) -> Any:
         DoesNotFit: the step needs more memory than the chips have.
         Uncharged: it has a kernel without a schedule.
     """
-    from sdc.costs import devices_of, estimate, find_target, measure, with_tool
-    from sdc.program import compiling_for
-
-    subject.check()
-    devices = devices_of(subject.target)
-    if subject.config is not None:
-        with compiling_for(find_target(subject.target).chip.platform, whole=False, kind=str(devices[0].device_kind)):
-            lowered = _configured(subject, devices[: subject.needed])
-        return measure(lowered, subject.target, options=subject.options)
-    step, args = _imported(str(subject.step), devices)
-    variant = with_tool(
-        subject.tool, step, args, devices, where=subject.where, twins=subject.twins, exchange=subject.exchange
-    )
-    return estimate(variant.step, *variant.args, target=subject.target, options=subject.options)
-
-
-def _configured(subject: Subject, devices: Sequence[Any]) -> Any:
     import jax
 
-    from sdc.costs import with_tool
+    from sdc.costs import devices_of, estimate, measure, with_tool
+    from sdc.program import compiling_for
 
     from .programs import TwinProgram, described, described_batch, place, plain, sharded
 
-    config = get_config(str(subject.config))
-    work = sharded(config if subject.dtype is None else config.of_type(subject.dtype))
-    twins = subject.twins if subject.tool == "lockstep" else None
-    placement = place(twins=twins, data=subject.data, model=subject.model, devices=devices)
-    if subject.tool == "lockstep":
-        program = TwinProgram(work, placement, sync=subject.sync, compare=subject.compare, exchange=subject.exchange)
-        return program.compiled.lower(program.abstract(), (program.batch, jax.eval_shape(jax.random.key, 0)))
-    state = described(work.abstract(), placement.sharding(placement.spec(work.state_specs)))
-    args = state, described_batch(work.config, placement)
-    variant = with_tool(subject.tool, plain(work, placement), args, devices, where=subject.where)
-    donated = len(variant.args) - len(args)
-    return jax.jit(variant.step, donate_argnums=donated).lower(*variant.args)
+    subject.check()
+    tool, devices = subject.tool, devices_of(subject.target)
+    if subject.config is None:
+        step, args = _imported(str(subject.step), devices)
+        variant = with_tool(
+            tool, step, args, devices, where=subject.where, twins=subject.twins, exchange=subject.exchange
+        )
+        return estimate(variant.step, *variant.args, target=subject.target, options=subject.options)
+    with compiling_for(find_target(subject.target).chip.platform, whole=False, kind=str(devices[0].device_kind)):
+        config = get_config(subject.config)
+        work = sharded(config if subject.dtype is None else config.of_type(subject.dtype))
+        devices = devices[: subject.needed]
+        twins = subject.twins if tool == "lockstep" else None
+        placement = place(twins=twins, data=subject.data, model=subject.model, devices=devices)
+        if tool == "lockstep":
+            program = TwinProgram(
+                work, placement, sync=subject.sync, compare=subject.compare, exchange=subject.exchange
+            )
+            lowered = program.compiled.lower(program.abstract(), (program.batch, program.beside()))
+        else:
+            state = described(work.abstract(), placement.sharding(placement.spec(work.state_specs)))
+            inputs = state, described_batch(work.config, placement)
+            variant = with_tool(tool, plain(work, placement), inputs, devices, where=subject.where)
+            donated = len(variant.args) - len(inputs)
+            lowered = jax.jit(variant.step, donate_argnums=donated).lower(*variant.args)
+    return measure(lowered, subject.target, options=subject.options)
 
 
 def _imported(name: str, devices: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:

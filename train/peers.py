@@ -62,26 +62,25 @@ def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resol
         'gpu-1 resolves to 127.0.1.1 on this host, which leads back to it'
     """
     host, _, port = coordinator.rpartition(":")
+    bare = _bare(host)
     try:
-        address = resolve(_bare(host))[0]
+        address = resolve(bare)[0]
     except OSError as error:
         return Route(None, _unknown(host, error))
     tried = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     if _leads_back(address):
-        leads = "" if _bare(host) == address else f"resolves to {address} on this host, which "
+        leads = "" if bare == address else f"resolves to {address} on this host, which "
         return Route(tried, f"{host} {leads}leads back to {'it' if leads else 'this host'}; {REMEDY}")
     own = own or platform.node()
     try:
-        mine = next(filter(_leads_back, resolve(own)), None)
-    except OSError:
-        mine = None
-    if mine is not None:
-        return Route(
-            tried,
-            f"this host's own name {own} resolves to {mine}, by which CPU processes of other hosts cannot reach it; "
-            "give the name the host's address in /etc/hosts",
-        )
-    return Route(tried, None)
+        mine = next(filter(_leads_back, resolve(own)))
+    except (OSError, StopIteration):
+        return Route(tried, None)
+    return Route(
+        tried,
+        f"this host's own name {own} resolves to {mine}, by which CPU processes of other hosts cannot reach it; "
+        "give the name the host's address in /etc/hosts",
+    )
 
 
 def _bare(host: str) -> str:
@@ -125,16 +124,15 @@ class Peers:
             raise SettingError("processes", self.processes, "expected a number of at least 1")
         if self.process is not None and self.processes is not None and not 0 <= self.process < self.processes:
             raise SettingError("process", self.process, f"expected a number from 0 to {self.processes - 1}")
-        if self.coordinator is not None and not _is_address(self.coordinator):
+        host, _, port = ("a:1" if self.coordinator is None else self.coordinator).rpartition(":")
+        if not (host and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536):
             raise SettingError("coordinator", self.coordinator, "expected HOST:PORT, as in 10.0.0.1:4321")
         if not 0 < self.timeout <= LONGEST:
             raise SettingError("timeout", self.timeout, f"expected a number of seconds above 0, at most {LONGEST:,}")
-        if self.coordinator is not None:
-            host = self.coordinator.rpartition(":")[0]
-            try:
-                _bare(host).encode("idna")
-            except UnicodeError as error:
-                raise SettingError("coordinator", self.coordinator, _unknown(host, error)) from error
+        try:
+            _bare(host).encode("idna")
+        except UnicodeError as error:
+            raise SettingError("coordinator", self.coordinator, _unknown(host, error)) from error
 
     def known(self) -> bool:
         """Whether the name of the coordinator has an address: where a cluster is just starting it may have none yet."""
@@ -146,8 +144,3 @@ class Peers:
             return ""
         found = route(self.coordinator, resolve=resolve)
         return f" at {found.address or self.coordinator}" + (f" ({found.hint})" if found.hint else "")
-
-
-def _is_address(text: str) -> bool:
-    host, colon, port = text.rpartition(":")
-    return bool(host and colon and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536)

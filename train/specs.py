@@ -423,11 +423,14 @@ class Training(CheckedJob):
             aggregation.check(
                 data=self.data, model=self.model, batch_size=config.batch_size, microsteps=config.microsteps
             )
-            if aggregation.clocked and (self.checks is not None or self.simulated(layers=1)):
-                problem = "a real clock takes no simulated faults and no checks of products"
-                raise SettingError("aggregate", self.aggregate, problem)
+            self._check_clock(aggregation)
         if self.running is not None:
             self.running.check(self.steps)
+
+    def _check_clock(self, aggregation: Aggregation) -> None:
+        if aggregation.clocked and (self.checks is not None or self.simulated(layers=1)):
+            problem = "a real clock takes no simulated faults and no checks of products"
+            raise SettingError("aggregate", self.aggregate, problem)
 
     def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
         from .programs import ClockedProgram, SingleProgram, make_replicas, replicated, sharded
@@ -437,6 +440,7 @@ class Training(CheckedJob):
             replicas = make_replicas(config, aggregation, placement, seed=self.workload.seed, steps=self.steps)
             work = replicated(replicas, placement)
             if aggregation.clocked:
+                self._check_clock(aggregation)
                 return ClockedProgram(work, placement, replicas, donate=donate)
         return SingleProgram(work, placement, donate=donate, **self.tools(config))
 

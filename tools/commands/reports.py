@@ -81,47 +81,38 @@ class CheckpointCommand:
 
 
 def report(options: ReportCommand) -> int:
+    if not options.runs:
+        raise CommandError("no folder: expected a run, a folder of runs, or several runs")
+    first, *more = options.runs
+    if not more and options.output is not None:
+        raise CommandError("--output: one run has its report in its own folder; give several, or leave the flag out")
+    # `sdc.analysis` imports JAX: what is no run is refused before.
     with usage_errors():
-        result, shown = _written(options)
+        several = os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}"))
+        for folder in options.runs if more or not several else ():
+            read_manifest(folder)
+        from sdc.analysis import draw_conclusion, write_beside, write_overview
+
+        if more or several:
+            result = write_beside(first, more[0], options.output, more=more[1:]) if more else write_overview(first)
+            shown: Report | Iterator[Part] = _several(result)
+        else:
+            found = draw_conclusion(first, write=False)
+            result, shown = found.contents, found.report
     from .. import show
 
     show(result, shown, as_json=options.json)
     return exit_code(result.get("verdict"))
 
 
-def _written(options: ReportCommand) -> "tuple[dict[str, Any], Report | list[Part]]":
-    """The result and what to show. `sdc.analysis` imports JAX: what is no run is refused before."""
-    first, *more = options.runs or (None,)
-    if first is None:
-        raise CommandError("no folder: expected a run, a folder of runs, or several runs")
-    if not more and options.output is not None:
-        raise CommandError("--output: one run has its report in its own folder; give several, or leave the flag out")
-    if more:
-        for folder in options.runs:
-            read_manifest(folder)
-        from sdc.analysis import write_beside
-
-        return _several(write_beside(first, more[0], options.output, more=more[1:]))
-    if os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}")):
-        from sdc.analysis import write_overview
-
-        return _several(write_overview(first))
-    read_manifest(first)
-    from sdc.analysis import draw_conclusion
-
-    found = draw_conclusion(first, write=False)
-    return found.contents, found.report
-
-
-def _several(result: dict[str, Any]) -> "tuple[dict[str, Any], list[Part]]":
+def _several(result: dict[str, Any]) -> "Iterator[Part]":
     """Several runs, a line for each, and which settings differ."""
     from sdc.analysis.report import Text
 
-    parts: list[Part] = [
-        Text(f"{one['run']}  {one['sentence']}", lead=one["label"], tone=one["verdict"] or "") for one in result["runs"]
-    ]
-    settings = result.get("settings", {}).items()
-    return result, [*parts, *(Text(f"  {name}: {' | '.join(values)}") for name, values in settings)]
+    for one in result["runs"]:
+        yield Text(f"{one['run']}  {one['sentence']}", lead=one["label"], tone=one["verdict"] or "")
+    for name, values in result.get("settings", {}).items():
+        yield Text(f"  {name}: {' | '.join(values)}")
 
 
 def diff(options: DiffCommand) -> int:
@@ -165,7 +156,13 @@ def checkpoint(options: CheckpointCommand) -> int:
                 found = audit(options.folder, step, restore=False)
             rows.append(dataclasses.asdict(found))
             progress.advance(f"step {step}")
-    verdict = _judged(rows)
+    # What differs was compared; what has a problem and does not differ was not. Remains of others do not count.
+    counted = [row for row in rows if not row["remains"]] or rows
+    verdict = Verdict.CLEAN
+    if any(row["wrong"] for row in counted):
+        verdict = Verdict.CORRUPT
+    elif any(row["problem"] or row["uncovered"] for row in counted):
+        verdict = Verdict.INCONCLUSIVE
     compared = options.action == "verify"
     shown = verdict if compared else None
     show({"verdict": shown, "checkpoints": rows}, _listed(shown, rows), as_json=options.json)
@@ -192,11 +189,3 @@ def _listed(verdict: Verdict | None, rows: list[dict[str, Any]]) -> "Iterator[Pa
             yield Text(f"step {row['step']}: not certified: {', '.join(row['uncovered'])}")
     if verdict is not None:
         yield Text("", lead=verdict.upper(), tone=verdict)
-
-
-def _judged(rows: list[dict[str, Any]]) -> Verdict:
-    """What differs was compared; what has a problem and does not differ was not. Remains of others do not count."""
-    rows = [row for row in rows if not row["remains"]] or rows
-    if any(row["wrong"] for row in rows):
-        return Verdict.CORRUPT
-    return Verdict.INCONCLUSIVE if any(row["problem"] or row["uncovered"] for row in rows) else Verdict.CLEAN

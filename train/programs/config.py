@@ -217,54 +217,34 @@ def check(config: TrainConfig, data: int, model: int, *, copies: int = 1) -> Non
     Raises:
         SettingError: a size is not positive, does not divide, or is absurd.
     """
-    sizes = config.model
-    _check_sizes(config)
-    over_model = {
-        "heads": sizes.heads,
-        "kv_heads": sizes.kv_heads,
-        "ffn_width": sizes.ffn_width,
-        "vocab_size": sizes.vocab_size,
-        "sequence_length": config.sequence_length,
-    }
-    over_data = {"width": sizes.width, "batch_size": config.batch_size}
-    for axis, ranks, lengths in (("model", model, over_model), ("data", data, over_data)):
-        if ranks < 1:
-            raise SettingError(axis, ranks, "expected a number of ranks of at least 1")
-        for name, length in lengths.items():
-            if length % ranks:
-                choices = _divisors(math.gcd(*lengths.values()))
-                raise SettingError(
-                    axis,
-                    ranks,
-                    f"{name} {length} of config {config.name} is not divisible by it; "
-                    f"choose {' or '.join(map(str, choices))}",
-                )
-    if sizes.heads % sizes.kv_heads:
-        raise SettingError(
-            "config",
-            config.name,
-            f"heads {sizes.heads} is not divisible by kv_heads {sizes.kv_heads}; choose kv_heads that divide heads",
-        )
-
-    needed = STATE_BYTES * sizes.parameters * copies // (data * model)
-    if needed > LARGEST_STATE:
-        raise SettingError(
-            "config",
-            config.name,
-            f"{sizes.parameters:,} parameters and their optimizer's state, {copies:,} times, would take "
-            f"{needed / 2**40:,.0f} TiB on a device, of which none has more than {LARGEST_STATE >> 40} TiB; "
-            "choose a smaller model, fewer copies or more ranks",
-        )
-
-
-def _check_sizes(config: TrainConfig) -> None:
-    names = ("vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "ffn_width")
-    sizes = {name: getattr(config.model, name) for name in names}
+    model_names = ("vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "ffn_width")
+    sizes = {name: getattr(config.model, name) for name in model_names}
     sizes |= {name: getattr(config, name) for name in ("sequence_length", "batch_size", "microsteps")}
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
             raise SettingError("config", config.name, f"{name} is {size}; expected a whole number of at least 1")
-
-
-def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, min(number, MANY) + 1) if number % candidate == 0]
+    divided = {
+        "model": (model, ("heads", "kv_heads", "ffn_width", "vocab_size", "sequence_length")),
+        "data": (data, ("width", "batch_size")),
+    }
+    for axis, (ranks, names) in divided.items():
+        if ranks < 1:
+            raise SettingError(axis, ranks, "expected a number of ranks of at least 1")
+        for name in names:
+            if sizes[name] % ranks:
+                common = math.gcd(*(sizes[each] for each in names))
+                choices = [str(some) for some in range(1, min(common, MANY) + 1) if common % some == 0]
+                problem = f"{name} {sizes[name]} of config {config.name} is not divisible by it; choose"
+                raise SettingError(axis, ranks, f"{problem} {' or '.join(choices)}")
+    if sizes["heads"] % sizes["kv_heads"]:
+        problem = f"heads {sizes['heads']} is not divisible by kv_heads {sizes['kv_heads']}"
+        raise SettingError("config", config.name, f"{problem}; choose kv_heads that divide heads")
+    needed = STATE_BYTES * config.model.parameters * copies // (data * model)
+    if needed > LARGEST_STATE:
+        raise SettingError(
+            "config",
+            config.name,
+            f"{config.model.parameters:,} parameters and their optimizer's state, {copies:,} times, would take "
+            f"{needed / 2**40:,.0f} TiB on a device, of which none has more than {LARGEST_STATE >> 40} TiB; "
+            "choose a smaller model, fewer copies or more ranks",
+        )

@@ -51,9 +51,9 @@ class Placement:
 
     def stack(self, tree: Any) -> Any:
         """Gives every twin its copy of a tree of global arrays."""
-        if self.twins is None:
-            return tree
         twins = self.twins
+        if twins is None:
+            return tree
         return jax.tree.map(lambda x: jax.numpy.broadcast_to(x[None], (twins, *x.shape)), tree)
 
     def map(self, fn: Callable[..., Any], *, stacked: Any, shared: Any, out: Any) -> Callable[[Any, Any], Any]:
@@ -61,11 +61,10 @@ class Placement:
 
         def expand(outputs: Any, twin_axes: int) -> Any:
             """Reports get an axis for `data` and `model` behind that of the twins."""
+            place = (twin_axes, twin_axes + 1)
             return jax.tree.map(
                 lambda spec, tree: (
-                    jax.tree.map(lambda x: jax.lax.expand_dims(x, (twin_axes, twin_axes + 1)), tree)
-                    if spec is RANKS
-                    else tree
+                    jax.tree.map(lambda x: jax.lax.expand_dims(x, place), tree) if spec is RANKS else tree
                 ),
                 out,
                 outputs,
@@ -97,11 +96,8 @@ class Placement:
         return jax.jit(fn, donate_argnums=0 if donate else (), compiler_options=dict(self.options) or None)
 
 
-class _Ranks:
-    """Stands for a partition: a report with one row per rank."""
-
-
-RANKS = _Ranks()
+RANKS = object()
+"""Stands for a partition: a report with one row per rank."""
 
 
 def place(
