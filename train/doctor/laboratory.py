@@ -206,7 +206,8 @@ def main() -> None:
     if request.devices is not None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", request.devices)
-    from sdc.records import Environment, environment
+    from sdc.records import environment
+    from sdc.schema import Environment
 
     from .operations import measure
 
