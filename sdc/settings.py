@@ -7,6 +7,9 @@ from numbers import Integral
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple
 
+LARGEST_SEED = 2**31 - 2
+"""Seeds of everything random: the next one is used too, and fits 32 bits."""
+
 
 class Flag(NamedTuple):
     """How a command line reads a field of a spec, where the field's name and type do not say it; goes into `Annotated`.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sdc.settings import SettingError
-from sdc.train import Job, Loaded, Peers, Planned, Training
+from sdc.train import CampaignJob, Job, Loaded, Peers, Training
 from sdc.verdict import Exit, exit_code
 
 from .runtime import (
@@ -148,7 +148,7 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
         yield Joint(folder, jax.process_index() == 0, stop)
 
 
-def prepare_devices(job: Planned, given: int | None, count: int) -> None:
+def prepare_devices(job: Job | CampaignJob, given: int | None, count: int) -> None:
     """Prepares a number of devices for this process, where the flags ask for a number over all processes."""
     from sdc.records import prepare
 
@@ -199,7 +199,7 @@ def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resuma
         raise SettingError("folder", folder, f"cannot be made: {there} is not writable; name another folder")
 
 
-def check_devices(given: int | None, job: Planned, processes: int) -> int:
+def check_devices(given: int | None, job: Job | CampaignJob, processes: int) -> int:
     """Simulated devices of one process, of those that the flags ask for over all processes."""
     count = math.prod(job.axes.values())
     if given not in (None, count):

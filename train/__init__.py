@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     # What it would cost elsewhere.
     from .estimates import Subject as Subject, estimate_subject as estimate_subject
 
-    # Programs of one's own.
-    from . import programs as programs
-
 if TYPE_CHECKING:  # for the other packages of this project
     from .burnin_steps import BURNIN_STEPS as BURNIN_STEPS, register_training as register_training
     from .loop import make_campaign as make_campaign, rows_done as rows_done
@@ -38,7 +35,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .corpus import read_corpus as read_corpus
     from .data import Dataset as Dataset, batches as batches, make_dataset as make_dataset
     from .datasets import cache_folder as cache_folder, fixed_order as fixed_order, freeze as freeze
-    from .estimates import Compiled as Compiled, Tool as Tool
+    from .estimates import Compiled as Compiled
     from .images import (
         Images as Images,
         ImagesError as ImagesError,
@@ -53,7 +50,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         pool as pool,
     )
     from .peers import Peers as Peers
-    from .specs import FullLoad as FullLoad, LARGEST_SEED as LARGEST_SEED, Planned as Planned
+    from .specs import FullLoad as FullLoad
     from .stages import escalate as escalate
     from .stopping import Stop as Stop
     from .tokenizer import ByteTokenizer as ByteTokenizer

@@ -5,15 +5,13 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from sdc.costs import find_target
+from sdc.costs import Tool, find_target
 from sdc.program import as_selector
 from sdc.settings import SettingError, Within, check_fields
 
 from .programs import DType, check, get_config
-
-Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from sdc.faults import Fault, as_fault, parse_fault, read_hit
 from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
 from sdc.program import Direction, Selector, as_selector, direction, matching, products, scope
 from sdc.records import read_manifest
-from sdc.settings import Flag, SettingError, Within, check_fields
+from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields
 
 from .keeper import Running
 from .policy import Attempt, Decision, Golden, StepPolicy
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .data import Dataset
     from .programs import Placement, Program, Transform
 
-LARGEST_SEED = 2**31 - 2
 LARGEST_COUNT = 2**31 - 1
 """Steps and injections are numbered by integers of 32 bits in compiled programs."""
 Count: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]

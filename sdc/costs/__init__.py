@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         CHIPS as CHIPS,
         Chip as Chip,
         Target as Target,
+        Tool as Tool,
         devices_of as devices_of,
         find_target as find_target,
         prepare_compilers as prepare_compilers,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ._estimate import DoesNotFit as DoesNotFit, Estimate as Estimate, estimate as estimate, measure as measure
     from .hlo import Collective as Collective
     from .schedules import Uncharged as Uncharged
-    from .variants import Tool as Tool, with_tool as with_tool
+    from .variants import with_tool as with_tool
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .hlo import groups_of as groups_of, kind_of as kind_of, parse_module as parse_module, sizes_of as sizes_of

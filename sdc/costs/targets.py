@@ -17,13 +17,15 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sdc._lazy import jax
 from sdc.settings import SettingError
 
 from ..program import Tags
 from .schedules import dump_schedules
+
+Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 
 
 @dataclasses.dataclass(frozen=True)

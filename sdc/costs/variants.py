@@ -1,7 +1,7 @@
 """A step with each of the tools, for anybody's step: what an estimate compares with the plain one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -15,8 +15,8 @@ from sdc.twins import Exchange
 from ..faults import BitFlip
 from ..program import Where, direction, holds_objects, is_array, primitive, traced
 from ._estimate import mesh_of, on_mesh, sharding_of
+from .targets import Tool
 
-Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 TWIN = "twin"
 

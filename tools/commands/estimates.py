@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sdc.costs import Tool
 from sdc.settings import SettingError
-from sdc.train import Compiled, Subject, Tool
+from sdc.train import Compiled, Subject
 from sdc.verdict import Exit
 
 from .. import CommandError, flag, new_folder, run_errors, usage_errors

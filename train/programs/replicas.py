@@ -406,8 +406,8 @@ class _Clock:
     """The clock of one process, and the choice of its threshold."""
 
     def __init__(self, replicas: Replicas, placement: Placement) -> None:
-        self.replicas, self.mesh, self.settings = replicas, placement.mesh, replicas.aggregation.dropcompute
-        assert self.settings is not None
+        self.replicas, self.mesh = replicas, placement.mesh
+        self.settings: Any = replicas.aggregation.dropcompute
         self.measuring = self.settings.auto
         # The model's collectives need their axis, also where it has one rank.
         here = Mesh(np.asarray(jax.local_devices()[:1]), (MODEL,))

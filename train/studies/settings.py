@@ -7,9 +7,8 @@ from typing import Annotated
 
 from sdc.nodes import NODES
 from sdc.program import as_selector
-from sdc.settings import Flag, SettingError, Within, check_fields
+from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields
 
-from .. import LARGEST_SEED
 from ..programs import DType
 
 MOST = 1_000_000
