@@ -8,7 +8,7 @@ import pytest
 from sdc.multihost import Unreachable
 from sdc.settings import SettingError
 from sdc.train import cluster
-from sdc.train.peers import REMEDY, Peers, Route, resolved, route
+from sdc.train.peers import REMEDY, Peers, resolved, route
 
 HOSTS = {
     "localhost": ["127.0.0.1"],
@@ -63,12 +63,12 @@ def test_what_was_tried_and_what_may_be_wrong_with_it() -> None:
 
 
 def test_the_runtime_starts_when_the_coordinators_name_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([Route(None, "not yet"), Route(None, "not yet"), Route("10.0.0.9:4321", None)])
+    answers = iter([False, False, True])
 
     def initialize(*_: object, **__: object) -> None:
         raise RuntimeError(f"started with {len(list(answers))} answers to come")
 
-    monkeypatch.setattr(cluster, "route", lambda coordinator: next(answers))
+    monkeypatch.setattr(Peers, "known", lambda self: next(answers))
     monkeypatch.setattr(cluster, "BEAT", 0.01)
     monkeypatch.setattr("jax.distributed.initialize", initialize)
     with pytest.raises(Unreachable, match="started with 0 answers to come"):

@@ -267,10 +267,8 @@ def test_a_selector_will_do_where_its_text_does() -> None:
 
 def test_a_fault_and_its_text_strike_the_same_twin() -> None:
     text = "bitflip,bits=20,rate=0.5,site=fwd/attn"
-    one, other = (
-        Twins(twins=3, faults=[fault]).simulated.make(layers=2) for fault in (text, sdc.faults.parse_fault(text))
-    )
+    one, other = (Twins(twins=3, faults=[fault]).simulated(layers=2) for fault in (text, sdc.faults.parse_fault(text)))
     assert one == other
     assert dict(one[0].at) == {"twin": 2}
     elsewhere = dataclasses.replace(other[0], at={"twin": 0, "data": 1})
-    assert Twins(faults=[elsewhere]).simulated.make(layers=2) == (elsewhere,)
+    assert Twins(faults=[elsewhere]).simulated(layers=2) == (elsewhere,)
