@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Lazy", "facade", "jax", "jnp", "lax"]
 
 
+# Modules that come with an extra of the distribution, and that extra.
 EXTRAS = {
     "jinja2": "report", "markupsafe": "report", "matplotlib": "report", "grain": "text", "tokenizers": "text",
     "prometheus_client": "metrics", "sklearn": "study",
 }  # fmt: skip
-"""Modules that come with an extra of the distribution, and that extra."""
 
 
 def missing(extra: str) -> bool:

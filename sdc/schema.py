@@ -17,12 +17,9 @@ import msgspec
 
 from .verdict import Verdict
 
+# A measured number or count; `null` was not measured. NaN and infinity are strings in files, and numbers when read.
 Number: TypeAlias = int | float | None
-"""A measured number or count; `null` was not measured. NaN and infinity are strings in files, and numbers when read."""
-Numbers: TypeAlias = Number | list[Number]
-"""One number for each twin, or a single one."""
-MACHINE_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
-BOOT_FILE = "/proc/sys/kernel/random/boot_id"
+Numbers: TypeAlias = Number | list[Number]  # one number for each twin, or a single one
 
 
 def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
@@ -53,9 +50,11 @@ def identify() -> Host:
         Host name, hash of the machine's identity, identity of this start of the system, number of the process, and
         its index in a run of several processes. JAX is not imported for the index, and not started.
     """
-    return Host(
-        name=platform.node(), machine=_machine(), boot=_first_line(BOOT_FILE), pid=os.getpid(), process=_index()
-    )
+    # Only a process that has joined others has another index than 0. Asking for it starts no devices before then.
+    jax = sys.modules.get("jax")
+    process = int(jax.process_index()) if jax is not None and jax.distributed.is_initialized() else 0
+    boot = _first_line("/proc/sys/kernel/random/boot_id")
+    return Host(name=platform.node(), machine=_machine(), boot=boot, pid=os.getpid(), process=process)
 
 
 @functools.cache
@@ -70,7 +69,7 @@ def package_version(package: str) -> str:
 @functools.cache
 def _machine() -> str | None:
     """systemd asks that the identity itself is not shown to others: it is hashed with the name of the application."""
-    found = next((text for path in MACHINE_FILES if (text := _first_line(path))), None)
+    found = _first_line("/etc/machine-id") or _first_line("/var/lib/dbus/machine-id")
     return None if found is None else hashlib.sha256(f"jax-sdc {found}".encode()).hexdigest()[:16]
 
 
@@ -79,14 +78,6 @@ def _first_line(path: str) -> str | None:
         return Path(path).read_text(encoding="utf-8").partition("\n")[0] or None
     except OSError:
         return None
-
-
-def _index() -> int:
-    """Only a process that has joined others has another index than 0. Asking it starts no devices before then."""
-    jax = sys.modules.get("jax")
-    if jax is None or not jax.distributed.is_initialized():
-        return 0
-    return int(jax.process_index())
 
 
 class Header(Fields, kw_only=True, tag_field="format"):
@@ -115,8 +106,7 @@ def stamp(format: str = "jax-sdc output", *, lasting: bool = False) -> dict[str,
     return {"format": format, "schema": 1, "version": package_version("jax-sdc"), "host": host}
 
 
-LAST = 10**15
-"""The largest number of a line: no run comes so far."""
+LAST = 10**15  # the largest number of a line: no run comes so far
 
 
 class Counts(Fields, kw_only=True):

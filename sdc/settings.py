@@ -38,7 +38,6 @@ class Within(NamedTuple):
     above: bool = False  # whether `least` itself is too little
 
     def hold(self, value: float) -> bool:
-        """Whether a number is within the bounds; what is no number is not."""
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
     def expected(self, whole: bool) -> str:
@@ -70,8 +69,7 @@ class SettingError(ValueError):
         super().__init__(f"{setting}={given}: {problem}" if given is not None else f"{setting}: {problem}")
 
 
-SEVERAL = {"corpus": "texts"}
-"""What a setting has several of, where its name is no plural."""
+SEVERAL = {"corpus": "texts"}  # what a setting has several of, where its name is no plural
 WORDS = {str: "a text", int: "a whole number", bool: "True or False", NoneType: "None"}
 
 

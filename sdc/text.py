@@ -19,15 +19,15 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+# Levels of an expression, of which a chain of operators has one for each. Whoever walks through it is called as often
+# within itself, and Python allows a thousand calls, those of the caller included.
 DEEPEST = 100
-"""Levels of an expression, of which a chain of operators has one for each. Whoever walks through it is called as often
-within itself, and Python allows a thousand calls, those of the caller included."""
 
 
 class Form(NamedTuple):
@@ -73,8 +73,6 @@ def read_term(
     common: Mapping[str, Any] = NOTHING,
     open_ended: bool = False,
 ) -> Term:
-    """Reads a term."""
-
     def wrong(problem: str) -> ValueError:
         return ValueError(f"{language} {text!r}: {problem}")
 
@@ -194,7 +192,15 @@ def read_value(kind: Any, text: str) -> Any:
             raise ValueError("expected true or false")
         return text == "true"
     if kind is str:
-        return _unquoted(text) if text.startswith('"') else text
+        if not text.startswith('"'):
+            return text
+        try:
+            found = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two are of Python's parser
+            found = None
+        if not isinstance(found, str):
+            raise ValueError("expected a text in quotes that end")
+        return found
     if kind not in (int, float):
         return kind(text)
     try:
@@ -203,29 +209,12 @@ def read_value(kind: Any, text: str) -> Any:
         raise ValueError({int: "expected a whole number", float: "expected a number, as in 0.1"}[kind]) from None
 
 
-def _unquoted(text: str) -> str:
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two are of Python's parser
-        found = None
-    if not isinstance(found, str):
-        raise ValueError("expected a text in quotes that end")
-    return found
-
-
 def split(text: str, separator: Literal[",", "+"]) -> list[str]:
-    """Splits at commas, or at the `+` between terms, but not inside brackets and quotes."""
-    cuts = [
-        at
-        for at, character in _outside(text)
-        if character == separator and (character == "," or re.match(r"\s*[a-z]", text[at + 1 :]))
-    ]
-    return [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
+    """Splits at commas, or at the `+` between terms, but not inside brackets and quotes.
 
-
-def _outside(text: str) -> Iterator[tuple[int, str]]:
-    """Characters outside of brackets and quotes. Quotes are quotes inside of brackets, and where a value begins."""
-    depth, quote, escaped, before = 0, "", False, ""
+    Quotes are quotes inside of brackets, and where a value begins.
+    """
+    cuts, depth, quote, escaped, before = list[int](), 0, "", False, ""
     for at, character in enumerate(text):
         if quote:
             quote = "" if character == quote and not escaped else quote
@@ -234,9 +223,10 @@ def _outside(text: str) -> Iterator[tuple[int, str]]:
         if (character in "\"'" and depth > 0) or (character == '"' and before == "="):
             quote, escaped = character, False
         depth += (character == "(") - (character == ")")
-        if depth <= 0:
-            yield at, character
+        if depth <= 0 and character == separator and (separator == "," or re.match(r"\s*[a-z]", text[at + 1 :])):
+            cuts.append(at)
         before = character if character.strip() else before
+    return [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def write_term(value: Any, forms: Mapping[str, Form], more: Mapping[str, str | None] = NOTHING) -> str:

@@ -5,7 +5,7 @@
 - `storage`: local disks, NFS and object stores
 - `lock`: one writer at a time
 - `layout`: which kind of record has which files, of the types of `sdc.schema`
-- `lifecycle`, `contents`: a record as it is written, and as it is read
+- `record`: a record as it is written, and as it is read
 - `determinism`, `devices`: what decides bits, and the hardware that computes them
 """
 
@@ -15,9 +15,9 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # Records of runs, traces, campaigns and studies.
-    from .lifecycle import FolderTaken as FolderTaken, Record as Record
+    from .record import FolderTaken as FolderTaken, Record as Record
     from .lock import RecordBusy as RecordBusy
-    from .contents import Contents as Contents, read_manifest as read_manifest, read_record as read_record
+    from .record import Contents as Contents, read_manifest as read_manifest, read_record as read_record
     from .storage import RecordError as RecordError
     from .format import to_json as to_json
 
@@ -50,11 +50,9 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .format import (
         Format as Format,
         encode as encode,
-        is_sound as is_sound,
         parse_json as parse_json,
         read_json as read_json,
         seal as seal,
-        write_json as write_json,
         write_sealed as write_sealed,
         write_text as write_text,
     )
@@ -66,7 +64,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         SUMMARY as SUMMARY,
         TRACE as TRACE,
     )
-    from .lifecycle import check_free as check_free, write_summary as write_summary
+    from .record import check_free as check_free, write_summary as write_summary
     from .lock import Lock as Lock
     from .storage import (
         AnyPath as AnyPath,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ..schema import package_version
+from .devices import text_of, version_in
 
 if TYPE_CHECKING:
     import jax  # what only reads and writes records does without, and starts at once
@@ -25,10 +26,9 @@ GPU_FLAGS = (
     "--xla_gpu_exclude_nondeterministic_ops=true",
     "--xla_gpu_autotune_level=0",
 )
-THREADS = "NPROC"
-"""The environment variable from which XLA takes the size of its thread pool on a CPU."""
+THREADS = "NPROC"  # the environment variable from which XLA takes the size of its thread pool on a CPU
+# Simulated devices of a process. Each has threads of its own, and a process that gets no more of them aborts.
 MOST_DEVICES = 1024
-"""Simulated devices of a process. Each has threads of its own, and a process that gets no more of them aborts."""
 PACKAGES = ("jax-sdc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 OPTIONS = (
     "jax_default_matmul_precision",
@@ -105,7 +105,12 @@ def environment() -> dict[str, Any]:
 
     device = jax.local_devices()[0]
     # Kernels for a CPU are compiled for its instruction set, and split over the threads of a pool.
-    host = {"processor": _processor(), "processors": os.cpu_count(), "cpu_threads": os.environ.get(THREADS)}
+    processor = version_in(text_of("/proc/cpuinfo"), r"^(?:model name|Model).*?:[ \t]*(.*?)[ \t]*$")
+    host = {
+        "processor": platform.processor() if processor is None else processor,
+        "processors": os.cpu_count(),
+        "cpu_threads": os.environ.get(THREADS),
+    }
     return {
         "python": platform.python_version(),
         "packages": {name: package_version(name) for name in PACKAGES},
@@ -166,12 +171,3 @@ def _flatten(prefix: str, value: Any) -> dict[str, Any]:
         for key, inner in value.items()
         for name, leaf in _flatten(f"{prefix}.{key}" if prefix else str(key), inner).items()
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith(("model name", "Model"))]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor()

@@ -20,11 +20,13 @@ from ..schema import identify
 if TYPE_CHECKING:
     import jax
 
-PATIENCE = 5.0
-"""Seconds for a command that tells serial numbers; it takes long where a driver is stuck."""
+NVIDIA_DRIVER = r"Kernel Module\s+(?:for \S+\s+)?(\d[\w.]*)"
+VIDEO_BIOS = r"^Video BIOS:\s*([\w.]+)\s*$"  # a board without one has question marks there
+MICROCODE = r"^microcode\s*:\s*(\S+)"
+PATIENCE = 5.0  # seconds for a command that tells serial numbers; it takes long where a driver is stuck
 
 
-def _read(path: str) -> str | None:
+def text_of(path: str) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -55,7 +57,7 @@ class Sources:
         run: what a command prints.
     """
 
-    read: Callable[[str], str | None] = _read
+    read: Callable[[str], str | None] = text_of
     load: Callable[[str], Any] = _load
     run: Callable[[Sequence[str]], str | None] = _run
 
@@ -78,19 +80,18 @@ def describe_devices(
     devices = jax.devices() if devices is None else devices
     own = [device for device in devices if device.process_index == jax.process_index()]
     host = identify()
-    return [
-        _known(
-            {
-                "process": device.process_index,
-                "host": host.name,
-                "machine": host.machine,
-                "id": device.id,
-                "kind": device.device_kind,
-                **part,
-            }
-        )
+    every = [
+        {
+            "process": device.process_index,
+            "host": host.name,
+            "machine": host.machine,
+            "id": device.id,
+            "kind": device.device_kind,
+            **part,
+        }
         for device, part in zip(own, _parts(own, sources or Sources()), strict=True)
     ]
+    return [{name: value for name, value in each.items() if value not in (None, "")} for each in every]
 
 
 def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> list[dict[str, Any]]:
@@ -112,15 +113,9 @@ def on_mesh(devices: Sequence[Mapping[str, Any]], mesh: "jax.sharding.Mesh") -> 
     ]
 
 
-def driver_of_nvidia(version: str) -> str | None:
-    """Version of the driver, from the text of /proc/driver/nvidia/version."""
-    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\w.]*)", version)
-    return found and found[1]
-
-
-def firmware_of_nvidia(information: str) -> str | None:
-    """Version of the video BIOS, from the text of /proc/driver/nvidia/gpus/BUS/information; question marks are none."""
-    found = re.search(r"^Video BIOS:\s*([\w.]+)\s*$", information, re.MULTILINE)
+def version_in(text: str | None, pattern: str) -> str | None:
+    """The first group of a pattern in the text of one of the kernel's files."""
+    found = re.search(pattern, text or "", re.MULTILINE)
     return found and found[1]
 
 
@@ -136,12 +131,6 @@ def pci_address(text: str) -> str:
     return f"{domain.lstrip('0'):0>4}:{rest}"
 
 
-def microcode(cpuinfo: str) -> str | None:
-    """Version of the processor's microcode, from the text of /proc/cpuinfo."""
-    found = re.search(r"^microcode\s*:\s*(\S+)", cpuinfo, re.MULTILINE)
-    return found and found[1]
-
-
 def _parts(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, Any]]:
     """What the platform tells of each device; the devices of a process are of one platform."""
     if not devices:
@@ -149,7 +138,9 @@ def _parts(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, 
     version = devices[0].client.platform_version
     match devices[0].platform:
         case "cpu":
-            return _of_cpu(devices, sources)
+            # Several devices of one process are one processor: a fault of it would be a fault of all of them.
+            firmware = version_in(sources.read("/proc/cpuinfo"), MICROCODE)
+            return [{"firmware": firmware, "simulated": True if len(devices) > 1 else None} for _ in devices]
         case "tpu":
             return [_of_tpu(device, version) for device in devices]
         case "gpu" if "rocm" in version:
@@ -157,12 +148,6 @@ def _parts(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, 
         case "gpu":
             return _of_nvidia(devices, sources)
     return [{} for _ in devices]
-
-
-def _of_cpu(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, Any]]:
-    """Several devices of one process are one processor: a fault of it would be a fault of all of them."""
-    firmware = microcode(sources.read("/proc/cpuinfo") or "")
-    return [{"firmware": firmware, "simulated": True if len(devices) > 1 else None} for _ in devices]
 
 
 def _of_tpu(device: Any, version: str) -> dict[str, Any]:
@@ -178,7 +163,7 @@ def _of_tpu(device: Any, version: str) -> dict[str, Any]:
 
 def _of_nvidia(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[str, Any]]:
     cuda = sources.load("libcuda.so.1")
-    driver = driver_of_nvidia(sources.read("/proc/driver/nvidia/version") or "")
+    driver = version_in(sources.read("/proc/driver/nvidia/version"), NVIDIA_DRIVER)
     serials = serials_of_nvidia(
         sources.run(["nvidia-smi", "--query-gpu=pci.bus_id,serial", "--format=csv,noheader"]) or ""
     )
@@ -192,7 +177,7 @@ def _of_nvidia(devices: "Sequence[jax.Device]", sources: Sources) -> list[dict[s
                 "uuid": identity,
                 "bus": bus,
                 "driver": driver,
-                "firmware": firmware_of_nvidia(information or ""),
+                "firmware": version_in(information, VIDEO_BIOS),
             }
         )
     return found
@@ -232,7 +217,3 @@ def _bus(ask: Callable[..., int], number: ctypes.c_int) -> str | None:
     """CUDA and HIP have the same call for the bus address."""
     text = ctypes.create_string_buffer(64)
     return pci_address(text.value.decode()) if ask(text, len(text), number) == 0 else None
-
-
-def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value not in (None, "")}

@@ -24,11 +24,16 @@ import msgspec
 from ..schema import Header, package_version
 from .storage import AnyPath, RecordError as RecordError, read_bytes, reason, write_bytes
 
-FIELD = "checksum"
-"""Name of the field; it is the last one of an object, and no other may have that name."""
+FIELD = "checksum"  # name of the field; it is the last one of an object, and no other may have that name
+DEEPEST = 100  # lists and objects within one another. Records need seven.
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+ODD = tuple(f'"{word}"'.encode() for word in NON_FINITE)
+REMEDY = "restore it or start the run anew"
 
 _TEXT = re.compile(rb',\n "checksum": "([0-9a-f]{8})"\n\}\n')
 _LENGTH = len(b',\n "checksum": "01234567"\n}\n')
+_NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_SHALLOW = 12  # levels of lists and objects, of which a result needs five
 
 
 def seal(text: bytes) -> bytes:
@@ -43,105 +48,33 @@ def is_sound(text: bytes) -> bool:
     return found is not None and zlib.crc32(b"\n}\n", zlib.crc32(memoryview(text)[:cut])) == int(found[1], 16)
 
 
-DEEPEST = 100
-"""Lists and objects within one another. Records need seven."""
-
-
 def parse_json(text: str | bytes, decode: Callable[[Any], Any] = json.loads) -> Any:
     """The value of a JSON text; a ValueError where it is no JSON, or is nested deeper than `DEEPEST`."""
+    too_deep = ValueError(f"it is nested deeper than {DEEPEST} levels")
     try:
         value = decode(text)
     except RecursionError:
-        deep = True
-    else:
-        deep = _brackets(text) > DEEPEST and _is_deep(value)
-    if deep:
-        raise ValueError(f"it is nested deeper than {DEEPEST} levels")
-    return value
-
-
-def _brackets(text: str | bytes) -> int:
-    """Most levels that a text can have, which a line of a record has not: to count them takes no time."""
-    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-
-
-def _is_deep(value: Any) -> bool:
-    """Looked at level by level, without recursion."""
-    level = [value]
+        raise too_deep from None
+    # The most levels that a text can have, which a line of a record has not: to count them takes no time.
+    most = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    level = [value] if most > DEEPEST else []
     for _ in range(DEEPEST):
         inner = [each for each in level if isinstance(each, dict | list)]
         level = [item for each in inner for item in (each.values() if isinstance(each, dict) else each)]
-    return any(isinstance(each, dict | list) for each in level)
-
-
-NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def encode(value: Any) -> str:
-    """One line of strict JSON; see the module for non-finite numbers."""
-    return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False)
-
-
-def write_json(path: AnyPath, value: Any) -> None:
-    """Writes a JSON file whole or not at all."""
-    write_text(path, to_text(value))
-
-
-def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
-    """Writes a JSON object with its checksum, whole or not at all."""
-    if FIELD in value:
-        raise RecordError(f"{os.fspath(path)} cannot have a field {FIELD!r}, which the record adds; name it otherwise")
-    write_bytes(path, seal(to_text(value).encode("utf-8")))
-
-
-def write_text(path: AnyPath, text: str) -> None:
-    """Writes a text file whole or not at all."""
-    write_bytes(path, text.encode("utf-8"))
-
-
-def read_json(path: AnyPath, type: type | None = None, *, sealed: bool = False) -> dict[str, Any]:
-    """Reads a JSON object without its checksum; a RecordError says what is damaged. `sealed`: it must have one."""
-    remedy = "restore it or start the run anew"
-    try:
-        content = read_bytes(path)
-        if not content.strip():
-            raise ValueError("it is empty")
-        value = from_json(parse_json(content.decode("utf-8")))
-    except IsADirectoryError as error:
-        raise RecordError(
-            f"{os.fspath(path)} is a folder, expected a file; name the file itself, or put it in its place"
-        ) from error
-    except (ValueError, OSError) as error:
-        if isinstance(error, RecordError):
-            raise
-        raise RecordError(f"{os.fspath(path)} is damaged ({error}); {remedy}") from error
-    if not isinstance(value, dict):
-        raise RecordError(f"{os.fspath(path)} is damaged (expected a JSON object); {remedy}")
-    if type is not None and (problem := misfit(value, type)):
-        raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
-    if (sealed or FIELD in value) and not is_sound(content):
-        problem = "its checksum is wrong" if FIELD in value else "it has no checksum"
-        raise RecordError(f"{os.fspath(path)} is damaged ({problem}); {remedy}")
-    value.pop(FIELD, None)
+    if any(isinstance(each, dict | list) for each in level):
+        raise too_deep
     return value
 
 
-def misfit(value: Any, type: type) -> str | None:
-    """Which field of a JSON value is not what its `msgspec.Struct` asks for, and why; None for a value that fits."""
-    try:
-        msgspec.convert(value, type)
-    except msgspec.ValidationError as error:
-        message, _, field = str(error).partition(" - at `$")
-        place = field.rstrip("`").removeprefix(".")
-        expected = r"expected clean, corrupt, inconclusive or null, got \1"
-        message = re.sub(r"^Invalid enum value (.*)$", expected, message).replace("`", "")
-        message = message[:1].lower() + message[1:]
-        return f"field {place}: {message}" if place else message
-    return None
-
-
 def to_json(value: Any) -> Any:
-    """A value in strict JSON's terms; see the module for non-finite numbers."""
+    """A value in strict JSON's terms; see the module for non-finite numbers.
+
+    Args:
+        value: mappings, sequences, arrays, numbers, texts and paths, within one another.
+
+    Returns:
+        The same of dictionaries, lists and plain values.
+    """
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -161,20 +94,75 @@ def from_json(value: Any) -> Any:
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
         return [from_json(item) for item in value]
-    if isinstance(value, str):
-        return NON_FINITE.get(value, value)
-    return value
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def encode(value: Any) -> str:
+    return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False)
 
 
 def to_text(value: Any) -> str:
-    """A value as the text of a JSON file."""
     return json.dumps(to_json(value), allow_nan=False, ensure_ascii=False, indent=1) + "\n"
 
 
-ODD = tuple(f'"{word}"'.encode() for word in NON_FINITE)
-_NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
-_SHALLOW = 12
-"""Levels of lists and objects, of which a result needs five."""
+def write_text(path: AnyPath, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_sealed(path: AnyPath, value: Mapping[str, Any]) -> None:
+    """Writes a JSON object with its checksum, whole or not at all."""
+    if FIELD in value:
+        raise RecordError(f"{os.fspath(path)} cannot have a field {FIELD!r}, which the record adds; name it otherwise")
+    write_bytes(path, seal(to_text(value).encode("utf-8")))
+
+
+def read_json(path: AnyPath) -> dict[str, Any]:
+    """Reads a JSON object of any format without its checksum, if it has one; a RecordError says what is damaged."""
+    place = os.fspath(path)
+    content = _content(place, REMEDY)
+    value = _object(content, place, REMEDY)
+    if value.pop(FIELD, None) is not None and not is_sound(content):
+        raise RecordError(f"{place} is damaged (its checksum is wrong); {REMEDY}")
+    return value
+
+
+def _content(place: str, source: str) -> bytes:
+    try:
+        return read_bytes(place)
+    except FileNotFoundError as error:
+        raise RecordError(f"there is no {place}; {source}") from error
+    except IsADirectoryError as error:
+        raise RecordError(
+            f"{place} is a folder, expected a file; name the file itself, or put it in its place"
+        ) from error
+    except OSError as error:
+        raise RecordError(f"{place} cannot be read ({reason(error)}); mend that and try again") from error
+
+
+def _object(content: bytes, place: str, remedy: str) -> dict[str, Any]:
+    try:
+        if not content.strip():
+            raise ValueError("it is empty")
+        found = from_json(parse_json(content.decode("utf-8")))
+        if not isinstance(found, dict):
+            raise ValueError("expected a JSON object")
+        return found
+    except ValueError as error:
+        raise RecordError(f"{place} is damaged ({error}); {remedy}") from error
+
+
+def misfit(value: Any, type: type) -> str | None:
+    """Which field of a JSON value is not what its `msgspec.Struct` asks for, and why; None for a value that fits."""
+    try:
+        msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        message, _, field = str(error).partition(" - at `$")
+        place = field.rstrip("`").removeprefix(".")
+        expected = r"expected clean, corrupt, inconclusive or null, got \1"
+        message = re.sub(r"^Invalid enum value (.*)$", expected, message).replace("`", "")
+        message = message[:1].lower() + message[1:]
+        return f"field {place}: {message}" if place else message
+    return None
 
 
 T = TypeVar("T", bound=Header)
@@ -194,16 +182,13 @@ class Format(Generic[T]):
 
     @property
     def name(self) -> str:
-        """What the field `format` says."""
         return str(self.type.__struct_config__.tag)
 
     @property
     def version(self) -> int:
-        """What the field `schema` says."""
         return int(next(field.default for field in msgspec.structs.fields(self.type) if field.name == "schema"))
 
     def encode(self, value: T) -> bytes:
-        """The content of a file."""
         content = to_text(msgspec.to_builtins(value)).encode()
         return seal(content) if self.sealed else content
 
@@ -215,40 +200,28 @@ class Format(Generic[T]):
 
     def read(self, path: AnyPath) -> T:
         """Reads a file, or the one of these names in a folder; a RecordError says in one line what is wrong with it."""
-        place = self._place(path)
-        return self.decode(self.content(place), place)
-
-    def content(self, place: str) -> bytes:
-        """The bytes of a file, or what stands in its place, as a RecordError."""
-        try:
-            return read_bytes(place)
-        except FileNotFoundError as error:
-            raise RecordError(f"there is no {place}; {self.source or self.remedy}") from error
-        except IsADirectoryError as error:
-            raise RecordError(
-                f"{place} is a folder, expected a file; name the file itself, or put it in its place"
-            ) from error
-        except OSError as error:
-            raise RecordError(f"{place} cannot be read ({reason(error)}); mend that and try again") from error
+        place = os.fspath(path)
+        if self.names and os.path.isdir(place):
+            inside = [os.path.join(place, name) for name in self.names]
+            found = next(filter(os.path.exists, inside), None if len(inside) > 1 else inside[0])
+            if found is None:
+                raise RecordError(
+                    f"{place} is a folder that holds no {' or '.join(self.names)}; {self.source or self.remedy}"
+                )
+            place = found
+        return self.decode(_content(place, self.source or self.remedy), place)
 
     def decode(self, content: bytes, place: str) -> T:
         """The value of a file's content; `place` is for messages. It raises what `read` does."""
-        value = self._certain(content) or msgspec.convert(self.load(content, place), self.type)
+        value = self._certain(content) or msgspec.convert(self._fields(content, place), self.type)
         if problem := next(iter(self.contradictions(value)), None):
             raise RecordError(f"{place} contradicts itself: {problem}; {self.remedy}")
         return value
 
-    def _place(self, path: AnyPath) -> str:
+    def fields(self, path: AnyPath) -> dict[str, Any]:
+        """The fields of a file as JSON has them, those that its type does not name as well."""
         place = os.fspath(path)
-        if not self.names or not os.path.isdir(place):
-            return place
-        inside = [os.path.join(place, name) for name in self.names]
-        found = next(filter(os.path.exists, inside), None if len(inside) > 1 else inside[0])
-        if found is None:
-            raise RecordError(
-                f"{place} is a folder that holds no {' or '.join(self.names)}; {self.source or self.remedy}"
-            )
-        return found
+        return self._fields(_content(place, self.source or self.remedy), place)
 
     @cached_property
     def _head(self) -> re.Pattern[bytes]:
@@ -261,34 +234,18 @@ class Format(Generic[T]):
 
         A fleet reads a thousand files of 3 MB, and walking through each value by value takes several times as long.
         """
-        sound = self._head.match(content) and is_sound(content)
-        if not sound or any(word in content for word in ODD) or not _is_shallow(content):
+        if not self._head.match(content) or not is_sound(content) or any(word in content for word in ODD):
             return None
+        brackets = content.translate(None, _NO_BRACKETS)  # those in words included, they close level by level
+        for _ in range(_SHALLOW):
+            brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
         try:
-            return msgspec.json.decode(content, type=self.type)
+            return None if brackets else msgspec.json.decode(content, type=self.type)
         except (ValueError, RecursionError):
             return None
 
-    def load(self, content: bytes, place: str) -> dict[str, Any]:
-        """The fields of a file's content as JSON has them, those that its type does not name as well."""
-        try:
-            if not content.strip():
-                raise ValueError("it is empty")
-            found = from_json(parse_json(content.decode("utf-8")))
-        except ValueError as error:
-            raise RecordError(f"{place} is damaged ({error}); {self.remedy}") from error
-        if not isinstance(found, dict):
-            raise RecordError(f"{place} is damaged (expected a JSON object); {self.remedy}")
-        self._check_head(found, place)
-        missing = [f"object missing required field {name}" for name in ("version", "host") if name not in found]
-        wrong = ["its checksum is wrong"] if FIELD in found and not is_sound(content) else []
-        unsealed = ["it has no checksum"] if self.sealed and FIELD not in found else []
-        if problem := next(filter(None, (*wrong, *missing, misfit(found, self.type), *unsealed)), None):
-            raise RecordError(f"{place} is damaged ({problem}); {self.remedy}")
-        found.pop(FIELD, None)
-        return found
-
-    def _check_head(self, found: dict[str, Any], place: str) -> None:
+    def _fields(self, content: bytes, place: str) -> dict[str, Any]:
+        found = _object(content, place, self.remedy)
         format, schema, writer = found.get("format"), found.get("schema"), found.get("version")
         if format != self.name and (format is not None or "schema" not in found):
             raise RecordError(f"{place} is no {self.noun} (its format is {format!r}); {self.remedy}")
@@ -301,11 +258,10 @@ class Format(Generic[T]):
             )
         if format is None:
             raise RecordError(f"{place} is no {self.noun} (its format is None); {self.remedy}")
-
-
-def _is_shallow(content: bytes) -> bool:
-    """Whether brackets in a text, those in its words included, close again and again until none is left."""
-    brackets = content.translate(None, _NO_BRACKETS)
-    for _ in range(_SHALLOW):
-        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
-    return not brackets
+        missing = [f"object missing required field {name}" for name in ("version", "host") if name not in found]
+        wrong = ["its checksum is wrong"] if FIELD in found and not is_sound(content) else []
+        unsealed = ["it has no checksum"] if self.sealed and FIELD not in found else []
+        if problem := next(filter(None, (*wrong, *missing, misfit(found, self.type), *unsealed)), None):
+            raise RecordError(f"{place} is damaged ({problem}); {self.remedy}")
+        found.pop(FIELD, None)
+        return found

@@ -7,33 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..schema import (
-    CampaignManifest,
-    CampaignSummary,
-    Data,
-    Device,
-    DiscardedRow,
-    Ending,
-    Environment,
-    Fields,
-    Header,
-    Host,
-    InjectionRow,
-    Manifest,
-    MismatchRow,
-    PartRow,
-    RankRow,
-    RunManifest,
-    RunSummary,
-    SiteCounts,
-    StepRow,
-    StudyManifest,
-    StudySummary,
-    Suspect,
-    TraceManifest,
-    TraceRow,
-    TwinCounts,
-)
+from .. import schema
 from .format import NON_FINITE
 from .lock import LOCK, Holder
 from .storage import RecordError
@@ -48,7 +22,7 @@ class LineFile:
     """A file of lines."""
 
     name: str  # name of the file
-    row: type[Fields]  # type of its lines
+    row: type[schema.Fields]  # type of its lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +40,8 @@ class Kind:
     """
 
     name: str
-    manifest: type[Manifest]
-    summary: type[Ending]
+    manifest: type[schema.Manifest]
+    summary: type[schema.Ending]
     lines: LineFile | None = None
     details: LineFile | None = None
     discarded: LineFile | None = None
@@ -78,21 +52,33 @@ class Kind:
         """Its files of lines. Details come first, as they are written first."""
         return tuple(file for file in (self.details, self.lines) if file is not None)
 
+    @property
+    def has_mismatches(self) -> bool:
+        """Whether the details are mismatches."""
+        return self.details is not None and self.details.row is schema.MismatchRow
 
-_STEPS, _DISCARDED = LineFile(STEPS, StepRow), LineFile(DISCARDED, DiscardedRow)
+
+_STEPS, _DISCARDED = LineFile(STEPS, schema.StepRow), LineFile(DISCARDED, schema.DiscardedRow)
+_MISMATCHES, _INJECTIONS = LineFile(MISMATCHES, schema.MismatchRow), LineFile(INJECTIONS, schema.InjectionRow)
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("twin", RunManifest, RunSummary, _STEPS, LineFile(MISMATCHES, MismatchRow), _DISCARDED),
-        Kind("train", RunManifest, RunSummary, _STEPS, LineFile(MISMATCHES, MismatchRow), _DISCARDED),
-        Kind("trace", TraceManifest, RunSummary, _STEPS, LineFile(TRACE, TraceRow), _DISCARDED),
-        Kind("campaign", CampaignManifest, CampaignSummary, LineFile(INJECTIONS, InjectionRow), number="injection"),
-        Kind("abft study", StudyManifest, StudySummary),
-        Kind("aggregation study", StudyManifest, StudySummary),
-        Kind("scar study", StudyManifest, StudySummary, LineFile(PARTS, PartRow), number="part"),
-        Kind("nodes study", StudyManifest, StudySummary),
-        Kind("estimate", StudyManifest, StudySummary),
+        Kind("twin", schema.RunManifest, schema.RunSummary, _STEPS, _MISMATCHES, _DISCARDED),
+        Kind("train", schema.RunManifest, schema.RunSummary, _STEPS, _MISMATCHES, _DISCARDED),
+        Kind("trace", schema.TraceManifest, schema.RunSummary, _STEPS, LineFile(TRACE, schema.TraceRow), _DISCARDED),
+        Kind(
+            "campaign",
+            schema.CampaignManifest,
+            schema.CampaignSummary,
+            LineFile(INJECTIONS, schema.InjectionRow),
+            number="injection",
+        ),
+        Kind("abft study", schema.StudyManifest, schema.StudySummary),
+        Kind("aggregation study", schema.StudyManifest, schema.StudySummary),
+        Kind("scar study", schema.StudyManifest, schema.StudySummary, LineFile(PARTS, schema.PartRow), number="part"),
+        Kind("nodes study", schema.StudyManifest, schema.StudySummary),
+        Kind("estimate", schema.StudyManifest, schema.StudySummary),
     )
 }
 """Every kind, by its name in the manifest."""
@@ -105,12 +91,13 @@ def kind_of(name: object) -> Kind:
     return KINDS[name]
 
 
-TABLES: tuple[type[Fields], ...] = (
-    Header, Manifest, RunManifest, TraceManifest, CampaignManifest, StudyManifest, Host, Environment, Device, Data,
-    Suspect, StepRow, SiteCounts, TwinCounts, MismatchRow, RankRow, TraceRow, InjectionRow,
-    PartRow, Ending, RunSummary, CampaignSummary, StudySummary, Holder,
+# Types of which the documentation has a table.
+TABLES: tuple[type[schema.Fields], ...] = (
+    schema.Header, schema.Manifest, schema.RunManifest, schema.TraceManifest, schema.CampaignManifest,
+    schema.StudyManifest, schema.Host, schema.Environment, schema.Device, schema.Data, schema.Suspect, schema.StepRow,
+    schema.SiteCounts, schema.TwinCounts, schema.MismatchRow, schema.RankRow, schema.TraceRow, schema.InjectionRow,
+    schema.PartRow, schema.Ending, schema.RunSummary, schema.CampaignSummary, schema.StudySummary, Holder,
 )  # fmt: skip
-"""Types of which the documentation has a table."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -131,48 +118,47 @@ def json_schema() -> dict[str, Any]:
     }
     types = list(dict.fromkeys(type for names in files.values() for type in names.values()))
     references, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
-    definitions = _as_written(definitions)
     named = dict(zip(types, references, strict=True))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Records of jax-sdc",
         "files": {kind: {name: named[type] for name, type in names.items()} for kind, names in files.items()},
-        "$defs": definitions,
+        "$defs": _as_written(definitions),
     }
 
 
-def _as_written(schema: Any) -> Any:
+def _as_written(part: Any) -> Any:
     """A schema in which each number may also be one that JSON has no word for."""
-    if isinstance(schema, list):
-        return [_as_written(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if schema.get("type") == "number" and len(schema) == 1:
-        return {"anyOf": [schema, {"enum": sorted(NON_FINITE)}]}
-    return {key: _as_written(each) for key, each in schema.items()}
+    if isinstance(part, list):
+        return [_as_written(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "number" and len(part) == 1:
+        return {"anyOf": [part, {"enum": sorted(NON_FINITE)}]}
+    return {key: _as_written(each) for key, each in part.items()}
 
 
-def field_table(type: type[Fields]) -> str:
-    """A table of the fields of a type, in Markdown, one line for each that it does not inherit; required ones first."""
-    inherited = {} if type.__base__ is Fields else _descriptions(type.__base__)
-    shown = {name: text for name, text in _descriptions(type).items() if inherited.get(name) != text}
-    return "\n".join(["| field | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in shown.items())])
+def render_tables(page: str, types: Sequence[type[schema.Fields]] = TABLES) -> str:
+    """A page with current tables of fields, between `<!-- fields: TYPE -->` and `<!-- end -->`.
 
-
-def render_tables(page: str, types: Sequence[type[Fields]] = TABLES) -> str:
-    """A page with current tables of fields, between `<!-- fields: TYPE -->` and `<!-- end -->`."""
+    A table has a line for each field that its type does not inherit, required ones first.
+    """
     tables = {type.__name__: type for type in types}
-    pattern = re.compile(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", re.DOTALL | re.MULTILINE)
-    return pattern.sub(lambda match: f"{match[1]}\n{field_table(tables[match[2]])}\n\n{match[3]}", page)
+
+    def table(match: re.Match[str]) -> str:
+        type = tables[match[2]]
+        inherited = {} if type.__base__ is schema.Fields else _descriptions(type.__base__)
+        shown = [f"| `{name}` | {text} |" for name, text in _descriptions(type).items() if inherited.get(name) != text]
+        return "\n".join([match[1], "| field | meaning |", "|---|---|", *shown, "", match[3]])
+
+    return re.sub(r"^(<!-- fields: (\w+) -->\n).*?^(<!-- end -->)$", table, page, flags=re.DOTALL | re.MULTILINE)
 
 
 def _descriptions(type: Any) -> dict[str, str]:
     """Required fields come first, so that the number of a line heads its table."""
     info = msgspec.inspect.type_info(type)
     assert isinstance(info, msgspec.inspect.StructType)
-    found = {}
-    if info.tag is not None:
-        found["format"] = f"`{info.tag}`"
+    found = {} if info.tag is None else {"format": f"`{info.tag}`"}
     for field in sorted(info.fields, key=lambda field: not field.required):
         assert isinstance(field.type, msgspec.inspect.Metadata), f"{type.__name__}.{field.name} has no description"
         found[field.encode_name] = str((field.type.extra_json_schema or {})["description"])

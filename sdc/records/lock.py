@@ -22,10 +22,9 @@ from ..schema import Header, about, identify
 from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK = "lock.json"
+# Seconds after which a lock that was taken over without the kernel is looked at again: who wrote last has it.
 SETTLE = 0.5
-"""Seconds after which a lock that was taken over without the kernel is looked at again: who wrote last has it."""
-_WITHOUT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems without `flock` answer."""
+_WITHOUT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems without `flock` answer
 
 
 class Holder(Header, kw_only=True, tag="jax-sdc lock"):
@@ -41,7 +40,6 @@ class Holder(Header, kw_only=True, tag="jax-sdc lock"):
 
     @property
     def here(self) -> bool:
-        """Whether the process is of this host."""
         mine = identify()
         return (self.host.name, self.host.machine) == (mine.name, mine.machine)
 
@@ -77,7 +75,6 @@ class Lock:
     """The right to write a folder, until it is released, garbage collected, or the process ends."""
 
     def __init__(self, folder: AnyPath, name: str = LOCK, *, lasting: bool = False) -> None:
-        """Takes a lock."""
         self._folder, self._path = os.fspath(folder), os.path.join(os.fspath(folder), name)
         mine = Holder(
             since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -85,17 +82,17 @@ class Lock:
             namespace=_namespace(),
             token=uuid.uuid4().hex,
         )
-        handle = self._lock(mine, lasting) if appends(self._path) else None
+        content = msgspec.json.encode(mine) + b"\n"
+        handle = self._lock(content, lasting) if appends(self._path) else None
         if handle is None:
-            self._write(mine)
+            self._write(content, mine.token)
         self._release = weakref.finalize(self, _release, self._path, handle, mine.token, os.getpid(), lasting)
         _held.add(self)
 
     def release(self) -> None:
-        """Gives the folder free."""
         self._release()
 
-    def _lock(self, mine: Holder, lasting: bool) -> int | None:
+    def _lock(self, content: bytes, lasting: bool) -> int | None:
         """The open file, locked by the kernel; None where the file system has no such locks."""
         with suppress(FileNotFoundError):
             if other := endless(self._path):
@@ -111,7 +108,7 @@ class Lock:
                 if found is not None and not lasting and not found.here:
                     raise self._busy(found)  # the locks of a network's file system may be those of each host alone
                 os.ftruncate(handle, 0)
-                os.pwrite(handle, _text(mine), 0)
+                os.pwrite(handle, content, 0)
                 return handle
             except BlockingIOError:
                 holder = _parsed(os.pread(handle, 2**16, 0))
@@ -126,16 +123,16 @@ class Lock:
                 os.close(handle)
                 raise
 
-    def _write(self, mine: Holder) -> None:
+    def _write(self, content: bytes, token: str) -> None:
         """Takes the lock without the kernel."""
-        if create_bytes(self._path, _text(mine)):
+        if create_bytes(self._path, content):
             return
         holder = _holder(self._path)
         if holder is not None and not holder.gone:
             raise self._busy(holder)
-        write_bytes(self._path, _text(mine))
+        write_bytes(self._path, content)
         time.sleep(SETTLE)  # another process may have found the same dead one
-        if (last := _holder(self._path)) is None or last.token != mine.token:
+        if (last := _holder(self._path)) is None or last.token != token:
             raise self._busy(last)
 
     def _busy(self, holder: Holder | None) -> RecordBusy:
@@ -146,10 +143,6 @@ class Lock:
             f"run folder {self._folder} is being written by {who}{remedy}; wait until it ends, or use another folder",
             holder,
         )
-
-
-def _text(holder: Holder) -> bytes:
-    return msgspec.json.encode(holder) + b"\n"
 
 
 def _parsed(content: bytes) -> Holder | None:
@@ -177,7 +170,6 @@ def _open(path: str, mode: int) -> int:
 
 
 def _is_at(handle: int, path: str) -> bool:
-    """Whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except OSError:
@@ -216,10 +208,4 @@ def _release(path: str, handle: int | None, token: str, pid: int, lasting: bool)
             os.close(handle)
 
 
-def _forked() -> None:
-    """A forked child keeps no lock of its parent alive."""
-    for lock in list(_held):
-        lock.release()
-
-
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=release_all)  # a forked child keeps no lock of its parent alive

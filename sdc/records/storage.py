@@ -19,10 +19,9 @@ from etils import epath
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
+# What can stand in the place of a file and be read for ever, or waited for.
 ENDLESS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
-"""What can stand in the place of a file and be read for ever, or waited for."""
-PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
-"""What reaches each object store."""
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}  # what reaches each object store
 
 
 class RecordError(ValueError):
@@ -129,13 +128,11 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
 
 
 def remove(path: AnyPath) -> None:
-    """Removes a file, if there is one."""
     with _errors(path):
         _fresh(path).unlink(missing_ok=True)
 
 
 def reason(error: OSError) -> str:
-    """What went wrong, in a few words."""
     return error.strerror or str(error).partition("\n")[0] or type(error).__name__
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from sdc import analysis
 from sdc.analysis.summary import SUBMODULES, contents_of
-from sdc.records.lifecycle import Record
+from sdc.records.record import Record
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 
 ELEMENTS = 262_144  # per microstep, layer and site

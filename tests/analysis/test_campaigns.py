@@ -14,10 +14,9 @@ from sdc.analysis import write_report
 from sdc.analysis.campaigns import GROUPS
 from sdc.analysis.summary import contents_of
 from sdc.campaigns.outcomes import ABFT, DETECTORS, OUTCOMES
-from sdc.records.contents import read_record
 from sdc.records.format import RecordError
 from sdc.records.layout import INJECTIONS
-from sdc.records.lifecycle import Record, write_summary
+from sdc.records.record import Record, read_record, write_summary
 from sdc.schema import CampaignManifest, InjectionRow
 
 MANIFEST = {

@@ -12,8 +12,7 @@ from sdc.analysis.headline import headline
 from sdc.analysis.report import Headline
 from sdc.analysis.summary import contents_of, summary_of
 from sdc.records import Record
-from sdc.records.contents import read_record
-from sdc.records.lifecycle import write_summary
+from sdc.records.record import read_record, write_summary
 from sdc.schema import RunSummary
 
 from .records import manifest, step_row, steps, summarize, write_run

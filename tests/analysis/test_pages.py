@@ -10,8 +10,8 @@ import pytest
 from sdc.analysis import describe_difference, write_beside, write_difference, write_overview
 from sdc.analysis.compare_runs import differing
 from sdc.analysis.summary import summary_of
-from sdc.records.contents import Contents, read_manifest
 from sdc.records.format import RecordError
+from sdc.records.record import Contents, read_manifest
 from sdc.schema import RunSummary
 from sdc.tools import cli
 from sdc.twins.traces import diff, read_trace

@@ -16,7 +16,7 @@ from sdc.analysis import figures, write_report
 from sdc.analysis.report import Chart, Figure, Line, line_figure, svg
 from sdc.analysis.report.canvas import power
 from sdc.records.format import RecordError
-from sdc.records.lifecycle import write_summary
+from sdc.records.record import write_summary
 
 from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, step_row, steps, summarize, write_run
 

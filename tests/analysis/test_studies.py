@@ -13,8 +13,8 @@ from sdc.analysis.studies import findings_of, write_study
 from sdc.analysis.studies._paft import printed_divergence
 from sdc.analysis.studies.lossy import printed_pair_drift
 from sdc.records import stamp
-from sdc.records.contents import read_record
 from sdc.records.format import RecordError
+from sdc.records.record import read_record
 from sdc.train.studies import LossyStudy, PaftStudy, linear, study
 from sdc.train.studies.measurements import (
     Burst,

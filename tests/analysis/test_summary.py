@@ -13,8 +13,8 @@ from sdc.analysis import tables
 from sdc.analysis.headline import excluded
 from sdc.analysis.report import Table
 from sdc.analysis.summary import SUBMODULES, contents_of, summary_of
-from sdc.records.contents import Contents
 from sdc.records.layout import kind_of
+from sdc.records.record import Contents
 
 from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps, summarize
 

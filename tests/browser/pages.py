@@ -11,7 +11,7 @@ from sdc.analysis import (
     write_report,
 )  # fmt: skip
 from sdc.analysis.studies import write_study
-from sdc.records.lifecycle import Record
+from sdc.records.record import Record
 from sdc.twins.traces import diff, read_trace
 
 from ..analysis import test_campaigns, test_studies

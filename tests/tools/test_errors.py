@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from sdc.records.format import read_json, write_sealed
-from sdc.records.lifecycle import Record
+from sdc.records.record import Record
 from sdc.tools import cli, parse
 from sdc.tools.runtime import FLAGS, CommandError, run_errors, usage_errors
 from sdc.verdict import Exit

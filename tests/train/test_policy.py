@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sdc.analysis import conclude
-from sdc.records.lifecycle import write_summary
 from sdc.records.lines import link, start
+from sdc.records.record import write_summary
 from sdc.train import Attempt, Decision, PolicyError, Training, Twins, run
 
 from .runs import WORKLOAD, execute, lines, loaded

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sdc.analysis.studies import _scar as findings_of_scar
-from sdc.records.contents import read_record
+from sdc.records.record import read_record
 from sdc.records.storage import RecordError
 from sdc.settings import SettingError
 from sdc.train.iterative import Documents, logistic_regression, topic_model

@@ -227,7 +227,7 @@ def test_a_part_alone_is_compared_and_vouches_for_nothing(checkpointer: Certifie
 def test_certificates_of_something_else(checkpointer: Certified, tmp_path: Path, spoil: Any, words: str) -> None:
     checkpointer.save(1, state(1))
     path = tmp_path / "certificates" / "1" / "process-0.json"
-    write_sealed(path, spoil(read_json(path, sealed=True)))
+    write_sealed(path, spoil(read_json(path)))
     with pytest.raises(CertificateError, match=words):
         checkpointer.load(1, abstract(state(1)))
 
@@ -235,7 +235,7 @@ def test_certificates_of_something_else(checkpointer: Certified, tmp_path: Path,
 def test_blocks_that_are_missing_in_a_certificate(checkpointer: Certified, tmp_path: Path) -> None:
     checkpointer.save(1, state(1))
     path = tmp_path / "certificates" / "1" / "process-0.json"
-    body = read_json(path, sealed=True)
+    body = read_json(path)
     body["arrays"]["state/layers/0/kernel"]["blocks"].popitem()
     write_sealed(path, body)
     with pytest.raises(CertificateError, match="does not cover the whole of state/layers/0/kernel"):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sdc.records import Record, RecordError, read_record
-from sdc.records.contents import Contents
 from sdc.records.format import FIELD, write_sealed
+from sdc.records.record import Contents
 
 LINES = ("steps.jsonl", "mismatches.jsonl", "discarded.jsonl")
 

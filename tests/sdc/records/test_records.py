@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from sdc.records import layout as kinds, stamp
-from sdc.records.contents import read_record
-from sdc.records.format import RecordError, write_json, write_sealed
-from sdc.records.lifecycle import Record
+from sdc.records.format import RecordError, to_text, write_sealed, write_text
+from sdc.records.record import Record, read_record
 
 
 @pytest.fixture
@@ -157,6 +156,6 @@ def test_an_existing_folder_is_never_overwritten(folder: Path, tmp_path: Path) -
 def test_a_failed_write_leaves_the_old_file(folder: Path) -> None:
     before = (folder / kinds.MANIFEST).read_bytes()
     with pytest.raises(TypeError):
-        write_json(folder / kinds.MANIFEST, {"bad": object()})
+        write_text(folder / kinds.MANIFEST, to_text({"bad": object()}))
     assert (folder / kinds.MANIFEST).read_bytes() == before
     assert not list(folder.glob(".*"))

@@ -13,8 +13,8 @@ from jax import lax
 import sdc
 from sdc.faults.kinds import BitFlip
 from sdc.program.selectors import arithmetic, operations, primitive
-from sdc.records.contents import read_manifest
 from sdc.records.format import RecordError, write_sealed
+from sdc.records.record import read_manifest
 from sdc.twins.first_differences import FEW
 from sdc.twins.traces import NotComparable, TraceWriter, diff, read_trace
 
