@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     # A record as a whole.
     from .conclusion import (
         conclude as conclude,
-        report_anew as report_anew,
         summarize_folder as summarize_folder,
         write_overview as write_overview,
         write_report as write_report,

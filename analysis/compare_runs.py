@@ -11,7 +11,22 @@ from sdc.verdict import gravest
 
 from . import report
 from .conclusion import Conclusion, describe
-from .report import Chart, Facts, Figure, LeftOut, Line, Link, Part, Report, Section, Table, Text, line_figure, marked
+from .report import (
+    Chart,
+    Facts,
+    Figure,
+    Json,
+    LeftOut,
+    Line,
+    Link,
+    Part,
+    Report,
+    Section,
+    Table,
+    Text,
+    line_figure,
+    marked,
+)
 from .run_page import SIMULATED
 from .series import per_twin, step_numbers
 from .state_losses import losses_compared
@@ -28,7 +43,7 @@ def write_beside(
     folder: str | PathLike[str] | None = None,
     *,
     more: Sequence[str | PathLike[str]] = (),
-) -> dict[str, Any]:
+) -> Json:
     """Writes one page of two or more runs, side by side.
 
     Args:
@@ -65,7 +80,7 @@ def write_beside(
     }
 
 
-def differing(*manifests: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def differing(*manifests: Json) -> dict[str, tuple[str, ...]]:
     """The settings of manifests that differ, by name; a dash where one lacks it."""
     every = []
     for one in manifests:

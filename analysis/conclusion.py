@@ -5,13 +5,13 @@ import datetime
 from collections import Counter
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sdc.records import KINDS, MANIFEST, SUMMARY, Contents, RecordError, read_record, write_summary
 from sdc.verdict import Verdict, gravest
 
 from . import campaign_page, campaigns, run_page
-from .report import NOT_MEASURED, Banner, Link, Report, Section, Table, show, write_page
+from .report import NOT_MEASURED, Banner, Json, Link, Report, Section, Table, show, write_page
 from .studies import PAGES, SUMMARIES
 from .summary import contents_of, summary_of
 
@@ -26,7 +26,7 @@ class Conclusion:
     """A record, its summary, and its report."""
 
     record: Contents
-    summary: dict[str, Any]
+    summary: Json
     report: Report
 
     @property
@@ -36,7 +36,7 @@ class Conclusion:
         return None if found is None else Verdict(found)
 
     @property
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> Json:
         """What `conclude` returns."""
         path = Path(self.record.path)
         return {**self.summary, "sentence": self.entry("").sentence, "run": str(path), "report": str(path / PAGE)}
@@ -56,13 +56,14 @@ class IndexEntry(NamedTuple):
     sentence: str
 
 
-def conclude(folder: str | PathLike[str]) -> dict[str, Any]:
+def conclude(folder: str | PathLike[str], *, write: bool = True) -> Json:
     """Computes the summary of a record, and writes it and the report into its folder.
 
     The summary of what has not ended is computed, but not written.
 
     Args:
         folder: folder of a run, a trace, a campaign or a study.
+        write: write the summary; if not, the report alone is written, so that all else in the folder stays as it is.
 
     Returns:
         Contents of `summary.json`, the verdict in one `sentence`, and the paths of the folder (`run`) and of the page
@@ -71,22 +72,7 @@ def conclude(folder: str | PathLike[str]) -> dict[str, Any]:
     Raises:
         RecordError: the folder holds no readable record, or cannot be written.
     """
-    return draw_conclusion(folder).contents
-
-
-def report_anew(folder: str | PathLike[str]) -> dict[str, Any]:
-    """Writes the report of a record anew, and leaves all else in its folder as it is.
-
-    Args:
-        folder: as in `conclude`.
-
-    Returns:
-        What `conclude` returns.
-
-    Raises:
-        RecordError: see `conclude`.
-    """
-    return draw_conclusion(folder, write=False).contents
+    return draw_conclusion(folder, write=write).contents
 
 
 def write_report(path: Path) -> Path:
@@ -106,7 +92,7 @@ def write_report(path: Path) -> Path:
     return Path(draw_conclusion(path, write=False).contents["report"])
 
 
-def summarize_folder(path: Path) -> dict[str, Any]:
+def summarize_folder(path: Path) -> Json:
     """The summary of a record, ended or not.
 
     Raises:
@@ -139,7 +125,7 @@ def describe(folder: str | PathLike[str]) -> Conclusion:
     return Conclusion(record, contents_of(run, record.summary), run_page.build(record, run))
 
 
-def write_overview(folder: str | PathLike[str]) -> dict[str, Any]:
+def write_overview(folder: str | PathLike[str]) -> Json:
     """Writes the report of every run in a folder, and `index.html`, which lists them.
 
     A run that is damaged is listed with the reason, and counts as inconclusive; so does one that has not ended, unless

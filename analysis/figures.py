@@ -3,9 +3,10 @@
 Every line has a marker or a dash pattern of its own, so that no figure relies on colour.
 """
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
     def draw(drawing: Drawing) -> None:
         axes = drawing.axes
         for index, site in enumerate(names):
-            style: dict[str, Any] = {"marker": MARKERS[index % 6], "color": COLOURS[index % 6], "linestyle": "none"}
+            mark = functools.partial(axes.plot, marker=MARKERS[index % 6], color=COLOURS[index % 6], linestyle="none")
             shift = 0.6 * ((index + 0.5) / len(names) - 0.5)
             for place, size in enumerate(SIZES):  # few sizes, so that a mark is a reference to one of few shapes
                 here = [
@@ -63,8 +64,8 @@ def where_and_when(lines: Sequence[StepRow], mismatches: Sequence[MismatchRow], 
                     if name == site and min(int(math.log1p(found) / largest * len(SIZES)), len(SIZES) - 1) == place
                 ]
                 x, y = zip(*here, strict=True) if here else ((), ())
-                axes.plot(x, y, markersize=size, markeredgewidth=0, **style)
-            axes.plot([], [], markersize=SIZES[-1], label=short(site), **style)  # the legend has one size for all
+                mark(x, y, markersize=size, markeredgewidth=0)
+            mark([], [], markersize=SIZES[-1], label=short(site))  # the legend has one size for all
         margin = max(0.5, 0.02 * last)
         axes.set(xlabel="step", ylabel="layer", ylim=(layers - 0.5, -0.5), xlim=(-margin, last + margin))
         whole_numbers(axes.xaxis)

@@ -6,8 +6,8 @@ import itertools
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -15,7 +15,7 @@ from sdc.records import Contents
 from sdc.schema import Device, FlagRow, MismatchRow, RankRow, RunManifest, RunSummary, Suspect
 
 from . import state_losses
-from .report import Action, Headline
+from .report import Action, Headline, Json
 from .run_verdict import COMPARED, REHEARSAL, odd_digests, what_differs
 from .series import whole
 from .statistics import burn_in_steps, count_bursts, excluded_interval, mean_interval_limits
@@ -48,7 +48,7 @@ def headline(run: Contents, summary: RunSummary) -> Headline:
             "nothing was injected, but this is a rehearsal, not a test of hardware: one processor played all the twins"
         )
     todo = tuple(itertools.islice(_actions(run, summary, found), 3))
-    return Headline(said, found.device, found.operation, found.since, real, todo)
+    return dataclasses.replace(found, sentence=said, real=real, actions=todo)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,39 +170,25 @@ def listed(names: Sequence[object]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-    """A headline before its advice."""
-
-    sentence: str
-    device: str
-    operation: str
-    since: str
-    course: str | None = None
-    first: int | None = None
-    named: str = ""
-    hits: tuple[int, ...] = ()
-
-
-def _not_corrupt(run: Contents, summary: RunSummary) -> Diagnosis:
+def _not_corrupt(run: Contents, summary: RunSummary) -> Headline:
     reason = str(summary.reason)
     if summary.verdict == "clean":
         on = f" on {summary.hosts} hosts" if summary.hosts and summary.hosts > 1 else ""
         on += f"; {REHEARSAL}" if summary.rehearsal else ""
         since = f"at no step of the {summary.steps:,} that were done"
-        return Diagnosis(reason.partition(";")[0] + on, NOWHERE, NOWHERE, since)
+        return Headline(reason.partition(";")[0] + on, NOWHERE, NOWHERE, since)
     if summary.verdict is None:
         nothing = "nothing was compared, so nothing can be said"
-        return Diagnosis(f"{summary.steps:,} steps; {reason}", nothing, nothing, nothing)
+        return Headline(f"{summary.steps:,} steps; {reason}", nothing, nothing, nothing)
     reason = reason.partition("; at 95 %")[0]  # of a run that has not ended and is clean so far
     if not run.ended and "has not ended" not in reason:
         reason = f"the run has not ended; {reason}"
     brief = reason.partition(";")[0]
     unknown = f"unknown: {brief if len(brief) <= 90 else f'{brief[:89]}…'}"
-    return Diagnosis(reason, unknown, unknown, unknown)
+    return Headline(reason, unknown, unknown, unknown)
 
 
-def _corrupt(run: Contents, summary: RunSummary) -> Diagnosis:
+def _corrupt(run: Contents, summary: RunSummary) -> Headline:
     if run.kind.name == "trace" and (place := summary.first_difference):
         return of_place(place)
     seen = _seen(summary)
@@ -219,7 +205,7 @@ def _corrupt(run: Contents, summary: RunSummary) -> Diagnosis:
         found = _final(run, summary, apart)
     else:
         suspects = listed([f"data rank {rank}" for rank in (summary.shadow.suspects if summary.shadow else ())])
-        return Diagnosis(str(summary.reason), suspects or UNKNOWN, UNKNOWN, UNKNOWN, named=suspects)
+        return Headline(str(summary.reason), suspects or UNKNOWN, UNKNOWN, UNKNOWN, named=suspects)
     again = ", in steps that were run again" if _seen(summary) and not seen else ""
     return dataclasses.replace(found, sentence=found.sentence + again, since=found.since + again)
 
@@ -229,7 +215,7 @@ def _seen(summary: RunSummary) -> bool:
     return summary.first_mismatch_step is not None or bool(summary.abft and summary.abft.flagged)
 
 
-def of_place(place: Mapping[str, Any]) -> Diagnosis:
+def of_place(place: Json) -> Headline:
     """The first difference of two traces, as `describe_difference` describes it."""
     layer = "" if place.get("layer") is None else f"layer {place['layer']}, "
     way = WAYS.get(str(place.get("direction")), str(place.get("direction")))
@@ -239,7 +225,7 @@ def of_place(place: Mapping[str, Any]) -> Diagnosis:
         ", ".join(f"{axis} {number}" for axis, number in device.items()) for device in place.get("devices") or ()
     )
     step = place.get("step")
-    return Diagnosis(
+    return Headline(
         f"{devices + ': ' if devices else ''}{layer}{place.get('site')}{source}: first difference at step {step}",
         devices or "the only device of the run",
         f"{layer}{place.get('operation')}, {way}{scope}{source}",
@@ -249,7 +235,7 @@ def of_place(place: Mapping[str, Any]) -> Diagnosis:
     )
 
 
-def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Diagnosis:
+def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
     odd = summary.odd_twins or sorted({rank[0] for rank in found.ranks if rank[0] is not None})
     who, device = _odd(run.run, summary, odd, found.ranks)
     first, free = whole(summary.first_mismatch_step), summary.sync == "none"
@@ -272,22 +258,22 @@ def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Diagnosis:
         or "details of a step without a line"
     )
     since = f"step {first}; twins that are not synchronized go on differing, so how the fault goes on is unknown"
-    return Diagnosis(
+    return Headline(
         f"{who}: {what}, first at step {first}{f', {course}' if course else ''}",
         device,
         _spots(found) or f"not located: only {' and '.join(parts) or 'whole steps'} differ",
         since if free else _since(first, found),
-        course,
-        first,
-        who,
-        found.steps,
+        course=course,
+        first=first,
+        named=who,
+        hits=found.steps,
     )
 
 
-def _final(run: Contents, summary: RunSummary, odd: Sequence[int]) -> Diagnosis:
+def _final(run: Contents, summary: RunSummary, odd: Sequence[int]) -> Headline:
     """Twins that agreed at every step and not in the end."""
     who, device = _odd(run.run, summary, odd, ())
-    return Diagnosis(
+    return Headline(
         f"{who}: the final state differs, although no step showed a difference",
         device,
         "none that was compared: it changed in memory, or while the last checkpoint was written",
@@ -353,7 +339,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return listed(numbers) if len(numbers) <= 4 else f"{numbers[0]} to {numbers[-1]}, {len(numbers)} of them"
 
 
-def _products(run: Contents, summary: RunSummary, found: Evidence) -> Diagnosis:
+def _products(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
     total, hit, manifest = summary.abft, spot(found), run.run
     assert total is not None
     names = []
@@ -364,16 +350,16 @@ def _products(run: Contents, summary: RunSummary, found: Evidence) -> Diagnosis:
     place = listed(list(filter(None, names))[:3])
     rows = f"{amount(total.flagged or 0)} of {amount(total.checked or 0)} checked rows of matrix products are wrong"
     known, course = hardware(manifest, found.ranks), found.course
-    return Diagnosis(
+    return Headline(
         f"{place + ': ' if place else ''}{hit + ': ' if hit else ''}{rows}, first at step {total.first_step}"
         f"{f', {course}' if course else ''}",
         (place or "the only device of the run") + (f" ({known})" if known else ""),
         _spots(found) or UNKNOWN,
         _since(total.first_step, found),
-        course,
-        total.first_step,
-        place,
-        found.steps,
+        course=course,
+        first=total.first_step,
+        named=place,
+        hits=found.steps,
     )
 
 
@@ -391,7 +377,7 @@ def amount(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def _actions(run: Contents, summary: RunSummary, found: Diagnosis) -> Iterator[Action]:
+def _actions(run: Contents, summary: RunSummary, found: Headline) -> Iterator[Action]:
     """What follows from a run, the first thing first."""
     manifest, products = run.run, summary.abft
     twins, trace = manifest.kind == "twin", manifest.kind == "trace"
@@ -446,7 +432,7 @@ def _actions(run: Contents, summary: RunSummary, found: Diagnosis) -> Iterator[A
         yield Action("Mend what the reason names, and run again", "This says nothing about the hardware.")
 
 
-def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Diagnosis) -> Iterator[Action]:
+def _corrupt_actions(manifest: RunManifest, summary: RunSummary, found: Headline) -> Iterator[Action]:
     if summary.rehearsal:
         yield Action(
             "Suspect this machine or its libraries",

@@ -6,7 +6,7 @@ The stages are records of twins; see `sdc.burnin.pair` for the result.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sdc import records, schema
 from sdc.burnin import FOLDERS, OperationRow, Pair, PairDifference, RankDifference, Stage, StageRow, TwinRow
@@ -15,6 +15,7 @@ from sdc.schema import RunSummary
 from sdc.verdict import Verdict
 
 from .headline import Course, Evidence, amount, hardware, headline, listed, of_twins, spot
+from .report import Json
 from .run_verdict import odd_digests
 from .series import whole, worst
 from .summary import summary_of
@@ -34,7 +35,7 @@ class Opening:
     hosts: Sequence[TwinRow]
     processes: int
     steps: int
-    settings: dict[str, Any]
+    settings: Json
     faults: Sequence[str] = ()
     command: Sequence[str] = ()
 

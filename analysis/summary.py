@@ -17,6 +17,7 @@ from sdc.records import Contents
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 from sdc.verdict import Verdict
 
+from .report import Json
 from .run_verdict import COUNTS, PRODUCTS, Judgement, final_states, graver, inconclusive, is_apart, judge, what_differs
 from .series import each, real, whole, worst
 from .statistics import frequency_upper_bound
@@ -123,11 +124,9 @@ def summary_of(run: Contents) -> RunSummary:
     return summary
 
 
-def contents_of(
-    summary: schema.RunSummary | schema.CampaignSummary, stored: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def contents_of(summary: schema.RunSummary | schema.CampaignSummary, stored: Json | None) -> Json:
     """What `summary.json` says: what was computed, and what else the run wrote into it."""
-    computed: dict[str, Any] = msgspec.to_builtins(summary)
+    computed: Json = msgspec.to_builtins(summary)
     keep = {"format", "schema", "version", "host", "lines", "state_digest", "first_difference", "shadow"}
     return {**(stored or {}), **{name: value for name, value in computed.items() if name not in keep}}
 
@@ -187,7 +186,7 @@ def _site(rows: Sequence[schema.SiteCounts]) -> schema.SiteTotals:
     )
 
 
-def _total(rows: Iterable[schema.Counts], names: Sequence[str] = COUNTS[:2]) -> dict[str, Any]:
+def _total(rows: Iterable[schema.Counts], names: Sequence[str] = COUNTS[:2]) -> dict[str, int]:
     """Sums counts. A line with something else for a count is damaged: nothing of it counts, least of all as checked."""
     total = dict.fromkeys(names, 0)
     for row in rows:

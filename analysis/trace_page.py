@@ -1,9 +1,9 @@
 """A comparison of two traces: verdict, place, how to narrow it down, and how the difference spreads from there."""
 
+import dataclasses
 import math
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,11 +12,8 @@ from sdc.twins import Trace, TraceDifference, describe_place, guilty_scope
 
 from . import report
 from .headline import of_place
-from .report import Action, Definition, Drawing, Facts, Figure, Headline, LeftOut, Report, Table
+from .report import Action, Definition, Drawing, Facts, Figure, Headline, Json, LeftOut, Report, Table
 from .run_page import LABELS, SIMULATED
-
-Row: TypeAlias = dict[str, Any]
-"""What `describe_difference` says."""
 
 DEFINITIONS = (
     Definition("Digest", "64 bits", "Of every selected value at every step; equal values have equal digests."),
@@ -28,11 +25,11 @@ DEFINITIONS = (
 )
 
 
-def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str, Any]:
+def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> Json:
     """The comparison of two traces as JSON."""
     first, where = found.first, a.manifest.get("where")
     digests = sum(math.prod(shape[:-1]) for shape in a.shapes)
-    result: dict[str, Any] = {
+    result: Json = {
         "runs": [str(a.path), str(b.path)],
         "hosts": [(trace.manifest.get("host") or {}).get("name") for trace in (a, b)],
         "simulated": any(bool(_suspect(trace).get("simulated")) for trace in (a, b)),
@@ -61,7 +58,7 @@ def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> dict[str,
     }
 
 
-def _suspect(trace: Trace) -> Row:
+def _suspect(trace: Trace) -> Json:
     return trace.manifest.get("suspect") or {}
 
 
@@ -83,7 +80,7 @@ def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: Tra
     return report.write_page(difference_page(a, b, found, describe_difference(a, b, found)), Path(folder) / "diff.html")
 
 
-def difference_page(a: Trace, b: Trace, found: TraceDifference, told: Row) -> Report:
+def difference_page(a: Trace, b: Trace, found: TraceDifference, told: Json) -> Report:
     """The page of a comparison of two traces, made of what `describe_difference` says of it."""
     mark = SIMULATED if told["simulated"] else ""
     first, names = told["first"], [Path(trace.path).name for trace in (a, b)]
@@ -115,7 +112,7 @@ def difference_page(a: Trace, b: Trace, found: TraceDifference, told: Row) -> Re
     )  # fmt: skip
 
 
-def _place(told: Row) -> tuple[tuple[str, str], ...]:
+def _place(told: Json) -> tuple[tuple[str, str], ...]:
     """The first difference, for a terminal."""
     first = told["first"]
     iteration = ", ".join(map(str, first["iteration"])) + (" (outermost loop first)" if first["iteration"] else "")
@@ -127,7 +124,7 @@ def _place(told: Row) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in found.items() if value)
 
 
-def _headline(told: Row) -> Headline:
+def _headline(told: Json) -> Headline:
     real = "simulated: a fault was made on purpose" if told["simulated"] else "real: nothing was injected"
     if told["first"] is None:
         nothing = "none: every digest agrees"
@@ -147,7 +144,7 @@ def _headline(told: Row) -> Headline:
         actions.insert(0, Action("Narrow it down", f"Trace both again with --where '{told['narrow']}'."))
     if told["simulated"]:
         actions = [Action("Nothing to mend: the detection works", "The fault was made on purpose, and it was found.")]
-    return Headline(found.sentence, device, found.operation, found.since, real, tuple(actions))
+    return dataclasses.replace(found, device=device, real=real, actions=tuple(actions))
 
 
 def _spread(a: Trace, b: Trace, found: TraceDifference) -> Figure | LeftOut:

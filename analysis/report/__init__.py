@@ -21,7 +21,14 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .page import Action as Action, Definition as Definition, Headline as Headline, record_page as record_page
     from .render import to_html as to_html, to_markdown as to_markdown, write_page as write_page
     from .sections import Banner as Banner, Chart as Chart, Facts as Facts, Figure as Figure, Items as Items
-    from .sections import LeftOut as LeftOut, Line as Line, Link as Link, NOT_MEASURED as NOT_MEASURED, Part as Part
+    from .sections import (
+        Json as Json,
+        LeftOut as LeftOut,
+        Line as Line,
+        Link as Link,
+        NOT_MEASURED as NOT_MEASURED,
+        Part as Part,
+    )
     from .sections import Report as Report, Section as Section, Table as Table, Text as Text, flat as flat
     from .sections import cell as cell, marked as marked, show as show
 

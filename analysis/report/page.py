@@ -3,7 +3,7 @@ findings of a study as data, with their page."""
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from .canvas import line_figure
@@ -13,6 +13,7 @@ from .sections import (
     Facts,
     Figure,
     Items,
+    Json,
     LeftOut,
     Line,
     Part,
@@ -64,8 +65,13 @@ class Headline:
     device: str
     operation: str
     since: str
-    real: str
-    actions: tuple[Action, ...]
+    real: str = ""
+    actions: tuple[Action, ...] = ()
+    # What advice rests on where something is wrong.
+    course: str | None = None
+    first: int | None = None  # step
+    named: str = ""  # what hardware
+    hits: tuple[int, ...] = ()  # steps
 
     @property
     def answers(self) -> tuple[tuple[str, str], ...]:
@@ -80,7 +86,7 @@ class Headline:
 
 
 def record_page(
-    manifest: Mapping[str, Any],
+    manifest: Json,
     *,
     title: str,
     kind: str,
@@ -90,7 +96,7 @@ def record_page(
     facts: Iterable[tuple[str, Any]],
     measured: Iterable[Table | LeftOut | None],
     drawn: Iterable[Figure | LeftOut],
-    settings: Mapping[str, Any],
+    settings: Json,
     definitions: Iterable[Definition],
     about: Iterable[str],
     mark: str = "",
@@ -161,12 +167,12 @@ class Findings:
         return Findings(self.grids + other.grids, self.charts + other.charts, self.checks + other.checks)
 
 
-def summarize_findings(study: str, findings: Findings) -> dict[str, Any]:
+def summarize_findings(study: str, findings: Findings) -> Json:
     """Contents of `summary.json`."""
     return {"study": study, **dataclasses.asdict(findings)}
 
 
-def study_page(title: str, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Report:
+def study_page(title: str, manifest: Json, summary: Json) -> Report:
     """The page of a study, ended or not."""
     study = str(summary.get("study"))
     checks = [Check(**check) for check in summary.get("checks") or ()]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
 
 NOT_MEASURED = "–"
+Json: TypeAlias = dict[str, Any]
+"""A JSON object as it stands in a file, with the fields that no type of this version names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,8 +180,10 @@ def marked(part: Marked, mark: str) -> Marked:
     """A table or figure that says what is simulated in it; itself without a mark."""
     if not mark:
         return part
-    drawn: dict[str, Any] = {"mark": mark} if isinstance(part, Figure) else {}
-    return dataclasses.replace(part, caption=f"[{mark}] {part.caption}", **drawn)
+    caption = f"[{mark}] {part.caption}"
+    if isinstance(part, Figure):
+        return dataclasses.replace(part, caption=caption, mark=mark)
+    return dataclasses.replace(part, caption=caption)
 
 
 def show(value: Any, *, digits: int = 3) -> str:
