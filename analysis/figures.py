@@ -4,9 +4,10 @@ Every line has a marker or a dash pattern of its own, so that no figure relies o
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -132,34 +133,32 @@ def gradients(steps: Sequence[StepRow]) -> Figure | LeftOut:
         return LeftOut(title, "no gradient norm is finite and above zero")
     caption = "L2 norms of the gradient of each optimizer step."
     if difference is None:
-        return _norms("Gradient norm", caption + _not_finite({"gradient norm": norm}), steps, {"norm": norm[0]})
-    lines = {"norm, twin 0 (reference)": norm[0]}
-    lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
+        caption += _not_finite({"gradient norm": norm})
+        return _over_steps("Gradient norm", caption, "L2 norm", steps, {"norm": norm[0]}, "y")
     zero = "" if (difference[1:] > 0).any() else " No difference above zero was measured."
     finite = _not_finite({"gradient norm": norm, "gradient difference": difference})
-    return _norms(title, f"{caption} A difference of zero has no point.{zero}{finite}", steps, lines)
+    caption += f" A difference of zero has no point.{zero}{finite}"
+    return _over_steps(title, caption, "L2 norm", steps, _beside(norm, difference), "y")
 
 
 def parameter_difference(steps: Sequence[StepRow]) -> Figure | LeftOut:
     """Norm of the difference of the parameters from the reference's."""
-    title = "Parameter difference"
-    difference = per_twin(steps, "parameter_difference")
+    title, difference = "Parameter difference", per_twin(steps, "parameter_difference")
     if difference is None or len(difference) < 2:
         return LeftOut(title, "the record holds no parameter differences")
     if not (difference[1:] != 0).any():
         return LeftOut(title, "the parameters of the twins never differed")
     if not (np.isfinite(difference[1:]) & (difference[1:] > 0)).any():
         return LeftOut(title, "no finite difference above zero was measured")
-    norm = per_twin(steps, "parameter_norm")
-    lines = {"norm, twin 0 (reference)": norm[0]} if norm is not None else {}
-    lines |= {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
     caption = "L2 norm over all parameters after each step, before any synchronization of them."
-    return _norms(title, caption + _not_finite({"parameter difference": difference}), steps, lines)
+    caption += _not_finite({"parameter difference": difference})
+    lines = _beside(per_twin(steps, "parameter_norm"), difference)
+    return _over_steps(title, caption, "L2 norm", steps, lines, "y")
 
 
-def _norms(title: str, caption: str, steps: Sequence[StepRow], lines: dict[str, Floats]) -> Figure | LeftOut:
-    drawn = tuple(Line(name, step_numbers(steps), values) for name, values in lines.items())
-    return line_figure(Chart(title, caption, "step", "L2 norm", drawn, log="y"))
+def _beside(norm: PerTwin | None, difference: PerTwin) -> dict[str, Floats]:
+    lines = {"norm, twin 0 (reference)": norm[0]} if norm is not None else {}
+    return lines | {f"difference, twin {twin}": difference[twin] for twin in range(1, len(difference))}
 
 
 def losses(steps: Sequence[StepRow]) -> Figure | LeftOut:
@@ -169,65 +168,69 @@ def losses(steps: Sequence[StepRow]) -> Figure | LeftOut:
         return LeftOut("Loss", "the record holds no losses")
     if not np.isfinite(loss).any():
         return LeftOut("Loss", "no loss on record is finite")
-    several = len(loss) > 1
-    names = [f"twin {twin}{'' if twin else ' (reference)'}" for twin in range(len(loss))] if several else ["loss"]
-    lines = tuple(Line(name, step_numbers(steps), values) for name, values in zip(names, loss, strict=True))
-    caption = "Training loss of each step." + (" Lines that cover each other are equal." if several else "")
-    title = "Losses of the twins" if several else "Loss"
-    return line_figure(Chart(title, caption + _not_finite({"loss": loss}), "step", "loss", lines))
+    title, caption, lines = "Loss", "Training loss of each step.", {"loss": loss[0]}
+    if len(loss) > 1:
+        title, caption = "Losses of the twins", f"{caption} Lines that cover each other are equal."
+        lines = {f"twin {twin}{'' if twin else ' (reference)'}": values for twin, values in enumerate(loss)}
+    return _over_steps(title, caption + _not_finite({"loss": loss}), "loss", steps, lines)
 
 
 def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
     """Share of the rows of products that were flagged at each step, by pass (the study's figure 10)."""
-    title = "Flagged rows over time"
-    checked = [row.abft or ProductRow() for row in steps]
+    title, checked = "Flagged rows over time", [row.abft or ProductRow() for row in steps]
     if all(row.abft is None for row in steps):
         return LeftOut(title, "no matrix product was checked (that needs --abft)")
     if not any(whole(line.flagged) for line in checked):
         return LeftOut(title, "no row of a matrix product was flagged at any step")
-
-    def share(line: ProductRow, way: str) -> float:
-        found = [site for name, site in line.sites.items() if name.startswith(f"{way}/")]
-        flagged, of = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
-        return flagged / of if of else 0.0
-
-    ways = ("fwd", "remat", "bwd")
-    lines = [Line(way, step_numbers(steps), [share(line, way) for line in checked]) for way in ways]
+    lines: dict[str, list[float]] = {"fwd": [], "remat": [], "bwd": []}
+    for row in checked:
+        for way, shares in lines.items():
+            found = [site for name, site in row.sites.items() if name.startswith(f"{way}/")]
+            flagged, of = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
+            shares.append(flagged / of if of else 0.0)
     caption = "Forward, recomputed and backward products, over all ranks. A step without a flag has no point."
-    return line_figure(Chart(title, caption, "step", "flagged / checked rows", tuple(lines), log="y"))
+    return _over_steps(title, caption, "flagged / checked rows", steps, lines, "y")
 
 
-def aggregation(steps: Sequence[StepRow]) -> list[Figure | LeftOut]:
+def aggregation(steps: Sequence[StepRow]) -> Iterator[Figure | LeftOut]:
     """What methods of aggregation did, step by step."""
-    x = [float(step) for step in step_numbers(steps)]
-    charts: list[Chart] = []
-
-    def add(title: str, caption: str, quantity: str, *lines: tuple[str, Sequence[float] | None]) -> None:
-        drawn = tuple(Line(name, x, y, dashed=name in DASHED) for name, y in lines if y is not None)
-        charts.append(Chart(title, caption, "step", quantity, drawn))
-
     if (divergence := per_method(steps, "divergence")) is not None:
-        add(
-            "Divergence of replicas", "The largest over the data ranks. Not measured before the first synchronization.",
-            "‖mean θ - θ_m‖", ("measured at the last synchronization", divergence),
-            ("expected now", per_method(steps, "expected_divergence")),
-        )  # fmt: skip
+        caption = "The largest over the data ranks. Not measured before the first synchronization."
+        lines = {"measured at the last synchronization": divergence}
+        lines["expected now"] = per_method(steps, "expected_divergence") or []
+        yield _over_steps("Divergence of replicas", caption, "‖mean θ - θ_m‖", steps, lines)
     if (period := per_method(steps, "period")) is not None:
-        add("Period of synchronization", "Chosen by the signal-to-noise ratio.", "steps", ("H", period))
+        caption = "Chosen by the signal-to-noise ratio."
+        yield _over_steps("Period of synchronization", caption, "steps", steps, {"H": period})
     if (least := per_method(steps, "completed", min)) is not None:
-        caption, most = "By the slowest and the fastest rank.", per_method(steps, "completed")
-        add("Completed micro-batches", caption, "micro-batches", ("least", least), ("most", most))
+        lines = {"least": least, "most": per_method(steps, "completed") or []}
+        caption = "By the slowest and the fastest rank."
+        yield _over_steps("Completed micro-batches", caption, "micro-batches", steps, lines)
     if (drift := per_method(steps, "pair_drift")) is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
-            measured = (np.asarray(drift) / np.asarray(per_method(steps, "move") or np.nan)).tolist()
+            lines = {"measured": (np.asarray(drift) / np.asarray(per_method(steps, "move") or np.nan)).tolist()}
         rate = float(np.nanmean(per_method(steps, "parameter_loss") or np.nan))
-        theory = [pair_drift(rate)] * len(x) if 0 <= rate < 1 else None
+        lines["random walk"] = [pair_drift(rate)] * len(steps) if 0 <= rate < 1 else []
         caption = "In squares of an owner's mean move; theory at the mean loss rate."
-        add("Drift between copies", caption, "drift / move²", ("measured", measured), ("random walk", theory))
+        yield _over_steps("Drift between copies", caption, "drift / move²", steps, lines)
     if (differed := per_method(steps, "differed")) is not None:
-        caption, found = "Comparisons that differed, added up.", np.cumsum([each > 0 for each in differed])
-        add("Differences found by the shadow", caption, "differences", ("found", found.astype(float).tolist()))
-    return list(map(line_figure, charts))
+        lines = {"found": list(itertools.accumulate(float(each > 0) for each in differed))}
+        caption = "Comparisons that differed, added up."
+        yield _over_steps("Differences found by the shadow", caption, "differences", steps, lines)
+
+
+def _over_steps(
+    title: str,
+    caption: str,
+    quantity: str,
+    steps: Sequence[StepRow],
+    lines: Mapping[str, Sequence[float] | Floats],
+    log: Literal["", "y"] = "",
+) -> Figure | LeftOut:
+    """Quantities at every step; a line without points is none."""
+    x = step_numbers(steps)
+    drawn = tuple(Line(name, x, y, dashed=name in DASHED) for name, y in lines.items() if len(y))
+    return line_figure(Chart(title, caption, "step", quantity, drawn, log))
 
 
 def _heat_map(drawing: Drawing, axes: "Axes", sites: Sequence[str], table: PerTwin, quantity: str) -> None:

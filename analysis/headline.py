@@ -202,7 +202,15 @@ def _corrupt(run: Contents, summary: RunSummary) -> Headline:
     elif _seen(summary):
         found = _products(run, summary, of_products(run))
     elif apart := odd_digests(summary.state_digest):
-        found = _final(run, summary, apart)
+        who, device = _odd(run.run, summary, apart, ())
+        found = Headline(
+            f"{who}: the final state differs, although no step showed a difference",
+            device,
+            "none that was compared: it changed in memory, or while the last checkpoint was written",
+            f"after the last comparison, that of step {len(run.steps) - 1:,}",
+            first=len(run.steps),
+            named=who,
+        )
     else:
         suspects = listed([f"data rank {rank}" for rank in (summary.shadow.suspects if summary.shadow else ())])
         return Headline(str(summary.reason), suspects or UNKNOWN, UNKNOWN, UNKNOWN, named=suspects)
@@ -270,19 +278,6 @@ def _twins(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
     )
 
 
-def _final(run: Contents, summary: RunSummary, odd: Sequence[int]) -> Headline:
-    """Twins that agreed at every step and not in the end."""
-    who, device = _odd(run.run, summary, odd, ())
-    return Headline(
-        f"{who}: the final state differs, although no step showed a difference",
-        device,
-        "none that was compared: it changed in memory, or while the last checkpoint was written",
-        f"after the last comparison, that of step {len(run.steps) - 1:,}",
-        first=len(run.steps),
-        named=who,
-    )
-
-
 def _odd(manifest: RunManifest, summary: RunSummary, odd: Sequence[int], ranks: Iterable[Rank]) -> tuple[str, str]:
     """The twins that differ, as they are called, and what hardware they are."""
     pair = manifest.twins in (2, None)
@@ -308,7 +303,12 @@ def spot(found: Evidence) -> str:
     """The places that were hit: `layer 2, ffn, backward`."""
     if not found.sites:
         return ""
-    layers = f"layer{'s' if len(found.layers) > 1 else ''} {_ranges(found.layers)}, " if found.layers else ""
+    layers, hit = "", found.layers
+    if hit:
+        which = listed(hit) if len(hit) <= 4 else f"{hit[0]} to {hit[-1]}, {len(hit)} of them"
+        if len(hit) > 2 and hit[-1] - hit[0] == len(hit) - 1:
+            which = f"{hit[0]}-{hit[-1]}"
+        layers = f"layer{'s' * (len(hit) > 1)} {which}, "
     parts = [name.partition("/") for name in found.sites]
     names, ways = (list(dict.fromkeys(part[place] for part in parts)) for place in (2, 0))
     if len(found.sites) == 1 or len(names) > 3 or not all(names) or not set(ways) <= set(WAYS):
@@ -330,13 +330,6 @@ def _spots(found: Evidence) -> str:
 def _site(name: str) -> str:
     way, _, rest = name.partition("/")
     return f"{rest}, {WAYS[way]}" if rest and way in WAYS else name
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """`0-3`, `2`, or `1, 5 and 9`."""
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{numbers[0]}-{numbers[-1]}"
-    return listed(numbers) if len(numbers) <= 4 else f"{numbers[0]} to {numbers[-1]}, {len(numbers)} of them"
 
 
 def _products(run: Contents, summary: RunSummary, found: Evidence) -> Headline:
