@@ -93,12 +93,12 @@ def _read(run: Path, name: Stage, planned: int) -> Read | None:
         )  # fmt: skip
         return Read(row, None, RunSummary(), None)
     summary, evidence = summary_of(record), of_twins(record)
-    sentence, place = headline(record, summary).sentence, None
+    sentence = headline(record, summary).sentence
     rows: Sequence[schema.Counts | schema.OperationCounts] = list(summary.sites.values())
     if name == "operations":
-        rows, place = [line.operations for line in record.steps if line.operations], _first_operation(record)
+        rows = [line.operations for line in record.steps if line.operations]
     checked, mismatched = (sum(whole(getattr(row, key)) or 0 for row in rows) for key in ("checked", "mismatched"))
-    if place is not None:
+    if name == "operations" and (place := _first_operation(record)) is not None:
         sentence = f"{_operation_words(place)}, first at step {place.step}; {mismatched:,} of {checked:,} digests"
     row = StageRow(
         name=name, folder=FOLDERS[name], verdict=Verdict(summary.verdict or "inconclusive"), sentence=sentence,
@@ -118,8 +118,10 @@ def _odd(stages: Sequence[Read], opening: Opening) -> tuple[list[str], list[str]
     sure, unsure, nobody = set[int](), set[int](), False
     for stage in stages:
         lines = stage.run.steps if stage.run else []
-        parts = [part for line in lines for part in (line.state, line.gradient, line.operations) if part is not None]
-        for row in (*(stage.run.mismatches if stage.run else ()), *parts):
+        rows: list[schema.MismatchRow | schema.TwinCounts | schema.OperationCounts] = []
+        rows += stage.run.mismatches if stage.run else []
+        rows += [part for line in lines for part in (line.state, line.gradient, line.operations) if part is not None]
+        for row in rows:
             ranks = (rank.get("twin") if isinstance(rank, dict) else rank.twin for rank in row.ranks)
             twins = {twin for rank in ranks if (twin := whole(rank)) is not None}
             (unsure if getattr(row, "undecided", None) else sure).update(twins)

@@ -200,7 +200,7 @@ def _products(found: schema.ProductTotals, steps: Sequence[StepRow], injected: i
     for row in steps:  # lines without a flag that do not speak for all products
         if (line := row.abft) is None:
             return inconclusive(f"step {row.step} has no counts of its products; no row is flagged in all else")
-        lacking = []
+        lacking: list[str] = []
         if not 0 <= (-1.0 if line.coverage is None else line.coverage) <= 1:
             lacking.append("no readable coverage of its products")
         for key in PRODUCTS:
@@ -254,7 +254,8 @@ def _gap(
     for place, row in enumerate(steps):
         if whole_run and row.step != place:
             return f"step {place} is not on record; nothing differs in the {len(steps)} that are"
-        here, lacking = compared(row), []
+        here = compared(row)
+        lacking: list[str] = []
         for name, entry in here.items():
             if problem := _unreadable(entry):
                 lacking.append(f"has no readable {problem} of {name}")

@@ -59,7 +59,8 @@ def summarize(
     times = (real(value) for row in steps for value in each(row.seconds)[:1])
     seconds = [value for value in times if value is not None and math.isfinite(value)]
     drift = [row.parameter_difference for row in steps if each(row.parameter_difference)]
-    parts = [*mismatches, *(part for row in steps for part in (row.state, row.gradient) if part is not None)]
+    parts: list[MismatchRow | schema.TwinCounts] = [*mismatches]
+    parts += [part for row in steps for part in (row.state, row.gradient) if part is not None]
     ranks = (rank for part in parts for rank in part.ranks if whole(rank.mismatched) or whole(rank.unrepeated))
     apart = [row.step for row in mismatches if is_apart(row)]
     apart += [row.step for row in steps if what_differs([row])]

@@ -42,8 +42,9 @@ def to_markdown(report: Report) -> str:
     """The report as Markdown: everything but the figures."""
     banner, title = report.banner, escape(report.title)
     parts = [f"# {title}" + (f": {escape(banner.label)}" if banner else "")]
-    first = [Banner(None, "", banner.sentence, banner.simulated)] if banner else []
-    parts += [line for part in (*first, *report.sections) for line in _lines(part)]
+    if banner is not None:
+        parts += _lines(Banner(None, "", banner.sentence, banner.simulated))
+    parts += [line for section in report.sections for line in _lines(section)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
