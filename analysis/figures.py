@@ -134,11 +134,11 @@ def gradients(steps: Sequence[StepRow]) -> Figure | LeftOut:
     caption = "L2 norms of the gradient of each optimizer step."
     if difference is None:
         caption += _not_finite({"gradient norm": norm})
-        return _over_steps("Gradient norm", caption, "L2 norm", steps, {"norm": norm[0]}, "y")
+        return over_steps("Gradient norm", caption, "L2 norm", steps, {"norm": norm[0]}, "y")
     zero = "" if (difference[1:] > 0).any() else " No difference above zero was measured."
     finite = _not_finite({"gradient norm": norm, "gradient difference": difference})
     caption += f" A difference of zero has no point.{zero}{finite}"
-    return _over_steps(title, caption, "L2 norm", steps, _beside(norm, difference), "y")
+    return over_steps(title, caption, "L2 norm", steps, _beside(norm, difference), "y")
 
 
 def parameter_difference(steps: Sequence[StepRow]) -> Figure | LeftOut:
@@ -153,7 +153,7 @@ def parameter_difference(steps: Sequence[StepRow]) -> Figure | LeftOut:
     caption = "L2 norm over all parameters after each step, before any synchronization of them."
     caption += _not_finite({"parameter difference": difference})
     lines = _beside(per_twin(steps, "parameter_norm"), difference)
-    return _over_steps(title, caption, "L2 norm", steps, lines, "y")
+    return over_steps(title, caption, "L2 norm", steps, lines, "y")
 
 
 def _beside(norm: PerTwin | None, difference: PerTwin) -> dict[str, Floats]:
@@ -172,7 +172,7 @@ def losses(steps: Sequence[StepRow]) -> Figure | LeftOut:
     if len(loss) > 1:
         title, caption = "Losses of the twins", f"{caption} Lines that cover each other are equal."
         lines = {f"twin {twin}{'' if twin else ' (reference)'}": values for twin, values in enumerate(loss)}
-    return _over_steps(title, caption + _not_finite({"loss": loss}), "loss", steps, lines)
+    return over_steps(title, caption + _not_finite({"loss": loss}), "loss", steps, lines)
 
 
 def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
@@ -189,7 +189,7 @@ def flags_over_time(steps: Sequence[StepRow]) -> Figure | LeftOut:
             flagged, of = (sum(getattr(site, name) or 0 for site in found) for name in ("flagged", "checked"))
             shares.append(flagged / of if of else 0.0)
     caption = "Forward, recomputed and backward products, over all ranks. A step without a flag has no point."
-    return _over_steps(title, caption, "flagged / checked rows", steps, lines, "y")
+    return over_steps(title, caption, "flagged / checked rows", steps, lines, "y")
 
 
 def aggregation(steps: Sequence[StepRow]) -> Iterator[Figure | LeftOut]:
@@ -198,28 +198,28 @@ def aggregation(steps: Sequence[StepRow]) -> Iterator[Figure | LeftOut]:
         caption = "The largest over the data ranks. Not measured before the first synchronization."
         lines = {"measured at the last synchronization": divergence}
         lines["expected now"] = per_method(steps, "expected_divergence") or []
-        yield _over_steps("Divergence of replicas", caption, "‖mean θ - θ_m‖", steps, lines)
+        yield over_steps("Divergence of replicas", caption, "‖mean θ - θ_m‖", steps, lines)
     if (period := per_method(steps, "period")) is not None:
         caption = "Chosen by the signal-to-noise ratio."
-        yield _over_steps("Period of synchronization", caption, "steps", steps, {"H": period})
+        yield over_steps("Period of synchronization", caption, "steps", steps, {"H": period})
     if (least := per_method(steps, "completed", min)) is not None:
         lines = {"least": least, "most": per_method(steps, "completed") or []}
         caption = "By the slowest and the fastest rank."
-        yield _over_steps("Completed micro-batches", caption, "micro-batches", steps, lines)
+        yield over_steps("Completed micro-batches", caption, "micro-batches", steps, lines)
     if (drift := per_method(steps, "pair_drift")) is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
             lines = {"measured": (np.asarray(drift) / np.asarray(per_method(steps, "move") or np.nan)).tolist()}
         rate = float(np.nanmean(per_method(steps, "parameter_loss") or np.nan))
         lines["random walk"] = [pair_drift(rate)] * len(steps) if 0 <= rate < 1 else []
         caption = "In squares of an owner's mean move; theory at the mean loss rate."
-        yield _over_steps("Drift between copies", caption, "drift / move²", steps, lines)
+        yield over_steps("Drift between copies", caption, "drift / move²", steps, lines)
     if (differed := per_method(steps, "differed")) is not None:
         lines = {"found": list(itertools.accumulate(float(each > 0) for each in differed))}
         caption = "Comparisons that differed, added up."
-        yield _over_steps("Differences found by the shadow", caption, "differences", steps, lines)
+        yield over_steps("Differences found by the shadow", caption, "differences", steps, lines)
 
 
-def _over_steps(
+def over_steps(
     title: str,
     caption: str,
     quantity: str,

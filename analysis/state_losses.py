@@ -7,13 +7,16 @@ What a loss cost is counted as its source has it (Qiao et al., ICML 2019): in st
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from sdc.checkpoints import Outlook, advise, daly_interval
 from sdc.schema import Number, OutlookRow, RecoveryRow, RunManifest, RunSummary, StepRow
 
-from .report import NOT_MEASURED, Chart, Figure, LeftOut, Line, Table, line_figure, show
-from .series import per_twin, real, step_numbers, whole
+from .figures import over_steps
+from .report import NOT_MEASURED, Figure, LeftOut, Table, show
+from .series import per_twin, real, whole
 
 LOST_PARTS, COSTS = "Parts of the state that were lost", "What losing parts of the state would cost"
 ADVICE, PREDICTED = "How often to save how much", "Predicted cost of a loss"
@@ -39,12 +42,7 @@ class StateLoss:
 
     after: int  # the last step before it
     row: RecoveryRow
-    simulated: bool  # whether it was made on purpose, in a run that went on; if not, all processes started again
-
-    @property
-    def kind(self) -> str:
-        """Simulated or real."""
-        return "simulated" if self.simulated else "real"
+    kind: Literal["simulated", "real"]  # made on purpose, in a run that went on; or all processes started again
 
     @property
     def blocks(self) -> str:
@@ -67,7 +65,7 @@ class StateLoss:
     @property
     def words(self) -> str:
         """In a sentence."""
-        if self.simulated:
+        if self.kind == "simulated":
             return f"{self.blocks} were lost after step {self.after} (simulated), and recovered"
         steps = f" and {self.steps_lost:,} step{'s' * (self.steps_lost != 1)}"
         return f"started again at step {self.after + 1}: {self.blocks}{steps} were lost (real)"
@@ -78,9 +76,11 @@ def losses(lines: Sequence[StepRow]) -> list[StateLoss]:
     found = []
     for row in lines:
         if row.restarted is not None:
-            found.append(StateLoss(row.step - 1, row.restarted, simulated=False))
+            found.append(StateLoss(row.step - 1, row.restarted, "real"))
         if row.recovered is not None:
-            found.append(StateLoss(row.step, row.recovered, simulated=row.recovered.simulated is not False))
+            found.append(
+                StateLoss(row.step, row.recovered, "real" if row.recovered.simulated is False else "simulated")
+            )
     return found
 
 
@@ -91,7 +91,7 @@ def _interruptions(lines: Sequence[StepRow]) -> list[StateLoss]:
         done = row.discarded or 0
         if done > before and row.restarted is None:
             again = RecoveryRow(policy="full checkpoint", steps_lost=done - before)
-            found.append(StateLoss(row.step - 1, again, simulated=False))
+            found.append(StateLoss(row.step - 1, again, "real"))
         before = max(before, done)
     return sorted([*found, *losses(lines)], key=lambda one: one.after)
 
@@ -101,9 +101,8 @@ def sentences(lines: Sequence[StepRow]) -> tuple[str, str]:
     every = losses(lines)
     lost = "".join(one.words for one in every)
     if len(every) > 1:
-        simulated = sum(one.simulated for one in every)
-        numbers = ((simulated, "simulated"), (len(every) - simulated, "real"))
-        kinds = " and ".join(f"{number} {kind}" for number, kind in numbers if number)
+        numbers: Counter[str] = Counter(one.kind for one in every)
+        kinds = " and ".join(f"{numbers[kind]} {kind}" for kind in ("simulated", "real") if numbers[kind])
         lost = f"{len(every)} losses of parts of the state ({kinds}), all recovered; the last: {every[-1].words}"
     found = latest(lines)
     if found is None or 0.5 not in (costs := _costs(found)):
@@ -255,8 +254,7 @@ def outlook_figure(lines: Sequence[StepRow]) -> Figure | LeftOut:
         "Steps that a loss would cost just before each save, if what is lost is given back alone; a rollback of "
         "everything to a full checkpoint loses half of their interval, on average."
     )
-    drawn = tuple(Line(name, step_numbers([row for row, _ in rows]), values) for name, values in curves.items())
-    return line_figure(Chart(PREDICTED, caption, "step", "steps", drawn))
+    return over_steps(PREDICTED, caption, "steps", [row for row, _ in rows], curves)
 
 
 def advice_table(manifest: RunManifest, summary: RunSummary, lines: Sequence[StepRow]) -> Table | LeftOut:
