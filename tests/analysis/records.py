@@ -3,15 +3,17 @@
 import math
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from sdc import analysis
+from sdc.analysis.report import Figure, LeftOut, Table
 from sdc.analysis.summary import SUBMODULES, contents_of
 from sdc.records.record import Record
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 
+Shown = TypeVar("Shown", Table, Figure)
 ELEMENTS = 262_144  # per microstep, layer and site
 PUBLISHED = {
     "fwd/attn": {"frequency": 0.0289, "severity": 318.0},
@@ -60,6 +62,13 @@ def details_of(rows: list[dict[str, Any]]) -> list[MismatchRow]:
 def summarize(about: dict[str, Any], rows: list[dict[str, Any]], mismatches: list[dict[str, Any]]) -> RunSummary:
     """The summary of lines that are not typed yet."""
     return analysis.summarize(about_of(about), lines_of(rows), details_of(mismatches))
+
+
+def shown(part: Shown | LeftOut | None) -> Shown:
+    """A table or a figure that a record can give."""
+    assert part is not None
+    assert not isinstance(part, LeftOut)
+    return part
 
 
 def steps(

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from sdc.analysis import conclude
-from sdc.analysis.report import Figure, LeftOut, Table, svg
+from sdc.analysis.report import LeftOut, Table, svg
 from sdc.analysis.state_losses import advice_table, latest, outlook_figure, outlook_table, sentences
 from sdc.checkpoints import Outlook, advise, daly_interval
 from sdc.schema import OutlookRow, RunSummary
 
-from .records import about_of, lines_of, manifest, write_run
+from .records import about_of, lines_of, manifest, shown, write_run
 
 STEPS, SECONDS = 20, 2.0
 PROFILE = [2.0 ** -(part / 4) for part in range(32)]
@@ -45,8 +45,7 @@ def rows(**options: Any) -> list[dict[str, Any]]:
 
 
 def test_the_last_outlook_counts() -> None:
-    found = outlook_table(lines_of(rows()))
-    assert isinstance(found, Table)
+    found = shown(outlook_table(lines_of(rows())))
     assert found.rows == (
         ("1/8", "2.5", "40", "0.5", "8"), ("1/2", "10", "40", "0.5", "8"), ("all", "20", "40", "0.5", "8")
     )  # fmt: skip
@@ -56,22 +55,19 @@ def test_the_last_outlook_counts() -> None:
         "losing half of the state after 20 steps would cost about 10 steps (at most 40 by theorem 3.2), a rollback of "
         "everything 8"
     )
-    unknown = outlook_table(lines_of(rows(known=False)))
-    assert isinstance(unknown, Table)
+    unknown = shown(outlook_table(lines_of(rows(known=False))))
     assert {row[2] for row in unknown.rows} == {"–"}
     assert "no bound is told" in unknown.note
     assert "at most" not in sentences(lines_of(rows(known=False)))[1]
     # One in which nothing moved is passed over.
     still = [*rows(), {"step": STEPS, "outlook": {**outlook(STEPS + 1), "losses": [], "speeds": []}}]
     assert latest(lines_of(still)) == msgspec.convert(outlook(STEPS), OutlookRow)
-    drawn = outlook_figure(lines_of(rows()))
-    assert isinstance(drawn, Figure)
+    drawn = shown(outlook_figure(lines_of(rows())))
     assert "1/2 lost" in svg(drawn, "outlook")
 
 
 def test_advice_is_what_the_functions_say() -> None:
-    found = advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(**SUMMARY), lines_of(rows()))
-    assert isinstance(found, Table)
+    found = shown(advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(**SUMMARY), lines_of(rows())))
     known = Outlook.of_profile(PROFILE, 64_000_000, STEPS)
     assert [row[0] for row in found.rows[::3]] == ["every 1 hour, 1/8", "every 1 day, 1/8", "every 1 week, 1/8"]
     for row, failure in zip(found.rows[1::3], (3600.0, 86_400.0, 604_800.0), strict=True):
@@ -100,8 +96,9 @@ def test_advice_is_what_the_functions_say() -> None:
 
 
 def test_a_waste_of_everything_is_said_in_words() -> None:
-    found = advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(seconds_per_step=30_000.0), lines_of(rows()))
-    assert isinstance(found, Table)
+    found = shown(
+        advice_table(about_of({"kind": "train", **ABOUT}), RunSummary(seconds_per_step=30_000.0), lines_of(rows()))
+    )
     assert found.rows[2][5:7] == ("all of it", "all of it")  # eight failures in a step
     assert "Waste of all of it: failures come, or saves are due, faster" in found.note
 

@@ -12,7 +12,7 @@ from sdc.records import read_record
 from sdc.tools import cli
 from sdc.verdict import Exit
 
-from .records import lines_of, manifest, write_run
+from .records import lines_of, manifest, shown, write_run
 
 STEPS = 20
 SIMULATED = {
@@ -86,8 +86,7 @@ def test_simulated_and_real_are_told_apart() -> None:
     """Also in one line, and where a record does not say: there was no other loss then."""
     both = rows(told={8: {"restarted": REAL, "recovered": {**SIMULATED, "simulated": None}}})
     assert [(one.after, one.kind) for one in losses(lines_of(both))] == [(7, "real"), (8, "simulated")]
-    found = losses_table(lines_of(both))
-    assert isinstance(found, Table)
+    found = shown(losses_table(lines_of(both)))
     assert found.rows[0] == ("after step 7", "real", "partial", "2 of 8", "2,000", "2,200", "700", "0", "4", "–", "3")
     assert found.rows[1][1:6] == ("simulated", "partial", "3 of 8", "3,000", "3,100")
     assert found.rows[1][6:] == ("–", "0", "5", "0.25", "0")

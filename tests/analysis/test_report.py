@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from sdc.analysis import figures, write_report
-from sdc.analysis.report import Chart, Figure, Line, line_figure, svg
+from sdc.analysis.report import Chart, Line, line_figure, svg
 from sdc.analysis.report.canvas import power
 from sdc.records.format import RecordError
 from sdc.records.record import write_summary
 
-from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, step_row, steps, summarize, write_run
+from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, shown, step_row, steps, summarize, write_run
 
 RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 REAL = {"suspect": {"name": None, "simulated": False, "faults": []}, "published": None}
@@ -257,8 +257,7 @@ def test_a_dollar_in_a_name_stays_a_dollar() -> None:
     rows, mismatches = steps(3, rates=RATES)
     for row in rows:
         row["sites"]["fwd/$x_1$"] = row["sites"]["fwd/attn"]
-    picture = figures.frequency_over_time(summarize(manifest(), rows, mismatches), lines_of(rows))
-    assert isinstance(picture, Figure)
+    picture = shown(figures.frequency_over_time(summarize(manifest(), rows, mismatches), lines_of(rows)))
     assert ">fwd/$x_1$<" in svg(picture, "figure")
 
 
@@ -298,8 +297,7 @@ def test_captions_say_what_could_not_be_drawn(tmp_path: Path) -> None:
 def test_a_long_run_keeps_its_spike_and_a_small_page(tmp_path: Path) -> None:
     rows = [step_row(step) for step in range(20_000)]
     rows[13_337]["loss"] = [rows[0]["loss"][0], 777.0]
-    picture = figures.losses(lines_of(rows))
-    assert isinstance(picture, Figure)
+    picture = shown(figures.losses(lines_of(rows)))
     assert len(svg(picture, "figure")) < 200_000
     assert "800" in re.findall(r"<text[^>]*>([^<]*)</text>", svg(picture, "figure"))
 
@@ -307,8 +305,7 @@ def test_a_long_run_keeps_its_spike_and_a_small_page(tmp_path: Path) -> None:
 def test_heat_map_has_a_cell_for_every_layer_and_no_image() -> None:
     rows, mismatches = steps(3, layers=32, rates=RATES)
     summary = summarize(manifest(layers=32), rows, mismatches)
-    picture = figures.layers_heat_map(summary)
-    assert isinstance(picture, Figure)
+    picture = shown(figures.layers_heat_map(summary))
     assert "<image" not in svg(picture, "figure")
     root = ET.fromstring(svg(picture, "figure"))
     drawn = root.iter("{http://www.w3.org/2000/svg}path")
@@ -359,8 +356,7 @@ def test_powers_of_ten_are_plain_text(value: float, text: str) -> None:
 
 def test_axes_have_no_latex_and_no_fractions_of_steps() -> None:
     chart = Chart("A chart", "A caption.", "step", "loss", (Line("a", [0, 1, 2], [1e-9, 1e-3, 1e2]),), log="y")
-    picture = line_figure(chart)
-    assert isinstance(picture, Figure)
+    picture = shown(line_figure(chart))
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg(picture, "figure"))
     assert {"10⁻⁸", "10⁻⁶"} <= set(texts)
     assert not [text for text in texts if "math" in text or "{" in text or text == "0.5"]
@@ -371,8 +367,7 @@ def test_the_only_cell_of_a_heat_map_can_be_read() -> None:
     rows, mismatches = steps(3)
     mismatches = [{"step": 1, "site": "bwd/ffn", "layer": 2, "mismatched": 4}]
     rows[1]["sites"]["bwd/ffn"]["mismatched"] = 4
-    picture = figures.layers_heat_map(summarize(manifest(), rows, mismatches))
-    assert isinstance(picture, Figure)
+    picture = shown(figures.layers_heat_map(summarize(manifest(), rows, mismatches)))
     assert len(re.findall(r"<text [^>]*var\(--paper[^>]*>[^<]*e-0\d</text>", svg(picture, "figure"))) == 1
 
 
@@ -383,13 +378,11 @@ def test_marks_of_a_long_run_are_few_and_keep_the_spike() -> None:
         for site, layer in (("fwd/attn", 0), ("bwd/ffn", 31), ("my own", 5))
     ] + [{"step": 71_717, "site": "my own", "layer": 31, "mismatched": 900_000}]
     lines = lines_of([{"step": 99_999}])
-    picture = figures.where_and_when(lines, details_of(hits), 32)
-    assert isinstance(picture, Figure)
+    picture = shown(figures.where_and_when(lines, details_of(hits), 32))
     marks = re.findall(r"<use ", svg(picture, "figure"))
     assert len(marks) <= figures.MARKS + 60  # and ticks
     assert len(svg(picture, "figure")) < 250_000
-    flat = figures.where_and_when(lines, details_of([{**hit, "mismatched": 3} for hit in hits]), 32)
-    assert isinstance(flat, Figure)
+    flat = shown(figures.where_and_when(lines, details_of([{**hit, "mismatched": 3} for hit in hits]), 32))
     shapes = [set(re.findall(r'<path id="[^"]*" d="([^"]*)"', svg(each, "figure"))) for each in (picture, flat)]
     assert len(shapes[0]) > len(shapes[1])  # the others are smaller than the spike
     assert "Each column is of" in picture.caption

@@ -12,7 +12,7 @@ from sdc.analysis import tables
 from sdc.analysis.report import LeftOut, Report, Section, Table, flat, show, to_markdown
 from sdc.analysis.statistics.bootstrap import bootstrap_interval
 
-from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, steps, summarize
+from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, shown, steps, summarize
 
 RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 
@@ -37,8 +37,7 @@ def test_numbers_are_shown_for_reading(value: object, text: str) -> None:
 def test_published_values_stand_beside_the_measured_ones() -> None:
     rows, mismatches = steps(20, rates=RATES)
     summary = summarize(manifest(), rows, mismatches)
-    table = tables.submodules(summary, lines_of(rows))
-    assert isinstance(table, Table)
+    table = shown(tables.submodules(summary, lines_of(rows)))
     for row, site in zip(table.rows, PUBLISHED, strict=True):
         cells = dict(enumerate(row))
         measured, published = summary.submodules[site].frequency, PUBLISHED[site]["frequency"]
@@ -49,8 +48,7 @@ def test_published_values_stand_beside_the_measured_ones() -> None:
 
 
 def test_without_a_profile_there_is_nothing_published() -> None:
-    table = tables.submodules(summarize(manifest(published=None), *steps(3)), lines_of(steps(3)[0]))
-    assert isinstance(table, Table)
+    table = shown(tables.submodules(summarize(manifest(published=None), *steps(3)), lines_of(steps(3)[0])))
     assert table.header == ("site", "frequency (2)", "95 % interval", "severity (4)")
     assert table.rows[0][1] == "0"
     assert table.rows[0][2].startswith("below ")
@@ -58,8 +56,7 @@ def test_without_a_profile_there_is_nothing_published() -> None:
 
 def test_what_bursts_let_expect_stands_beside_the_measured() -> None:
     expected = {site: 2 * known["frequency"] for site, known in PUBLISHED.items()}
-    table = tables.submodules(summarize(manifest(expected=expected), *steps(3, rates=RATES)), [])
-    assert isinstance(table, Table)
+    table = shown(tables.submodules(summarize(manifest(expected=expected), *steps(3, rates=RATES)), []))
     assert table.header[3] == "expected here"
     assert [row[3] for row in table.rows] == [show(value) for value in expected.values()]
     assert {len(row) for row in table.rows} == {len(table.header)}
@@ -90,56 +87,47 @@ def test_intervals_are_of_the_counts_of_steps() -> None:
 
 def test_where_too_little_was_seen_it_is_said_instead_of_a_number() -> None:
     rows, summary = spiky(0.007)
-    found = tables.submodules(summary, lines_of(rows))
-    whole = tables.whole_step(summary, lines_of(rows))
-    assert isinstance(found, Table)
-    assert isinstance(whole, Table)
+    found = shown(tables.submodules(summary, lines_of(rows)))
+    whole = shown(tables.whole_step(summary, lines_of(rows)))
     assert [row[2] for row in found.rows] == ["–", "too few steps with a mismatch", "–", "–"]
     assert whole.rows[0][4] == "too few steps with a mismatch"
     damaged = [{**row, "gradient": {"checked": 1.5, "mismatched": 3}} for row in rows]
-    told = tables.whole_step(summary, lines_of(damaged))
-    assert isinstance(told, Table)
+    told = shown(tables.whole_step(summary, lines_of(damaged)))
     assert told.rows[0][4] == "too few steps with a mismatch"
 
 
 def test_differences_that_persist_have_no_interval() -> None:
     rows = free_steps(60)
-    table = tables.whole_step(summarize(manifest(sync="none"), rows, []), lines_of(rows))
-    assert isinstance(table, Table)
+    table = shown(tables.whole_step(summarize(manifest(sync="none"), rows, []), lines_of(rows)))
     assert [row[4] for row in table.rows] == ["–", "–"]
     assert "no interval" in table.note
 
 
 def test_a_published_zero_has_no_ratio() -> None:
     published = {site: {"frequency": 0.0, "severity": 0.0} for site in PUBLISHED}
-    table = tables.submodules(summarize(manifest(published=published), *steps(3, rates=RATES)), [])
-    assert isinstance(table, Table)
+    table = shown(tables.submodules(summarize(manifest(published=published), *steps(3, rates=RATES)), []))
     assert [row[4] for row in table.rows] == ["–"] * 4
 
 
 def test_a_simulation_says_whether_every_injection_was_found() -> None:
     rows, mismatches = steps(3, rates=RATES)
-    found = tables.counts(summarize(manifest(), rows, mismatches))
-    assert isinstance(found, Table)
+    found = shown(tables.counts(summarize(manifest(), rows, mismatches)))
     assert "equals injected" in found.note
     rows[0]["sites"]["bwd/attn"]["injected"] += 1
-    missed = tables.counts(summarize(manifest(), rows, mismatches))
-    assert isinstance(missed, Table)
+    missed = shown(tables.counts(summarize(manifest(), rows, mismatches)))
     assert "differs from injected at bwd/attn" in missed.note
 
 
 def test_ranks_add_up() -> None:
     _, mismatches = steps(3, rates=RATES)
-    table = tables.ranks(details_of(mismatches))
-    assert isinstance(table, Table)
+    table = shown(tables.ranks(details_of(mismatches)))
     assert table.rows[0][:2] == ("1 / 0 / 1", show(sum(row["mismatched"] for row in mismatches)))
     assert isinstance(tables.ranks(details_of([])), LeftOut)
 
 
 def test_first_mismatches_come_in_the_order_of_the_step() -> None:
     _, mismatches = steps(3, rates=RATES)
-    table = tables.first_mismatches(details_of(mismatches[::-1]), limit=5)
-    assert isinstance(table, Table)
+    table = shown(tables.first_mismatches(details_of(mismatches[::-1]), limit=5))
     assert [row[1] for row in table.rows] == ["0"] * 5
     assert [row[0] for row in table.rows] == ["fwd/attn"] * 4 + ["fwd/ffn"]
 
@@ -152,8 +140,7 @@ def test_losses_show_their_last_bits() -> None:
 
 
 def test_nested_settings_become_one_row_each() -> None:
-    table = flat("x", {"a": {"b": 1, "c": [1, 2]}, "d": None})
-    assert isinstance(table, Table)
+    table = shown(flat("x", {"a": {"b": 1, "c": [1, 2]}, "d": None}))
     assert table.rows == (("a.b", "1"), ("a.c", "1, 2"))
     assert flat("x", None) is None
 
@@ -165,14 +152,13 @@ def test_a_cell_shows_its_text_literally(text: str) -> None:
     tokens = [token for token in MarkdownIt("commonmark").enable("table").parse(markdown) if token.type == "inline"]
     cells = tokens[2:]  # the title and the caption stand before
     assert len(cells) == 6
-    shown = "".join(child.content for child in cells[3].children or [])
-    assert shown == " ".join(text.split())
+    text_of = "".join(child.content for child in cells[3].children or [])
+    assert text_of == " ".join(text.split())
     assert cells[4].content == "after"
 
 
 def test_what_was_not_compared_is_not_nought() -> None:
     """Under `params` and `none` no submodule is compared, though values are injected in them."""
-    table = tables.counts(summarize(manifest(), free_steps(10), []))
-    assert isinstance(table, Table)
+    table = shown(tables.counts(summarize(manifest(), free_steps(10), [])))
     for row in table.rows:
         assert row[1:] == ("not compared", "-", "30", "-", "-")
