@@ -32,27 +32,13 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .loop import make_campaign as make_campaign, rows_done as rows_done
     from .checkpoints import NotWritten as NotWritten
     from .cluster import changes as changes, joined as joined
-    from .corpus import read_corpus as read_corpus
-    from .data import Dataset as Dataset, batches as batches, make_dataset as make_dataset
-    from .datasets import cache_folder as cache_folder, fixed_order as fixed_order, freeze as freeze
+    from .data import ByteTokenizer as ByteTokenizer, CorpusError as CorpusError, DataError as DataError
+    from .data import Dataset as Dataset, batches as batches, files_below as files_below
+    from .data import make_dataset as make_dataset, read_corpus as read_corpus
     from .estimates import Compiled as Compiled
-    from .images import (
-        Images as Images,
-        ImagesError as ImagesError,
-        image_batches as image_batches,
-        read_images as read_images,
-    )
-    from .network import (
-        convnet_logits as convnet_logits,
-        image_loss as image_loss,
-        init_convnet as init_convnet,
-        patches as patches,
-        pool as pool,
-    )
     from .peers import Peers as Peers
     from .specs import FullLoad as FullLoad
     from .stages import escalate as escalate
     from .stopping import Stop as Stop
-    from .tokenizer import ByteTokenizer as ByteTokenizer
 
 __getattr__, __dir__, __all__ = facade(__name__)

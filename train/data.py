@@ -1,28 +1,343 @@
-"""Chunks of tokens in a fixed order, and batches of them from a position that can be saved.
+"""Text to train on: documents, their tokens, chunks in a fixed order, and batches from a position that can be saved.
 
-As in the SDC study (appendix B.1): text is tokenized, joined, cut into chunks of the sequence length, and shuffled once
-with a fixed seed. Every epoch has that same order, so the batch of a step depends on nothing but the data set and the
-number of the step.
+Twins on two hosts must train on the same text. Documents therefore come in an order that depends on nothing but the
+names of the files, as bytes decoded without any translation of line ends; the digest of the data set covers what is in
+them. As in the SDC study (appendix B.1), text is tokenized, joined, cut into chunks of the sequence length, and
+shuffled once with a fixed seed. Every epoch has that same order, so the batch of a step depends on nothing but the data
+set and the number of the step.
 """
 
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING, Any
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from jaxtyping import Int32
 
+from sdc.records import endless, parse_json
 from sdc.settings import SettingError
-
-from .corpus import Corpus
-from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import grain
 
+PYTHON = "python"  # name of the default corpus, the standard library
+
+# Files that are read from a folder; a file named by itself is read whatever its suffix.
+TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".jsonl"})
+
+# Distributions package these apart (Debian: python3-tk, python3-venv, idle, ...), so one of two twins might lack them.
+# sys.stdlib_module_names already leaves out what a build or a host writes for itself (_sysconfigdata, sitecustomize).
+_OPTIONAL_MODULES = frozenset(
+    {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"}
+)
+
 
 class DataError(SettingError):
-    """A corpus that is too short, or a seed that is none; the message says how to mend it."""
+    """Data that are missing or damaged; the message says which and how to mend it."""
+
+    of: ClassVar[str] = "data"
+
+    def __init__(self, given: object, problem: str) -> None:
+        super().__init__(self.of, given, problem)
+
+    @classmethod
+    def unreadable(cls, path: str | Path, error: OSError) -> "DataError":
+        """What the operating system says of a file."""
+        return cls(path, f"cannot be read ({error.strerror}); check the path and its permissions")
+
+
+class CorpusError(DataError):
+    """A corpus that is missing, empty, unreadable or too short."""
+
+    of = "corpus"
+
+
+class TokenizerError(DataError):
+    """A tokenizer that cannot be loaded or used."""
+
+    of = "tokenizer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Text to train on.
+
+    Attributes:
+        documents: the texts in a fixed order, none of them empty.
+        source: where they come from, for the run record.
+    """
+
+    documents: tuple[str, ...]
+    source: str
+
+
+def read_corpus(source: str | Path | Sequence[str | Path] = PYTHON) -> Corpus:
+    """Reads a corpus.
+
+    Args:
+        source: the string `"python"` for the running interpreter's standard library without its tests and its
+            optional parts (about 10 MB), a path, or a sequence of both, read in the given order. A path is a file of
+            UTF-8 text (one document), a `.jsonl` file with a `text` field on every line (one document a line), or a
+            folder of such files (those of `TEXT_SUFFIXES`, see `files_below`).
+
+    Returns:
+        The documents. Files without a character are passed over.
+
+    Raises:
+        CorpusError: a path is missing or unreadable, a file is no UTF-8 text, a JSON line is invalid or has no text,
+            a folder has no file to read, or there is no text at all.
+    """
+    items = [source] if isinstance(source, str | Path) else list(source)
+    documents: list[str] = []
+    names: list[str] = []
+    for item in items:
+        standard_library = item == PYTHON  # a Path never equals a string: Path("python") is a folder of that name
+        files = _standard_library() if standard_library else _text_files(Path(item))
+        names.append(f"python {platform.python_version()} standard library" if standard_library else str(item))
+        for file in files:
+            documents.extend(document for document in _documents(file) if document)
+    if not documents:
+        raise CorpusError(" ".join(map(str, items)), "is empty; give files or folders that hold text")
+    return Corpus(tuple(documents), ", ".join(names))
+
+
+def files_below(folder: Path, error_of: type[DataError]) -> list[Path]:
+    """All files below a folder, if there is one, that are not hidden; folders behind symbolic links are not entered.
+
+    They are sorted by relative path, compared as strings of code points: the same on every host, whatever its locale.
+    """
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error_of.unreadable(error.filename, error) from error
+
+    found: list[Path] = []
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += (Path(parent, name) for name in files if not name.startswith("."))
+    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
+
+
+def _standard_library() -> list[Path]:
+    root = Path(sysconfig.get_path("stdlib"))
+    files: list[Path] = []
+    for name in sys.stdlib_module_names - _OPTIONAL_MODULES:
+        module = root / f"{name}.py"
+        files += (
+            [module] if module.is_file() else files_below(root / name, CorpusError) if (root / name).exists() else []
+        )
+    files = [
+        file for file in files if file.suffix == ".py" and {"test", "tests"}.isdisjoint(file.relative_to(root).parts)
+    ]
+    if not files:
+        raise CorpusError(PYTHON, f"no source text of the standard library in {root}; give files of your own")
+    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
+
+
+def _text_files(path: Path) -> list[Path]:
+    try:
+        found = endless(path)
+    except FileNotFoundError as error:
+        raise CorpusError(
+            path, "does not exist; give a file or folder of text, or 'python' for the standard library"
+        ) from error
+    except OSError as error:
+        raise CorpusError.unreadable(path, error) from error
+    if found:
+        raise CorpusError(path, f"is {found}, neither a file nor a folder; write its text to a file first")
+    if path.is_file():
+        return [path]
+    files = [file for file in files_below(path, CorpusError) if file.suffix.lower() in TEXT_SUFFIXES]
+    if not files:
+        suffixes = " ".join(sorted(TEXT_SUFFIXES))
+        raise CorpusError(path, f"has no file ending in {suffixes}; name other files of text one by one")
+    return files
+
+
+def _documents(path: Path) -> Iterator[str]:
+    try:
+        if found := endless(path):
+            raise CorpusError(path, f"is {found}, not a file; leave it out")
+        data = path.read_bytes()
+    except OSError as error:
+        raise CorpusError.unreadable(path, error) from error
+    except MemoryError as error:
+        raise CorpusError(path, "does not fit into memory; give a part of it") from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            path,
+            f"is not UTF-8 text (byte {data[error.start]:#04x} at offset {error.start}); "
+            "convert it to UTF-8 or leave it out",
+        ) from error
+    if "\0" in text:
+        raise CorpusError(path, f"is binary (zero byte at offset {data.index(0)}); leave it out")
+    text = text.removeprefix("\ufeff")  # a byte order mark is no part of the text
+    if path.suffix.lower() != ".jsonl":
+        yield text
+        return
+    # JSON strings may hold U+2028 and the like, at which splitlines() would cut.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _text_field(line, f"{path} line {number}")
+
+
+def _text_field(line: str, place: str) -> str:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise CorpusError(place, f"is not valid JSON ({error}); mend or remove that line") from error
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise CorpusError(
+            place, 'has no text; expected a JSON object whose field \'text\' is a string: {"text": "..."}'
+        )
+    text: str = row["text"]
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            place, f"has half a surrogate pair in its text (character {error.start}); mend or remove that line"
+        ) from error
+    return text
+
+
+BYTES = "bytes"  # name of the default tokenizer
+
+# Names under which tokenizers of different families know the token between documents, tried in this order.
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+_EXPECTED = "expected the tokenizer.json that the Hugging Face tokenizers package saves"
+
+
+class Tokenizer(Protocol):
+    """What the data pipeline needs of a tokenizer.
+
+    Attributes:
+        vocab_size: tokens are 0 to `vocab_size - 1`.
+        end_of_text: the token between documents.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def end_of_text(self) -> int: ...
+
+    def encode(self, text: str) -> Int32[np.ndarray, "tokens"]:
+        """The tokens of a text, without any added at its ends."""
+
+    def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
+        """The text of tokens; `end_of_text` has none."""
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as tokens 0 to 255, and 256 as the end of text.
+
+    Example:
+        >>> from sdc.train.data import ByteTokenizer
+        >>> ByteTokenizer().encode("né").tolist(), ByteTokenizer().decode([110, 195, 169, 256])
+        ([110, 195, 169], 'né')
+    """
+
+    vocab_size = 257
+    end_of_text = 256
+
+    def encode(self, text: str) -> Int32[np.ndarray, "tokens"]:
+        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
+
+    def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
+        """The text of bytes; those that are no UTF-8, as a model may write them, become U+FFFD."""
+        return bytes(int(token) for token in tokens if token < self.end_of_text).decode("utf-8", errors="replace")
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizers.Tokenizer`, read from a file by `load_tokenizer`.
+
+    An end-of-text token spelled out in a text counts as one, so that files that already hold separators keep them.
+
+    Raises:
+        TokenizerError: the tokenizer has no end-of-text token.
+    """
+
+    def __init__(self, tokenizer: Any, source: Path) -> None:
+        # Files often keep the settings of the model they were made for; a document must come whole and bare.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        known = [vocabulary[name] for name in END_OF_TEXT if name in vocabulary]
+        if not known:
+            raise TokenizerError(
+                source, f"has no end-of-text token; looked for {' '.join(END_OF_TEXT)}: add one of them"
+            )
+        self._tokenizer, self._source = tokenizer, source
+        self.end_of_text = known[0]
+        self.vocab_size = max(vocabulary.values()) + 1  # not their number: identifiers may have gaps
+
+    def encode(self, text: str) -> Int32[np.ndarray, "tokens"]:
+        try:
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        except Exception as error:  # the package raises Exception itself
+            raise TokenizerError(
+                self._source, f"cannot encode the corpus ({_one_line(error)}); choose another tokenizer"
+            ) from error
+
+    def decode(self, tokens: Sequence[int] | Int32[np.ndarray, "tokens"]) -> str:
+        """The text of tokens, special ones left out."""
+        text: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
+        return text
+
+
+def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
+    """Loads a tokenizer."""
+    if spec == BYTES:
+        return ByteTokenizer()
+    path = Path(spec)
+    if path.is_dir():
+        raise TokenizerError(path, "is a folder; name the tokenizer.json in it")
+    try:
+        if found := endless(path):
+            raise TokenizerError(path, f"is {found}, not a file; {_EXPECTED}")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise TokenizerError(path, "does not exist; give 'bytes' or a tokenizer.json") from error
+    except OSError as error:
+        raise TokenizerError.unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise TokenizerError(path, f"is no tokenizer.json (not UTF-8 text); {_EXPECTED}") from error
+    try:
+        fields = parse_json(text)
+    except ValueError as error:
+        raise TokenizerError(path, f"is no tokenizer.json (invalid JSON: {error}); {_EXPECTED}") from error
+    if not isinstance(fields, dict) or "model" not in fields:
+        raise TokenizerError(path, f"is no tokenizer.json (it has no field 'model'); {_EXPECTED}")
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise TokenizerError(
+            path,
+            f'needs the tokenizers package, which is not installed; run pip install "jax-sdc[text]", or take {BYTES}',
+        ) from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the package raises Exception itself
+        raise TokenizerError(path, f"is no tokenizer.json ({_one_line(error)}); {_EXPECTED}") from error
+    return HuggingFaceTokenizer(tokenizer, path)
+
+
+def padded_vocab(tokenizer: Tokenizer, multiple: int = 64) -> int:
+    """Rows of an embedding for a tokenizer: the vocabulary rounded up, so that it divides over a mesh."""
+    return -(-tokenizer.vocab_size // multiple) * multiple
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,17 +367,11 @@ class Dataset:
             "source": self.source, "documents": self.documents, "tokens": self.tokens, "digest": self.digest,
         }  # fmt: skip
 
-    @property
-    def sequence_length(self) -> int:
-        """Tokens of a chunk that are predicted."""
-        return int(self.chunks.shape[1]) - 1
-
     def require(self, *, batch_size: int, microsteps: int) -> None:
         """Checks that the data set makes at least one batch, of which `batches` tells more."""
-        chunks, length = batch_size * microsteps, self.sequence_length
+        chunks, length = batch_size * microsteps, int(self.chunks.shape[1]) - 1
         if len(self.chunks) < chunks:
-            raise DataError(
-                "corpus",
+            raise CorpusError(
                 self.source,
                 f"has {self.tokens} tokens, fewer than one batch needs: {chunks * length + 1} "
                 f"({microsteps} microsteps × {batch_size} sequences × {length} tokens, and one); "
@@ -73,29 +382,12 @@ class Dataset:
 def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, seed: int) -> Dataset:
     """Tokenizes a corpus, joins its documents, cuts them into chunks and shuffles these once.
 
-    Args:
-        corpus: the documents.
-        tokenizer: turns them into tokens; its end of text follows each document.
-        sequence_length: tokens of a chunk that are predicted; a chunk holds one more.
-        seed: seed of the shuffle.
-
-    Returns:
-        The data set; without a chunk if the corpus is shorter than one (`batches` reports it).
-
-    Raises:
-        DataError: the seed is negative.
-
-    Example:
-        >>> from sdc.train.corpus import Corpus
-        >>> from sdc.train.data import make_dataset
-        >>> from sdc.train.tokenizer import ByteTokenizer
-        >>> dataset = make_dataset(Corpus(("abc", "de"), "example"), ByteTokenizer(), 2, seed=0)
-        >>> sorted(dataset.chunks.tolist())
-        [[97, 98, 99], [99, 256, 100], [100, 101, 256]]
+    A document is followed by the end of text. A corpus shorter than a chunk makes a data set without one, which
+    `batches` reports.
     """
     assert sequence_length >= 1, sequence_length
     if seed < 0:
-        raise DataError("seed", seed, "expected a whole number of at least 0")
+        raise SettingError("seed", seed, "expected a whole number of at least 0")
     end = np.array([tokenizer.end_of_text], np.int32)
     tokens = np.concatenate(
         [part for document in corpus.documents for part in (tokenizer.encode(document), end)], dtype=np.int32
@@ -113,35 +405,16 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
 
 
 def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> "grain.DatasetIterator":
-    """Iterates over global batches without end.
+    """Iterates over global batches without end: int32 arrays [microsteps, batch_size, length + 1].
 
     Every process iterates over the same batches and takes its own share of each. Chunks left over at the end of an
     epoch, less than a batch, are dropped; the next epoch has the same order. Batches are cut in the caller's thread:
-    the chunks are in memory, and worker processes would fork a process in which JAX runs threads.
-
-    Args:
-        dataset: the chunks.
-        batch_size: sequences in one microstep, over all data ranks.
-        microsteps: microsteps in one batch.
-
-    Returns:
-        A grain iterator of int32 arrays [microsteps, batch_size, length + 1]. `get_state()` is a dictionary that JSON
-        can hold, of one number: the batches handed out since the start. `set_state()` on an iterator over the same
-        data set and sizes goes there, also backwards, at no cost.
+    the chunks are in memory, and worker processes would fork a process in which JAX runs threads. `get_state()` is a
+    dictionary that JSON can hold, of one number: the batches handed out since the start. `set_state()` on an iterator
+    over the same data set and sizes goes there, also backwards, at no cost.
 
     Raises:
-        DataError: the data set is shorter than one batch.
-
-    Example:
-        >>> from sdc.train.corpus import Corpus
-        >>> from sdc.train.data import batches, make_dataset
-        >>> from sdc.train.tokenizer import ByteTokenizer
-        >>> dataset = make_dataset(Corpus(("to be or not to be",), "example"), ByteTokenizer(), 4, seed=0)
-        >>> iterator = batches(dataset, batch_size=2, microsteps=1)
-        >>> next(iterator).shape
-        (1, 2, 5)
-        >>> iterator.get_state()
-        {'next_index': 1}
+        CorpusError: the data set is shorter than one batch.
     """
     assert min(batch_size, microsteps) >= 1, (batch_size, microsteps)
     dataset.require(batch_size=batch_size, microsteps=microsteps)

@@ -82,9 +82,7 @@ class Workload:
 
     def load(self) -> Loaded:
         """Reads the corpus and cuts it into chunks."""
-        from .corpus import read_corpus
-        from .data import make_dataset
-        from .tokenizer import load_tokenizer, padded_vocab
+        from .data import load_tokenizer, make_dataset, padded_vocab, read_corpus
 
         config = self.resolve()
         tokenizer = load_tokenizer(self.tokenizer)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .canvas import MARKERS as MARKERS, PAPER as PAPER, ZERO as ZERO
     from .canvas import Drawing as Drawing, line_figure as line_figure, powers as powers, short as short, svg as svg
     from .canvas import whole_numbers as whole_numbers
-    from .page import Check as Check, Findings as Findings, headline_of_study as headline_of_study
+    from .page import Check as Check, Finding as Finding, Findings as Findings
+    from .page import headline_of_study as headline_of_study
     from .page import study_page as study_page, summarize_findings as summarize_findings
     from .page import Action as Action, Definition as Definition, Headline as Headline, record_page as record_page
     from .render import to_html as to_html, to_markdown as to_markdown, write_page as write_page

@@ -4,7 +4,7 @@ findings of a study as data, with their page."""
 import dataclasses
 import shlex
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from .canvas import line_figure
 from .sections import (
@@ -155,6 +155,9 @@ class Check:
     seen: str
 
 
+Finding: TypeAlias = Table | Chart | Check
+
+
 @dataclasses.dataclass(frozen=True)
 class Findings:
     """All that a study has to say."""
@@ -162,6 +165,14 @@ class Findings:
     grids: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
     checks: tuple[Check, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Iterable[Finding]) -> "Findings":
+        """Sorts what a study yields."""
+        found: dict[type, list[Any]] = {Table: [], Chart: [], Check: []}
+        for part in parts:
+            found[type(part)].append(part)
+        return cls(*map(tuple, found.values()))
 
     def __add__(self, other: "Findings") -> "Findings":
         return Findings(self.grids + other.grids, self.charts + other.charts, self.checks + other.checks)

@@ -1,29 +1,15 @@
-"""Statistics: how sure a frequency is, and how long to wait for a burst.
-
-frequencies       limits of frequencies and proportions, if elements fail independently
-bootstrap         an interval of a frequency that holds although mismatches come in bursts
-burst_intervals   how long to wait for a burst, and how often bursts come
-"""
+"""Statistics: how sure a frequency is, and how long to wait for a burst."""
 
 from typing import TYPE_CHECKING
 
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .bootstrap import bootstrap_interval as bootstrap_interval
-    from .burst_intervals import (
-        burn_in_steps as burn_in_steps,
-        burst_outlooks as burst_outlooks,
-        count_bursts as count_bursts,
-        excluded_interval as excluded_interval,
-        mean_interval_limits as mean_interval_limits,
-        probability_seen as probability_seen,
-    )
-    from .frequencies import (
-        frequency_interval as frequency_interval,
-        frequency_upper_bound as frequency_upper_bound,
-        needed_mismatches as needed_mismatches,
-        proportion_interval as proportion_interval,
-    )
+    from .intervals import bootstrap_interval as bootstrap_interval, burn_in_steps as burn_in_steps
+    from .intervals import burst_outlooks as burst_outlooks, count_bursts as count_bursts
+    from .intervals import excluded_interval as excluded_interval, frequency_interval as frequency_interval
+    from .intervals import frequency_upper_bound as frequency_upper_bound, mean_interval_limits as mean_interval_limits
+    from .intervals import needed_mismatches as needed_mismatches, probability_seen as probability_seen
+    from .intervals import proportion_interval as proportion_interval
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

@@ -5,21 +5,9 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:
-    from ..report import (
-        Chart as Chart,
-        Check as Check,
-        Findings as Findings,
-        Line as Line,
-        Table as Table,
-        summarize_findings as summarize_findings,
-    )
-    from .records import (
-        findings_of as findings_of,
-        write_estimate as write_estimate,
-        write_nodes_study as write_nodes_study,
-        write_products_study as write_products_study,
-        write_study as write_study,
-    )
+    from ..report import Chart as Chart, Check as Check, Findings as Findings, Line as Line, Table as Table
+    from ..report import summarize_findings as summarize_findings
+    from .records import findings_of as findings_of, write_estimate as write_estimate, write_study as write_study
     from .products import summarize_products as summarize_products
 
 if TYPE_CHECKING:  # for the other packages of this project

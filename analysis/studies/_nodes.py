@@ -1,36 +1,27 @@
 """What the study of the simulated nodes found: each published figure beside the simulated one."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sdc.nodes import NODES
 from sdc.train.studies import Compared, NodesMeasured
 
-from ..report import Chart, Check, Findings, Line, Table
+from ..report import Chart, Check, Finding, Line, Table
 
 STUDY = "nodes study"
-MOST_OUTSIDE = 0.1
-"""Of intervals of 95 % this share may lie outside; more would be a model that does not hold."""
-NEAR = 5.0
-"""Factor between a small model's answer to last bits and the fitted one that is taken as the same mechanism."""
+MOST_OUTSIDE = 0.1  # of intervals of 95 % this share may lie outside; more would be a model that does not hold
+NEAR = 5.0  # factor between a small model's answer to last bits and the fitted one that is taken as the same mechanism
 TABLES = ("frequency", "severity")
 YES = {True: "yes", False: "NO", None: "cannot be said"}
 
 
-def findings(measured: NodesMeasured) -> Findings:
+def findings(measured: NodesMeasured) -> Iterator[Finding]:
     """Tables, figures and claims."""
-    grids = (
-        _overview(measured),
-        _figures(measured),
-        _noise(measured),
-        _words(measured),
-        _together(measured),
-        _outside(measured),
-        _parameters(measured),
-        _responses(measured),
-    )
-    return Findings(grids, (_chart(measured),), tuple(_checks(measured)))
+    yield _overview(measured)
+    yield from _tables(measured)
+    yield _chart(measured)
+    yield from _checks(measured)
 
 
 def _overview(measured: NodesMeasured) -> Table:
@@ -38,7 +29,7 @@ def _overview(measured: NodesMeasured) -> Table:
         "frequency", "severity", "frequency by layer", "severity by layer", "time", "noise", "drift", "loss",
     )  # fmt: skip
     rows = []
-    for node in measured.nodes:
+    for node in measured.study.nodes:
         cells = []
         for name in names:
             said = [row.agrees for row in measured.rows if (row.node, row.quantity) == (node, name)]
@@ -57,28 +48,25 @@ def _overview(measured: NodesMeasured) -> Table:
     )
 
 
-def _figures(measured: NodesMeasured) -> Table:
-    rows = [
+def _tables(measured: NodesMeasured) -> Iterator[Table]:
+    rows: list[tuple[Any, ...]] = [
         (f"{row.node}, {row.place}", row.quantity, row.published, row.simulated, _interval(row), YES[row.agrees])
         for row in measured.rows
         if row.quantity in TABLES
     ]
-    return Table(
+    yield Table(
         "Tables 1 and 2: runs of 4,500 steps at the study's size",
         ("node and submodule", "quantity", "published", "simulated", "95 % interval", "inside"),
         tuple(rows),
         "Severities are the largest of the run, so that they scatter from run to run: the study's run is one.",
     )
-
-
-def _noise(measured: NodesMeasured) -> Table:
     small = {trained.node: float(trained.noise.max()) for trained in measured.trainings}
     rows = [
         (node, found.published, found.median, f"{found.low:.3g} to {found.high:.3g}",
          math.sqrt(found.high / found.low), YES[found.inside], small.get(node))
         for node, found in measured.predicted.items()
     ]  # fmt: skip
-    return Table(
+    yield Table(
         "Figure 5: worst noise-to-signal ratio, each node predicted from the other fourteen",
         ("node", "published", "predicted", "95 % interval", "times and divided by", "inside", "small model"),
         tuple(rows),
@@ -87,6 +75,63 @@ def _noise(measured: NodesMeasured) -> Table:
         "Node 3 is outside whatever is fitted: 1.34e-15 is less than what the last bit of one element of a gradient of "
         "8 billion does on average, while any error before the last products is answered by the rounding of all that "
         "follows.",
+    )
+    rows = [
+        (row.node, row.place or row.quantity, row.simulated, row.note, YES[row.agrees])
+        for row in measured.rows
+        if row.quantity in ("time", "drift", "loss")
+    ]
+    yield Table(
+        "What the study says in words",
+        ("node", "what", "simulated", "published", "agrees"),
+        tuple(rows),
+        "Drift: distance of the parameters from the healthy ones after the last step of a small model, which has grown "
+        "from a quarter of the steps to half of them and to the last. Loss: largest relative difference; below 1 % two "
+        "curves are one line.",
+    )
+    yield Table(
+        "Bursts: correlation of the submodules' frequencies from step to step",
+        ("node", "simulated"),
+        tuple(measured.together.items()),
+        "Nodes that are hit in few steps are hit in all of their submodules together; of those that are hit in each "
+        "step the study shows no bursts but those at the start.",
+    )
+    rows = [
+        (f"{row.node}, {row.place}" if row.place else row.node, row.quantity, row.published, row.simulated,
+         _interval(row), _why(row, measured.rows))
+        for row in measured.rows
+        if row.agrees is False
+    ]  # fmt: skip
+    yield Table(
+        "Published figures outside of the intervals, and why",
+        ("node and place", "quantity", "published", "simulated", "95 % interval", "why"),
+        tuple(rows),
+        "About 5 % are to be expected.",
+    )
+    rows = [
+        (name, measured.used[name].value if name in measured.used else None, found.value,
+         f"{found.low:.3g} to {found.high:.3g}")
+        for name, found in measured.estimates.items()
+    ]  # fmt: skip
+    yield Table(
+        "Parameters: what the simulated nodes have, and what was fitted now",
+        ("parameter", "used", "fitted", "95 % interval"),
+        tuple(rows),
+        "tail: inverse index of the severities' tail; few: how few elements are in severe steps; bursts: steps of "
+        "4,500 in which a rare node is hit; response, rounding, scatter: of the noise model, which simulated nodes do "
+        "not need.",
+    )
+    rounding, sites = measured.estimates["rounding"], sorted(measured.responses[0].linear)
+    rows = [(found.model, found.rounding, *(found.linear[site] for site in sites)) for found in measured.responses]
+    fitted = f"8B model, fitted to figure 5: {rounding.low:.3g} to {rounding.high:.3g}"
+    rows.append((fitted, rounding.value, *[None] * len(sites)))
+    yield Table(
+        "Scale: how the gradients of small models in bfloat16 answer to errors",
+        ("model", "answer to last bits", *(f"response, {site}" for site in sites)),
+        tuple(rows),
+        "Answer to last bits: noise-to-signal ratio where 64 last bits are wrong in every microstep. Response: "
+        "squared ratio over the mean square of relative errors. Neither contains the number of elements, which is why "
+        "figures of a small model say something of a large one.",
     )
 
 
@@ -101,47 +146,6 @@ def _rival(measured: NodesMeasured) -> str:
     errors = (math.sqrt(sum(error**2 for error in each) / len(each)) for each in (own, mean))
     model, rival = (f"{10**error:.1f}" for error in errors)
     return f"Typical error: a factor of {model}; of the mean of the other nodes, {rival} (both without node 3)."
-
-
-def _words(measured: NodesMeasured) -> Table:
-    rows = [
-        (row.node, row.place or row.quantity, row.simulated, row.note, YES[row.agrees])
-        for row in measured.rows
-        if row.quantity in ("time", "drift", "loss")
-    ]
-    return Table(
-        "What the study says in words",
-        ("node", "what", "simulated", "published", "agrees"),
-        tuple(rows),
-        "Drift: distance of the parameters from the healthy ones after the last step of a small model, which has grown "
-        "from a quarter of the steps to half of them and to the last. Loss: largest relative difference; below 1 % two "
-        "curves are one line.",
-    )
-
-
-def _together(measured: NodesMeasured) -> Table:
-    return Table(
-        "Bursts: correlation of the submodules' frequencies from step to step",
-        ("node", "simulated"),
-        tuple(measured.together.items()),
-        "Nodes that are hit in few steps are hit in all of their submodules together; of those that are hit in each "
-        "step the study shows no bursts but those at the start.",
-    )
-
-
-def _outside(measured: NodesMeasured) -> Table:
-    rows = [
-        (f"{row.node}, {row.place}" if row.place else row.node, row.quantity, row.published, row.simulated,
-         _interval(row), _why(row, measured.rows))
-        for row in measured.rows
-        if row.agrees is False
-    ]  # fmt: skip
-    return Table(
-        "Published figures outside of the intervals, and why",
-        ("node and place", "quantity", "published", "simulated", "95 % interval", "why"),
-        tuple(rows),
-        "About 5 % are to be expected.",
-    )
 
 
 def _why(row: Compared, rows: Sequence[Compared]) -> str:
@@ -169,39 +173,6 @@ def _scatter(rows: Sequence[Compared], place: tuple[str, str] | None) -> float:
     return math.exp(math.sqrt(squares / max(sum(len(group) - 1 for group in chosen), 1)))
 
 
-def _parameters(measured: NodesMeasured) -> Table:
-    rows = []
-    for name, found in measured.estimates.items():
-        used = measured.used.get(name)
-        rows.append((name, used and used.value, found.value, f"{found.low:.3g} to {found.high:.3g}"))
-    return Table(
-        "Parameters: what the simulated nodes have, and what was fitted now",
-        ("parameter", "used", "fitted", "95 % interval"),
-        tuple(rows),
-        "tail: inverse index of the severities' tail; few: how few elements are in severe steps; bursts: steps of "
-        "4,500 in which a rare node is hit; response, rounding, scatter: of the noise model, which simulated nodes do "
-        "not need.",
-    )
-
-
-def _responses(measured: NodesMeasured) -> Table:
-    rounding = measured.estimates["rounding"]
-    rows: list[tuple[Any, ...]] = [
-        (found.model, found.rounding, *(found.linear[site] for site in sorted(found.linear)))
-        for found in measured.responses
-    ]
-    rows.append((f"8B model, fitted to figure 5: {rounding.low:.3g} to {rounding.high:.3g}", rounding.value))
-    header = ("model", "answer to last bits", *(f"response, {site}" for site in sorted(measured.responses[0].linear)))
-    return Table(
-        "Scale: how the gradients of small models in bfloat16 answer to errors",
-        header,
-        tuple((*row, *[None] * (len(header) - len(row))) for row in rows),
-        "Answer to last bits: noise-to-signal ratio where 64 last bits are wrong in every microstep. Response: "
-        "squared ratio over the mean square of relative errors. Neither contains the number of elements, which is why "
-        "figures of a small model say something of a large one.",
-    )
-
-
 def _chart(measured: NodesMeasured) -> Chart:
     x = [float(NODES.index(node) + 1) for node in measured.predicted]
     found = list(measured.predicted.values())
@@ -215,9 +186,9 @@ def _chart(measured: NodesMeasured) -> Chart:
     return Chart("Worst noise-to-signal ratio of the gradients", caption, "node", "ratio", lines, log="y")
 
 
-def _checks(measured: NodesMeasured) -> Iterable[Check]:
+def _checks(measured: NodesMeasured) -> Iterator[Check]:
     for name in ("frequency", "severity", "frequency by layer", "severity by layer"):
-        said = _said(measured.rows, (name,))
+        said = _said(measured.rows, name)
         if said:
             yield Check(
                 f"{name}: at most {MOST_OUTSIDE:.0%} of the published figures are outside of the 95 % intervals",
@@ -266,13 +237,13 @@ def _checks(measured: NodesMeasured) -> Iterable[Check]:
         ", ".join(f"{factor:.2g} times" for factor in factors),
     )
     for name, claim in (("time", "behaviour in time"), ("drift", "drift grows"), ("loss", "losses are one line")):
-        said = _said(measured.rows, (name,))
+        said = _said(measured.rows, name)
         if said:
             yield Check(f"{claim}, as the study says", all(said), f"{sum(said)} of {len(said)}")
 
 
-def _said(rows: Sequence[Compared], quantities: tuple[str, ...]) -> list[bool]:
-    return [row.agrees for row in rows if row.quantity in quantities and row.agrees is not None]
+def _said(rows: Sequence[Compared], quantity: str) -> list[bool]:
+    return [row.agrees for row in rows if row.quantity == quantity and row.agrees is not None]
 
 
 def _interval(row: Compared) -> str:

@@ -1,51 +1,43 @@
 """What the study of the shadow replica found: Ma et al. 2025 (arXiv:2502.12340), section 7.2, propose one."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from sdc.train.studies import ShadowMeasured, Watched, WatchedTraining
+from sdc.train.studies import ShadowMeasured, Watched
 
-from ..report import Chart, Check, Findings, Line, Table
+from ..report import Chart, Check, Finding, Line, Table
 
 
-def findings(measured: ShadowMeasured) -> Findings:
+def findings(measured: ShadowMeasured) -> Iterator[Finding]:
     """Tables, figures and claims."""
-    return sum((_training(measured, training) for training in measured.trainings), Findings())
-
-
-def _training(measured: ShadowMeasured, training: WatchedTraining) -> Findings:
-    judged = [_judged(run) for run in training.runs]
-    grid = Table(
-        f"{training.workload}: a shadow replica watches training, {measured.steps} steps",
-        (
-            "hardware", "steps corrupted", "of these compared", "found", "first corrupted", "first found", "verdict",
-            "named",
-        ),
-        tuple(row for row, _ in judged),
-        "Each step compares a working rank with the spare one; roles go round. Compared: corrupted steps in which the "
-        "faulty rank was one of the two (of three with two spares). A fault that strikes but once is never pinned on "
-        "one rank by one spare.",
-    )  # fmt: skip
-    lines = (
-        Line(run.hardware, list(range(1, len(run.differed) + 1)), np.cumsum(run.differed).astype(float).tolist())
-        for run in training.runs
-        if run.faulty is not None
-    )
-    chart = Chart(
-        f"{training.workload}: differences found over time",
-        "Comparisons that differed, added up.",
-        "step",
-        "differences",
-        tuple(lines),
-    )
-    right = [good for _, good in judged]
-    check = Check(
-        f"{training.workload}: every compared corruption is found, nothing else, and nobody else is named",
-        all(right),
-        f"{sum(right)} of {len(right)} kinds of hardware",
-    )
-    return Findings((grid,), (chart,), (check,))
+    for training in measured.trainings:
+        judged = [_judged(run) for run in training.runs]
+        yield Table(
+            f"{training.workload}: a shadow replica watches training, {measured.study.steps} steps",
+            (
+                "hardware", "steps corrupted", "of these compared", "found", "first corrupted", "first found",
+                "verdict", "named",
+            ),
+            tuple(row for row, _ in judged),
+            "Each step compares a working rank with the spare one; roles go round. Compared: corrupted steps in which "
+            "the faulty rank was one of the two (of three with two spares). A fault that strikes but once is never "
+            "pinned on one rank by one spare.",
+        )  # fmt: skip
+        lines = (
+            Line(run.hardware, list(range(1, len(run.differed) + 1)), np.cumsum(run.differed).astype(float).tolist())
+            for run in training.runs
+            if run.faulty is not None
+        )
+        title = f"{training.workload}: differences found over time"
+        yield Chart(title, "Comparisons that differed, added up.", "step", "differences", tuple(lines))
+        right = [good for _, good in judged]
+        yield Check(
+            f"{training.workload}: every compared corruption is found, nothing else, and nobody else is named",
+            all(right),
+            f"{sum(right)} of {len(right)} kinds of hardware",
+        )
 
 
 def _judged(run: Watched) -> tuple[tuple[Any, ...], bool]:

@@ -11,7 +11,6 @@ from ..report import (
     Figure,
     Headline,
     LeftOut,
-    Part,
     Report,
     Table,
     Text,
@@ -50,7 +49,8 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
     """Collects the text, tables and figures of the report."""
     programs = summary.get("programs") or ()
     none = "none: an estimate, not a test of a device"
-    sentence = "; ".join(_said(row) for row in programs if row.get("ratio") is not None) or "nothing could be estimated"
+    said = (f"{row['target']}: {row['tool']} {row['ratio']:.3f}" for row in programs if row.get("ratio") is not None)
+    sentence = "; ".join(said) or "nothing could be estimated"
     actions = (Action("Measure it", "An estimate compares programs; only the chips tell a time: sdc bench transform."),)
     return record_page(
         manifest,
@@ -68,12 +68,17 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
         settings={"Settings": manifest.get("settings")},
         definitions=DEFINITIONS,
         about=[SOURCE],
-        brief=_brief(programs),
+        brief=[
+            marked(_costs(programs), MARK),
+            marked(_memory(programs), MARK),
+            *(
+                Text(f"{row['target']}, {row['tool']}: {row['does_not_fit']}", lead="DOES NOT FIT", tone="corrupt")
+                for row in programs
+                if "does_not_fit" in row
+            ),
+            marked(_collectives(programs), MARK),
+        ],
     )
-
-
-def _said(row: Row) -> str:
-    return f"{row['target']}: {row['tool']} {row['ratio']:.3f}"
 
 
 def _costs(programs: Sequence[Any]) -> Table:
@@ -115,8 +120,8 @@ def _collectives(programs: Sequence[Any]) -> Table:
 
 
 def _parts(row: Row) -> Table:
-    rows = [(name, f"{share:.1%}") for name, share in dict(row.get("parts") or {}).items()]
-    return Table(f"Dearest operations: {row['tool']} on {row['target']}", ("operation", "share"), tuple(rows))
+    rows = tuple((name, f"{share:.1%}") for name, share in dict(row.get("parts") or {}).items())
+    return Table(f"Dearest operations: {row['tool']} on {row['target']}", ("operation", "share"), rows)
 
 
 def _drawn(programs: Sequence[Any]) -> Figure | LeftOut:
@@ -136,15 +141,6 @@ def _drawn(programs: Sequence[Any]) -> Figure | LeftOut:
 
     caption = "Cycles (TPU), or time to move the kernels' bytes (GPU), on each device."
     return Figure(title, caption, draw, height=0.9 + 0.32 * len(known))
-
-
-def _brief(programs: Sequence[Any]) -> list[Part]:
-    parts: list[Part] = [marked(_costs(programs), MARK), marked(_memory(programs), MARK)]
-    for row in programs:
-        if "does_not_fit" in row:
-            where = f"{row['target']}, {row['tool']}: {row['does_not_fit']}"
-            parts.append(Text(where, lead="DOES NOT FIT", tone="corrupt"))
-    return [*parts, marked(_collectives(programs), MARK)]
 
 
 def size(value: Any) -> str:

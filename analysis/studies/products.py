@@ -1,6 +1,6 @@
 """What the study of checked products found: shares of its counts, and its report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,7 @@ from ..statistics import frequency_upper_bound
 Row = Mapping[str, Any]
 STUDY = "abft study"
 SIMULATED = "simulated errors"
-MANTISSA = {32: 23, 16: 7}
-"""Bits of the mantissa of float32 and bfloat16."""
-SOURCE = "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the others are of this project."
+MANTISSA = {32: 23, 16: 7}  # bits of the mantissa of float32 and bfloat16
 
 
 def summarize_products(
@@ -108,14 +106,13 @@ def build(title: str, manifest: Row, summary: Row) -> Report:
             ("thresholds", f"{manifest.get('profile')} (kappa {kappa})"),
         ],
         measured=tables,
-        drawn=[
-            figure
-            for variant, schemes in variants.items()
-            for figure in (_by_magnitude(variant, schemes, magnitudes), _by_bit(variant, schemes))
-        ],
+        drawn=[figure for variant, schemes in variants.items() for figure in _drawn(variant, schemes, magnitudes)],
         settings={"Configuration": manifest.get("config")},
         definitions=DEFINITIONS,
-        about=[SOURCE, "Errors are one to a row, in random columns; rows are judged one by one."],
+        about=[
+            "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the others are of this project.",
+            "Errors are one to a row, in random columns; rows are judged one by one.",
+        ],
         brief=[*(marked(table, SIMULATED) for table in tables), Text(FOUND)],
     )
 
@@ -142,22 +139,17 @@ def _table(variant: str, schemes: Row) -> Table:
     return Table(f"Schemes on {variant}", header, tuple(rows))
 
 
-def _by_magnitude(variant: str, schemes: Row, magnitudes: Sequence[float]) -> Figure | LeftOut:
-    lines = (
-        Line(scheme, magnitudes, np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1))
-        for scheme, found in schemes.items()
-    )
-    caption = "Share of errors of this size, one in a row, that the scheme flags."
-    title = f"Errors found by magnitude: {variant}"
-    return line_figure(Chart(title, caption, "error / rms of the row", "share found", tuple(lines), log="x"))
-
-
-def _by_bit(variant: str, schemes: Row) -> Figure | LeftOut:
-    lines = []
+def _drawn(variant: str, schemes: Row, magnitudes: Sequence[float]) -> Iterator[Figure | LeftOut]:
+    """Errors found by magnitude, and flips found by bit."""
+    sizes, bits = [], []
     for scheme, found in schemes.items():
+        sizes.append(Line(scheme, magnitudes, np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1)))
         made = np.asarray(found["bits_made"], np.float64)
         share = np.where(made > 0, np.asarray(found["bits_found"]) / np.maximum(made, 1), np.nan)
-        lines.append(Line(scheme, range(len(share)), share))
+        bits.append(Line(scheme, range(len(share)), share))
+    caption = "Share of errors of this size, one in a row, that the scheme flags."
+    title = f"Errors found by magnitude: {variant}"
+    yield line_figure(Chart(title, caption, "error / rms of the row", "share found", tuple(sizes), log="x"))
     caption = "Share of flips of this bit of an element, one in a row, that the scheme flags."
     x = "bit (0 is the lowest of the mantissa, the last the sign)"
-    return line_figure(Chart(f"Flips found by bit: {variant}", caption, x, "share found", tuple(lines)))
+    yield line_figure(Chart(f"Flips found by bit: {variant}", caption, x, "share found", tuple(bits)))

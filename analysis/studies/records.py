@@ -9,76 +9,44 @@ from typing import Any
 from sdc.records import SUMMARY, Contents, Record, environment, read_json
 from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 
-from ..report import Findings, Report, study_page, summarize_findings, write_page
+from ..report import Finding, Findings, Report, study_page, summarize_findings, write_page
 from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, lossy, products
 
 STUDY = "aggregation study"
+# How the page of each kind of study is made, of its name, its manifest and its summary.
 PAGES: Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Report]] = {
     products.STUDY: products.build,
     estimates.STUDY: estimates.build,
     **dict.fromkeys((STUDY, _scar.STUDY, _nodes.STUDY), study_page),
 }
-"""How the page of each kind of study is made, of its name, its manifest and its summary."""
+# The kinds of study whose summary follows from their lines.
 SUMMARIES: Mapping[str, Callable[[Contents], dict[str, Any]]] = {_scar.STUDY: _scar.summary_of}
-"""The kinds of study whose summary follows from their lines."""
-FINDINGS: Mapping[str, Callable[[Any], Findings]] = {
+FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
     "paft": _paft.findings,
     "dropcompute": dropcompute.findings,
     "lossy": lossy.findings,
     "shadow": _shadow.findings,
+    "nodes": _nodes.findings,
 }
 
 
-def findings_of(measured: Measured) -> Findings:
-    """Tables, figures and claims of a study of robust aggregation, beside the published ones.
+def findings_of(measured: Measured | NodesMeasured) -> Findings:
+    """Tables, figures and claims of a study of robust aggregation or of the simulated nodes, beside the published ones.
 
     Args:
-        measured: what `sdc.train.studies.study` returned.
-
-    Example:
-        >>> from sdc.analysis.studies import findings_of
-        >>> from sdc.train.studies.measurements import LossyMeasured
-        >>> about = dict(workers=8, steps=20, seed=0, sources={})
-        >>> measured = LossyMeasured(**about, rates=(), packet=64, burst=8.0, trainings=(), walks={0.4: 0.95})
-        >>> findings_of(measured).checks[0].holds
-        True
+        measured: what `sdc.train.studies.study` returned, or `sdc.train.studies.NodesStudy` found.
     """
-    return FINDINGS[measured.study](measured)
+    return Findings.of(FINDINGS[measured.study.name](measured))
 
 
-def write_study(folder: Path, measured: Measured, manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Writes the record and the report of a study of robust aggregation.
-
-    Args:
-        folder: a new one.
-        measured: what `sdc.train.studies.study` returned.
-        manifest: what else the manifest is to say, such as the command.
-
-    Returns:
-        The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
-
-    Raises:
-        RecordError: the folder exists already, or cannot be written.
-    """
-    about = {
-        "study": measured.study,
-        "workers": measured.workers,
-        "steps": measured.steps,
-        "seed": measured.seed,
-        "workloads": dict(measured.sources),
-    }
-    summary = summarize_findings(measured.study, findings_of(measured))
-    return _write(folder, {"kind": STUDY, **about, **(manifest or {})}, summary)
-
-
-def write_products_study(
-    folder: Path, measured: ProductsMeasured, manifest: Mapping[str, Any] | None = None
+def write_study(
+    folder: Path, measured: Measured | NodesMeasured | ProductsMeasured, manifest: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Writes the record and the report of a study of checked products.
+    """Writes the record and the report of a study.
 
     Args:
         folder: a new one.
-        measured: what `sdc.train.studies.ProductsStudy` returned.
+        measured: what `sdc.train.studies.study` returned, or what `NodesStudy` or `ProductsStudy` measured.
         manifest: what else the manifest is to say, such as the command and the name of the profile.
 
     Returns:
@@ -87,38 +55,28 @@ def write_products_study(
     Raises:
         RecordError: the folder exists already, or cannot be written.
     """
-    about = {
-        "config": dict(measured.config),
-        "steps": measured.steps,
-        "marked_steps": list(measured.marked),
-        "where": measured.where,
-        "seed": measured.seed,
-        "arithmetic": dataclasses.asdict(measured.rounding),
-        "departs": list(measured.departs),
-        "magnitudes": list(measured.magnitudes),
-    }
-    summary = products.summarize_products(measured.counts, measured.magnitudes)
-    return _write(folder, {"kind": products.STUDY, **about, **(manifest or {})}, summary)
-
-
-def write_nodes_study(
-    folder: Path, measured: NodesMeasured, manifest: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Writes the record and the report of a study of the simulated nodes.
-
-    Args:
-        folder: a new one.
-        measured: what `sdc.train.studies.NodesStudy` found.
-        manifest: what else the manifest is to say, such as the command.
-
-    Returns:
-        The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
-
-    Raises:
-        RecordError: the folder exists already, or cannot be written.
-    """
-    summary = summarize_findings(measured.study, _nodes.findings(measured))
-    return _write(folder, {"kind": _nodes.STUDY, "study": "nodes", "seed": measured.seed, **(manifest or {})}, summary)
+    study = measured.study
+    about: dict[str, Any]
+    if isinstance(measured, ProductsMeasured):
+        summary = products.summarize_products(measured.counts, measured.magnitudes)
+        about = {
+            "kind": products.STUDY,
+            "config": dict(measured.config),
+            "steps": study.steps,
+            "marked_steps": list(measured.study.marked),
+            "where": measured.study.where,
+            "seed": study.seed,
+            "arithmetic": dataclasses.asdict(measured.rounding),
+            "departs": list(measured.departs),
+            "magnitudes": list(measured.magnitudes),
+        }
+    else:
+        summary = summarize_findings(measured.study.name, findings_of(measured))
+        about = {"kind": _nodes.STUDY, "study": measured.study.name, "seed": study.seed}
+        if isinstance(measured, Measured):
+            own = {"workers": measured.study.workers, "steps": study.steps, "workloads": dict(measured.sources)}
+            about |= {"kind": STUDY, **own}
+    return _write(folder, {**about, **(manifest or {})}, summary)
 
 
 def write_estimate(
@@ -132,7 +90,7 @@ def write_estimate(
         manifest: what else the manifest is to say, such as the command.
 
     Returns:
-        The summary, with what `conclude` adds: `sentence`, and the paths `run` (the folder) and `report` (the page).
+        The same as `write_study`.
 
     Raises:
         RecordError: the folder exists already, or cannot be written.

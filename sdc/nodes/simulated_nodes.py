@@ -1,7 +1,7 @@
 """The fifteen unhealthy nodes of the study, simulated.
 
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
-What the study does not publish is modelled, with parameters that `sdc.train.studies.node_comparisons` fits and
+What the study does not publish is modelled, with parameters that `sdc.train.studies._nodes` fits and
 `sdc/nodes/data/sdc_fitted.csv` lists, each with its interval:
 
 - In each step and layer a draw decides how severe it is, with a heavy tail, and how many elements it hits: the more

@@ -11,7 +11,7 @@ import pytest
 from jaxtyping import Float, Int
 
 from sdc.analysis.statistics import frequency_interval
-from sdc.analysis.statistics.bootstrap import LEAST, block_length, bootstrap_interval
+from sdc.analysis.statistics.intervals import LEAST, block_length, bootstrap_interval
 
 RUNS = 500
 CHECKED = 10**9

@@ -15,7 +15,7 @@ from sdc.analysis.studies.lossy import printed_pair_drift
 from sdc.records import stamp
 from sdc.records.format import RecordError
 from sdc.records.record import read_record
-from sdc.train.studies import LossyStudy, PaftStudy, linear, study
+from sdc.train.studies import DropComputeStudy, LossyStudy, PaftStudy, ShadowStudy, linear, study
 from sdc.train.studies.measurements import (
     Burst,
     ClockedSpeedup,
@@ -34,7 +34,8 @@ from sdc.train.studies.measurements import (
 )
 from sdc.train.studies.theory import divergence_over_time, pair_drift
 
-ABOUT: dict[str, Any] = {"workers": 4, "steps": 20, "seed": 0, "sources": {"linear": "points"}}
+SCALE = {"workers": 4, "steps": 20}
+SOURCES = {"linear": "points"}
 WALKS = (0.1, 0.2, 0.4)
 
 
@@ -53,7 +54,7 @@ def lossy(walks: dict[float, float], perplexities: tuple[float, ...] = (10.0, 10
     rates = (0.0, 0.2, 0.4)
     scores = {"per shard": dict(zip(rates, perplexities, strict=True)), "in bursts": {0.0: 10.0, 0.2: 10.3}}
     training = LossyTraining("text", "perplexity", 20, 2, scores, {0.0: 0.0, 0.2: 0.5, 0.4: 1.2})
-    return LossyMeasured(**ABOUT, rates=rates, packet=64, burst=8.0, trainings=(training,), walks=walks)
+    return LossyMeasured(study=LossyStudy(**SCALE, rates=rates), sources=SOURCES, trainings=(training,), walks=walks)
 
 
 def paft(squares: np.ndarray, noisy: float = 0.7) -> PaftMeasured:
@@ -65,13 +66,10 @@ def paft(squares: np.ndarray, noisy: float = 0.7) -> PaftMeasured:
         (Burst("noisy", 1.0, np.array([1, 2]), np.array([0.5, np.nan])),),
     )
     return PaftMeasured(
-        **ABOUT,
-        variances=(1e-3, 0.5),
-        burst_every=50,
+        study=PaftStudy(**SCALE, variances=(1e-3, 0.5)),
+        sources=SOURCES,
         trainings=(training,),
         drifting="images",
-        sigma=0.03,
-        rate=0.02,
         dimension=1000,
         drifts=(Drifted(None, squares),),
     )
@@ -149,7 +147,7 @@ def test_dropcompute() -> None:
             dropped(0.1, correction="rate"),
         )
         return DropComputeMeasured(
-            **ABOUT, micro_batches=12, base=0.45, mean=0.67, deviation=0.2, serial=0.5,
+            study=DropComputeStudy(**SCALE), sources=SOURCES,
             predicted=tuple(PredictedSpeedup(n, 9.0, 8.0, 0.1, 1 + n / 100, (0.0, 0.1), (1.0, 1.1)) for n in (8, 32)),
             clocked=(ClockedSpeedup(2, 4, 1.0, 0.8, gain, 1.15),),
             trainings=(DroppedTraining("text", "perplexity", runs),),
@@ -177,7 +175,9 @@ def test_shadow() -> None:
             Watched("healthy", None, none, none, compared, "clean", (), ()),
             Watched("wrong", 2, np.ones(3, bool), seen, compared, "corrupt", named, ((1, 2),)),
         )
-        return ShadowMeasured(**ABOUT, trainings=(WatchedTraining("text", "perplexity", runs),))
+        return ShadowMeasured(
+            study=ShadowStudy(**SCALE), sources=SOURCES, trainings=(WatchedTraining("text", "perplexity", runs),)
+        )
 
     found = findings_of(measured((2,)))
     assert cells(found, "watches")["healthy"] == (0, 0, 0, None, None, "clean", "nobody")
@@ -191,7 +191,7 @@ def test_the_record_and_the_report_hold_what_was_found(tmp_path: Path) -> None:
     measured = lossy({0.4: pair_drift(0.4)}, (10.0, 10.4, 9.9))
     summary = write_study(tmp_path / "run", measured, {"command": ["sdc", "study", "lossy"], "seconds": 3})
     run = read_record(tmp_path / "run")
-    assert (run.manifest["study"], run.manifest["workers"], run.manifest["workloads"]) == ("lossy", 4, ABOUT["sources"])
+    assert (run.manifest["study"], run.manifest["workers"], run.manifest["workloads"]) == ("lossy", 4, SOURCES)
     added = ("sentence", "run", "report")
     told = json.loads(json.dumps({key: value for key, value in summary.items() if key not in added}))
     assert run.summary == {**stamp("jax-sdc record summary", lasting=True), **told}

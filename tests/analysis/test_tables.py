@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 from sdc.analysis import tables
 from sdc.analysis.report import LeftOut, Report, Section, Table, flat, show, to_markdown
-from sdc.analysis.statistics.bootstrap import bootstrap_interval
+from sdc.analysis.statistics.intervals import bootstrap_interval
 
 from .records import PUBLISHED, details_of, free_steps, lines_of, manifest, shown, steps, summarize
 

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import chi2, expon, f as snedecor, poisson
 
 from sdc.analysis.headline import again
-from sdc.analysis.statistics.burst_intervals import (
+from sdc.analysis.statistics.intervals import (
     burn_in_steps,
     count_bursts,
     excluded_interval,

@@ -17,18 +17,15 @@ SENSIBLE = ("0", "٣")
 """Python reads the digits of any script."""
 SENSIBLE_FOR = {"least_elements": (str(2**31),), "Load.seed": (str(2**31),)}
 GOLDEN = Path(__file__).parents[1] / "sdc" / "burnin" / "schema_1.golden"
-AGGREGATION = (
-    studies.PaftCommand,
-    studies.DropComputeCommand,
-    studies.LossyCommand,
-    studies.ShadowCommand,
-)
 COMMANDS = {
     runs.TwinCommand: "twin --corpus {text}",
     runs.TrainCommand: "train --corpus {text}",
     runs.TraceCommand: "trace {folder}/run --corpus {text}",
     runs.CampaignCommand: "campaign --corpus {text} --run {folder}/run",
-    **{kind: f"study {kind.study}" for kind in AGGREGATION},
+    studies.PaftCommand: "study paft",
+    studies.DropComputeCommand: "study dropcompute",
+    studies.LossyCommand: "study lossy",
+    studies.ShadowCommand: "study shadow",
     studies.ScarStudyCommand: "study scar --workload regression --images digits --run {folder}/run",
     studies.NodesStudyCommand: "study nodes --run {folder}/run",
     studies.ProductsStudyCommand: "abft study --corpus {text}",

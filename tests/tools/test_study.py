@@ -1,10 +1,9 @@
 """`sdc study` from the command line: its flags, the record that it writes, its exit codes."""
 
-import functools
+import dataclasses
 import json
 from collections.abc import Generator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,8 @@ from sdc.tools.output import show
 from sdc.tools.progress import CountProgress
 from sdc.train import studies
 from sdc.train.studies import ScarStudy
-from sdc.train.studies._shadow import KINDS, ShadowStudy
 from sdc.train.studies.measurements import Compared, NodesMeasured, Response
+from sdc.train.studies.settings import KINDS, NodesStudy, ShadowStudy
 from tests.train.test_scar_study import subject
 
 
@@ -26,7 +25,10 @@ def test_a_study_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One kind of hardware, in this process, whose devices have started already."""
-    monkeypatch.setitem(studies.STUDIES, "shadow", functools.partial(ShadowStudy, kinds=KINDS[:1]))
+    experiment = ShadowStudy.run
+    monkeypatch.setattr(
+        ShadowStudy, "run", lambda self, tasks: experiment(dataclasses.replace(self, kinds=KINDS[:1]), tasks)
+    )
     monkeypatch.setattr(determinism, "prepare", lambda **_: None)
     flags = ("--workload", "convnet", "--images", "digits", "--steps", "10", "--seed", "3")
     assert run(["study", "shadow", *flags, "--run", str(tmp_path / "run"), "--json"]) == 0
@@ -79,7 +81,7 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
     """A small training in the place of the workloads; interrupted in its midst, as by somebody at the keyboard."""
     monkeypatch.setattr(determinism, "prepare", lambda **_: None)
     monkeypatch.setattr(studies, "subjects", lambda names, sources: [subject()])
-    monkeypatch.setattr(studies, "ScarStudy", functools.partial(ScarStudy, perturbations=20))
+    monkeypatch.setitem(ScarStudy.__init__.__kwdefaults__, "perturbations", 20)
     words = ["study", "scar", "--trials", "10", "--starts", "5", "--run", str(tmp_path / "run"), "--json"]
     done: list[str] = []
 
@@ -107,27 +109,24 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
     assert "published (less)" in page
 
 
-def made_up(**settings: Any) -> Any:
+def made_up(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
     """A study of the nodes that measures nothing."""
     one = FittedValue(0.014, 0.008, 0.025)
     row = Compared("node11", "frequency", "fwd/attn", 0.0289, 0.029, 0.028, 0.03, True)
     measured = NodesMeasured(
-        nodes=("node11",), seed=settings["seed"], rows=(row,), predicted={}, estimates={"rounding": one}, used={},
+        study=study, rows=(row,), predicted={}, estimates={"rounding": one}, used={},
         together={}, responses=(Response("a small model", 0.004, {}),), trainings=(),
     )  # fmt: skip
 
-    def parts() -> Generator[str, None, NodesMeasured]:
-        yield "all of it"
-        return measured
-
-    return SimpleNamespace(count=lambda: 1, run=parts)
+    yield "all of it"
+    return measured
 
 
 def test_a_study_of_the_nodes_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(determinism, "prepare", lambda **_: None)
-    monkeypatch.setattr(studies, "NodesStudy", made_up)
+    monkeypatch.setattr(NodesStudy, "run", made_up)
     words = ["study", "nodes", "--nodes", "node11", "--seed", "5", "--run", str(tmp_path / "run"), "--json"]
     assert run(words) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -143,7 +142,7 @@ def test_a_study_of_the_nodes_is_recorded(
 def test_a_place_where_nothing_can_be_written_is_told_before_the_work(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(studies, "NodesStudy", lambda **_: SimpleNamespace())  # which cannot run
+    monkeypatch.setattr(NodesStudy, "run", lambda study: None)  # which cannot run
     assert run(["study", "nodes", "--run", "/proc/none"]) == 2
     assert "/proc/none" in capsys.readouterr().err
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sdc.train.iterative.archives import Archive, DataError
+from sdc.train.data import DataError
+from sdc.train.iterative.archives import Archive
 
 CSV = b"User,Item,Rating,Timestamp\n7,30,4.5,9\n7,10,1,8\n9,30,2,7\n"
 MEMBERS = {"pack/data.csv": CSV, "pack/b/two.md": b"# Two\n\n**A**  \nbut soft\n", "pack/a/one.md": b"soft\n"}

@@ -15,7 +15,6 @@ from sdc.checksums.roundoff import Rounding, Units
 from sdc.train.studies.products import (
     DEPTHS,
     DISTRIBUTIONS,
-    RoundingErrors,
     begin_with_second,
     fit,
     flagged,
@@ -27,22 +26,22 @@ from sdc.train.studies.products import (
 def test_calibration_finds_the_arithmetic_of_a_device() -> None:
     """Made-up devices: exact ones, ones that truncate long sums, and ones that round float32 factors."""
 
-    def errors(dtype: str, kappa: float, inputs: float) -> RoundingErrors:
+    def errors(kappa: float, inputs: float) -> dict[int, float]:
         unit = 2.0**-24
-        return RoundingErrors(dtype, {k: unit * (0.8 * np.sqrt(k + 128) + 0.45 * k / kappa) + inputs for k in DEPTHS})
+        return {k: unit * (0.8 * np.sqrt(k + 128) + 0.45 * k / kappa) + inputs for k in DEPTHS}
 
-    exact = fit(errors("bfloat16", np.inf, 0), errors("float32", np.inf, 0))
+    exact = fit(errors(np.inf, 0), errors(np.inf, 0))
     assert exact == Rounding()
-    assert fit(None, errors("float32", np.inf, 0)) == fit(errors("bfloat16", np.inf, 0), None) == Rounding()
-    truncating = fit(errors("bfloat16", 16, 0), errors("float32", 16, 0))
+    assert fit(None, errors(np.inf, 0)) == fit(errors(np.inf, 0), None) == Rounding()
+    truncating = fit(errors(16, 0), errors(16, 0))
     assert 8 <= truncating.kappa <= 32
     assert truncating.inputs == 0
-    tensor_cores = fit(errors("bfloat16", 16, 0), errors("float32", 16, 0.6 * 2.0**-11))
+    tensor_cores = fit(errors(16, 0), errors(16, 0.6 * 2.0**-11))
     assert 8 <= tensor_cores.kappa <= 32
     assert 2.0**-12 <= tensor_cores.inputs <= 2.0**-10
-    only_wide = fit(None, errors("float32", 16, 0.6 * 2.0**-11))
+    only_wide = fit(None, errors(16, 0.6 * 2.0**-11))
     assert 2.0**-12 <= only_wide.inputs <= 2.0**-10
-    for k, error in errors("float32", 16, 0.6 * 2.0**-11).relative.items():
+    for k, error in errors(16, 0.6 * 2.0**-11).items():
         for found in (tensor_cores, only_wide):
             bound = Units(2.0**-24, found.inputs, 0, 0, found.kappa).relative(k, 128)
             assert error <= 0.6 * bound

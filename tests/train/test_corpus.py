@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sdc.train.corpus import CorpusError, read_corpus
+from sdc.train.data import CorpusError, read_corpus
 
 
 def write(folder: Path, files: dict[str, str | bytes]) -> Path:

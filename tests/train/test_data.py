@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sdc.train.corpus import Corpus
-from sdc.train.data import DataError, Dataset, batches, make_dataset
-from sdc.train.tokenizer import ByteTokenizer
+from sdc.settings import SettingError
+from sdc.train.data import ByteTokenizer, Corpus, CorpusError, Dataset, batches, make_dataset
 
 texts = st.lists(st.text("ab\n é", min_size=1, max_size=40), min_size=1, max_size=6)
 lengths = st.integers(1, 12)
@@ -42,7 +41,7 @@ def test_every_token_of_the_used_range_is_predicted_once(documents: list[str], l
     assert len(tokens) - len(used) < length
     assert dataset.chunks.dtype == np.int32
     assert dataset.chunks.shape == (count, length + 1)
-    assert (dataset.tokens, dataset.documents, dataset.sequence_length) == (len(tokens), len(documents), length)
+    assert (dataset.tokens, dataset.documents, dataset.chunks.shape[1]) == (len(tokens), len(documents), length + 1)
 
 
 @settings(deadline=None, max_examples=50)
@@ -82,7 +81,7 @@ def test_chunks_are_read_only() -> None:
 
 
 def test_negative_seed_is_refused() -> None:
-    with pytest.raises(DataError, match="seed=-1: expected"):
+    with pytest.raises(SettingError, match="seed=-1: expected"):
         dataset_of(["abc"], 2, seed=-1)
 
 
@@ -132,7 +131,7 @@ def test_a_batch_belongs_to_its_caller() -> None:
 @pytest.mark.parametrize("documents", [["a"], ["a" * 46]])
 def test_corpus_shorter_than_one_batch(documents: list[str]) -> None:
     dataset = dataset_of(documents, 8)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(CorpusError) as caught:
         batches(dataset, batch_size=3, microsteps=2)
     text = str(caught.value)
     assert text.startswith(f"corpus=example: has {len(documents[0]) + 1} tokens")
@@ -158,9 +157,7 @@ def test_reading_data_starts_no_backend() -> None:
     """What makes a backend deterministic is set later, before it starts; and a run may still ask for devices."""
     program = (
         "import jax\n"
-        "from sdc.train.corpus import Corpus\n"
-        "from sdc.train.data import batches, make_dataset\n"
-        "from sdc.train.tokenizer import load_tokenizer\n"
+        "from sdc.train.data import Corpus, batches, load_tokenizer, make_dataset\n"
         "dataset = make_dataset(Corpus(('to be or not to be',), 'example'), load_tokenizer(), 4, seed=0)\n"
         "next(batches(dataset, batch_size=1, microsteps=1))\n"
         "jax.config.update('jax_num_cpu_devices', 3)  # an error once a backend has started\n"

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from sdc.settings import SettingError
-from sdc.train import images as images_module
-from sdc.train.images import FILES, INSTALLED, PACKAGE, Images, ImagesError, image_batches, read_images
+from sdc.train.iterative import archives, images as images_module
+from sdc.train.iterative.images import FILES, INSTALLED, PACKAGE, Images, ImagesError, image_batches, read_images
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = RNG.integers(0, 256, (7, 4, 8), dtype=np.uint8), RNG.integers(0, 256, (3, 4, 8), dtype=np.uint8)
@@ -128,14 +128,14 @@ def test_missing_folder_and_file_are_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert f"digits: has no {FILES[3]} or {FILES[3]}.gz" in message(Path("digits"))  # a folder of that name
     (tmp_path / "digits" / FILES[3]).mkdir()
-    assert "cannot be read (Is a directory)" in message("./digits")
+    assert "is a folder, expected a file" in message("./digits")
     (tmp_path / "digits" / FILES[3]).rmdir()
     os.mkfifo(tmp_path / "digits" / FILES[3])
     assert "is a pipe, not a file" in message("./digits")
 
 
 def test_a_small_file_may_not_unpack_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images_module, "LARGEST", 1 << 20)
+    monkeypatch.setattr(archives, "LARGEST", 1 << 20)
     path = write(tmp_path, CONTENTS, packed=True) / f"{FILES[0]}.gz"
     path.write_bytes(gzip.compress(bytes(3 << 20)))
     assert message(tmp_path).startswith(f"images={path}: unpacks to more than 1,048,576 bytes")
@@ -319,7 +319,7 @@ def test_reading_images_starts_no_backend(tmp_path: Path) -> None:
     """What makes a backend deterministic is set later, before it starts."""
     program = (
         "import sys, jax\n"
-        "from sdc.train.images import image_batches, read_images\n"
+        "from sdc.train.iterative.images import image_batches, read_images\n"
         f"next(image_batches(read_images({str(write(tmp_path, CONTENTS))!r}), batch_size=2, seed=0))\n"
         "assert 'sklearn' not in sys.modules\n"
         "jax.config.update('jax_num_cpu_devices', 3)  # an error once a backend has started\n"

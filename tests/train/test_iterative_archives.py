@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from sdc.train.data import DataError
 from sdc.train.iterative import archives as archives_module
-from sdc.train.iterative.archives import Archive, DataError, read_file, read_member, read_members
+from sdc.train.iterative.archives import Archive, read_file, read_member, read_members
 
 from .packed import ARCHIVE, CSV, MEMBERS, PIP, message, sha256, source_archive, wheel
 
@@ -111,7 +112,7 @@ def test_what_stands_in_the_place_of_an_archive(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    assert "no home folder for a cache; set XDG_CACHE_HOME" in message(lambda: read_member(ARCHIVE))
+    assert "no home folder for a cache (set XDG_CACHE_HOME)" in message(lambda: read_member(ARCHIVE))
 
 
 @pytest.mark.parametrize("name", ["some_pack-1.0-py3-none-any.whl", "some_pack-1.0.tar.gz", "ratings.csv.gz"])

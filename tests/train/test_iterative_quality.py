@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdc.train.images import read_images
 from sdc.train.iterative import Iterative, logistic_regression, matrix_factorization, topic_model
 from sdc.train.iterative.corpora import Documents, Ratings, most_active, read_documents, read_ratings, shortened
+from sdc.train.iterative.images import read_images
 
 from .test_iterative_data import real
 

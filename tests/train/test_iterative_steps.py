@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sdc.train.corpus import read_corpus
-from sdc.train.data import make_dataset
-from sdc.train.images import Images
+from sdc.train.data import ByteTokenizer, make_dataset, read_corpus
 from sdc.train.iterative import (
     Iterative,
     convolutional_network,
@@ -22,9 +20,8 @@ from sdc.train.iterative import (
     transformer_decoder,
 )
 from sdc.train.iterative.corpora import Documents, Ratings
-from sdc.train.iterative.models import solve
-from sdc.train.iterative.networks import CONFIG
-from sdc.train.tokenizer import ByteTokenizer
+from sdc.train.iterative.images import Images
+from sdc.train.iterative.models import DECODER, solve
 
 from .programs.test_model import plain_loss
 
@@ -340,7 +337,7 @@ def decoded(params: dict[str, np.ndarray], chunks: np.ndarray) -> tuple[float, d
 @functools.cache
 def plain_decoder() -> Any:
     """The plain decoder that the model is tested with."""
-    return jax.jit(jax.value_and_grad(functools.partial(plain_loss, config=CONFIG)))
+    return jax.jit(jax.value_and_grad(functools.partial(plain_loss, config=DECODER)))
 
 
 @pytest.mark.parametrize("name", ["cnn-layers", "transformer"])

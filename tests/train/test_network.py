@@ -11,9 +11,8 @@ import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from sdc.train import network as convnet_module
-from sdc.train.images import Images, image_batches, read_images
-from sdc.train.network import accuracy, convnet_logits, image_loss, init_convnet
+from sdc.train.iterative.images import Images, image_batches, read_images
+from sdc.train.studies.workloads import accuracy, convnet_logits, image_loss, init_convnet
 
 WORKERS = 4
 SHAPE, CLASSES = (8, 12, 2), 5
@@ -171,9 +170,7 @@ def test_mean_gradient_of_devices_is_that_of_the_batch(check_vma: bool) -> None:
     assert_close(jax.jit(sharded)(*example()), example_gradient()[1])
 
 
-@pytest.mark.parametrize("chunk", [3, 8, 100])
-def test_accuracy_counts_every_chunk(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(convnet_module, "CHUNK", chunk)
+def test_accuracy_counts_every_image() -> None:
     params, (images, _) = example()
     best = naive_logits(params, images).argmax(-1).astype(np.int32)
     assert accuracy(params, images, best) == 1

@@ -15,9 +15,9 @@ from sdc.faults.fault import Fault, When
 from sdc.faults.kinds import Relative, Tailed
 from sdc.nodes import simulated_nodes as nodes
 from sdc.nodes.published_tables import SUBMODULES, published, published_layers
-from sdc.train.studies import node_comparisons as comparisons
+from sdc.train.studies import _nodes as comparisons
+from sdc.train.studies._nodes import compare_figure, compare_tables
 from sdc.train.studies.measurements import Compared
-from sdc.train.studies.node_comparisons import compare_figure, compare_tables
 
 RUNS = 30
 DENSE, RARE, SILENT = "node11", "node4", "node12"

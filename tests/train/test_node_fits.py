@@ -25,8 +25,8 @@ from sdc.nodes.published_tables import (
     published_layers,
     published_noise,
 )
-from sdc.train.studies import node_comparisons as comparisons
-from sdc.train.studies.node_comparisons import NoiseModel, fit_bursts, fit_tail
+from sdc.train.studies import _nodes as comparisons
+from sdc.train.studies._nodes import NoiseModel, fit_bursts, fit_tail
 
 Tables = dict[str, dict[str, Layers]]
 

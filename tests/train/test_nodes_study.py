@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from sdc.analysis.studies import write_nodes_study
-from sdc.analysis.studies._nodes import findings
+from sdc.analysis.studies import findings_of, write_study
 from sdc.nodes.simulated_nodes import FittedValue
 from sdc.settings import SettingError
-from sdc.train.studies import NodesStudy, _nodes as module, finish
+from sdc.train.studies import NodesStudy, _nodes as module, finish, settings as study_settings
+from sdc.train.studies._nodes import NoiseModel
 from sdc.train.studies.measurements import Compared, NodesMeasured, Predicted
-from sdc.train.studies.node_comparisons import NoiseModel
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,8 @@ def measured() -> NodesMeasured:
             "runs": 2,
         }
         patch.setattr(module, "NoiseModel", lambda seed: NoiseModel(**grid, seed=seed))
-        patch.setattr(module, "SIZES", ((2, 32, 32),))
+        for place in (module, study_settings):
+            patch.setattr(place, "SIZES", ((2, 32, 32),))
         study = NodesStudy(nodes=("node2", "node11"), runs=20, steps=40)
         told: list[str] = []
         found = finish(study.run(), told.append)
@@ -50,7 +50,7 @@ def test_where_nothing_is_known_nothing_is_said(measured: NodesMeasured) -> None
     [drift] = [row for row in measured.rows if (row.node, row.quantity) == ("node2", "drift")]
     assert drift.agrees is None
     assert "too short a run for a statement" in drift.note
-    overview = findings(measured).grids[0]
+    overview = findings_of(measured).grids[0]
     assert dict(zip(overview.header, overview.rows[0], strict=True))["drift"] == "cannot be said"
 
 
@@ -60,7 +60,9 @@ def test_each_claim_fails_where_figures_disagree(measured: NodesMeasured, quanti
     claims = {"drift": "drift grows", "loss": "losses are one line", "time": "behaviour in time"}
     begins = claims.get(quantity, f"{quantity}:")
     [check] = [
-        check for check in findings(dataclasses.replace(measured, rows=wrong)).checks if check.claim.startswith(begins)
+        check
+        for check in findings_of(dataclasses.replace(measured, rows=wrong)).checks
+        if check.claim.startswith(begins)
     ]
     assert not check.holds
 
@@ -72,7 +74,7 @@ def test_the_claims_of_the_fit_fail_too(measured: NodesMeasured) -> None:
         measured, predicted=far, estimates={**measured.estimates, "few": rounding, "rounding": rounding},
         used={**measured.used, "few": FittedValue(9.0, 8.0, 10.0)},
     )  # fmt: skip
-    failed = [check.claim for check in findings(broken).checks if not check.holds]
+    failed = [check.claim for check in findings_of(broken).checks if not check.holds]
     for begins in ("noise:", "the parameters", "small models"):
         assert any(claim.startswith(begins) for claim in failed)
 
@@ -83,7 +85,7 @@ def test_each_miss_has_a_reason(measured: NodesMeasured) -> None:
         Compared("node11", "severity by layer", "fwd/attn, layer 2", 0.1, 1.0, 0.5, 2.0, False),
         Compared("node3", "noise", "", 1e-15, 1e-3, 1e-4, 1e-2, False),
     )
-    grid = findings(dataclasses.replace(measured, rows=(*measured.rows, *misses))).grids[5]
+    grid = findings_of(dataclasses.replace(measured, rows=(*measured.rows, *misses))).grids[5]
     told = [row[-1] for row in grid.rows]
     assert all(why != "not known" for why in told)
     assert told[-3].startswith("its most severe layer was more severe")
@@ -92,7 +94,7 @@ def test_each_miss_has_a_reason(measured: NodesMeasured) -> None:
 
 
 def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> None:
-    summary = write_nodes_study(tmp_path / "run", measured)
+    summary = write_study(tmp_path / "run", measured)
     assert summary["study"] == "nodes"
     assert "STUDY: NODES" in Path(summary["report"]).read_text()
 
@@ -109,4 +111,4 @@ def test_the_record_and_the_page(measured: NodesMeasured, tmp_path: Path) -> Non
 )
 def test_bad_settings(settings: dict, said: str) -> None:
     with pytest.raises(SettingError, match=said):
-        NodesStudy(**settings)
+        NodesStudy(**settings).check()

@@ -220,7 +220,7 @@ def test_a_trial_that_does_not_converge_is_no_cost(sound: list[dict[str, Any]]) 
 )
 def test_bad_settings(settings: dict[str, int], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        ScarStudy(**settings)
+        ScarStudy(**settings).check()
 
 
 def test_a_criterion_that_is_never_met() -> None:

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from sdc.settings import SettingError
-from sdc.train.corpus import Corpus
-from sdc.train.data import make_dataset
-from sdc.train.images import Images
+from sdc.train.data import ByteTokenizer, Corpus, make_dataset
+from sdc.train.iterative.images import Images
 from sdc.train.programs.config import get_config
 from sdc.train.studies import (
     Calibration,
@@ -26,10 +25,9 @@ from sdc.train.studies import (
     study,
     transformer,
 )
-from sdc.train.studies._shadow import KINDS
 from sdc.train.studies.measurements import DropComputeMeasured, LossyMeasured, Measured, PaftMeasured, ShadowMeasured
+from sdc.train.studies.settings import KINDS
 from sdc.train.studies.theory import pair_drift
-from sdc.train.tokenizer import ByteTokenizer
 
 STEPS = 12
 
@@ -39,9 +37,7 @@ def run(chosen: Study[Any], workloads: list[Task]) -> Measured:
     parts: list[str] = []
     found = study(chosen, workloads, progress=parts.append)
     assert len(parts) == len(set(parts)) == chosen.count(workloads), "the progress display counts what is done"
-    assert (found.study, found.workers, found.steps, found.seed) == (
-        chosen.name, chosen.workers, chosen.steps, chosen.seed,
-    )  # fmt: skip
+    assert found.study == chosen
     assert dict(found.sources) == {workload.name: workload.source for workload in workloads}
     return found
 
@@ -150,8 +146,8 @@ def test_other_workloads_learn(name: str, tmp_path: Any) -> None:
         (lambda: study("paft", [], steps=9), "steps=9: expected at least 10"),
         (lambda: study("lossy", [], seed=-1), "seed=-1: expected a number from 0 to"),
         (lambda: study("other", []), "study=other: expected one of paft, dropcompute, lossy, shadow"),
-        (lambda: ProductsStudy(steps=0), "steps=0: expected at least 1"),
-        (lambda: Calibration(dtypes=()), "dtypes: expected float32, bfloat16 or both"),
+        (lambda: ProductsStudy(steps=0).check(), "steps=0: expected at least 1"),
+        (lambda: Calibration(dtypes=()).check(), "dtypes: expected float32, bfloat16 or both"),
     ],
 )
 def test_settings_that_make_no_sense(call: Any, message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings, strategies as st
 
-from sdc.train.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer, TokenizerError, load_tokenizer, padded_vocab
+from sdc.train.data import END_OF_TEXT, ByteTokenizer, Tokenizer, TokenizerError, load_tokenizer, padded_vocab
 
 TEXT = "the quick brown fox jumps over the lazy dog, né?\n"
 unicode = st.text(st.characters(exclude_categories=["Cs"]))

@@ -13,7 +13,7 @@ from sdc.checkpoints import RunningCheckpoint
 from sdc.checkpoints.outlook import POLICIES, Policy
 from sdc.checkpoints.perturbations import iteration_cost_bound
 from sdc.train.iterative import Iterative, logistic_regression
-from sdc.train.iterative.protocol import State, rows_of
+from sdc.train.iterative.models import State, rows_of
 from sdc.train.studies import trials
 from sdc.train.studies.trials import DoesNotConverge, Failure, Held, Trajectory
 

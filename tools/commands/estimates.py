@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from sdc.verdict import Exit
 
 from .. import CommandError, flag, new_folder, run_errors, usage_errors
 
-LAST = 12
-"""Lines of a compiler's output that are shown if it crashes."""
+LAST = 12  # lines of a compiler's output that are shown if it crashes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,10 +47,18 @@ class EstimateCommand:
 
 def estimate(options: EstimateCommand) -> int:
     """Estimates each tool on each target; one that fails is reported, and those before it stay."""
-    from sdc.costs import check_compiler, find_target, prepare_compilers
+    from sdc.costs import check_compiler, find_target, prepare_compilers, read_options
 
     with usage_errors():
-        subjects = _subjects(options)
+        for name in ("target", "tool"):
+            if not getattr(options, name):
+                raise SettingError(name, None, "expected at least one")
+        chosen = read_options(options.compiler_option)
+        subjects = [
+            Subject(**vars(options.program), target=target, tool=tool, options=chosen)
+            for target in dict.fromkeys(options.target)
+            for tool in dict.fromkeys(options.tool)
+        ]
         for subject in subjects:
             subject.check()
         for subject in subjects:  # before a process is started for each program
@@ -66,7 +72,13 @@ def estimate(options: EstimateCommand) -> int:
     with CountProgress("estimate", len(subjects)) as progress:
         for subject in subjects:
             try:
-                rows.append({"tool": subject.tool, **_estimated(subject)})
+                found = _process(subject)
+                if "uncharged" in found:  # a program with kernels of others is compiled again, for their instructions
+                    found = _process(subject, "")
+                for wrong in ("usage", "uncharged"):
+                    if wrong in found:
+                        raise CommandError(found[wrong])
+                rows.append({"tool": subject.tool, "target": subject.target, **found.get("estimate", found)})
             except CommandError as error:
                 if not rows:  # what is wrong with the first is likely wrong with all
                     raise
@@ -78,8 +90,8 @@ def estimate(options: EstimateCommand) -> int:
     from .. import show
 
     about = {"command": ["sdc", *sys.argv[1:]], "subject": options.program.config or options.program.step}
-    chosen = {"target": options.target, "tool": options.tool, "compiler_option": options.compiler_option}
-    settings = dataclasses.asdict(options.program) | chosen
+    flags = {"target": options.target, "tool": options.tool, "compiler_option": options.compiler_option}
+    settings = dataclasses.asdict(options.program) | flags
     with run_errors(folder, resumable=False):
         summary = write_estimate(folder, rows, about | {"settings": settings})
     show(summary, describe(folder).report, as_json=options.json)
@@ -87,31 +99,6 @@ def estimate(options: EstimateCommand) -> int:
         sys.stderr.write(f"sdc: error: {one}\n")
     codes = [one.code for one in failed] + [Exit.USAGE for row in rows if "does_not_fit" in row]
     return int(max(codes, default=Exit.CLEAN))
-
-
-def _subjects(options: EstimateCommand) -> list[Subject]:
-    from sdc.costs import read_options
-
-    for name in ("target", "tool"):
-        if not getattr(options, name):
-            raise SettingError(name, None, "expected at least one")
-    chosen = read_options(options.compiler_option)
-    return [
-        Subject(**vars(options.program), target=target, tool=tool, options=chosen)
-        for target in dict.fromkeys(options.target)
-        for tool in dict.fromkeys(options.tool)
-    ]
-
-
-def _estimated(subject: Subject) -> Mapping[str, Any]:
-    """What a process found of a program; one with kernels of others is compiled again, for their instructions."""
-    found = _process(subject)
-    if "uncharged" in found:
-        found = _process(subject, "")
-    for wrong in ("usage", "uncharged"):
-        if wrong in found:
-            raise CommandError(found[wrong])
-    return {"target": subject.target, **found.get("estimate", found)}
 
 
 def _process(subject: Subject, kernel: str | None = None) -> dict[str, Any]:
@@ -144,9 +131,9 @@ def main() -> None:
     KERNEL is the name of the kernel whose instructions are written, or empty for all. The process reads a `Subject` as
     JSON and writes what it found as JSON, an error of the user's among that.
     """
-    subject, result, schedules = map(Path, sys.argv[1:4])
-    found = _found(json.loads(subject.read_text(encoding="utf-8")), schedules, sys.argv[4] or None)
-    result.write_text(json.dumps(found), encoding="utf-8")
+    given, result, schedules = map(Path, sys.argv[1:4])
+    subject = json.loads(given.read_text(encoding="utf-8"))
+    result.write_text(json.dumps(_found(subject, schedules, sys.argv[4] or None)), encoding="utf-8")
 
 
 def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict[str, Any]:
@@ -156,8 +143,7 @@ def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict
     import jax
 
     from sdc.costs import DoesNotFit, Uncharged
-    from sdc.settings import SettingError
-    from sdc.train import Subject, estimate_subject
+    from sdc.train import estimate_subject
 
     try:
         return {"estimate": dataclasses.asdict(estimate_subject(Subject(**subject)))}

@@ -4,8 +4,9 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
 
@@ -13,40 +14,43 @@ from sdc.checksums import Profile
 from sdc.settings import SettingError
 from sdc.train import Workload
 from sdc.train.studies import (
-    LEAST,
-    CalibrationSettings,
-    NodesSettings,
-    ProductsSettings,
-    ScarSettings,
+    Calibration,
+    DropComputeStudy,
+    LossyStudy,
+    NodesStudy,
+    PaftStudy,
+    ProductsStudy,
+    ScarStudy,
+    ShadowStudy,
     Sources,
-    check_training,
+    Study,
 )
 from sdc.verdict import Exit
 
 from .. import CommandError, Only, check_folder, experiment, new_folder, onward, run_errors, usage_errors
 
 Text = Annotated[Workload, Only("config", "seed", "corpus", "tokenizer")]
+TRAINED = Only("steps", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AggregationStudyCommand:
-    """What the studies of robust aggregation have in common."""
+class Recorded:
+    """What all studies have in common."""
 
-    study: ClassVar[str]
-    workload: Literal["both", "convnet", "transformer"] = "both"
-    """Train a small convolutional network on images, a small transformer on text, or both."""
-    steps: int | None = None
-    """Optimizer steps of each run; by default 200, 600 for lossy and 60 for shadow."""
-    seed: int = 0
-    """Seed of parameters, data and everything simulated."""
-    images: str = "auto"
-    """Images: fashion-mnist, digits, auto (fashion-mnist if installed, else digits), or a folder of idx files."""
-    corpus: tuple[str, ...] = ("python",)
-    """Text: python (the standard library's source), or files and folders of text or JSONL."""
     run: Path | None = None
     """Run folder, a new one; by default one below runs/."""
     json: bool = False
-    """Print the summary as JSON, and nothing else, on standard output."""
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AggregationStudyCommand(Recorded):
+    """What the studies of robust aggregation have in common."""
+
+    study: Annotated[Study[Any], TRAINED]
+    workload: Literal["both", "convnet", "transformer"] = "both"
+    """Train a small convolutional network on images, a small transformer on text, or both."""
+    sources: Annotated[Sources, Only("images", "corpus")] = dataclasses.field(default_factory=Sources)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ class PaftCommand(AggregationStudyCommand):
     Example: sdc study paft --run runs/paft
     """
 
-    study: ClassVar[str] = "paft"
+    study: Annotated[PaftStudy, TRAINED] = dataclasses.field(default_factory=PaftStudy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,7 @@ class DropComputeCommand(AggregationStudyCommand):
     Example: sdc study dropcompute --run runs/dropcompute
     """
 
-    study: ClassVar[str] = "dropcompute"
+    study: Annotated[DropComputeStudy, TRAINED] = dataclasses.field(default_factory=DropComputeStudy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,7 @@ class LossyCommand(AggregationStudyCommand):
     Example: sdc study lossy --run runs/lossy
     """
 
-    study: ClassVar[str] = "lossy"
+    study: Annotated[LossyStudy, TRAINED] = dataclasses.field(default_factory=LossyStudy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,11 +90,11 @@ class ShadowCommand(AggregationStudyCommand):
     Example: sdc study shadow --run runs/shadow
     """
 
-    study: ClassVar[str] = "shadow"
+    study: Annotated[ShadowStudy, TRAINED] = dataclasses.field(default_factory=ShadowStudy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScarStudyCommand:
+class ScarStudyCommand(Recorded):
     """What losing a part of a training costs, beside the bound and the figures of SCAR (Qiao et al., ICML 2019).
 
     Example: sdc study scar --workload regression --run runs/scar
@@ -104,18 +108,14 @@ class ScarStudyCommand:
         Literal["regression", "factorization", "topics", "cnn-layers", "cnn-shards", "transformer"], ...
     ] = ("regression", "factorization", "topics", "cnn-layers", "cnn-shards", "transformer")
     """What is trained, one or several."""
-    study: ScarSettings = dataclasses.field(default_factory=ScarSettings)
+    study: Annotated[ScarStudy, Only("trials", "starts", "seed")] = dataclasses.field(default_factory=ScarStudy)
     sources: Sources = dataclasses.field(default_factory=Sources)
-    run: Path | None = None
-    """Run folder, a new one; by default one below runs/."""
     resume: bool = False
     """Go on with the study in the folder that --run names."""
-    json: bool = False
-    """Print the summary as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodesStudyCommand:
+class NodesStudyCommand(Recorded):
     """Each simulated node beside each published figure of the real one (Ma et al. 2025): inside or not, and why.
 
     Example: sdc study nodes --nodes node1 node11 --run runs/nodes
@@ -125,11 +125,7 @@ class NodesStudyCommand:
     2 bad usage, 3 interrupted.
     """
 
-    study: NodesSettings = dataclasses.field(default_factory=NodesSettings)
-    run: Path | None = None
-    """Run folder, a new one; by default one below runs/."""
-    json: bool = False
-    """Print the summary as JSON, and nothing else, on standard output."""
+    study: NodesStudy = dataclasses.field(default_factory=NodesStudy)
 
 
 StudyChoice: TypeAlias = (
@@ -155,7 +151,7 @@ class StudyCommand:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProductsStudyCommand:
+class ProductsStudyCommand(Recorded):
     """Measures what each checking scheme finds and what it flags by mistake, on the matrix products of real training.
 
     Example: sdc abft study --steps 20 --run runs/study
@@ -166,15 +162,9 @@ class ProductsStudyCommand:
     """
 
     text: Text = dataclasses.field(default_factory=Workload)
-    study: Annotated[ProductsSettings, Only("dtypes", "steps", "where")] = dataclasses.field(
-        default_factory=ProductsSettings
-    )
+    study: Annotated[ProductsStudy, Only("dtypes", "steps", "where")] = dataclasses.field(default_factory=ProductsStudy)
     profile: Path | None = None
     """File that sdc abft calibrate wrote on this kind of device; by default assumptions about the platform are used."""
-    run: Path | None = None
-    """Run folder, a new one; by default one below runs/."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,9 +182,7 @@ class CalibrateCommand:
     text: Text = dataclasses.field(default_factory=Workload)
     out: Path
     """The profile to write; a file that exists is not overwritten."""
-    study: Annotated[CalibrationSettings, Only("dtypes", "steps")] = dataclasses.field(
-        default_factory=CalibrationSettings
-    )
+    study: Annotated[Calibration, Only("dtypes", "steps")] = dataclasses.field(default_factory=Calibration)
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
 
@@ -220,33 +208,45 @@ def study(options: StudyCommand) -> int:
     command = options.command
     if isinstance(command, ScarStudyCommand):
         return _scar(command)
-    return _nodes(command) if isinstance(command, NodesStudyCommand) else _aggregation(command)
-
-
-def _aggregation(options: AggregationStudyCommand) -> int:
+    chosen = command.study
     with usage_errors():
-        check_training(LEAST if options.steps is None else options.steps, options.seed)
-        folder = new_folder(options.study, options.run)
+        chosen.check()
+        folder = new_folder(chosen.name, command.run)
+    settings = dataclasses.asdict(chosen)
+    if isinstance(chosen, NodesStudy):
+        about = {"settings": {name: settings[name] for name in ("nodes", "runs", "steps")}}
+        return _recorded(command, folder, (chosen.name, chosen.count(), chosen.run()), about)
+    assert isinstance(command, AggregationStudyCommand)
+    from sdc.train.studies import chosen_tasks
+
+    sources = command.sources
+    flags = {"workload": command.workload, "images": sources.images, "corpus": sources.corpus}
+    with usage_errors():
+        tasks = chosen_tasks(command.workload, sources)
+    about = {"options": {key: str(value) for key, value in (settings | flags).items()}}
+    return _recorded(command, folder, (chosen.name, chosen.count(tasks), chosen.run(tasks)), about)
+
+
+def _recorded(
+    command: Recorded, folder: Path, parts: tuple[str, int, Generator[str, None, Any]], about: Mapping[str, Any]
+) -> int:
+    """Runs an experiment, writes what it measured into a folder, and shows it."""
     from sdc.analysis import describe
     from sdc.analysis.studies import write_study
-    from sdc.train.studies import STUDIES, chosen_tasks
 
     from .. import show
 
-    with usage_errors():
-        steps = {} if options.steps is None else {"steps": options.steps}
-        chosen = STUDIES[options.study](seed=options.seed, **steps)
-        tasks = chosen_tasks(options.workload, images=options.images, corpus=options.corpus)
-    started = time.perf_counter()
-    measured = experiment(options.study, chosen.count(tasks), chosen.run(tasks))
-    manifest = {
-        "command": ["sdc", *sys.argv[1:]],
-        "seconds": round(time.perf_counter() - started),
-        "options": {key: str(value) for key, value in dataclasses.asdict(options).items()},
-    }
     with run_errors(folder, resumable=False):
-        summary = write_study(folder, measured, manifest)
-    show(summary, describe(folder).report, as_json=options.json)
+        # Whether it can be made is told now, and not after minutes of work.
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in made:  # a signal ends the process at once, and is to leave nothing behind
+            place.rmdir()
+        started = time.perf_counter()
+        measured = experiment(*parts)
+        seconds = round(time.perf_counter() - started)
+        summary = write_study(folder, measured, {"command": ["sdc", *sys.argv[1:]], "seconds": seconds, **about})
+    show(summary, describe(folder).report, as_json=command.json)
     return Exit.CLEAN
 
 
@@ -261,51 +261,27 @@ def _scar(options: ScarStudyCommand) -> int:
         options.study.check()
     from sdc.analysis import draw_conclusion
     from sdc.records import prepare
-    from sdc.train.studies import ScarStudy, record_study, subjects
+    from sdc.train.studies import record_study, subjects
 
     from .. import CountProgress, show
 
     with usage_errors():
-        study = ScarStudy(**vars(options.study))
         ratings, documents = map(_path, (options.sources.ratings, options.sources.documents))
         sources = dataclasses.replace(options.sources, ratings=ratings, documents=documents)
         chosen = subjects(options.workload, sources)
         prepare(cpu_devices=os.cpu_count() or 1, cpu_threads=os.cpu_count())  # trials are shared out
     onward.folder = folder
-    with run_errors(folder), CountProgress("scar", len(study.parts(chosen))) as progress:
+    with run_errors(folder), CountProgress("scar", len(options.study.parts(chosen))) as progress:
         record_study(
-            study, chosen, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], on_part=progress.advance
+            options.study,
+            chosen,
+            folder,
+            resume=options.resume,
+            command=["sdc", *sys.argv[1:]],
+            on_part=progress.advance,
         )
         found = draw_conclusion(folder)
     show(found.contents, found.report, as_json=options.json)
-    return Exit.CLEAN
-
-
-def _nodes(options: NodesStudyCommand) -> int:
-    with usage_errors():
-        folder = new_folder("nodes", options.run)
-        options.study.check()
-    from sdc.analysis import describe
-    from sdc.analysis.studies import write_nodes_study
-    from sdc.train.studies import NodesStudy
-
-    from .. import show
-
-    study = NodesStudy(**vars(options.study))
-    with run_errors(folder, resumable=False):
-        if not folder.exists():  # whether it can be made is told now, and not after minutes of work
-            folder.mkdir(parents=True)
-            folder.rmdir()  # a signal ends the process at once, and is to leave nothing behind
-    started = time.perf_counter()
-    measured = experiment("nodes", study.count(), study.run())
-    manifest = {
-        "command": ["sdc", *sys.argv[1:]],
-        "seconds": round(time.perf_counter() - started),
-        "settings": {"nodes": list(options.study.nodes), "runs": options.study.runs, "steps": options.study.steps},
-    }
-    with run_errors(folder, resumable=False):
-        summary = write_nodes_study(folder, measured, manifest)
-    show(summary, describe(folder).report, as_json=options.json)
     return Exit.CLEAN
 
 
@@ -316,61 +292,45 @@ def _path(source: str | Path) -> str | Path:
 
 def abft(options: AbftCommand) -> int:
     """Runs the subcommand and returns the exit code."""
-    return (
-        _products(options.command) if isinstance(options.command, ProductsStudyCommand) else _calibrate(options.command)
-    )
-
-
-def _products(options: ProductsStudyCommand) -> int:
+    command = options.command
+    if isinstance(command, CalibrateCommand):
+        return _calibrate(command)
     with usage_errors():
-        options.study.check()
-        profile = Profile.read(options.profile) if options.profile else None
-        folder = new_folder("study", options.run)
-        loaded = options.text.load()
-    from sdc.analysis import describe
-    from sdc.analysis.studies import write_products_study
-    from sdc.train.studies import ProductsStudy
-
-    from .. import show
-
-    study = ProductsStudy(**vars(options.study) | {"seed": options.text.seed})
-    with run_errors(folder, resumable=False):
-        measured = experiment("study", study.count(), study.run(*loaded, profile))
-        about = {"command": ["sdc", *sys.argv[1:]], "profile": str(options.profile or "assumed of the platform")}
-        summary = write_products_study(folder, measured, about)
-    show(summary, describe(folder).report, as_json=options.json)
-    return Exit.CLEAN
+        command.study.check()
+        profile = Profile.read(command.profile) if command.profile else None
+        folder = new_folder("study", command.run)
+        loaded = command.text.load()
+    chosen = dataclasses.replace(command.study, seed=command.text.seed)
+    parts = "study", chosen.count(), chosen.run(*loaded, profile)
+    about = {"profile": str(command.profile or "assumed of the platform")}
+    return _recorded(command, folder, parts, about)
 
 
 def _calibrate(options: CalibrateCommand) -> int:
     """Measures how the devices at hand round, and writes a profile."""
+    out = options.out
     with usage_errors():
-        if options.out.exists():
-            raise SettingError("out", options.out, "exists already; name another file, or remove it")
-        if not options.out.parent.is_dir():
-            raise SettingError("out", options.out, f"there is no folder {options.out.parent}; make it first")
+        if out.exists():
+            raise SettingError("out", out, "exists already; name another file, or remove it")
+        if not out.parent.is_dir():
+            raise SettingError("out", out, f"there is no folder {out.parent}; make it first")
         options.study.check()
-        _check_writable(options.out)
+        try:  # to measure takes minutes, and permissions do not tell of every system
+            out.touch(exist_ok=False)
+            out.unlink()
+        except OSError as error:
+            raise SettingError("out", out, f"cannot be written ({error.strerror}); name another file") from error
         loaded = options.text.load()
-    from sdc.train.studies import Calibration, CalibrationError
+    from sdc.train.studies import CalibrationError
 
     from .. import show_profile
 
-    calibration = Calibration(**vars(options.study) | {"seed": options.text.seed})
-    with run_errors(options.out, resumable=False):
+    calibration = dataclasses.replace(options.study, seed=options.text.seed)
+    with run_errors(out, resumable=False):
         try:
             profile = experiment("calibrate", calibration.count(), calibration.run(*loaded))
         except CalibrationError as error:
             raise CommandError(str(error), Exit.INCONCLUSIVE) from error
-        profile.save(options.out)
-    show_profile(profile, options.out, as_json=options.json)
+        profile.save(out)
+    show_profile(profile, out, as_json=options.json)
     return Exit.CLEAN
-
-
-def _check_writable(file: Path) -> None:
-    """Makes the file and removes it again: to measure takes minutes, and permissions do not tell of every system."""
-    try:
-        file.touch(exist_ok=False)
-        file.unlink()
-    except OSError as error:
-        raise SettingError("out", file, f"cannot be written ({error.strerror}); name another file") from error

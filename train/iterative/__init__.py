@@ -1,4 +1,10 @@
-"""Iterative-convergent trainings on one small interface, their data, and failures of them, simulated."""
+"""Iterative-convergent trainings on one small interface, their data, and failures of them, simulated.
+
+models     the interface, and six trainings
+corpora    documents, ratings and tables
+images     small labelled images, and batches of them
+archives   files, archives of a package index, and rows of numbers
+"""
 
 from typing import TYPE_CHECKING
 
@@ -6,21 +12,22 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # Trainings.
-    from .protocol import Iterative as Iterative
-    from .models import logistic_regression as logistic_regression
+    from .models import Iterative as Iterative
+    from .models import convolutional_network as convolutional_network, transformer_decoder as transformer_decoder
+    from .models import logistic_regression as logistic_regression, topic_model as topic_model
     from .models import matrix_factorization as matrix_factorization
-    from .models import topic_model as topic_model
-    from .networks import convolutional_network as convolutional_network
-    from .networks import transformer_decoder as transformer_decoder
 
     # Data.
-    from .archives import DataError as DataError
+    from .. import DataError as DataError
     from .corpora import Documents as Documents, read_documents as read_documents, shortened as shortened
     from .corpora import Ratings as Ratings, most_active as most_active, read_ratings as read_ratings
     from .corpora import Table as Table, read_table as read_table
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .networks import By as By
-    from .protocol import State as State, rows_of as rows_of
+    from .images import Images as Images, ImagesError as ImagesError
+    from .images import image_batches as image_batches, read_images as read_images
+    from .models import DECODER as DECODER, LENGTH as LENGTH, decoder_loss as decoder_loss
+    from .models import By as By, State as State, patches as patches, pool as pool, pooled_pixels as pooled_pixels
+    from .models import rows_of as rows_of
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32
@@ -14,14 +15,22 @@ from numpy.typing import NDArray
 
 from sdc.settings import SettingError
 
-from .. import fixed_order, freeze
-from .archives import Archive, DataError, Numbers, first_line, parse_numbers, read_file, read_member, read_members
+from .. import DataError, files_below
+from .archives import (
+    Archive,
+    Numbers,
+    first_line,
+    fixed_order,
+    freeze,
+    parse_numbers,
+    read_file,
+    read_member,
+    read_members,
+)
 
-REUTERS = "reuters"
-"""395 pieces of news, 84,010 tokens of 4,258 words."""
+REUTERS = "reuters"  # 395 pieces of news, 84,010 tokens of 4,258 words
 
-PLAYS = "plays"
-"""38 plays of Shakespeare, without headings, stage directions and names of speakers."""
+PLAYS = "plays"  # 38 plays of Shakespeare, without headings, stage directions and names of speakers
 
 REUTERS_COUNTS = Archive(
     "lda==3.0.2",
@@ -39,7 +48,6 @@ PLAYS_TEXTS = Archive(
     "42367b545e866a3e4a7d81207fce7959361fab99afa3c65b6c31e1b64f435ae8",
 )
 
-_ORDER_SEED = 6
 _WORD = re.compile(r"[^\W\d_]+")
 _HEADER = re.compile(r"[A-Za-z]+(-[A-Za-z]+)*: ")
 
@@ -96,17 +104,6 @@ def read_documents(
     Raises:
         DataError: the archive, the folder or a file is missing, damaged or cannot be read, or no word is left.
         SettingError: `least` is not at least 1, or `stop` not above 0 and at most 1.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from sdc.train.iterative.corpora import read_documents
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "1").write_text("From: me\\n\\nTo be, or not")
-        ...     _ = Path(folder, "2").write_text("not to be")
-        ...     documents = read_documents(folder, least=2, stop=1)
-        >>> documents.vocabulary, documents.words.tolist(), documents.documents.tolist()
-        (('be', 'not', 'to'), [2, 0, 1, 1, 2, 0], [0, 0, 0, 1, 1, 1])
     """
     if least < 1:
         raise SettingError("least", least, "expected at least 1 token of a word")
@@ -120,7 +117,10 @@ def read_documents(
         return _documents(texts, f"Shakespeare's plays ({PLAYS_TEXTS.requirement})", least, stop)
     if not os.path.isdir(source):  # unlike Path.is_dir, False also where a parent may not be entered
         raise DataError(source, f"is no folder; expected {REUTERS}, {PLAYS} or a folder of texts")
-    return _documents(map(_body, _files(Path(source))), str(source), least, stop)
+    files = files_below(Path(source), DataError)
+    if not files:
+        raise DataError(source, "has no file; give a folder of texts")
+    return _documents(map(_body, files), str(source), least, stop)
 
 
 def shortened(documents: Documents, tokens: int) -> Documents:
@@ -132,13 +132,6 @@ def shortened(documents: Documents, tokens: int) -> Documents:
 
     Raises:
         SettingError: `tokens` is not at least 1.
-
-    Example:
-        >>> from sdc.train.iterative.corpora import Documents, shortened
-        >>> documents = Documents(np.array([2, 0, 1, 2]), np.array([0, 0, 0, 1]), ("a", "b", "c"), "example", "")
-        >>> short = shortened(documents, 1)
-        >>> short.words.tolist(), short.documents.tolist(), short.vocabulary, short.source
-        ([0, 0], [0, 1], ('c',), 'example, the first 1 tokens of each')
     """
     if tokens < 1:
         raise SettingError("tokens", tokens, "expected at least 1 token of each document")
@@ -170,7 +163,7 @@ def _reuters(folder: Path | None) -> Documents:
     for number, line in enumerate(lines):
         pairs = np.array([pair.split(":") for pair in line.split()[1:]], np.int32)
         tokens = np.repeat(pairs[:, 0], pairs[:, 1])
-        words.append(tokens[fixed_order(len(tokens), _ORDER_SEED, number)])
+        words.append(tokens[fixed_order(len(tokens), 6, number)])
         lengths.append(len(tokens))
     documents = np.repeat(np.arange(len(lengths)), lengths)
     return _made(np.concatenate(words), documents, vocabulary, f"Reuters news ({REUTERS_COUNTS.requirement})")
@@ -199,21 +192,6 @@ def _spoken(data: bytes) -> str:
     return "\n".join(line for line in data.decode().splitlines() if not line.startswith(("#", "**", "_")))
 
 
-def _files(folder: Path) -> list[Path]:
-    """All files below a folder that are not hidden, sorted by relative path: the same on every host."""
-
-    def fail(error: OSError) -> None:
-        raise DataError(error.filename, f"cannot be read ({error.strerror}); check its permissions") from error
-
-    found = []
-    for parent, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in files if not name.startswith(".")]
-    if not found:
-        raise DataError(folder, "has no file; give a folder of texts")
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
-
-
 def _body(path: Path) -> str:
     data = read_file(path)
     try:
@@ -221,27 +199,19 @@ def _body(path: Path) -> str:
     except UnicodeDecodeError:
         text = data.decode("latin-1")
     text = text.replace("\r\n", "\n")
-    if _HEADER.match(text):
-        _, blank, rest = text.partition("\n\n")
-        return rest if blank else text
-    return text
+    _, blank, rest = text.partition("\n\n")
+    return rest if blank and _HEADER.match(text) else text
 
 
-MOVIELENS = "movielens-100k"
-"""100,000 ratings of 1,682 films by 943 users, from 1 to 5."""
+MOVIELENS = "movielens-100k"  # 100,000 ratings of 1,682 films by 943 users, from 1 to 5
 
 MOVIELENS_ARCHIVE = Archive(
     "neighbors==0.2.1",
     "neighbors/data/movielens100k.csv",
     "4cee70466ec9b2c39ff51e15853e12e481a31c92977db7e7e614b40a1ef31cc8",
 )
-"""Where they lie."""
 
-UNRATED = 99
-"""What stands in a table of Jester where there is no rating."""
-
-_SEPARATORS = ("::", "\t", ",")
-_LARGEST_ID = 2**53  # up to here, float64 tells whole numbers apart
+UNRATED = 99  # what stands in a table of Jester where there is no rating
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -285,24 +255,13 @@ def read_ratings(source: str | Path = MOVIELENS, folder: Path | None = None) -> 
 
     Raises:
         DataError: the archive or the file is missing or damaged, or a row is no row of ratings.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from sdc.train.iterative.corpora import read_ratings
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "ratings.csv"
-        ...     _ = file.write_text("user,item,rating\\n7,30,4.5\\n7,10,1\\n9,30,2\\n")
-        ...     ratings = read_ratings(file)
-        >>> ratings.users.tolist(), ratings.items.tolist(), ratings.values.tolist(), ratings.shape
-        ([0, 0, 1], [1, 0, 1], [4.5, 1.0, 2.0], (2, 2))
     """
     if source == MOVIELENS:  # a Path never equals a string: Path("movielens-100k") is a file of that name
         data = read_member(MOVIELENS_ARCHIVE, folder)
         return _triples(parse_numbers(data, ",", MOVIELENS), f"MovieLens 100K ({MOVIELENS_ARCHIVE.requirement})")
     data = read_file(Path(source))
     first = first_line(data)
-    separator = next((separator for separator in _SEPARATORS if separator in first), ",")
+    separator = next((separator for separator in ("::", "\t") if separator in first), ",")
     numbers = parse_numbers(data, separator, source)
     columns = numbers.values.shape[1]
     if columns in (3, 4):
@@ -329,22 +288,18 @@ def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
 
     Raises:
         SettingError: there are not as many, or a user or an item would be kept without a rating.
-
-    Example:
-        >>> from sdc.train.iterative.corpora import Ratings, most_active
-        >>> users, items = np.array([0, 0, 1, 2, 2], np.int32), np.array([0, 2, 1, 1, 2], np.int32)
-        >>> ratings = Ratings(users, items, np.arange(5, dtype=np.float32), "example", "")
-        >>> kept = most_active(ratings, users=1, items=2)
-        >>> kept.values.tolist(), kept.source
-        ([3.0, 4.0], 'example, 1 users and 2 items with the most ratings')
     """
     for name, wanted, there in zip(("users", "items"), (users, items), ratings.shape, strict=True):
         if not 1 <= wanted <= there:
             raise SettingError(
                 name, wanted, f"expected 1 to {there}, as many as have ratings; take fewer or other data"
             )
-    some = np.isin(ratings.items, _leading(ratings.items, items))
-    some &= np.isin(ratings.users, _leading(ratings.users[some], users))
+
+    def leading(numbers: Int32[np.ndarray, "n"], count: int) -> NDArray[np.intp]:
+        return np.argsort(-np.bincount(numbers), kind="stable")[:count]
+
+    some = np.isin(ratings.items, leading(ratings.items, items))
+    some &= np.isin(ratings.users, leading(ratings.users[some], users))
     kept = _ratings(
         ratings.users[some],
         ratings.items[some],
@@ -357,14 +312,9 @@ def most_active(ratings: Ratings, users: int, items: int) -> Ratings:
     return kept
 
 
-def _leading(numbers: Int32[np.ndarray, "n"], count: int) -> NDArray[np.intp]:
-    """The most frequent of some numbers."""
-    return np.argsort(-np.bincount(numbers), kind="stable")[:count]
-
-
 def _triples(numbers: Numbers, source: str) -> Ratings:
     ids = numbers.values[:, :2]
-    bad = ((ids != np.floor(ids)) | (np.abs(ids) >= _LARGEST_ID)).any(1)
+    bad = ((ids != np.floor(ids)) | (np.abs(ids) >= 2**53)).any(1)  # up to there, float64 tells whole numbers apart
     numbers.refuse(bad, "whole numbers of a user and an item")
     ratings = _ratings(ids[:, 0], ids[:, 1], numbers.values[:, 2], source)
     _, first = np.unique(ratings.users * np.int64(ratings.shape[1]) + ratings.items, return_index=True)
@@ -388,10 +338,7 @@ def _table(numbers: Numbers, source: str) -> Ratings:
 
 
 def _ratings(
-    users: Float64[np.ndarray, "n"] | Int32[np.ndarray, "n"] | NDArray[np.intp],
-    items: Float64[np.ndarray, "n"] | Int32[np.ndarray, "n"] | NDArray[np.intp],
-    values: Float64[np.ndarray, "n"] | Float32[np.ndarray, "n"],
-    source: str,
+    users: NDArray[Any], items: NDArray[Any], values: Float64[np.ndarray, "n"] | Float32[np.ndarray, "n"], source: str
 ) -> Ratings:
     users, items = (np.unique(ids, return_inverse=True)[1].astype(np.int32) for ids in (users, items))
     values = values.astype(np.float32)
@@ -431,17 +378,6 @@ def read_table(path: str | Path) -> Table:
     Raises:
         DataError: the file is missing, damaged or empty, a row has a field that is no finite number or another number
             of columns, a class is no whole number, or there is only one class or no feature.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from sdc.train.iterative.corpora import read_table
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "rows.csv"
-        ...     _ = file.write_text("1,5,2\\n3,5,7\\n")
-        ...     table = read_table(file)
-        >>> table.features.tolist(), table.labels.tolist(), table.classes
-        ([[-1.0, 0.0], [1.0, 0.0]], [0, 1], 2)
     """
     numbers = parse_numbers(read_file(Path(path)), ",", path)
     values, last = numbers.values[:, :-1], numbers.values[:, -1]
@@ -451,9 +387,7 @@ def read_table(path: str | Path) -> Table:
     known, labels = np.unique(last, return_inverse=True)
     if len(known) < 2:
         raise DataError(path, f"has only the class {known[0]:g}; give rows of two classes or more")
-    features = np.empty(values.shape, np.float32)
-    for column in range(values.shape[1]):
-        features[:, column] = _standardized(values[:, column])
+    features = np.stack([_standardized(column) for column in values.T], axis=1).astype(np.float32)
     labels = labels.astype(np.int32)
     return Table(features, labels, len(known), str(path), freeze(features, labels))
 

@@ -1,16 +1,109 @@
-"""Trainings that recover by themselves: logistic regression, matrix factorization, and a topic model."""
+"""Iterative-convergent trainings: what each is to those who perturb it, and six of them."""
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+import optax
+from jaxtyping import Array, Float, Float32, Int, Int32
 
-from sdc.checkpoints import total_variation
+from sdc.checkpoints import Distance, squared_distance, total_variation
 
+from .. import ByteTokenizer, make_dataset, read_corpus
+from ..programs import MODEL, ModelConfig, cross_entropy, init_params, logits
 from .corpora import Documents, Ratings
-from .protocol import Iterative, State, rows_of
+from .images import Images
+
+# Arrays by name. All that a training has: what follows from the number of the iteration is not in it.
+State: TypeAlias = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Iterative:
+    """A training as Qiao et al. (ICML 2019, section 2) have it: x_{k+1} = f(x_k).
+
+    Attributes:
+        name: name for the record.
+        source: source of the data.
+        init: the first state, from a key.
+        step: `(state, k) -> state`: iteration k, from 0. Pure, and of one program whatever k is.
+        loss: the loss by which convergence is told: of a state, over data that are always the same.
+        blocks: by name of an array the block of each of its rows, from 0. Rows of several arrays may be of one block:
+            they are lost and saved together.
+        moving: names of the arrays whose movement counts, the parameters.
+        distance: how far rows of them moved.
+    """
+
+    name: str
+    source: str
+    init: Callable[[Array], State]
+    step: Callable[[State, Int32[Array, ""]], State]
+    loss: Callable[[State], Float32[Array, ""]]
+    blocks: Mapping[str, Int[np.ndarray, "rows"]]
+    moving: tuple[str, ...]
+    distance: Distance = squared_distance
+
+    def check(self) -> None:
+        """Looks at arrays and blocks, before anything is computed.
+
+        Raises:
+            ValueError: an array has no blocks or too many, numbers of blocks leave gaps, nothing moves, the step gives
+                back another state, or the loss is no number.
+        """
+        state = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        if set(self.blocks) != set(state) or not self.moving or not set(self.moving) <= set(state):
+            raise ValueError(
+                f"{self.name}: the state has {sorted(state)}, blocks are of {sorted(self.blocks)}, moving are "
+                f"{list(self.moving)}; expected blocks of each array, and one or several of them to move"
+            )
+        numbers = set[int]()
+        for name, ids in self.blocks.items():
+            rows = state[name].shape[:1]
+            if ids.shape != rows or not rows or not np.issubdtype(ids.dtype, np.integer):
+                raise ValueError(
+                    f"{self.name}: {name} is of shape {state[name].shape}, and its blocks are {ids.dtype} of shape "
+                    f"{ids.shape}; expected a whole number for each row"
+                )
+            numbers |= set(ids.tolist())
+        if numbers != set(range(len(numbers))):
+            raise ValueError(f"{self.name}: numbers of blocks are {sorted(numbers)[:8]}...; expected 0, 1, 2, ...")
+        after = jax.eval_shape(self.step, state, jax.ShapeDtypeStruct((), np.int32))
+        kinds, expected = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (after, state))
+        if kinds != expected:
+            raise ValueError(f"{self.name}: step gives back {after}; expected a state as {state}")
+        loss = jax.eval_shape(self.loss, state)
+        if getattr(loss, "shape", None) != ():
+            raise ValueError(f"{self.name}: loss gives {loss}; expected a single number")
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return 1 + max(int(ids.max()) for ids in self.blocks.values())
+
+    def sizes(self, state: State) -> Int[np.ndarray, "blocks"]:
+        """Bytes of the parameters of each block, at most what a save writes of it."""
+        found = np.zeros(self.count, np.int64)
+        for name in self.moving:
+            leaf = state[name]
+            np.add.at(found, self.blocks[name], leaf.size // leaf.shape[0] * leaf.dtype.itemsize)
+        return found
+
+    def moved(self, new: State, old: State) -> Float32[Array, "blocks"]:
+        """How far each block moved: the sum of its rows' distances."""
+        total = jnp.zeros(self.count, jnp.float32)
+        for name in self.moving:
+            rows = self.distance(new[name], old[name])
+            total += jax.ops.segment_sum(rows, jnp.asarray(self.blocks[name]), self.count)
+        return total
+
+
+def rows_of(*counts: int) -> list[Int[np.ndarray, "rows"]]:
+    """Each row of several arrays a block of its own, those of the second behind those of the first."""
+    starts = np.cumsum([0, *counts])
+    return [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts, strict=False)]
 
 
 def logistic_regression(
@@ -44,16 +137,6 @@ def logistic_regression(
 
     Raises:
         ValueError: a batch has more examples than there are.
-
-    Example:
-        >>> import jax
-        >>> import numpy as np
-        >>> from sdc.train.iterative import logistic_regression
-        >>> x = np.eye(4, dtype=np.float32)
-        >>> task = logistic_regression(x, np.arange(4, dtype=np.int32), source="corners", batch=4, rate=1.0)
-        >>> state = task.init(jax.random.key(0))
-        >>> state["weights"].shape, bool(task.loss(task.step(state, 0)) < task.loss(state))
-        ((4, 4), True)
     """
     if not 1 <= batch <= len(labels):
         raise ValueError(f"batch={batch}: expected 1 to {len(labels)}, the examples that there are")
@@ -98,20 +181,6 @@ def matrix_factorization(ratings: Ratings, *, factors: int = 20, decay: float = 
         ratings: the entries that are known.
         factors: p, columns of L.
         decay: weight of the squares.
-
-    Example:
-        >>> import jax
-        >>> import numpy as np
-        >>> from sdc.train.iterative import matrix_factorization
-        >>> from sdc.train.iterative.corpora import Ratings
-        >>> known = Ratings(np.int32([0, 0, 1]), np.int32([0, 1, 1]), np.float32([1, 2, 4]), "made up", "")
-        >>> task = matrix_factorization(known, factors=1, decay=1e-6)
-        >>> state = task.init(jax.random.key(0))
-        >>> for k in range(40):
-        ...     state = task.step(state, k)
-        >>> np.asarray(state["users"] @ state["items"].T).round(2)
-        array([[1., 2.],
-               [2., 4.]], dtype=float32)
     """
     users, items = ratings.shape
     r, mask = np.zeros((users, items), np.float32), np.zeros((users, items), np.float32)
@@ -175,10 +244,8 @@ def solve(a: Float32[Array, "*n p p"], b: Float32[Array, "*n p"]) -> Float32[Arr
     return jnp.stack(found[::-1], axis=-1)
 
 
-PARTS = 8
-"""Parts of the longest document, that are sampled one after the other; a shorter one has fewer."""
-MOST = 128
-"""Topics."""
+# Parts of the longest document, that are sampled one after the other; a shorter one has fewer. Topics at most.
+PARTS, MOST_TOPICS = 8, 128
 
 
 def topic_model(
@@ -205,22 +272,16 @@ def topic_model(
 
     Raises:
         ValueError: there are more topics than the 8 bits of a token's topic tell apart, or none.
-
-    Example:
-        >>> import jax
-        >>> import numpy as np
-        >>> from sdc.train.iterative import topic_model
-        >>> from sdc.train.iterative.corpora import Documents
-        >>> words, where = np.int32([0, 0, 1, 2, 2, 3]), np.int32([0, 0, 0, 1, 1, 1])
-        >>> task = topic_model(Documents(words, where, tuple("abcd"), "made up", ""), topics=2)
-        >>> task.step(task.init(jax.random.key(0)), 0)["counts"].sum(axis=1)
-        Array([3., 3.], dtype=float32)
     """
-    if not 1 <= topics <= MOST:
-        raise ValueError(f"topics={topics}: expected 1 to {MOST}")
+    if not 1 <= topics <= MOST_TOPICS:
+        raise ValueError(f"topics={topics}: expected 1 to {MOST_TOPICS}")
     count, vocabulary = documents.shape
-    words, mask = _padded(documents)
-    lengths = np.sum(mask, axis=1)
+    lengths = documents.lengths.astype(np.float32)
+    longest = -(-int(documents.lengths.max()) // PARTS) * PARTS
+    words, mask = (np.zeros((count, longest), kind) for kind in (np.int32, np.float32))
+    starts = np.cumsum(documents.lengths) - documents.lengths
+    place = np.arange(len(documents.words)) - starts[documents.documents]
+    words[documents.documents, place], mask[documents.documents, place] = documents.words, 1
 
     def of_documents(assigned: Array) -> Float32[Array, "documents topics"]:
         return jnp.sum(one_hot(assigned) * mask[..., None], axis=1)
@@ -248,7 +309,8 @@ def topic_model(
             new = jnp.sum(cumulative < drawn[..., None] * cumulative[..., -1:], axis=-1).astype(jnp.int32)
             return counts + jnp.sum((one_hot(new) - one_hot(old)) * weight[..., None], axis=1), new
 
-        inputs = tuple(_cut(array) for array in (words, mask, state["assigned"].astype(jnp.int32), uniform))
+        arrays: tuple[Any, ...] = (words, mask, state["assigned"].astype(jnp.int32), uniform)
+        inputs = tuple(jnp.moveaxis(array.reshape(count, PARTS, -1), 1, 0) for array in arrays)  # of all documents
         counts, found = jax.lax.scan(part, state["counts"], inputs)
         return {"counts": counts, "assigned": jnp.moveaxis(found, 0, 1).reshape(words.shape).astype(jnp.int8)}
 
@@ -277,19 +339,213 @@ def topic_model(
     )
 
 
-def _cut(array: Any) -> Any:
-    """Columns in `PARTS` parts, the parts first."""
-    return jnp.moveaxis(array.reshape(array.shape[0], PARTS, -1), 1, 0)
+By: TypeAlias = Literal["layers", "shards"]
+KINDS = ("params", "mu", "nu")
 
 
-def _padded(
-    documents: Documents,
-) -> tuple[Int32[np.ndarray, "documents longest"], Float32[np.ndarray, "documents longest"]]:
-    """Words in rows of one length, a multiple of `PARTS`, and 1 where there is a token."""
-    lengths = documents.lengths
-    longest = -(-int(lengths.max()) // PARTS) * PARTS
-    words, there = (np.zeros((len(lengths), longest), kind) for kind in (np.int32, np.float32))
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    place = np.arange(len(documents.words)) - starts[documents.documents]
-    words[documents.documents, place], there[documents.documents, place] = documents.words, 1
-    return words, there
+def by_adam(
+    *,
+    name: str,
+    source: str,
+    params_of: Callable[[Array], State],
+    loss: Callable[..., Float32[Array, ""]],
+    data: tuple[np.ndarray, ...],
+    samples: int,
+    rate: float,
+    batch: int,
+    batches: int,
+    by: By,
+    seed: int,
+) -> Iterative:
+    """A training by Adam of parameters that are a dictionary of arrays."""
+    if not 1 <= batch <= len(data[0]):
+        raise ValueError(f"batch={batch}: expected 1 to {len(data[0])}, the examples that there are")
+    shapes = jax.eval_shape(lambda: params_of(jax.random.key(0)))
+    order = np.random.default_rng(seed).permutation(len(data[0]))
+    shuffled = tuple(array[order] for array in data)
+    steps = len(order) // batch
+    optimizer = optax.adam(rate)
+
+    def step(state: State, k: Any) -> State:
+        """Adam's count follows from the number of the iteration, and cannot be lost."""
+        params, mu, nu = ({name: state[f"{kind}/{name}"] for name in shapes} for kind in KINDS)
+
+        def one(number: Any, carry: Any) -> Any:
+            params, mu, nu = carry
+            count = jnp.asarray(k, jnp.int32) * batches + number
+            start = count % steps * batch
+            grads = jax.grad(loss)(params, *(jax.lax.dynamic_slice_in_dim(array, start, batch) for array in shuffled))
+            state = (optax.ScaleByAdamState(count, mu, nu), optax.EmptyState())
+            with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+                updates, ((_, mu, nu), _) = optimizer.update(grads, state)
+            return optax.apply_updates(params, updates), mu, nu
+
+        found = jax.lax.fori_loop(0, batches, one, (params, mu, nu))
+        return {f"{kind}/{name}": part[name] for kind, part in zip(KINDS, found, strict=True) for name in shapes}
+
+    def init(key: Array) -> State:
+        params = params_of(key)
+        zeros = {name: jnp.zeros_like(leaf) for name, leaf in params.items()}
+        parts = zip(KINDS, (params, zeros, zeros), strict=True)
+        return {f"{kind}/{name}": part[name] for kind, part in parts for name in shapes}
+
+    ids: dict[str, np.ndarray] = {}
+    first = 0
+    for leaf, shape in shapes.items():
+        rows = shape.shape[0]
+        own = first + (np.arange(rows) if by == "shards" else np.zeros(rows, int))
+        first = int(own[-1]) + 1
+        ids |= {f"{kind}/{leaf}": own.astype(np.int32) for kind in KINDS}
+    return Iterative(
+        name=name,
+        source=source,
+        init=init,
+        step=step,
+        loss=lambda state: loss(
+            {leaf: state[f"params/{leaf}"] for leaf in shapes}, *(array[:samples] for array in shuffled)
+        ),
+        blocks=ids,
+        moving=tuple(f"params/{leaf}" for leaf in shapes),
+    )
+
+
+CHANNELS, HIDDEN = (8, 16), (64, 32)
+
+
+def patches(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H W 9*C"]:
+    """The 3x3 neighbours of every pixel, row by row; zeros beyond the border."""
+    _, height, width, _ = x_BHWC.shape
+    padded = jnp.pad(x_BHWC, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    shifted = [padded[:, row : row + height, column : column + width] for row in range(3) for column in range(3)]
+    return jnp.concatenate(shifted, axis=-1)
+
+
+def pool(x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B H/2 W/2 C"]:
+    """The largest of every 2x2 pixels."""
+    batch, height, width, channels = x_BHWC.shape
+    return x_BHWC.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+
+
+def pooled_pixels(height: int, width: int) -> int:
+    """Pixels that two poolings leave of an image."""
+    if min(height, width) < 4 or height % 4 or width % 4:
+        raise ValueError(
+            f"images of {height}x{width} cannot be halved twice; expected multiples of 4: pad or crop them"
+        )
+    return height // 4 * (width // 4)
+
+
+def convolutional_network(
+    images: Images, *, by: By = "layers", batch: int = 64, batches: int = 8, samples: int = 256, seed: int = 0
+) -> Iterative:
+    """Trains two convolutions with max pooling and three dense layers, with ReLU, by Adam.
+
+    Qiao et al., ICML 2019, section 5.1 and appendix C: batches of 64 and Adam as recommended (0.001, 0.9, 0.999, 1e-8).
+    Adam's moments are of the block of the parameters that they belong to.
+
+    Args:
+        images: to train on; height and width are multiples of 4.
+        by: `layers`: each weight and each bias is a block; `shards`: each index of their first axis is.
+        batch: images of a batch.
+        batches: batches of an iteration, after which alone something can be saved or lost.
+        samples: images over which the loss is taken by which convergence is told.
+        seed: of the order of the images.
+
+    Raises:
+        ValueError: a batch has more images than there are, or height or width is no multiple of 4.
+    """
+    height, width, channels = images.shape
+    flat = pooled_pixels(height, width) * CHANNELS[1]
+    sides = [(9 * channels, CHANNELS[0]), (9 * CHANNELS[0], CHANNELS[1]), (flat, HIDDEN[0]), HIDDEN]
+    sides.append((HIDDEN[1], images.classes))
+
+    def params_of(key: Array) -> State:
+        keys = jax.random.split(key, len(sides))
+        found: State = {}
+        for number, ((rows, columns), one) in enumerate(zip(sides, keys, strict=True)):
+            # The small head makes the first loss ln(classes).
+            scale = 0.02 if number == len(sides) - 1 else np.sqrt(2 / rows)
+            found[f"weight{number}"] = scale * jax.random.normal(one, (rows, columns))
+            found[f"bias{number}"] = jnp.zeros(columns)
+        return found
+
+    def loss(params: State, x: Array, y: Array) -> Float32[Array, ""]:
+        for number in range(len(sides)):
+            if number < 2:
+                x = patches(x)
+            x = x @ params[f"weight{number}"] + params[f"bias{number}"]
+            if number < len(sides) - 1:
+                x = jax.nn.relu(x)
+            if number < 2:
+                x = pool(x)
+            if number == 1:
+                x = x.reshape(len(x), -1)
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(x, y))
+
+    return by_adam(
+        name=f"convolution by {by}",
+        source=images.source,
+        params_of=params_of,
+        loss=loss,
+        data=(images.train_images, images.train_labels),
+        samples=samples,
+        rate=0.001,
+        batch=batch,
+        batches=batches,
+        by=by,
+        seed=seed,
+    )
+
+
+DECODER = ModelConfig(vocab_size=320, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=64)
+LENGTH, MOST_CHUNKS = 64, 4096  # tokens of a chunk of text, and chunks of which as many batches are made
+
+
+def decoder_loss(params: Any, tokens_BS: Any) -> Float32[Array, ""]:
+    """Mean cross entropy of the decoder, in nats."""
+
+    def share(_: Array) -> Any:
+        return jnp.mean(cross_entropy(logits(DECODER, params, tokens_BS[:, :-1]), tokens_BS[:, 1:]))
+
+    # The model's collectives need their axis, of one rank here.
+    return jax.vmap(share, axis_name=MODEL)(jnp.zeros(1))[0]
+
+
+def transformer_decoder(
+    corpus: tuple[str, ...] = ("python",), *, batch: int = 8, batches: int = 4, samples: int = 8, seed: int = 0
+) -> Iterative:
+    """Trains a small decoder on text, byte by byte, by Adam. A block is what has the same index on the first axis.
+
+    Args:
+        corpus: see `sdc.train.data.read_corpus`.
+        batch: chunks of 64 bytes of a batch.
+        batches: batches of an iteration, after which alone something can be saved or lost.
+        samples: chunks over which the loss is taken by which convergence is told.
+        seed: of the order of the text.
+
+    Raises:
+        CorpusError: a part of the corpus is missing or unreadable.
+        ValueError: a batch has more chunks than there are.
+    """
+    dataset = make_dataset(read_corpus(corpus), ByteTokenizer(), LENGTH, seed=seed)
+    chunks = np.asarray(dataset.chunks)[np.random.default_rng(seed).permutation(len(dataset.chunks))[:MOST_CHUNKS]]
+    shapes = jax.eval_shape(lambda: init_params(DECODER, jax.random.key(0)))
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(shapes)]
+    structure = jax.tree.structure(shapes)
+
+    def loss(params: State, tokens_BS: Array) -> Float32[Array, ""]:
+        return decoder_loss(jax.tree.unflatten(structure, [params[name] for name in names]), tokens_BS)
+
+    return by_adam(
+        name="transformer",
+        source=dataset.source,
+        params_of=lambda key: dict(zip(names, jax.tree.leaves(init_params(DECODER, key)), strict=True)),
+        loss=loss,
+        data=(chunks,),
+        samples=samples,
+        rate=3e-3,
+        batch=batch,
+        batches=batches,
+        by="shards",
+        seed=seed,
+    )

@@ -1,6 +1,11 @@
 """The experiments of the studies: they return what was measured, and neither print nor end the process.
 
-`measurements` has what they return and `theory` what they compare it with; these two need no JAX.
+settings      the studies as specs: a flag of `sdc study` is a field of one
+workloads     what the aggregation studies train, and how
+measurements  what the experiments return
+theory        what it is compared with
+
+Each paper has a module with its experiment. Specs, measurements and theory need no JAX.
 """
 
 from typing import TYPE_CHECKING
@@ -9,73 +14,39 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # Studies of robust aggregation.
-    from .catalogue import STUDIES as STUDIES, study as study
-    from .protocol import Study as Study, finish as finish
-    from ._paft import PaftStudy as PaftStudy
-    from .dropcompute import DropComputeStudy as DropComputeStudy
-    from .lossy import LossyStudy as LossyStudy
-    from ._shadow import Hardware as Hardware, ShadowStudy as ShadowStudy
+    from .settings import STUDIES as STUDIES, Study as Study, finish as finish, study as study
+    from .settings import PaftStudy as PaftStudy, DropComputeStudy as DropComputeStudy, LossyStudy as LossyStudy
+    from .settings import Hardware as Hardware, ShadowStudy as ShadowStudy
 
     # What they train, and a trainer for studies of one's own.
-    from .workloads import (
-        Task as Task,
-        convnet as convnet,
-        linear as linear,
-        transformer as transformer,
-    )
+    from .workloads import Task as Task, convnet as convnet, linear as linear, transformer as transformer
     from .workloads import Method as Method, Trained as Trained, Trainer as Trainer
 
     # Failures of trainings that recover by themselves.
-    from ._scar import ScarStudy as ScarStudy
+    from .settings import ScarStudy as ScarStudy, Sources as Sources
+    from ._scar import SUBJECTS as SUBJECTS, Subject as Subject, subjects as subjects
     from ._scar import finish_parts as finish_parts, record_study as record_study
-    from .scar_workloads import SUBJECTS as SUBJECTS, Subject as Subject, subjects as subjects
-    from .settings import Sources as Sources
 
     # The simulated nodes beside the published ones.
-    from ._nodes import NodesStudy as NodesStudy
+    from .settings import NodesStudy as NodesStudy
 
     # Checked products on the reference workload.
-    from .products import ProductsStudy as ProductsStudy
-    from .products import Calibration as Calibration, CalibrationError as CalibrationError
+    from .settings import Calibration as Calibration, ProductsStudy as ProductsStudy
+    from .products import CalibrationError as CalibrationError
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .measurements import (
-        Compared as Compared,
-        DropComputeMeasured as DropComputeMeasured,
-        DroppedRun as DroppedRun,
-        DroppedTraining as DroppedTraining,
-        LossyMeasured as LossyMeasured,
-        LossyTraining as LossyTraining,
-        Measured as Measured,
-        NodesMeasured as NodesMeasured,
-        NoisyTraining as NoisyTraining,
-        PaftMeasured as PaftMeasured,
-        ProductsMeasured as ProductsMeasured,
-        ShadowMeasured as ShadowMeasured,
-        Watched as Watched,
-        WatchedTraining as WatchedTraining,
-    )
-    from .products import (
-        DISTRIBUTIONS as DISTRIBUTIONS,
-        Found as Found,
-        errors_found as errors_found,
-        flagged as flagged,
-    )
-    from .theory import (
-        divergence_over_time as divergence_over_time,
-        expected_speedup as expected_speedup,
-        pair_drift as pair_drift,
-    )
+    from .measurements import Compared as Compared, NodesMeasured as NodesMeasured
+    from .measurements import DropComputeMeasured as DropComputeMeasured, LossyMeasured as LossyMeasured
+    from .measurements import DroppedRun as DroppedRun, DroppedTraining as DroppedTraining
+    from .measurements import LossyTraining as LossyTraining, NoisyTraining as NoisyTraining
+    from .measurements import Measured as Measured, PaftMeasured as PaftMeasured, ProductsMeasured as ProductsMeasured
+    from .measurements import ShadowMeasured as ShadowMeasured, Watched as Watched, WatchedTraining as WatchedTraining
+    from .products import DISTRIBUTIONS as DISTRIBUTIONS, Found as Found
+    from .products import errors_found as errors_found, flagged as flagged
+    from .theory import divergence_over_time as divergence_over_time, expected_speedup as expected_speedup
+    from .theory import pair_drift as pair_drift
     from ._nodes import find_node as find_node
-    from .settings import (
-        LEAST as LEAST,
-        CalibrationSettings as CalibrationSettings,
-        NodesSettings as NodesSettings,
-        ProductsSettings as ProductsSettings,
-        ScarSettings as ScarSettings,
-        check_measurement as check_measurement,
-        check_training as check_training,
-    )
+    from .settings import check_measurement as check_measurement
     from .workloads import chosen_tasks as chosen_tasks
 
 __getattr__, __dir__, __all__ = facade(__name__)

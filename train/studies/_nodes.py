@@ -1,44 +1,399 @@
-"""The study of the simulated nodes: are they as published, and in which step does a pair or a pool see them?"""
+"""The simulated nodes beside what was published of the real ones: parameters are fitted, then figures compared.
+
+Three things are fitted, and `sdc study nodes` prints them beside what `sdc/nodes/data/sdc_fitted.csv` has:
+
+- `fit_tail`: the index of the severities' tail, from how the largest severities scatter between layers (tables 8, 9);
+- `fit_bursts`: in how many steps a rare node is hit, from how its counts scatter between layers (tables 6, 7);
+- `NoiseModel`: how few elements are in severe steps, from the worst noise-to-signal ratios (figure 5, equation 5). It
+  predicts the ratio of each node from the others', which tests it.
+
+The model of noise: in a step, ||g' - g||^2 / ||g||^2 = response sum over sites of (share of elements hit) 4/3 V^2
++ rounding^2 (share of microsteps hit). The first term is linear: V is the mean relative change, 4/3 V^2 the mean square
+of changes uniform in (0, 2 V]; in the forward pass normalization bounds what one element does to its token of 4,096.
+The second is how bfloat16 arithmetic answers: a microstep with any changed bit is rounded differently from there on,
+however small the change. Both factors are the same for all nodes.
+
+`experiment` also trains small models on the nodes, and `find_node` says in which step a pair or a pool sees one.
+"""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Float64, Int
 
 import sdc
-from sdc.faults import Fault, Relative, When
+from sdc.faults import SMALLEST, Fault, Relative, Tailed, When
 from sdc.nodes import (
     ELEMENTS,
+    FREAK,
     LAST_BIT,
+    MICROSTEPS,
     NODES,
+    ONE_ELEMENT,
+    PARAMETER_STEPS,
+    STEPS,
     SUBMODULES,
+    FittedValue,
+    Layers,
+    Load,
     behaviour,
     expected_frequency,
     fitted,
+    largest_mean,
+    least_node_severity,
     node_faults,
+    node_number,
+    published,
     published_layers,
+    published_noise,
+    silent,
+    smallest_draws,
 )
 
-from .. import FullLoad, TrainConfig, Workload, batches, get_config
-from ..programs import DATA, MODEL, TrainState, device_step, init_state, place, place_batch
-from .measurements import Compared, Drifting, NodesMeasured, Response
-from .node_comparisons import NoiseModel, compare_tables, compare_time, correlation, fit_bursts, fit_tail
-from .settings import WINDOW, NodesSettings
+from .. import FullLoad, TrainConfig, Workload, batches, get_config, programs
+from ..programs import TrainState
+from .measurements import Compared, Drifting, NodesMeasured, Predicted, Quantity, Response
+from .settings import SIZES, WINDOW, NodesStudy
 
-SEVERE = 10.0
-"""Mean relative change of the elements hit, where the response to severity is measured."""
-SHARE = 1e-3
-"""Share of the elements that are hit then."""
-LAST_BITS = 64
-"""Last bits that are wrong in a microstep, where the answer to them is measured; it hardly depends on how many."""
-ENOUGH = 3.0
-"""Hits of a microstep beyond which more would hit no more microsteps: 95 % of them are hit."""
+# Elements in a step under parameter synchronization, of the two layers for which each published one stands.
+STEP_ELEMENTS = ELEMENTS * 256 * 2
+# Probability that a node does not follow the model, so that one odd node decides nothing: its ratio is then anything
+# within `DECADES` powers of ten.
+ODD = 0.05
+DECADES = 20.0
+
+
+def usual(name: str) -> dict[str, Layers]:
+    """Frequencies and severities of a node by layer, but for severities of a single microstep (node 9, backward)."""
+    tables = published_layers(name)
+    return {
+        site: dataclasses.replace(figures, severity=tables[f"fwd/{site.partition('/')[2]}"].severity)
+        if figures.severity.max() > FREAK
+        else figures
+        for site, figures in tables.items()
+    }
+
+
+def fit_tail(few: float, *, draws: int = 2000, seed: int = 0) -> FittedValue:
+    """The inverse index of the severities' tail, from the scatter of the largest severities between layers.
+
+    The largest severity of a layer is the least one times u^-tail with the smallest draw u of the steps that hit it
+    (`smallest_draws`), so that the variance of its logarithm between alike layers is tail^2 that of log u. Where layers
+    are not alike, the tail is lighter than this. The interval is a bootstrap over the groups of layers (submodules of
+    nodes).
+
+    """
+    groups = []
+    for name in NODES:
+        when = behaviour(name)
+        for figures in usual(name).values():
+            known = (figures.severity > 0) & (figures.frequency > 0)
+            if known.sum() >= 8:
+                seen = np.log(figures.severity[known]).var(ddof=1)
+                hits = figures.frequency[known] * ELEMENTS * MICROSTEPS / when.spike
+                u = np.log(smallest_draws(hits, steps=max(1, round(STEPS * when.spike)), few=few))
+                # Each layer scatters by itself, and layers with fewer hits are milder on average.
+                expected = u.var(axis=1).mean() + u.mean(axis=1).var(ddof=1)
+                groups.append((seen * (known.sum() - 1), expected * (known.sum() - 1)))
+    seen, expected = np.asarray(groups).T
+    chosen = np.random.default_rng(seed).integers(0, len(groups), (draws, len(groups)))
+    low, high = np.quantile(np.sqrt(seen[chosen].sum(1) / expected[chosen].sum(1)), [0.025, 0.975])
+    return FittedValue(float(np.sqrt(seen.sum() / expected.sum())), float(low), float(high))
+
+
+def fit_bursts(name: str, *, few: float) -> FittedValue | None:
+    """In how many of the 4,500 steps a node is hit, from the scatter of its counts between neighbouring layers.
+
+    A layer's count is a sum over bursts whose sizes scatter as (1 + few) u^few does, with the squared coefficient of
+    variation few^2 / (2 few + 1); so that of a sum over n bursts is this over n, above the 1/count of independent
+    elements. Differences of neighbouring layers leave trends out. The interval is that of a variance (chi-square).
+    """
+    from scipy.special import gammainccinv
+
+    tables = published_layers(name)
+    if not tables or max(figures.frequency.mean() for figures in tables.values()) > 1e-6:
+        return None
+    excess, freedom = 0.0, 0
+    for figures in tables.values():
+        counts = figures.counts
+        mean = counts.mean()
+        if mean < 1:
+            continue
+        excess += float(np.sum(np.diff(counts) ** 2) / 2 / mean**2 - (len(counts) - 1) / mean)
+        freedom += len(counts) - 1
+    size = few**2 / (2 * few + 1)
+    if freedom == 0 or excess <= 0:
+        return None
+    # A sum of squared differences of neighbours has two thirds of the degrees of freedom of independent squares.
+    free = freedom * 2 / 3
+    limits = [2 * float(gammainccinv(free / 2, tail)) / free for tail in (0.975, 0.025)]
+    value, low, high = (float(np.clip(size / (excess / freedom) * limit, 1, STEPS)) for limit in (1.0, *limits))
+    return FittedValue(value, low, high)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseModel:
+    """Worst noise-to-signal ratios of nodes, for a grid of parameters.
+
+    Attributes:
+        tails: the severities' tail as a multiple of what `fit_tail` says; beforehand as likely as that has it.
+        fews: how few elements are in severe steps; beforehand all are alike, as those of the others are.
+        responses, roundings: see the top of this file.
+        scatters: scatter of nodes about the model, in powers of ten.
+        runs: simulated trainings for each node, tail and few.
+        seed: decides the draws.
+    """
+
+    tails: Sequence[float] = (0.8, 0.9, 1.0, 1.1, 1.2)
+    fews: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+    responses: Sequence[float] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    roundings: Sequence[float] = tuple(10 ** np.linspace(-2.3, -1.3, 11))
+    scatters: Sequence[float] = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
+    runs: int = 20
+    seed: int = 0
+
+    def simulate(self, name: str) -> Float64[np.ndarray, "tails fews responses roundings runs"]:
+        """log10 of the worst noise-to-signal ratio of trainings of 2,500 steps on a node."""
+        rng = np.random.default_rng([self.seed, NODES.index(name)])
+        sites = usual(name) or silent()
+        frequency = np.asarray([figures.frequency for figures in sites.values()])
+        u = rng.random((self.runs, PARAMETER_STEPS, *frequency.shape), np.float32)
+        np.maximum(u, np.float32(SMALLEST), out=u)
+        drawn = _rates(frequency, self.runs, rng)
+        forward = np.asarray([site.startswith("fwd") for site in sites])[:, None]
+        found = np.empty((len(self.tails), len(self.fews), len(self.responses), len(self.roundings), self.runs))
+        for other, few in enumerate(self.fews):
+            hits = drawn * ((1 + few) * u**few) * STEP_ELEMENTS
+            rare = hits < 30
+            if rare.any():
+                hits[rare] = rng.poisson(hits[rare])
+            rounded = -np.expm1(-hits.sum((2, 3)) / 256)
+            fitted = fit_tail(few, draws=1).value
+            for row, multiple in enumerate(self.tails):
+                tail = multiple * fitted
+                least = [least_node_severity(name, figures, tail=tail, few=few) for figures in sites.values()]
+                level = np.asarray(least, np.float32)[:, None] * u ** np.float32(-tail)
+                square = 4 / 3 * np.maximum(level, LAST_BIT) ** 2
+                square = np.where(forward, np.minimum(square, 4096), square)  # the model's width
+                linear = (hits * square).mean(3).sum(2) / STEP_ELEMENTS
+                worst = [
+                    [np.max(response * linear + rounding**2 * rounded, axis=1) for rounding in self.roundings]
+                    for response in self.responses
+                ]
+                found[row, other] = np.log10(np.maximum(np.sqrt(np.asarray(worst)), 1e-16))
+        return found
+
+    def weights(
+        self, simulated: Mapping[str, Float64[np.ndarray, "tails fews responses roundings runs"]]
+    ) -> Float64[np.ndarray, "tails fews responses roundings scatters"]:
+        """How likely each point of the grid is, given the published ratios of the nodes; sums to 1."""
+        tail = fit_tail(1.0)
+        width = math.log(tail.high / tail.low) / 2 / 1.96
+        beforehand = -((np.log(np.asarray(self.tails)) / width) ** 2) / 2
+        total = np.zeros((*map(len, (self.tails, self.fews, self.responses, self.roundings, self.scatters)),))
+        total += beforehand.reshape(-1, 1, 1, 1, 1)
+        scatter = np.asarray(self.scatters)
+        for name, ratios in simulated.items():
+            apart = (np.median(ratios, axis=-1) - math.log10(published_noise(name)))[..., None] / scatter
+            density = np.exp(-(apart**2) / 2) / (scatter * math.sqrt(2 * math.pi))
+            total += np.log((1 - ODD) * density + ODD / DECADES)
+        weights = np.exp(total - total.max())
+        return weights / weights.sum()
+
+    def predict(
+        self, name: str, simulated: Mapping[str, Float64[np.ndarray, "..."]], *, draws: int = 4000
+    ) -> Predicted:
+        """What the other nodes predict of one, if it follows the model as 19 of 20 nodes are taken to."""
+        rng = np.random.default_rng([self.seed, 1, NODES.index(name)])
+        weights = self.weights({other: found for other, found in simulated.items() if other != name})
+        points = np.unravel_index(rng.choice(weights.size, draws, p=weights.reshape(-1)), weights.shape)
+        own = simulated[name][points[:4]][np.arange(draws), rng.integers(0, self.runs, draws)]
+        drawn = 10 ** (own + np.asarray(self.scatters)[points[4]] * rng.standard_normal(draws))
+        low, median, high = np.quantile(drawn, [0.025, 0.5, 0.975])
+        return Predicted(published_noise(name), float(median), float(low), float(high))
+
+    def estimates(self, simulated: Mapping[str, Float64[np.ndarray, "..."]]) -> dict[str, FittedValue]:
+        """The parameters, fitted to all of the nodes: weighted mean, and 95 % interval on the grid."""
+        weights = self.weights(simulated)
+        found = {}
+        axes = {
+            "tail": self.tails, "few": self.fews, "response": self.responses, "rounding": self.roundings,
+            "scatter": self.scatters,
+        }  # fmt: skip
+        for axis, (parameter, values) in enumerate(axes.items()):
+            of = weights.sum(tuple(other for other in range(weights.ndim) if other != axis))
+            levels = np.cumsum(of)
+            low, high = (values[min(int(np.searchsorted(levels, share)), len(values) - 1)] for share in (0.025, 0.975))
+            found[parameter] = FittedValue(float(of @ np.asarray(values)), float(low), float(high))
+        return found
+
+
+def _rates(
+    frequency: Float64[np.ndarray, "sites layers"], runs: int, rng: np.random.Generator
+) -> Float64[np.ndarray, "runs 1 sites layers"]:
+    """Frequencies as uncertain as the counts behind them are: by Bayes, with Jeffreys' prior."""
+    counts = frequency / ONE_ELEMENT
+    if counts.sum() < 0.999:  # nothing was seen, and ln 2 is the median of what that leaves open
+        return frequency * rng.standard_exponential((runs, 1, 1, 1)) / math.log(2)
+    few = (counts > 0) & (counts < 1000)
+    drawn = rng.gamma(np.where(few, counts + 0.5, 1), size=(runs, 1, *counts.shape))
+    return np.where(few, drawn, counts) * ONE_ELEMENT
+
+
+ROUNDING = 0.04  # by how much the study's own tables of the same figure differ: what an interval is widened by
+
+
+def compare_figure(
+    node: str, quantity: Quantity, place: str, figure: float, simulated: Float64[np.ndarray, "runs"], note: str = ""
+) -> Compared:
+    """A published figure beside those of simulated runs."""
+    low, median, high = np.quantile(simulated, [0.025, 0.5, 0.975]).tolist()
+    low, high = low * (1 - ROUNDING), high * (1 + ROUNDING)
+    return Compared(node, quantity, place, figure, median, low, high, low <= figure <= high, note)
+
+
+def compare_tables(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
+    """Tables 1, 2 and 6 to 9 of the study for a node beside simulated runs of 4,500 steps at the study's size.
+
+    What is simulated are the faults that `node_faults` makes for 16 layers: for each step and layer how many of the
+    elements are hit, and how severe the step is. The values themselves do not matter for these figures, so that no
+    tensors are needed.  A model of a node (`node11:uniform`) is
+    compared as well.
+    """
+    base = name.partition(":")[0]
+    rng = np.random.default_rng([seed, NODES.index(base)])
+    faults: dict[str, list[Fault]] = {}
+    for fault in node_faults(name, layers=16):
+        faults.setdefault(str(fault.site), []).append(fault)
+    tables, found = published_layers(base), []
+    spikes: dict[When, Bool[np.ndarray, "runs steps"]] = {}  # a device's submodules are hit together
+    for site, figures in published(base).items():
+        if site not in faults:
+            found.append(Compared(base, "frequency", site, 0.0, 0.0, 0.0, 0.0, True, "nothing seen"))
+            continue
+        frequency, severity = np.zeros((2, runs, 16))
+        for fault in faults[site]:
+            when = fault.when
+            if when not in spikes:
+                spikes[when] = rng.random((runs, STEPS)) < when.spike
+            for layer in range(16):
+                shares, severities = _layer(fault, layer, spikes[when], rng)
+                frequency[:, layer] += shares
+                severity[:, layer] = np.maximum(severity[:, layer], severities)
+        found.append(compare_figure(base, "frequency", site, figures.frequency, frequency.mean(1)))
+        found.append(compare_figure(base, "severity", site, figures.severity, severity.max(1)))
+        for layer in range(16):
+            place, table = f"{site}, layer {layer + 1}", tables[site]
+            rows: tuple[tuple[Quantity, Any, Any], ...] = (
+                ("frequency by layer", table.frequency, frequency),
+                ("severity by layer", table.severity, severity),
+            )
+            for quantity, of, simulated in rows:
+                found.append(compare_figure(base, quantity, place, float(of[layer]), simulated[:, layer]))
+    return found
+
+
+def _layer(
+    fault: Fault, layer: int, spikes: Bool[np.ndarray, "runs steps"], rng: np.random.Generator
+) -> tuple[Float64[np.ndarray, "runs"], Float64[np.ndarray, "runs"]]:
+    """Mean frequency and largest severity of a layer in runs."""
+    when, kind = fault.when, fault.what
+    course = np.asarray([when.mean(step) for step in range(spikes.shape[1])])
+    rate = float(np.broadcast_to(np.asarray(fault.rate, np.float64), 16)[layer])
+    share: Any = 1.0
+    if isinstance(kind, Tailed):
+        u = np.maximum(rng.random(spikes.shape), SMALLEST)
+        least = float(np.broadcast_to(kind.severity, 16)[layer])
+        share, mean = (1 + kind.few) * u**kind.few, least * u**-kind.tail
+    else:
+        assert isinstance(kind, Relative)
+        mean = np.full(spikes.shape, float(np.broadcast_to(kind.severity, 16)[layer]) / 2)
+    expected = np.minimum(rate * course / when.spike * share, 1.0) * spikes * (ELEMENTS * MICROSTEPS)
+    hits = np.where(expected < 1e6, rng.poisson(np.minimum(expected, 1e6)), expected)
+    # The severity of a step is the largest of the means of 32 devices and their microsteps.
+    largest = mean * largest_mean(hits, 32 * MICROSTEPS)
+    seen = np.where(hits > 0, np.maximum(largest, LAST_BIT), 0.0)
+    return hits.mean(1) / (ELEMENTS * MICROSTEPS), seen.max(1)
+
+
+def compare_time(name: str, *, runs: int = 100, seed: int = 0) -> list[Compared]:
+    """What the study says in words of a node's course in time, beside simulated runs."""
+    rng = np.random.default_rng([seed, 1, node_number(name)])
+    hit = "steps with a mismatch, of 4,500"
+    told: list[tuple[str, Float64[np.ndarray, "runs"], Callable[[float, float], bool], str]] = []
+    if name == "node7":
+        words = "figure 3: spikes, and no mismatch during most of the steps"
+        told.append((hit, _steps_hit(name, "compute", runs, rng), lambda low, high: 0 < low < high < STEPS / 2, words))
+    elif name == "node14":
+        few, every = (_steps_hit(name, sync, runs, rng) for sync in ("compute", "params"))
+        share = "share of steps with a mismatch, parameters synchronized"
+        told.append((hit, few, lambda low, high: low <= 1 <= high, "appendix D.2: a singular spike"))
+        told.append((share, every / PARAMETER_STEPS, lambda low, _: low > 0.999, "section 9: at every step"))
+    elif name in ("node10", "node11"):
+        [fault] = [fault for fault in node_faults(name, layers=16) if fault.site == "fwd/attn"]
+        course = np.asarray([fault.when.mean(step) for step in range(500)])
+        kind = fault.what
+        assert isinstance(kind, Tailed)
+        u = rng.random((runs, len(course), 16))
+        frequency = ((1 + kind.few) * u**kind.few) @ np.asarray(fault.rate) * course
+        first = frequency[:, :5].mean(1) / frequency[:, 100:].mean(1)
+        words = "figure 4: large initial spikes"
+        told.append(("first five steps over steps from 100 on", first, lambda low, _: low > 1, words))
+    elif name == "node13":
+        note = "figure 6: none before step 450. Put into the model, so that it tests nothing"
+        where, onset = "first step with a mismatch, nothing synchronized", float(behaviour(name, "none").onset)
+        return [Compared(name, "time", where, None, onset, note=note)]
+    rows = []
+    for where, simulated, agrees, words in told:
+        low, median, high = np.quantile(simulated, [0.025, 0.5, 0.975]).tolist()
+        rows.append(Compared(name, "time", where, None, median, low, high, agrees(low, high), words))
+    return rows
+
+
+def _steps_hit(name: str, sync: Load, runs: int, rng: np.random.Generator) -> Float64[np.ndarray, "runs"]:
+    """Steps of a run in which anything is hit."""
+    larger, steps = (1, STEPS) if sync == "compute" else (16 * 2, PARAMETER_STEPS)  # microsteps times layers
+    none = np.ones((runs, steps))
+    spikes: dict[When, Bool[np.ndarray, "runs steps"]] = {}
+    for fault in node_faults(name, layers=16, sync=sync):
+        if not isinstance(fault.what, Tailed):
+            continue
+        spike = spikes.setdefault(fault.when, rng.random((runs, steps)) < fault.when.spike)
+        for rate in np.broadcast_to(np.asarray(fault.rate), 16):
+            share = (1 + fault.what.few) * rng.random((runs, steps)) ** fault.what.few
+            none *= np.exp(-rate * larger * ELEMENTS * MICROSTEPS / fault.when.spike * share * spike)
+    return (rng.random((runs, steps)) > none).sum(1).astype(np.float64)
+
+
+def correlation(name: str, *, steps: int = 20_000, seed: int = 0) -> float | None:
+    """How the mismatch frequencies of a node's submodules go together from step to step.
+
+    The mean of the correlation coefficients over pairs of submodules, of sums over the layers, without the burst at the
+    start; None with fewer than two submodules that are hit in so many steps.
+    """
+    rng = np.random.default_rng([seed, node_number(name)])
+    spikes: dict[When, Bool[np.ndarray, "steps"]] = {}
+    sums = []
+    for fault in node_faults(name, layers=16):
+        if isinstance(fault.what, Tailed):
+            if fault.when not in spikes:
+                spikes[fault.when] = rng.random(steps) < fault.when.spike
+            shares = (1 + fault.what.few) * rng.random((16, steps)) ** fault.what.few
+            sums.append(np.broadcast_to(np.asarray(fault.rate), 16) @ shares * spikes[fault.when])
+    sums = [total for total in sums if total.any()]
+    if len(sums) < 2:
+        return None
+    return float(np.corrcoef(sums)[np.triu_indices(len(sums), 1)].mean())
+
+
+SEVERE = 10.0  # mean relative change of the elements hit, where the response to severity is measured
+SHARE = 1e-3  # share of the elements that are hit then
 
 
 def sized(layers: int, width: int, length: int, *, steps: int) -> TrainConfig:
@@ -75,7 +430,7 @@ class SmallModel:
         self.tokens = jnp.asarray(rows.reshape(steps, self.config.microsteps, 1, -1), jnp.int32)
         self.steps, self.key = steps, jax.random.key(seed + 1)
         healthy = self._compile([])
-        self.states = [init_state(self.config, jax.random.key(seed))]
+        self.states = [programs.init_state(self.config, jax.random.key(seed))]
         self.gradients, self.losses = [], []
         for number in range(steps):
             state, loss, gradient = healthy(self.states[-1], self.tokens[number])
@@ -84,7 +439,7 @@ class SmallModel:
             self.losses.append(float(loss))
 
     def _compile(self, faults: Sequence[Fault]) -> Callable[[TrainState, Array], tuple[TrainState, Array, Any]]:
-        step = functools.partial(device_step, config=self.config)
+        step = functools.partial(programs.device_step, config=self.config)
 
         def run(state: TrainState, tokens: Int[Array, "microsteps batch length"]) -> tuple[TrainState, Array, Any]:
             def device(state: TrainState, tokens: Any) -> Any:
@@ -92,8 +447,8 @@ class SmallModel:
                     return step(state, tokens)
                 return sdc.inject(step, faults)(sdc.Moment(self.key, state.step), state, tokens)[0]
 
-            over_model = jax.vmap(device, (None, None), axis_name=MODEL, axis_size=1)
-            over_data = jax.vmap(over_model, (None, None), axis_name=DATA, axis_size=1)
+            over_model = jax.vmap(device, (None, None), axis_name=programs.MODEL, axis_size=1)
+            over_data = jax.vmap(over_model, (None, None), axis_name=programs.DATA, axis_size=1)
             new, metrics = jax.tree.map(lambda leaf: leaf[0, 0], over_data(state, tokens))
             return new, metrics.loss, metrics.gradient
 
@@ -101,10 +456,9 @@ class SmallModel:
 
     def responses(self) -> Response:
         """How gradients answer to errors: to last bits in a few elements, and to severe errors at each submodule."""
-        if self.steps < WINDOW * (len(SUBMODULES) + 1):
-            raise ValueError(f"steps={self.steps}: expected at least {WINDOW * (len(SUBMODULES) + 1)}")
         windows = [When(onset=k * WINDOW, end=(k + 1) * WINDOW) for k in range(len(SUBMODULES) + 1)]
-        few = LAST_BITS / (self._elements * len(SUBMODULES))
+        # 64 wrong last bits in a microstep; the answer to them hardly depends on how many.
+        few = 64 / (self._elements * len(SUBMODULES))
         faults = [Fault(Relative(2 * LAST_BIT), few, site, when=windows[0]) for site in SUBMODULES]
         faults += [
             Fault(Relative(2 * SEVERE), SHARE, site, when=when)
@@ -112,11 +466,8 @@ class SmallModel:
         ]
         noise = self._noise(self._compile(faults)).reshape(-1)[: WINDOW * len(windows)].reshape(-1, WINDOW)
         middle = np.median(noise, axis=1)
-        linear = {
-            site: float(ratio**2 / (SHARE * 4 / 3 * SEVERE**2))
-            for site, ratio in zip(SUBMODULES, middle[1:], strict=True)
-        }
-        return Response(self._name, float(middle[0]), linear)
+        linear = (middle[1:] ** 2 / (SHARE * 4 / 3 * SEVERE**2)).tolist()
+        return Response(self._name, float(middle[0]), dict(zip(SUBMODULES, linear, strict=True)))
 
     def train(self, node: str) -> Drifting | None:
         """Trains on a node, with synchronized parameters and without; None where the study left no rate to speak of."""
@@ -130,7 +481,7 @@ class SmallModel:
             return Drifting(node, self._name, noise, nothing, nothing)
         for number in range(self.steps):
             state, loss, _ = step(state, self.tokens[number])
-            distances.append(_norm(_minus(state.params, self.states[number + 1].params)))
+            distances.append(_norm(state.params, self.states[number + 1].params))
             losses.append(abs(float(loss) - self.losses[number]) / self.losses[number])
         return Drifting(node, self._name, noise, np.asarray(distances), np.asarray(losses))
 
@@ -149,7 +500,7 @@ class SmallModel:
         faults = node_faults(node, layers=self.config.model.layers, sync="params")
         theirs = sum(2 * figures.frequency.sum() for figures in published_layers(node).values()) * ELEMENTS
         ours = sum(float(np.mean(fault.rate)) for fault in faults if fault.rate is not None) * self._elements
-        times = max(1.0, min(theirs, ENOUGH) / ours)
+        times = max(1.0, min(theirs, 3.0) / ours)  # of microsteps with 3 hits on average, 95 % are hit
         return [dataclasses.replace(f, rate=tuple(np.minimum(np.asarray(f.rate) * times, 1).tolist())) for f in faults]
 
     def _noise(self, step: Callable[..., Any]) -> Float[np.ndarray, "steps"]:
@@ -157,92 +508,57 @@ class SmallModel:
         found = []
         for number in range(self.steps):
             gradient = step(self.states[number], self.tokens[number])[2]
-            found.append(_norm(_minus(gradient, self.gradients[number])) / _norm(self.gradients[number]))
+            found.append(_norm(gradient, self.gradients[number]) / _norm(self.gradients[number]))
         return np.asarray(found)
 
 
-def _minus(a: Any, b: Any) -> Any:
-    return jax.tree.map(jnp.subtract, a, b)
-
-
-def _norm(tree: Any) -> float:
+def _norm(tree: Any, less: Any = None) -> float:
+    """Norm of a tree, or of how far it is from another."""
+    tree = tree if less is None else jax.tree.map(jnp.subtract, tree, less)
     return math.sqrt(sum(float(jnp.sum(jnp.square(leaf.astype(jnp.float32)))) for leaf in jax.tree.leaves(tree)))
 
 
-SIZES = ((4, 64, 64), (16, 64, 64))
-"""Layers, width and tokens of the small models; nodes train the first, both show how gradients answer to errors."""
-LINE = 0.01
-"""Relative difference below which two curves of losses are one line."""
+def experiment(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
+    """Fits, simulates runs at the study's size, and trains small models."""
+    model, simulated = NoiseModel(seed=study.seed), {}
+    for node in NODES:
+        simulated[node] = model.simulate(node)
+        yield f"noise of {node}"
+    predicted = {node: model.predict(node, simulated) for node in NODES}
+    few = fitted()["few"].value
+    estimates = {**model.estimates(simulated), "tail": fit_tail(few, seed=study.seed)}
+    bursts = {f"bursts/{node}": fit_bursts(node, few=few) for node in NODES}
+    estimates |= {name: found for name, found in bursts.items() if found is not None}
+    yield "fit"
 
+    rows: list[Compared] = []
+    for node in study.nodes:
+        rows += compare_tables(node, runs=study.runs, seed=study.seed)
+        rows += compare_time(node, runs=study.runs, seed=study.seed)
+        found = predicted[node]
+        rows.append(Compared(node, "noise", "", found.published, found.median, found.low, found.high, found.inside))
+        yield f"tables of {node}"
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NodesStudy(NodesSettings):
-    """Each simulated node beside each published figure of the real one; the noise model is fitted to all fifteen.
-
-    Raises:
-        SettingError: a node that does not exist, or too few runs or steps.
-
-    Example:
-        >>> from sdc.train.studies import NodesStudy
-        >>> NodesStudy(nodes=("node11",), runs=20).count()
-        20
-    """
-
-    name: ClassVar[str] = "nodes"
-
-    def __post_init__(self) -> None:
-        self.check()
-
-    def count(self) -> int:
-        """How many parts `run` yields."""
-        return len(NODES) + 2 * len(self.nodes) + len(SIZES) + 1
-
-    def run(self) -> Generator[str, None, NodesMeasured]:
-        """Runs the study.
-
-        Yields:
-            What has just been done.
-
-        Returns:
-            What was found.
-        """
-        model, simulated = NoiseModel(seed=self.seed), {}
-        for node in NODES:
-            simulated[node] = model.simulate(node)
-            yield f"noise of {node}"
-        predicted = {node: model.predict(node, simulated) for node in NODES}
-        few = fitted()["few"].value
-        estimates = {**model.estimates(simulated), "tail": fit_tail(few, seed=self.seed)}
-        bursts = {f"bursts/{node}": fit_bursts(node, few=few) for node in NODES}
-        estimates |= {name: found for name, found in bursts.items() if found is not None}
-        yield "fit"
-
-        rows: list[Compared] = []
-        for node in self.nodes:
-            rows += compare_tables(node, runs=self.runs, seed=self.seed)
-            rows += compare_time(node, runs=self.runs, seed=self.seed)
-            found = predicted[node]
-            rows.append(Compared(node, "noise", "", found.published, found.median, found.low, found.high, found.inside))
-            yield f"tables of {node}"
-
-        together = {node: correlation(node, seed=self.seed) for node in self.nodes}
-
-        responses, trainings, small = [], [], None
-        for size in SIZES:
-            model_of_size = SmallModel(sized(*size, steps=self.steps), self.steps, self.seed)
-            responses.append(model_of_size.responses())
-            small = small or model_of_size
-            yield f"responses of {responses[-1].model}"
-        assert small is not None
-        for node in self.nodes:
-            trained = small.train(node)
-            rows += _drift(node, trained)
-            trainings += [trained] if trained is not None else []
-            yield f"training on {node}"
-        return NodesMeasured(
-            nodes=self.nodes, seed=self.seed, rows=tuple(rows), predicted=predicted, estimates=estimates, used=fitted(),
-            together=together, responses=tuple(responses), trainings=tuple(trainings),
-        )  # fmt: skip
+    responses, trainings, models = [], [], []
+    for size in SIZES:
+        models.append(SmallModel(sized(*size, steps=study.steps), study.steps, study.seed))
+        responses.append(models[-1].responses())
+        yield f"responses of {responses[-1].model}"
+    for node in study.nodes:
+        trained = models[0].train(node)
+        rows += _drift(node, trained)
+        trainings += [trained] if trained is not None else []
+        yield f"training on {node}"
+    return NodesMeasured(
+        study=study,
+        rows=tuple(rows),
+        predicted=predicted,
+        estimates=estimates,
+        used=fitted(),
+        together={node: correlation(node, seed=study.seed) for node in study.nodes},
+        responses=tuple(responses),
+        trainings=tuple(trainings),
+    )
 
 
 def _drift(node: str, trained: Drifting | None) -> list[Compared]:
@@ -258,7 +574,7 @@ def _drift(node: str, trained: Drifting | None) -> list[Compared]:
     return [
         Compared(node, "drift", "", None, float(last), None, None, bool(quarter <= half <= last),
                  f"{words['drift']}; here {quarter:.2g} after a quarter of the steps, {half:.2g} after half of them"),
-        Compared(node, "loss", "", None, worst, None, None, worst < LINE, words["loss"]),
+        Compared(node, "loss", "", None, worst, None, None, worst < 0.01, words["loss"]),
     ]  # fmt: skip
 
 
@@ -267,82 +583,51 @@ PARTS = ("state", "gradient")
 
 @dataclasses.dataclass(frozen=True)
 class NodeFound:
-    """A simulated node in a pair or a pool.
+    """A simulated node in a pair or a pool."""
 
-    Attributes:
-        node: its name, as it was given.
-        steps: steps that were run: up to the first with a difference, or all.
-        found: whether a difference was seen.
-        first: the step in which it was, from 0.
-        sites: submodules at which it was then; empty where only gradient or state tell of it.
-        twins: hosts that differ from the reference; the node is the last one. Of three or more a majority names them.
-        mismatched: elements that differ at submodules in that step.
-        checked: elements of submodules compared in a step.
-        expected: wrong elements that the model of the node predicts for the steps that were asked for.
-    """
-
-    node: str
-    steps: int
-    found: bool
-    first: int | None
-    sites: tuple[str, ...]
+    node: str  # its name, as it was given
+    steps: int  # steps that were run: up to the first with a difference, or all
+    found: bool  # whether a difference was seen
+    first: int | None  # the step in which it was, from 0
+    sites: tuple[str, ...]  # submodules at which it was then; empty where only gradient or state tell of it
+    # Hosts that differ from the reference; the node is the last one. Of three or more a majority names them.
     twins: tuple[int, ...]
-    mismatched: int
-    checked: int
-    expected: float
+    mismatched: int  # elements that differ at submodules in that step
+    checked: int  # elements of submodules compared in a step
+    expected: float  # wrong elements that the model of the node predicts for the steps that were asked for
 
 
 def find_node(node: str, steps: int, *, twins: int = 2, config: str | TrainConfig = "tiny", seed: int = 0) -> NodeFound:
     """Runs the first stage of a pair or a pool of which the last host is a simulated node, until it is found.
 
     All twins lie on one device. The program is compiled once for a node, which takes seconds, whatever the steps.
-
-    Args:
-        node: see `sdc.nodes.simulated_nodes.parse_suspect`; `node4,times=1e6` has a million times the rates.
-        steps: optimizer steps at most.
-        twins: hosts: 2 for a pair, more for a pool.
-        config: what is trained.
-        seed: of parameters, data order and faults.
-
-    Raises:
-        ValueError: there is no such node, or a number makes no sense.
-
-    Example:
-        >>> from sdc.train.studies._nodes import find_node
-        >>> found = find_node("node11", 2)
-        >>> found.found, found.first, found.twins, found.expected > 1000
-        (True, 0, (1,), True)
+    See `sdc.nodes.parse_suspect` for names of nodes; `node4,times=1e6` has a million times the rates. Two twins are a
+    pair, more a pool.
     """
     workload = Workload(config=config, seed=seed)
     job = FullLoad(workload=workload, steps=steps, twins=twins, placement="vmap", suspect=node)
     chosen, dataset = job.load()
-    placement = place(twins=twins, data=1, model=1, kind="vmap", devices=jax.devices()[:1])
+    placement = programs.place(twins=twins, data=1, model=1, kind="vmap", devices=jax.devices()[:1])
     program = job.program(chosen, placement, donate=True)
     source = batches(dataset, batch_size=chosen.batch_size, microsteps=chosen.microsteps)
-    state, each = program.init(seed), 0
-    frequencies = expected_frequency(node, steps, sync="params")
-
-    def end(number: int, found: bool, sites: tuple[str, ...], odd: tuple[int, ...], mismatched: int) -> NodeFound:
-        # Twins beside the reference are compared with it: the node is one of them.
-        own = each / (twins - 1) / max(len(checked), 1)
-        expected = sum(frequency * own for frequency in frequencies.values()) * steps
-        return NodeFound(node, number + 1, found, number if found else None, sites, odd, mismatched, each, expected)
-
-    checked: list[str] = []
+    state, checked, each, hits = program.init(seed), 0, 0.0, dict[str, int]()
+    first: int | None = None
+    odd: tuple[int, ...] = ()
     for number in range(steps):
-        state, out = program.step(state, place_batch(next(source), placement), number)
+        state, out = program.step(state, programs.place_batch(next(source), placement), number)
         state, seen = program.observe(state, out)
         row, details = program.rows(number, out, seen)
-        checked = list(row["sites"])
-        each = sum(site["checked"] for site in row["sites"].values())
-        hits = {
-            name: site["mismatched"] + site.get("unrepeated", 0)
-            for name, site in row["sites"].items()
-            if site["mismatched"] or site.get("unrepeated")
-        }
+        sites = row["sites"]
+        checked = sum(site["checked"] for site in sites.values())
+        # Twins beside the reference are compared with it: the node is one of them.
+        each = checked / (twins - 1) / max(len(sites), 1)
+        wrong = {name: site["mismatched"] + site.get("unrepeated", 0) for name, site in sites.items()}
+        hits = {name: count for name, count in wrong.items() if count}
         if hits or any(row[part]["mismatched"] for part in PARTS):
             ranks = [*(rank for line in details for rank in line["ranks"])]
             ranks += [rank for part in PARTS for rank in row[part].get("ranks", ())]
-            odd = tuple(sorted({int(rank["twin"]) for rank in ranks}))
-            return end(number, True, tuple(hits), odd, sum(hits.values()))
-    return end(steps - 1, False, (), (), 0)
+            first, odd = number, tuple(sorted({int(rank["twin"]) for rank in ranks}))
+            break
+    expected = sum(frequency * each for frequency in expected_frequency(node, steps, sync="params").values()) * steps
+    done = steps if first is None else first + 1
+    return NodeFound(node, done, first is not None, first, tuple(hits), odd, sum(hits.values()), checked, expected)

@@ -1,5 +1,6 @@
 """The study of SCAR (Qiao et al., ICML 2019): what perturbations and failures cost trainings that recover."""
 
+import contextlib
 import dataclasses
 import functools
 import tempfile
@@ -23,19 +24,122 @@ from sdc.checkpoints import (
     squared_distance,
 )
 from sdc.records import Contents, Record, RecordError, environment, read_manifest, read_record
+from sdc.settings import SettingError
 
-from .. import changes
-from ..iterative import Iterative, State, rows_of
+from .. import DataError, changes
+from ..iterative import (
+    By,
+    ImagesError,
+    Iterative,
+    State,
+    convolutional_network,
+    logistic_regression,
+    matrix_factorization,
+    most_active,
+    read_documents,
+    read_ratings,
+    read_table,
+    rows_of,
+    shortened,
+    topic_model,
+    transformer_decoder,
+)
 from . import trials
-from .scar_workloads import Subject
-from .settings import ScarSettings
+from .settings import ScarStudy, Sources
 from .trials import DoesNotConverge, Failure, Held, How, Trajectory, finite
+from .workloads import halved, images_of
 
-AFTER, ITERATIONS = 50, 100
-"""Iterations after which trainings are perturbed, and after which they count as converged."""
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A training, and after how many iterations its loss counts as converged.
+
+    Attributes:
+        name: its name on the command line.
+        task: the training.
+        iterations: that it is given: at the mean loss of all starts after so many, it counts as converged.
+        interval: iterations in which a checkpoint writes everything once.
+    """
+
+    name: str
+    task: Iterative
+    iterations: int
+    interval: int = 8
+
+
+@contextlib.contextmanager
+def _named(setting: str) -> Iterator[None]:
+    """What is wrong with data is told under the name of the setting that they come from."""
+    try:
+        yield
+    except DataError as error:
+        raise SettingError(setting, error.given, error.problem) from error
+
+
+def _regression(sources: Sources) -> Subject:
+    if sources.table is not None:
+        with _named("table"):
+            table = read_table(sources.table)
+        features, labels, source = table.features[:10_000], table.labels[:10_000], table.source
+    else:
+        images = halved(images_of(sources.images))
+        features, labels = images.train_images[:10_000], images.train_labels[:10_000]
+        features, source = features.reshape(len(features), -1), images.source
+    task = logistic_regression(features, labels, source=source, batch=max(1, len(labels) // 5), rate=0.3)
+    return Subject("regression", task, 60)
+
+
+def _factorization(sources: Sources) -> Subject:
+    with _named("ratings"):
+        ratings = read_ratings(sources.ratings, sources.archives)
+    users, items = ratings.shape
+    if users > 300 and items > 500:
+        ratings = most_active(ratings, users=300, items=500)
+    return Subject("factorization", matrix_factorization(ratings, factors=10, decay=1.0), 20)
+
+
+def _topics(sources: Sources) -> Subject:
+    with _named("documents"):
+        documents = read_documents(sources.documents, sources.archives)
+    return Subject("topics", topic_model(shortened(documents, tokens=128)), 16)
+
+
+def _network(name: str, by: By, sources: Sources) -> Subject:
+    try:
+        return Subject(name, convolutional_network(halved(images_of(sources.images)), by=by), 20)
+    except ImagesError:
+        raise
+    except ValueError as error:
+        raise SettingError("images", sources.images, str(error)) from error
+
+
+SUBJECTS: Mapping[str, Callable[[Sources], Subject]] = {
+    "regression": _regression,
+    "factorization": _factorization,
+    "topics": _topics,
+    "cnn-layers": functools.partial(_network, "cnn-layers", "layers"),
+    "cnn-shards": functools.partial(_network, "cnn-shards", "shards"),
+    "transformer": lambda sources: Subject("transformer", transformer_decoder(sources.corpus), 20),
+}
+
+
+def subjects(names: Sequence[str], sources: Sources) -> list[Subject]:
+    """Reads the data of trainings by name.
+
+    Raises:
+        SettingError: there is no such training, or data are missing or damaged.
+    """
+    for name in names:
+        if name not in SUBJECTS:
+            raise SettingError("workload", name, f"expected one of {', '.join(SUBJECTS)}")
+    if sources.table is not None and "regression" not in names:
+        raise SettingError("table", sources.table, "is for the workload regression; add that")
+    return [SUBJECTS[name](sources) for name in dict.fromkeys(names)]
+
+
+AFTER, ITERATIONS = 50, 100  # iterations after which trainings are perturbed, and after which they count as converged
 DIMENSIONS = 4
-SPECTRUM = (0.1, 1.0)
-"""Smallest and largest curvature of the quadratic program."""
+SPECTRUM = (0.1, 1.0)  # smallest and largest curvature of the quadratic program
 
 
 def quadratic_program(count: int, seed: int) -> dict[str, Any]:
@@ -117,8 +221,7 @@ def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
     }
 
     def distance(state: State) -> Array:
-        rows = [jnp.sum(task.distance(state[name], optimum[name])) for name in task.moving]
-        total = sum(rows, jnp.float32(0))
+        total = _total(task, state, optimum)
         return jnp.sqrt(total) if task.distance is squared_distance else total
 
     apart = dataclasses.replace(task, loss=distance)
@@ -137,9 +240,12 @@ def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"]
     = log(||x_0 - x*|| / epsilon) / log(1/c), `costs` by how many it took longer than the one that was not perturbed.
     """
     outcome = trials.go_on(trajectory, after.tolist(), starts)
-    distance = float(trajectory.losses[0])
-    before = {name: trajectory.states[name][jnp.asarray(after)] for name in trajectory.task.moving}
-    sizes = _sizes(trajectory.task, starts, before)
+    task, distance = trajectory.task, float(trajectory.losses[0])
+    before = {name: trajectory.states[name][jnp.asarray(after)] for name in task.moving}
+    moved = {name: starts[name] for name in task.moving}
+    sizes = np.asarray(jax.vmap(functools.partial(_total, task))(moved, before), float)
+    if task.distance is squared_distance:
+        sizes = np.sqrt(sizes)
     kappa = iterations_bound(distance, c, float(trajectory.criteria[0]))
     return {
         "c": c, "distance": distance, "iterations": float(trajectory.iterations[0]), "kappa": kappa,
@@ -150,21 +256,18 @@ def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"]
     }  # fmt: skip
 
 
-def _sizes(task: Iterative, starts: State, before: State) -> Float[np.ndarray, "trials"]:
-    """Sizes of perturbations, in the norm in which the training's distances are."""
-
-    def one(new: State, old: State) -> Array:
-        rows = [jnp.sum(task.distance(new[name], old[name])) for name in task.moving]
-        return sum(rows, jnp.float32(0))
-
-    total = np.asarray(jax.vmap(one)({name: starts[name] for name in task.moving}, before), float)
-    return np.sqrt(total) if task.distance is squared_distance else total
+def _total(task: Iterative, new: State, old: State) -> Array:
+    """The sum of the distances between two states, in the norm in which the training's are."""
+    rows = [jnp.sum(task.distance(new[name], old[name])) for name in task.moving]
+    return sum(rows, jnp.float32(0))
 
 
-SAVED_AFTER, SAVED_ITERATIONS = 7, 24
-"""Iterations after which half is lost, and of the whole training."""
-WAYS = {"SCAR": (0.25, 1), "traditional": (1.0, 4)}
-"""Fraction of the bytes that a save writes, and iterations from one to the next."""
+SAVED_AFTER, SAVED_ITERATIONS = 7, 24  # iterations after which half is lost, and of the whole training
+# Fraction of the bytes that a save writes, iterations from one to the next, and what is restored.
+WAYS: Mapping[str, tuple[float, int, RecoveryPolicy]] = {
+    "SCAR": (0.25, 1, "partial"),
+    "traditional": (1.0, 4, "full"),
+}
 
 
 def overhead(subject: Subject, seed: int) -> dict[str, Any]:
@@ -179,64 +282,58 @@ def overhead(subject: Subject, seed: int) -> dict[str, Any]:
         new = task.step(state, k)
         return new, task.loss(new)
 
-    first = task.init(jax.random.key(seed))
+    first = state = task.init(jax.random.key(seed))
+    start = float(task.loss(first))
     jax.block_until_ready(one(first, 0))
-    found: dict[str, Any] = {"after": SAVED_AFTER, "undisturbed": _train(one, first, float(task.loss(first)))}
+    undisturbed = [start]
+    for k in range(SAVED_ITERATIONS):
+        state, loss = one(state, k)
+        undisturbed.append(float(loss))
+    found: dict[str, Any] = {"after": SAVED_AFTER, "undisturbed": undisturbed}
     (moving,) = task.moving
     lost = np.random.default_rng([seed, 9]).permutation(task.count)[: task.count // 2].tolist()
-    for name, (fraction, every) in WAYS.items():
+    names = sorted(first)
+    ends = np.cumsum([first[name].shape[1] for name in names])[:-1].tolist()
+
+    def joined(state: State) -> State:
+        """All arrays side by side: what belongs to a row is lost and saved with it."""
+        return {"rows": jnp.concatenate([state[name].astype(jnp.float32) for name in names], axis=1)}
+
+    def split(rows: Array) -> State:
+        """The arrays again, of their own types."""
+        parts = zip(names, jnp.split(rows, ends, axis=1), strict=True)
+        return {name: part.astype(first[name].dtype) for name, part in parts}
+
+    for way, (fraction, every, policy) in WAYS.items():
         with (
             tempfile.TemporaryDirectory() as folder,
             RunningCheckpoint(
-                folder, _joined(first), fraction=fraction, rows=1,
-                distance=lambda new, old: task.distance(_split(new, first)[moving], _split(old, first)[moving]),
+                folder, joined(first), fraction=fraction, rows=1,
+                distance=lambda new, old: task.distance(split(new)[moving], split(old)[moving]),
             ) as running,
         ):  # fmt: skip
-            state, losses, steps, saves = first, [float(task.loss(first))], [], []
+            state, losses, steps, saves = first, [start], [], []
             for k in range(SAVED_ITERATIONS):
                 began = time.perf_counter()
                 state, loss = one(state, k)
                 losses.append(float(loss))
                 steps.append(time.perf_counter() - began)
                 if k + 1 == SAVED_AFTER:
-                    policy: RecoveryPolicy = "partial" if name == "SCAR" else "full"
-                    state = _split(running.recover(lost, _joined(state), policy=policy).state["rows"], first)
+                    state = split(running.recover(lost, joined(state), policy=policy).state["rows"])
                     losses[-1] = float(task.loss(state))
                 elif (k + 1) % every == 0:
                     began = time.perf_counter()
-                    running.save(_joined(state), k + 1)
+                    running.save(joined(state), k + 1)
                     saves.append(time.perf_counter() - began)
-            found[name] = {
+            found[way] = {
                 "losses": losses, "step_seconds": float(np.median(steps)), "save_seconds": float(np.median(saves)),
                 "saved_every": every, "fraction": fraction, "bytes": int(sum(running.partition.sizes[:-1])),
             }  # fmt: skip
-    if not all(np.isfinite(found[name]["losses"]).all() for name in WAYS):
+    if not all(np.isfinite(found[way]["losses"]).all() for way in WAYS):
         raise DoesNotConverge(f"{subject.name}: a loss after the failure is no number")
     return found
 
 
-def _joined(state: State) -> State:
-    """All arrays side by side: what belongs to a row is lost and saved with it."""
-    return {"rows": jnp.concatenate([leaf.astype(jnp.float32) for _, leaf in sorted(state.items())], axis=1)}
-
-
-def _split(rows: Array, like: State) -> State:
-    """The arrays again, of their own types."""
-    ends = np.cumsum([leaf.shape[1] for _, leaf in sorted(like.items())])
-    parts = jnp.split(rows, ends[:-1].tolist(), axis=1)
-    return {name: part.astype(like[name].dtype) for name, part in zip(sorted(like), parts, strict=True)}
-
-
-def _train(one: Any, state: Any, first: float) -> list[float]:
-    losses = [first]
-    for k in range(SAVED_ITERATIONS):
-        state, loss = one(state, k)
-        losses.append(float(loss))
-    return losses
-
-
-FRACTIONS = (1.0, 0.5, 0.25, 0.125)
-LOST = (0.25, 0.5, 0.75)
 EIGHTH = 0.125
 HALF = 0.5
 
@@ -244,152 +341,121 @@ Found = Mapping[str, Any]
 
 
 class Case(NamedTuple):
-    """A way of saving, and a loss.
+    """A way of saving, and a loss."""
 
-    Attributes:
-        policy: how blocks are chosen.
-        fraction: of the bytes that a save writes.
-        lost: fraction of the blocks that a failure takes.
-        how: which those are.
-    """
-
-    policy: Policy
-    fraction: float
-    lost: float
-    how: How
+    policy: Policy  # how blocks are chosen
+    fraction: float  # of the bytes that a save writes
+    lost: float  # fraction of the blocks that a failure takes
+    how: How  # which those are
 
 
 CASES = (
-    *(Case("priority", 1.0, lost, how) for lost in LOST for how in ("random", "contiguous")),  # figure 7
-    *(Case(policy, fraction, HALF, "random") for fraction in FRACTIONS[1:] for policy in POLICIES),  # figure 8
+    *(Case("priority", 1.0, lost, how) for lost in (0.25, 0.5, 0.75) for how in ("random", "contiguous")),  # figure 7
+    *(Case(policy, fraction, HALF, "random") for fraction in (0.5, 0.25, 0.125) for policy in POLICIES),  # figure 8
     *(Case("priority", EIGHTH, lost, "random") for lost in (EIGHTH, 1.0)),  # what advice is held against
 )
 
 
 class Part(NamedTuple):
-    """A part of the study.
+    """A part of the study."""
 
-    Attributes:
-        what: which experiment.
-        workload: what it trains; empty if nothing of the workloads.
-        start: which of the first states; None if it is of all.
-        run: does it, given what the parts before found.
-    """
-
-    what: str
-    workload: str
-    start: int | None
-    run: Callable[[Sequence[Found]], Found]
+    what: str  # which experiment
+    workload: str  # what it trains; empty if nothing of the workloads
+    start: int | None  # which of the first states; None if it is of all
+    run: Callable[[Sequence[Found]], Found]  # does it, given what the parts before found
 
     @property
     def title(self) -> str:
         """For people."""
-        return " ".join(
-            filter(None, (self.what, self.workload, f"start {self.start}" if self.start is not None else ""))
-        )
+        start = "" if self.start is None else f"start {self.start}"
+        return " ".join(filter(None, (self.what, self.workload, start)))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ScarStudy(ScarSettings):
-    """Figures 3 and 5 to 9 of Qiao et al., ICML 2019, with so many trials of the quadratic program.
-
-    Raises:
-        SettingError: there are too few trials for an interval, or the seed is none.
-
-    Example:
-        >>> import numpy as np
-        >>> from sdc.train.iterative import logistic_regression
-        >>> from sdc.train.studies import ScarStudy, Subject
-        >>> points = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
-        >>> task = logistic_regression(points, np.int32(points[:, 0] > 0), source="made up", batch=64, rate=0.3)
-        >>> study = ScarStudy(trials=5, starts=5, perturbations=10)
-        >>> [part.what for part in study.parts([Subject("regression", task, 20)])][:3]
-        ['quadratic', 'criterion', 'perturbations']
-    """
-
-    perturbations: int = 1000
-
-    def __post_init__(self) -> None:
-        self.check()
-
-    def parts(self, subjects: Sequence[Subject]) -> list[Part]:
-        """The parts, in their order.
-
-        Raises:
-            ValueError: see `Iterative.check`.
-        """
-        for subject in subjects:
-            subject.task.check()
-        found = [Part("quadratic", "", None, lambda _: quadratic_program(self.perturbations, self.seed))]
-        for subject in subjects:
-            found.extend(self._of(subject))
-        return found
-
-    def _of(self, subject: Subject) -> Iterator[Part]:
-        yield Part("criterion", subject.name, None, lambda _: self._criterion(subject))
+def parts_of(study: ScarStudy, subjects: Sequence[Subject]) -> list[Part]:
+    """The parts of a study, in their order."""
+    seed = study.seed
+    parts = [Part("quadratic", "", None, lambda _: quadratic_program(study.perturbations, seed))]
+    for subject in subjects:
+        subject.task.check()
+    for subject in subjects:
+        runs: dict[str, Callable[[], Found]] = {"criterion": functools.partial(_criterion, study, subject)}
         if subject.name == "regression":
-            run = functools.partial(classes_of_perturbations, subject, self.trials, self.seed)
-            yield Part("perturbations", subject.name, None, lambda _: run())
+            runs["perturbations"] = functools.partial(classes_of_perturbations, subject, study.trials, seed)
         if subject.name in ("regression", "topics"):
-            reset = functools.partial(resets, subject, self.trials, self.seed)
-            yield Part("resets", subject.name, None, lambda _: reset())
+            runs["resets"] = functools.partial(resets, subject, study.trials, seed)
         if subject.name == "topics":
-            yield Part("overhead", subject.name, None, lambda _: overhead(subject, self.seed))
-        for start in range(self.starts):
-            yield Part("failures", subject.name, start, functools.partial(self._failures, subject, start))
-
-    def _criterion(self, subject: Subject) -> Found:
-        """Losses at which a training counts as converged: the means of all starts in the last quarter."""
-        losses = np.stack([self._train(subject, start).losses for start in range(self.starts)])
-        mean = losses.mean(axis=0)
-        last = max(1, subject.iterations // 4)
-        criteria = np.minimum.accumulate(mean[subject.iterations - last + 1 : subject.iterations + 1]).tolist()
-        criterion = criteria[-1]
-        best = int(np.argmin(mean[: subject.iterations + 1]))
-        if criteria[0] >= mean[0] or best < subject.iterations - last:
-            raise DoesNotConverge(
-                f"{subject.name} does not converge: its loss was {mean[0]:.4g}, is {criterion:.4g} after "
-                f"{subject.iterations} iterations, and was lowest after {best}; there is no cost to tell"
-            )
-        return {
-            "criteria": criteria, "iterations": subject.iterations, "interval": subject.interval,
-            "blocks": subject.task.count, "source": subject.task.source, "losses": mean.tolist(),
-        }  # fmt: skip
-
-    def _train(self, subject: Subject, start: int) -> Trajectory:
-        return trials.train(subject.task, 2 * subject.iterations, seed=self.seed + start)
-
-    def _failures(self, subject: Subject, start: int, before: Sequence[Found]) -> Found:
-        told = next(one for one in before if one["workload"] == subject.name and one["what"] == "criterion")["found"]
-        if "failed" in told:
-            raise DoesNotConverge(f"{subject.name} has no criterion; see there")
-        trajectory = trials.until(self._train(subject, start), *told["criteria"])
-        seed, count = [self.seed, start], self.trials // self.starts
-        hit = {
-            (lost, how): trials.failures(count, trajectory, lost, how, seed=seed)
-            for lost, how in dict.fromkeys((case.lost, case.how) for case in CASES)
-        }
-        held = {
-            key: trials.hold(trajectory, key[1], subject.interval, key[0], seed=self.seed + 1000 * start)
-            for key in dict.fromkeys((case.policy, case.fraction) for case in CASES)
-        }
-        # All recoveries of all cases go on in one program.
-        recovered, after = list[Any](), list[int]()
-        for case in CASES:
-            for one in hit[case.lost, case.how]:
-                recovered.append(trials.recover(one, held[case.policy, case.fraction]))
-                after.append(one.after)
-        outcome = trials.go_on(trajectory, after, trials.recovered(trajectory, recovered))
-        costs, sizes = (np.split(array, len(CASES)) for array in (outcome.costs, outcome.sizes))
-        rows = [
-            {**case._asdict(), "costs": finite(costs[n]), "sizes": sizes[n].tolist()} | _told(case, hit, held)
-            for n, case in enumerate(CASES)
+            runs["overhead"] = functools.partial(overhead, subject, seed)
+        parts += [Part(what, subject.name, None, lambda _, run=run: run()) for what, run in runs.items()]
+        parts += [
+            Part("failures", subject.name, start, functools.partial(_failures, study, subject, start))
+            for start in range(study.starts)
         ]
-        return {
-            "iterations": trajectory.iterations.tolist(), "after": after[:count], "cases": rows,
-            "full": _full(trajectory, hit[HALF, "random"], held["priority", 1.0]),
-            "busiest": _busiest(held["priority", EIGHTH]),
-        }  # fmt: skip
+    return parts
+
+
+def _criterion(study: ScarStudy, subject: Subject) -> Found:
+    """Losses at which a training counts as converged: the means of all starts in the last quarter."""
+    losses = np.stack([_train(study, subject, start).losses for start in range(study.starts)])
+    mean = losses.mean(axis=0)
+    last = max(1, subject.iterations // 4)
+    criteria = np.minimum.accumulate(mean[subject.iterations - last + 1 : subject.iterations + 1]).tolist()
+    criterion = criteria[-1]
+    best = int(np.argmin(mean[: subject.iterations + 1]))
+    if criteria[0] >= mean[0] or best < subject.iterations - last:
+        raise DoesNotConverge(
+            f"{subject.name} does not converge: its loss was {mean[0]:.4g}, is {criterion:.4g} after "
+            f"{subject.iterations} iterations, and was lowest after {best}; there is no cost to tell"
+        )
+    return {
+        "criteria": criteria, "iterations": subject.iterations, "interval": subject.interval,
+        "blocks": subject.task.count, "source": subject.task.source, "losses": mean.tolist(),
+    }  # fmt: skip
+
+
+def _train(study: ScarStudy, subject: Subject, start: int) -> Trajectory:
+    return trials.train(subject.task, 2 * subject.iterations, seed=study.seed + start)
+
+
+def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Found]) -> Found:
+    told = next(one for one in done if one["workload"] == subject.name and one["what"] == "criterion")["found"]
+    if "failed" in told:
+        raise DoesNotConverge(f"{subject.name} has no criterion; see there")
+    trajectory = trials.until(_train(study, subject, start), *told["criteria"])
+    seed, count = [study.seed, start], study.trials // study.starts
+    hit = {
+        (lost, how): trials.failures(count, trajectory, lost, how, seed=seed)
+        for lost, how in dict.fromkeys((case.lost, case.how) for case in CASES)
+    }
+    held = {
+        key: trials.hold(trajectory, key[1], subject.interval, key[0], seed=study.seed + 1000 * start)
+        for key in dict.fromkeys((case.policy, case.fraction) for case in CASES)
+    }
+    # All recoveries of all cases go on in one program.
+    recovered, after = list[Any](), list[int]()
+    for case in CASES:
+        for one in hit[case.lost, case.how]:
+            recovered.append(trials.recover(one, held[case.policy, case.fraction]))
+            after.append(one.after)
+    outcome = trials.go_on(trajectory, after, trials.recovered(trajectory, recovered))
+    costs, sizes = (np.split(array, len(CASES)) for array in (outcome.costs, outcome.sizes))
+    rows = [
+        {**case._asdict(), "costs": finite(costs[n]), "sizes": sizes[n].tolist()} | _told(case, hit, held)
+        for n, case in enumerate(CASES)
+    ]
+    # A restore of everything, batches and random numbers too, costs what it goes back, bit for bit.
+    half, whole = hit[HALF, "random"], held["priority", 1.0]
+    before = trials.recovered(trajectory, [trials.recover(one, whole, everything=True) for one in half])
+    now = {name: trajectory.states[name][np.asarray([one.after for one in half])] for name in trajectory.task.moving}
+    squares = sum(np.square(np.asarray(now[name] - before[name], float)).reshape(count, -1).sum(1) for name in now)
+    full = [float(one.after - whole.steps[one.after].max()) for one in half]
+    # The share of the squared movement that the busiest eighth of the blocks has, in the middle of the training.
+    known = [one for one in held["priority", EIGHTH].outlooks if one is not None]
+    speeds = np.sort(known[len(known) // 2].speeds)[::-1]
+    busiest = float(speeds[: max(1, round(EIGHTH * len(speeds)))].sum() / speeds.sum())
+    return {
+        "iterations": trajectory.iterations.tolist(), "after": after[:count], "cases": rows,
+        "full": {"costs": full, "sizes": np.sqrt(squares).tolist()}, "busiest": busiest,
+    }  # fmt: skip
 
 
 def _told(
@@ -406,27 +472,8 @@ def _told(
     }
 
 
-def _full(trajectory: Trajectory, hit: Sequence[Failure], held: Held) -> dict[str, list[float]]:
-    """A restore of everything, batches and random numbers too: it costs what it goes back, bit for bit."""
-    before = trials.recovered(trajectory, [trials.recover(one, held, everything=True) for one in hit])
-    now = {name: trajectory.states[name][np.asarray([one.after for one in hit])] for name in trajectory.task.moving}
-    squares = sum(np.square(np.asarray(now[name] - before[name], float)).reshape(len(hit), -1).sum(1) for name in now)
-    return {
-        "costs": [float(one.after - held.steps[one.after].max()) for one in hit],
-        "sizes": np.sqrt(squares).tolist(),
-    }
-
-
-def _busiest(held: Held) -> float:
-    """Share of the squared movement that the busiest eighth of the blocks has, in the middle of the training."""
-    known = [one for one in held.outlooks if one is not None]
-    speeds = np.sort(known[len(known) // 2].speeds)[::-1]
-    return float(speeds[: max(1, round(EIGHTH * len(speeds)))].sum() / speeds.sum())
-
-
 KIND = "scar study"
-SETTINGS = ("study", "settings", "workloads", "environment")
-"""A study is resumed only as it was started."""
+SETTINGS = ("study", "settings", "workloads", "environment")  # a study is resumed only as it was started
 
 
 def record_study(
@@ -462,7 +509,14 @@ def record_study(
     }  # fmt: skip
     found: list[Mapping[str, Any]] = []
     if resume:
-        found = _done(folder, manifest)
+        if changed := changes(read_manifest(folder, KIND), manifest, SETTINGS, ("the study had", "now")):
+            raise RecordError(
+                f"{folder} is another study ({'; '.join(changed[:5])}); resume it with its own settings and on its own "
+                "machine, or name another folder"
+            )
+        rows = {row["part"]: row for row in read_record(folder, KIND).lines}
+        while len(found) in rows:  # those from the first on without a gap
+            found.append(rows[len(found)])
         record = Record.resume(folder, manifest, at=len(found))
     else:
         record = Record.create(folder, manifest)
@@ -506,15 +560,3 @@ def finish_parts(
         found.append(row)
         on_row(row)
     return found
-
-
-def _done(folder: Path, manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The parts on record, from the first on without a gap."""
-    old = read_manifest(folder, KIND)
-    if changed := changes(old, manifest, SETTINGS, ("the study had", "now")):
-        raise RecordError(
-            f"{folder} is another study ({'; '.join(changed[:5])}); resume it with its own settings and on its own "
-            "machine, or name another folder"
-        )
-    rows = {row["part"]: row for row in read_record(folder, KIND).lines}
-    return [rows[number] for number in range(next(n for n in range(len(rows) + 1) if n not in rows))]

@@ -5,7 +5,7 @@ The experiments return these and `sdc.analysis.studies` reads them, so nothing h
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -13,15 +13,14 @@ from jaxtyping import Bool, Float, Int
 from sdc.checksums import Rounding
 from sdc.nodes import FittedValue
 
+from .settings import DropComputeStudy, LossyStudy, NodesStudy, PaftStudy, ProductsStudy, ShadowStudy, Study
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
     """What every study says of itself."""
 
-    study: ClassVar[str]
-    workers: int  # workers of each training
-    steps: int  # optimizer steps of a training
-    seed: int  # decides parameters, order of the data and everything simulated
+    study: Study[Any]  # with its settings
     sources: Mapping[str, str]  # where the data come from, by workload
 
 
@@ -66,13 +65,9 @@ class Drifted:
 class PaftMeasured(Measured):
     """What the study of inconsistent gradients measures."""
 
-    study: ClassVar[str] = "paft"
-    variances: tuple[float, ...]  # variances of the noise that were tried
-    burst_every: int  # steps from one burst to the next
+    study: PaftStudy
     trainings: tuple[NoisyTraining, ...]  # one for each workload
     drifting: str  # the workload of which the divergence was measured
-    sigma: float  # standard deviation of its noise
-    rate: float  # its learning rate
     dimension: int  # number of its parameters
     drifts: tuple[Drifted, ...]  # with and without synchronization
 
@@ -127,12 +122,7 @@ class DroppedTraining(OfWorkload):
 class DropComputeMeasured(Measured):
     """What the study of DropCompute measures."""
 
-    study: ClassVar[str] = "dropcompute"
-    micro_batches: int  # micro-batches of a worker in a step
-    base: float  # seconds of a micro-batch without any delay
-    mean: float  # mean seconds of a micro-batch, by theory
-    deviation: float  # their standard deviation, by theory
-    serial: float  # seconds of the rest of a step
+    study: DropComputeStudy
     predicted: tuple[PredictedSpeedup, ...]  # by number of workers
     clocked: tuple[ClockedSpeedup, ...]  # by number of threads
     trainings: tuple[DroppedTraining, ...]  # one for each workload
@@ -153,10 +143,7 @@ class LossyTraining(OfWorkload):
 class LossyMeasured(Measured):
     """What the study of lost packets measures."""
 
-    study: ClassVar[str] = "lossy"
-    rates: tuple[float, ...]  # loss rates that were tried
-    packet: int  # elements of a packet, where losses are per packet
-    burst: float  # mean length of a burst, in packets
+    study: LossyStudy
     trainings: tuple[LossyTraining, ...]  # one for each workload
     walks: Mapping[float, float]  # by loss rate, the drift between two copies of a random walk, in squares of its step
 
@@ -186,7 +173,7 @@ class WatchedTraining(OfWorkload):
 class ShadowMeasured(Measured):
     """What the study of the shadow replica measures: one training for each workload and kind of hardware."""
 
-    study: ClassVar[str] = "shadow"
+    study: ShadowStudy
     trainings: tuple[WatchedTraining, ...]
 
 
@@ -197,38 +184,22 @@ Quantity: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """One published figure beside the simulated one.
-
-    Attributes:
-        node: the node.
-        quantity: what is compared.
-        place: submodule, and layer from 1, or empty.
-        published: the published figure; None where the study says it in words only.
-        simulated: the median of the simulated ones; None where the simulation is too short to say.
-        low, high: what holds 95 % of the simulated ones, widened by `ROUNDING`.
-        agrees: whether the published figure is inside; None where nothing can be said.
-        note: what else there is to say, such as the study's words.
-    """
+    """One published figure beside the simulated one."""
 
     node: str
     quantity: Quantity
-    place: str
-    published: float | None
-    simulated: float | None
-    low: float | None = None
+    place: str  # submodule, and layer from 1, or empty
+    published: float | None  # None where the study says it in words only
+    simulated: float | None  # the median of the simulated ones; None where the simulation is too short to say
+    low: float | None = None  # what holds 95 % of the simulated ones, a little widened
     high: float | None = None
-    agrees: bool | None = None
-    note: str = ""
+    agrees: bool | None = None  # whether the published figure is inside; None where nothing can be said
+    note: str = ""  # what else there is to say, such as the study's words
 
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """What the other nodes predict of one.
-
-    Attributes:
-        published: the published worst noise-to-signal ratio.
-        median, low, high: the predicted one, with the 95 % interval of prediction.
-    """
+    """The worst noise-to-signal ratio of a node, and what the other nodes predict of it, within 95 %."""
 
     published: float
     median: float
@@ -242,64 +213,40 @@ class Predicted:
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-    """How the gradients of a small model answer to errors.
+    """How the gradients of a small model answer to errors."""
 
-    Attributes:
-        model: the model in words.
-        rounding: noise-to-signal ratio where a few last bits are wrong in every microstep.
-        linear: by submodule, the squared ratio over the mean square of the relative errors (those of elements that are
-            right being zero).
-    """
-
-    model: str
-    rounding: float
+    model: str  # the model in words
+    rounding: float  # noise-to-signal ratio where a few last bits are wrong in every microstep
+    # By submodule, the squared ratio over the mean square of the relative errors (those of elements that are right
+    # being zero).
     linear: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Drifting:
-    """A small model trained on a simulated node.
+    """A small model trained on a simulated node."""
 
-    Attributes:
-        node: the node.
-        model: the model in words.
-        noise: noise-to-signal ratios of the gradients, parameters being synchronized after each step.
-        distances: distances of the parameters from the healthy ones, nothing being synchronized.
-        losses: relative differences of the losses, nothing being synchronized.
-    """
-
-    node: str
-    model: str
+    node: str  # the node
+    model: str  # the model in words
+    # Noise-to-signal ratios of the gradients, parameters being synchronized after each step.
     noise: Float[np.ndarray, "steps"]
+    # Distances of the parameters from the healthy ones, nothing being synchronized.
     distances: Float[np.ndarray, "steps"]
-    losses: Float[np.ndarray, "steps"]
+    losses: Float[np.ndarray, "steps"]  # relative differences of the losses, nothing being synchronized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodesMeasured:
-    """What the study of the nodes found; `sdc.train.studies.NodesStudy` makes it.
+    """What the study of the nodes found; `sdc.train.studies.NodesStudy` makes it."""
 
-    Attributes:
-        nodes: the nodes.
-        seed: decides all draws.
-        rows: published figures beside simulated ones.
-        predicted: by node, the noise that the other nodes predict.
-        estimates: parameters as fitted now.
-        used: parameters that the simulated nodes have.
-        together: by node, the correlation of its submodules' frequencies over the steps; None for fewer than two
-            submodules that are hit.
-        responses, trainings: of the small models.
-    """
-
-    study: ClassVar[str] = "nodes"
-    nodes: tuple[str, ...]
-    seed: int
-    rows: tuple[Compared, ...]
-    predicted: Mapping[str, Predicted]
-    estimates: Mapping[str, FittedValue]
-    used: Mapping[str, FittedValue]
+    study: NodesStudy
+    rows: tuple[Compared, ...]  # published figures beside simulated ones
+    predicted: Mapping[str, Predicted]  # by node, the noise that the other nodes predict
+    estimates: Mapping[str, FittedValue]  # parameters as fitted now
+    used: Mapping[str, FittedValue]  # parameters that the simulated nodes have
+    # By node, the correlation of its submodules' frequencies over the steps; None for fewer than two that are hit.
     together: Mapping[str, float | None]
-    responses: tuple[Response, ...]
+    responses: tuple[Response, ...]  # of the small models
     trainings: tuple[Drifting, ...]
 
 
@@ -307,11 +254,8 @@ class NodesMeasured:
 class ProductsMeasured:
     """What the study of all schemes counts; `sdc.train` runs it, `sdc.analysis` makes tables of it."""
 
+    study: ProductsStudy
     config: Mapping[str, Any]  # what was trained
-    steps: int  # optimizer steps
-    seed: int  # decides parameters and errors
-    where: str  # which products, a selector
-    marked: tuple[int, ...]  # steps whose products got errors
     rounding: Rounding  # how the device rounds, from which thresholds follow
     departs: tuple[str, ...]  # in what this device departs from the one that the rounding is of
     # By variant (type, sums or rounded) and scheme: rows `checked` and `flagged` in healthy training; errors `made`

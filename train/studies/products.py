@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import jax
@@ -40,13 +40,13 @@ from sdc.checksums import (
     row_margins,
     time_both,
 )
-from sdc.program import Place, Reports, Values, as_selector, primitive
+from sdc.program import Place, Selector, Values, as_selector, primitive
 from sdc.settings import SettingError
 
 from .. import Dataset, TrainConfig, batches
 from ..programs import DType, check, initial_state, place, place_batch, plain, sharded
 from .measurements import ProductsMeasured
-from .settings import CalibrationSettings, ProductsSettings
+from .settings import Calibration, ProductsStudy
 
 Step = Callable[..., Any]
 
@@ -75,34 +75,22 @@ def reference_steps(
         yield reports, step, arguments
 
 
-def _gaussian(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
-    first, second = jax.random.split(key)
-    return jax.random.normal(first, (m, k)), jax.random.normal(second, (k, n)) / jnp.sqrt(k)
+Draw: TypeAlias = Callable[[PRNGKeyArray, int, int, int], tuple[Any, Any]]
 
 
-def _outliers(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
-    a, b = _gaussian(key, m, k, n)
-    return a * jnp.where(jnp.arange(k) % 97 == 5, 60.0, 1.0), b
+def _gaussian(change: Callable[[Any, Any], tuple[Any, Any]]) -> Draw:
+    """Normal factors whose products have variance 1, changed."""
 
+    def draw(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
+        first, second = jax.random.split(key)
+        return change(jax.random.normal(first, (m, k)), jax.random.normal(second, (k, n)) / jnp.sqrt(k))
 
-def _mean(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
-    a, b = _gaussian(key, m, k, n)
-    return a + 2.0, b + 0.5 / jnp.sqrt(k)
-
-
-def _relu_squared(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
-    a, b = _gaussian(key, m, k, n)
-    return jnp.square(jax.nn.relu(a)), b
+    return draw
 
 
 def _positive(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
     first, second = jax.random.split(key)
     return jax.random.uniform(first, (m, k)), jax.random.uniform(second, (k, n))
-
-
-def _softmax(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
-    a, b = _gaussian(key, m, k, n)
-    return jax.nn.softmax(3.0 * a, axis=-1), b
 
 
 def _tiny_heavy_tailed(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, Any]:
@@ -111,39 +99,26 @@ def _tiny_heavy_tailed(key: PRNGKeyArray, m: int, k: int, n: int) -> tuple[Any, 
     return a, jax.random.normal(second, (k, n)) * jnp.exp(jax.random.normal(third, (k, 1)))
 
 
-DISTRIBUTIONS: Mapping[str, Callable[[PRNGKeyArray, int, int, int], tuple[Any, Any]]] = {
-    "gaussian": _gaussian,
-    "outlier channels": _outliers,
-    "non-zero mean": _mean,
-    "relu squared": _relu_squared,
+# Factors m×k and k×n of seven kinds, as layers have them.
+DISTRIBUTIONS: Mapping[str, Draw] = {
+    "gaussian": _gaussian(lambda a, b: (a, b)),
+    "outlier channels": _gaussian(lambda a, b: (a * jnp.where(jnp.arange(len(b)) % 97 == 5, 60.0, 1.0), b)),
+    "non-zero mean": _gaussian(lambda a, b: (a + 2.0, b + 0.5 / jnp.sqrt(len(b)))),
+    "relu squared": _gaussian(lambda a, b: (jnp.square(jax.nn.relu(a)), b)),
     "positive": _positive,
-    "softmax times values": _softmax,
+    "softmax times values": _gaussian(lambda a, b: (jax.nn.softmax(3.0 * a, axis=-1), b)),
     "tiny heavy-tailed gradients": _tiny_heavy_tailed,
 }
-"""Factors m×k and k×n of seven kinds, as layers have them."""
 
-DEPTHS = (64, 256, 1024, 4096, 16384)
-"""Numbers of terms of the sums that are measured."""
+DEPTHS = (64, 256, 1024, 4096, 16384)  # numbers of terms of the sums that are measured
 ROWS, COLUMNS = 512, 128
-HALF = 0.5
-"""Share of its bound that the largest measured error may reach."""
+HALF = 0.5  # share of its bound that the largest measured error may reach
 
 
-@dataclasses.dataclass(frozen=True)
-class RoundingErrors:
-    """Largest errors of rows of products of one type."""
+def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dict[int, float]:
+    """Measures the rounding errors of products of a type, on the default device, over all `DISTRIBUTIONS`.
 
-    dtype: str  # type of the factors
-    relative: Mapping[int, float]  # by number of terms k, the largest `|r| / (q + |cs|)`, q the second tier's scale
-
-
-def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> RoundingErrors:
-    """Measures the rounding errors of products of a type on the default device, over all `DISTRIBUTIONS`.
-
-    Args:
-        dtype: type of the factors; sums are returned in float32.
-        seed: decides the factors.
-        depths: numbers of terms.
+    By number of terms it is the largest `|r| / (q + |cs|)` of rows, q being the second tier's scale.
     """
     product = Dot((((1,), (0,)), ((), ())), (2, 2), dtype=jnp.dtype(jnp.float32))
 
@@ -165,62 +140,35 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> Rou
             key = jax.random.fold_in(jax.random.key(seed), 1000 * depth + number)
             found.append(float(largest(*(x.astype(dtype) for x in make(key, ROWS, depth, COLUMNS)))))
         relative[depth] = max(found)
-    return RoundingErrors(dtype, relative)
+    return relative
 
 
-def fit(narrow: RoundingErrors | None, wide: RoundingErrors | None) -> Rounding:
-    """How a device rounds, from its errors.
+def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) -> Rounding:
+    """How a device rounds, from its errors with bfloat16 and with float32 factors; None where they were not measured.
 
-    Products of bfloat16 factors are exact in float32, so that their errors are those of the sums: they give kappa. What
-    errors of float32 factors exceed that is due to the rounding of the factors.
-
-    Args:
-        narrow: measured with bfloat16 factors; None where that was not measured, to take kappa from float32.
-        wide: measured with float32 factors; None where that was not measured.
+    Products of bfloat16 factors are exact in float32, so that their errors are those of the sums: they give kappa, the
+    largest that keeps each error at half of its bound or less, or infinity where sums need no such term. What errors of
+    float32 factors exceed that is due to the rounding of the factors.
     """
     sums = narrow or wide
     assert sums is not None, "something was measured"
+    kappa, inputs = math.inf, 0.0
     # Where the shortest sums err so much, it must be their factors that are rounded.
-    rounds = narrow is None and sums.relative[min(sums.relative)] > 2.0**-16
-    kappa = math.inf if rounds else kappa_of(sums.relative)
-    inputs = 0.0
+    if not (narrow is None and sums[min(sums)] > 2.0**-16):
+        excesses = {k: error / (HALF * 2.0**-24) - SPREAD * math.sqrt(k + COLUMNS) for k, error in sums.items()}
+        kappa = min((depth / excess for depth, excess in excesses.items() if excess > 0), default=math.inf)
     if wide is not None:
-        left = max(
-            relative - HALF * Units(2.0**-24, 0.0, 0.0, 0.0, kappa).relative(depth, COLUMNS)
-            for depth, relative in wide.relative.items()
-        )
+        units = Units(2.0**-24, 0.0, 0.0, 0.0, kappa)
+        left = max(relative - HALF * units.relative(depth, COLUMNS) for depth, relative in wide.items())
         if left > 0:
             inputs = 2.0 ** math.ceil(math.log2(left / (HALF * SIGMAS)))
     return Rounding(kappa, inputs)
 
 
-def kappa_of(relative: Mapping[int, float]) -> float:
-    """The largest kappa that keeps each of the errors of `RoundingErrors` at half of its bound or less.
-
-    It is infinite where sums need no such term.
-
-    Example:
-        >>> from sdc.train.studies.products import kappa_of
-        >>> kappa_of({64: 1e-8}), kappa_of({1024: 1e-4}) < 1.0
-        (inf, True)
-    """
-    needed = [
-        depth / excess
-        for depth, largest in relative.items()
-        if (excess := largest / (HALF * 2.0**-24) - SPREAD * math.sqrt(depth + COLUMNS)) > 0
-    ]
-    return min(needed, default=math.inf)
-
-
 def begin_with_second(
     examined: Mapping[str, int], checked: Mapping[str, int], *, share: float = 0.01
 ) -> tuple[str, ...]:
-    """The sites of which the first tier passes on so many rows that the second one is cheaper from the start.
-
-    Args:
-        examined, checked: rows that the first tier passed on, and all rows that it judged, by site.
-        share: share of the rows above which it is.
-    """
+    """The sites of which the first tier passes on so many rows that the second one is cheaper from the start."""
     return tuple(name for name, count in examined.items() if checked[name] and count / checked[name] > share)
 
 
@@ -228,95 +176,63 @@ class CalibrationError(RuntimeError):
     """A device whose errors are too large to be rounding; one line says what was found."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Calibration(CalibrationSettings):
-    """Measures how a device rounds.
-
-    Raises:
-        SettingError: there is no step or no type.
-    """
-
-    def __post_init__(self) -> None:
-        self.check()
-
-    def count(self) -> int:
-        """How many parts `run` yields."""
-        return 1 + 2 * len(self.dtypes)
-
-    def run(self, config: TrainConfig, dataset: Dataset) -> Generator[str, None, Profile]:
-        """Measures this machine's first device.
-
-        Args:
-            config: whose step is measured; its type is replaced by each of `dtypes`.
-            dataset: its text.
-
-        Yields:
-            What has just been done.
-
-        Returns:
-            The profile, for `sdc.abft(step, profile=...)`.
-
-        Raises:
-            CalibrationError: errors are too large to be rounding, or real products are flagged: this device may compute
-                wrong numbers.
-            ValueError: the configuration or the data set does not fit.
-        """
-        errors: dict[str, RoundingErrors] = {}
-        for dtype in self.dtypes:
-            errors[dtype] = measure(dtype, seed=self.seed)
-            yield f"{dtype}, sums"
-        try:
-            rounding = fit(errors.get("bfloat16"), errors.get("float32"))
-        except ValueError as error:
-            raise CalibrationError(
-                f"the errors of synthetic products are too large to be rounding ({error}): this device may compute "
-                "wrong numbers. No profile was made; compare with another device"
-            ) from error
-        profile = Profile(rounding, measured_on=hardware())
-        checked, examined, flagged = Counter[str](), Counter[str](), Counter[str]()
-        margin = first_margin = 0.0
-        for dtype in self.dtypes:
-            checked_step = functools.partial(sdc.abft, profile=profile)
-            trained = reference_steps(config, dataset, dtype, checked_step, steps=self.steps, seed=self.seed)
-            for flags, _, _ in trained:
-                for name, flag in jax.device_get(flags).items():
-                    checked[name] += int(np.sum(flag.checked))
-                    examined[name] += int(np.sum(flag.examined))
-                    flagged[name] += int(np.sum(flag.flagged))
-                    margin = max(margin, float(np.max(flag.margin)))
-                    first_margin = max(first_margin, float(np.max(flag.first_margin)))
-            yield f"{dtype}, {config.name}"
-        if flagged.total():
-            raise CalibrationError(
-                f"{flagged.total():,} of {checked.total():,} rows of real products are flagged under the thresholds "
-                "that the synthetic products ask for: this device may compute wrong numbers. No profile was made; "
-                "compare with another device"
-            )
-        kernel = time_both()
-        yield "fused kernel"
-        return msgspec.structs.replace(
-            profile,
-            second_tier=begin_with_second(examined, checked),
-            fused=kernel is not None and kernel["fused"] < kernel["separate"],
-            measurements={
-                "largest_error": {
-                    dtype: {str(depth): error for depth, error in found.relative.items()}
-                    for dtype, found in errors.items()
-                },
-                "config": config.name,
-                "steps": self.steps,
-                "checked": checked.total(),
-                "examined": examined.total(),
-                "flagged": flagged.total(),
-                "largest_margin": margin,
-                "largest_first_margin": first_margin,
-                "kernel_seconds": kernel,
-            },
+def calibrate(study: Calibration, config: TrainConfig, dataset: Dataset) -> Generator[str, None, Profile]:
+    """Measures this machine's first device."""
+    errors: dict[str, dict[int, float]] = {}
+    for dtype in study.dtypes:
+        errors[dtype] = measure(dtype, seed=study.seed)
+        yield f"{dtype}, sums"
+    try:
+        rounding = fit(errors.get("bfloat16"), errors.get("float32"))
+    except ValueError as error:
+        raise CalibrationError(
+            f"the errors of synthetic products are too large to be rounding ({error}): this device may compute "
+            "wrong numbers. No profile was made; compare with another device"
+        ) from error
+    profile = Profile(rounding, measured_on=hardware())
+    checked, examined, flagged = Counter[str](), Counter[str](), Counter[str]()
+    margin = first_margin = 0.0
+    for dtype in study.dtypes:
+        checked_step = functools.partial(sdc.abft, profile=profile)
+        trained = reference_steps(config, dataset, dtype, checked_step, steps=study.steps, seed=study.seed)
+        for flags, _, _ in trained:
+            for name, flag in jax.device_get(flags).items():
+                checked[name] += int(np.sum(flag.checked))
+                examined[name] += int(np.sum(flag.examined))
+                flagged[name] += int(np.sum(flag.flagged))
+                margin = max(margin, float(np.max(flag.margin)))
+                first_margin = max(first_margin, float(np.max(flag.first_margin)))
+        yield f"{dtype}, {config.name}"
+    if flagged.total():
+        raise CalibrationError(
+            f"{flagged.total():,} of {checked.total():,} rows of real products are flagged under the thresholds "
+            "that the synthetic products ask for: this device may compute wrong numbers. No profile was made; "
+            "compare with another device"
         )
+    kernel = time_both()
+    yield "fused kernel"
+    return msgspec.structs.replace(
+        profile,
+        second_tier=begin_with_second(examined, checked),
+        fused=kernel is not None and kernel["fused"] < kernel["separate"],
+        measurements={
+            "largest_error": {
+                dtype: {str(depth): error for depth, error in found.items()} for dtype, found in errors.items()
+            },
+            "config": config.name,
+            "steps": study.steps,
+            "checked": checked.total(),
+            "examined": examined.total(),
+            "flagged": flagged.total(),
+            "largest_margin": margin,
+            "largest_first_margin": first_margin,
+            "kernel_seconds": kernel,
+        },
+    )
 
 
+# Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3.
 MAGNITUDES = tuple(float(10.0 ** (x / 2)) for x in range(-10, 7))
-"""Errors, in units of the root mean square of the row, that a study tries: 1e-5 to 1e3."""
 
 
 def flagged(
@@ -333,14 +249,8 @@ def one_per_row(
 ) -> tuple[Shaped[Array, "*c"], Bool[Array, "rows"]]:
     """Changes one random element of each row: rows are judged one by one, so each is an experiment of its own.
 
-    Args:
-        key: decides the columns.
-        product: how `c` was computed.
-        c: its result.
-        change: told the elements and the root mean squares of their rows; returns what becomes of them.
-
-    Returns:
-        The changed product, and which rows did change.
+    `change` is told the elements and the root mean squares of their rows, and returns what becomes of them. The result
+    is the changed product, and which rows did change.
     """
     rows = product.matrix(c)
     columns = jax.random.randint(key, rows.shape[:1], 0, rows.shape[1])
@@ -369,11 +279,8 @@ def errors_found(
 ) -> Found:
     """Puts errors into a product, one in each row, and asks judges which rows are wrong.
 
-    Args:
-        key: decides columns and signs.
-        product, c: see `one_per_row`.
-        judges: told the changed product, they return the rows that they find wrong.
-        magnitudes: errors to add or subtract, in root mean squares of their row. Besides, every bit is flipped.
+    Magnitudes are added or subtracted, in root mean squares of the row; besides, every bit is flipped. Judges are told
+    the changed product, and return the rows that they find wrong.
     """
     bits = jax.dtypes.itemsize_bits(c.dtype)
     rows = product.matrix(c)
@@ -408,17 +315,11 @@ EVERY: tuple[SchemeName, ...] = get_args(SchemeName)
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What is checked.
+    """What is checked."""
 
-    Attributes:
-        name: name for the record.
-        output: type of the result that is checked, that of the sums or a narrower one.
-        scheme: scheme by which it is judged.
-    """
-
-    name: str
-    output: str
-    scheme: SchemeName
+    name: str  # name for the record
+    output: str  # type of the result that is checked, that of the sums or a narrower one
+    scheme: SchemeName  # scheme by which it is judged
 
     def operands(self, product: Dot, a: Any, b: Any, sums: Any) -> Operands:
         """What the scheme is given of a product: its sums, or what they were rounded to."""
@@ -439,111 +340,52 @@ def variants(dtype: str) -> list[Variant]:
     return sums + [Variant(f"{dtype}, rounded", dtype, scheme) for scheme in EVERY]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProductsStudy(ProductsSettings):
-    """What each scheme of checking finds and what it flags by mistake, on the products of real training.
+def experiment(
+    study: ProductsStudy, config: TrainConfig, dataset: Dataset, profile: Profile | None
+) -> Generator[str, None, ProductsMeasured]:
+    """Counts what every scheme flags in healthy training, and which errors it finds."""
+    profile = profile or Profile.assumed()
+    counts: dict[str, dict[str, dict[str, Any]]] = {}
 
-    Raises:
-        SettingError: there is no step or no type, or `where` is no selector.
-    """
+    def add(every: Judges, found: Iterable[Mapping[str, Any]]) -> None:
+        for (variant, _), values in zip(every, found, strict=True):
+            total = counts.setdefault(variant.name, {}).setdefault(variant.scheme, {})
+            for key, value in values.items():
+                total[key] = total.get(key, 0) + np.asarray(value, np.int64)
 
-    def __post_init__(self) -> None:
-        self.check()
+    for dtype in study.dtypes:
+        every = tuple((one, Settings(scheme=one.scheme, rounding=profile.rounding)) for one in variants(dtype))
+        selector, judged = DOTS & as_selector(study.where), _Judged(every)
+        capture: Any = None
 
-    @property
-    def marked(self) -> tuple[int, ...]:
-        """The steps whose products get errors: the first and the last."""
-        return tuple(sorted({0, self.steps - 1}))
-
-    def count(self) -> int:
-        """How many parts `run` yields."""
-        return (self.steps + len(self.marked)) * len(self.dtypes)
-
-    def run(
-        self, config: TrainConfig, dataset: Dataset, profile: Profile | None = None
-    ) -> Generator[str, None, ProductsMeasured]:
-        """Runs the study, on this machine's first device.
-
-        Args:
-            config: what is trained; its type is replaced by each of `dtypes`.
-            dataset: its text.
-            profile: profile of the device, for thresholds; by default what is assumed of the platform.
-
-        Yields:
-            What has just been done.
-
-        Returns:
-            Counts by variant and scheme; `sdc.analysis.studies.write_products_study` makes a report of them.
-
-        Raises:
-            SettingError: `where` selects no product.
-            ValueError: the configuration or the data set does not fit.
-        """
-        profile = profile or Profile.assumed()
-        counts: dict[str, dict[str, dict[str, Any]]] = {}
-        for dtype in self.dtypes:
-            for done, found in self._of_type(config, dataset, dtype, profile.rounding):
-                for variant, values in found:
-                    total = counts.setdefault(variant.name, {}).setdefault(variant.scheme, {})
-                    for key, value in values.items():
-                        total[key] = total.get(key, 0) + np.asarray(value, np.int64)
-                yield done
-        return ProductsMeasured(
-            config=dataclasses.asdict(config),
-            steps=self.steps,
-            seed=self.seed,
-            where=self.where,
-            marked=self.marked,
-            rounding=profile.rounding,
-            departs=tuple(profile.departs()),
-            counts=counts,
-            magnitudes=MAGNITUDES,
-        )
-
-    def _of_type(
-        self, config: TrainConfig, dataset: Dataset, dtype: DType, rounding: Rounding
-    ) -> Iterator[tuple[str, list[tuple[Variant, Mapping[str, Any]]]]]:
-        """What was done, and counts of it."""
-        every = tuple((variant, Settings(scheme=variant.scheme, rounding=rounding)) for variant in variants(dtype))
-        selector, judged = DOTS & as_selector(self.where), _Judged(every)
-
-        def transform(step: Callable[..., Any]) -> Callable[..., Any]:
+        def transform(step: Step, selector: Selector = selector, judged: _Judged = judged) -> Step:
             return sdc.rewrite(sdc.checksums.accumulators(step), selector, judged)
 
-        capture: Any = None
-        trained = reference_steps(config, dataset, dtype, transform, steps=self.steps, seed=self.seed)
+        trained = reference_steps(config, dataset, dtype, transform, steps=study.steps, seed=study.seed)
         for step, (reports, program, arguments) in enumerate(trained):
             capture = capture or jax.jit(sdc.rewrite(sdc.checksums.accumulators(program), selector, _Factors()))
             if not reports:
-                raise SettingError("where", self.where, f"this selects no matrix product of {config.name}")
-            yield (
-                f"{dtype}, step {step}",
-                [
-                    (variant, {"checked": np.sum(checked), "flagged": np.sum(wrong)})
-                    for found in jax.device_get(reports).values()
-                    for (variant, _), (checked, wrong) in zip(every, found, strict=True)
-                ],
-            )
-            if step in self.marked:
+                raise SettingError("where", study.where, f"this selects no matrix product of {config.name}")
+            for found in jax.device_get(reports).values():
+                add(every, ({"checked": np.sum(checked), "flagged": np.sum(wrong)} for checked, wrong in found))
+            yield f"{dtype}, step {step}"
+            if step in study.marked:
                 _, factors = capture(*arguments)
-                key = jax.random.fold_in(jax.random.key(self.seed), step)
-                yield (
-                    f"{dtype}, errors in step {step}",
-                    [
-                        (variant, counts)
-                        for site, product, a, b in _choose(factors, judged.products, step)
-                        for (variant, _), counts in zip(
-                            every, _errors(jax.random.fold_in(key, site), product, every, a, b), strict=True
-                        )
-                    ],
-                )
-
-
-def _choose(factors: Reports, products: Mapping[str, Dot], step: int) -> Iterator[tuple[int, Dot, Any, Any]]:
-    """One iteration of every product: another layer and microstep for each."""
-    for number, (site, (a, b)) in enumerate(zip(factors.sites, factors.values(), strict=True)):
-        index = tuple((number + step) % size for size in a.shape[: len(site.dims)])
-        yield number, products[site.name], a[index], b[index]
+                key = jax.random.fold_in(jax.random.key(study.seed), step)
+                # One iteration of every product: another layer and microstep for each.
+                for number, (site, (a, b)) in enumerate(zip(factors.sites, factors.values(), strict=True)):
+                    index = tuple((number + step) % size for size in a.shape[: len(site.dims)])
+                    own, product = jax.random.fold_in(key, number), judged.products[site.name]
+                    add(every, _errors(own, product, every, a[index], b[index]))
+                yield f"{dtype}, errors in step {step}"
+    return ProductsMeasured(
+        study=study,
+        config=dataclasses.asdict(config),
+        rounding=profile.rounding,
+        departs=tuple(profile.departs()),
+        counts=counts,
+        magnitudes=MAGNITUDES,
+    )
 
 
 Judges: TypeAlias = tuple[tuple[Variant, Settings], ...]

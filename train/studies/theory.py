@@ -17,6 +17,15 @@ P(a) = (1 - p) p^a.
 may already have been stale. Simulation at p = 0.1, 0.2, 0.4 finds 0.203, 0.418, 0.960; the exact form 0.202, 0.417,
 0.952; the printed one 0.182, 0.333, 0.571.
 
+Their functions take these arguments:
+
+    sigma, workers, dimension   sigma, M, d
+    rates, rate                 eta_s of each step since replicas were equal, eta_t of the last one
+    period, steps               H, most steps from one synchronization to the next, and T
+    distance                    ||theta_0 - theta*||_2
+    gradient_noise              sigma_g, root of the expected squared norm of a worker's gradient about its mean
+    smoothness, convexity       L and mu of the loss
+
 Only the exact forms are here; `sdc study paft` and `sdc study lossy` compare both with what they measure.
 
 **DropCompute** (Giladi et al., NeurIPS 2023; equations by their numbers there): what a compute threshold gains, from
@@ -46,15 +55,6 @@ def divergence(sigma: float, rates: Sequence[float] | np.ndarray, *, workers: in
         d (M - 1)/M sigma^2 sum_s eta_s^2
 
     The same holds since the last synchronization, with the rates of the steps since then; that is lemma 4.1 exactly.
-
-    Args:
-        sigma: standard deviation of the error of each element.
-        rates: learning rate of each step since replicas were equal.
-        workers: M.
-        dimension: d, number of parameters.
-
-    Raises:
-        ValueError: sigma or the dimension is negative, or there are fewer than two workers.
     """
     factor = _factor(sigma, workers, dimension)
     return factor * float(np.sum(np.square(np.asarray(rates, np.float64))))
@@ -68,15 +68,7 @@ def divergence_over_time(
     dimension: int = 1,
     period: int | None = None,
 ) -> np.ndarray:
-    """`divergence` after each step, just before the synchronization where there is one.
-
-    Args:
-        sigma, rates, workers, dimension: see `divergence`.
-        period: steps from one synchronization to the next, the first after so many steps; None for none.
-
-    Returns:
-        float64, one number a step.
-    """
+    """`divergence` after each step, just before the synchronization where there is one."""
     squares = np.square(np.asarray(rates, np.float64))
     total = np.cumsum(squares)
     if period is not None:
@@ -89,12 +81,7 @@ def divergence_over_time(
 def divergence_bound(sigma: float, rate: float, period: int, *, workers: int, dimension: int = 1) -> float:
     """A bound of the divergence with at most `period` steps between synchronizations (lemma 4.1, equation 9).
 
-        4 H d (M - 1)/M sigma^2 eta_t^2,    if eta_s <= 2 eta_t for the steps s since the last synchronization
-
-    Args:
-        sigma, workers, dimension: see `divergence`.
-        rate: eta_t, of the last step.
-        period: H.
+    4 H d (M - 1)/M sigma^2 eta_t^2,    if eta_s <= 2 eta_t for the steps s since the last synchronization
     """
     _check_period(period)
     return 4 * period * _factor(sigma, workers, dimension) * rate**2
@@ -115,14 +102,6 @@ def noisy_bound(
             + 4 L sigma^2 (M - 1) / (T M) sum_t eta_t sum_{s<t} eta_s^2
 
     sigma^2 and sigma_g^2 are of whole vectors here (for noise of each element: d sigma^2).
-
-    Args:
-        sigma: root of the expected squared norm of the error.
-        rates: learning rate of each step.
-        workers: M.
-        distance: ||theta_0 - theta*||_2.
-        gradient_noise: sigma_g, root of the expected squared norm of a worker's gradient about its mean.
-        smoothness: L.
     """
     factor = _factor(sigma, workers, 1)
     eta = np.asarray(rates, np.float64)
@@ -149,12 +128,6 @@ def paft_bound(
             + 256 T / (mu^2 S) (M - 1)/M sigma^2 H L
 
     with a = max(16 L / mu, H), S = sum_{t<T} (a + t)^2, and theta^ the mean of all theta_t^m weighted with (a + t)^2.
-
-    Args:
-        period: H, most steps from one synchronization to the next.
-        steps: T.
-        convexity: mu, of the strongly convex f.
-        sigma, workers, distance, gradient_noise, smoothness: see `noisy_bound`.
     """
     if period < 1 or steps < 1 or not 0 < convexity <= smoothness:
         raise ValueError(
@@ -195,13 +168,6 @@ def pair_drift(p: float, square: float = 1.0) -> float:
         2 p / (1 - p^2) s^2
 
     which is s^2 E|a - b| for the ages a, b of the two copies.
-
-    Args:
-        p: probability that a copy is not renewed at a step.
-        square: s^2, mean square of the owner's independent zero-mean moves.
-
-    Raises:
-        ValueError: p is no probability below 1.
     """
     _check_loss(p)
     return 2 * p / (1 - p**2) * square

@@ -21,8 +21,6 @@ from sdc.checkpoints import Outlook, Policy, Watch, choose
 from ..iterative import Iterative, State
 
 How: TypeAlias = Literal["random", "contiguous"]
-LIMIT = 3
-"""Times the iterations without a failure, after which a training counts as one that does not converge any more."""
 
 
 class DoesNotConverge(ValueError):
@@ -31,59 +29,40 @@ class DoesNotConverge(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trajectory:
-    """A training without failures.
+    """A training without failures."""
 
-    Attributes:
-        task: what is trained.
-        states: of each array all its values, from the first state on.
-        losses: of all states.
-        criteria: falling losses at which the training counts as converged; none before they are known.
-        iterations: iterations that it needs to come below each, with a fraction.
-    """
-
-    task: Iterative
-    states: State
-    losses: Float[np.ndarray, "states"]
+    task: Iterative  # what is trained
+    states: State  # of each array all its values, from the first state on
+    losses: Float[np.ndarray, "states"]  # of all states
+    # Falling losses at which the training counts as converged; none before they are known.
     criteria: Float[np.ndarray, "levels"] = dataclasses.field(default_factory=lambda: np.zeros(0))
+    # Iterations that it needs to come below each, with a fraction.
     iterations: Float[np.ndarray, "levels"] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 class Failure(NamedTuple):
-    """A failure.
+    """A failure."""
 
-    Attributes:
-        after: iterations that were done, 1 or more.
-        lost: which blocks are gone.
-    """
-
-    after: int
-    lost: Bool[np.ndarray, "blocks"]
+    after: int  # iterations that were done, 1 or more
+    lost: Bool[np.ndarray, "blocks"]  # which blocks are gone
 
 
 class Held(NamedTuple):
-    """What a running checkpoint holds.
+    """What a running checkpoint holds."""
 
-    Attributes:
-        steps: by iterations done, before that iteration is saved, the iteration of which each block is.
-        outlooks: by iterations done, what was known at the last save before; None where nothing was, or distances were
-            not needed.
-    """
-
+    # By iterations done, before that iteration is saved, the iteration of which each block is.
     steps: Int[np.ndarray, "states blocks"]
+    # By iterations done, what was known at the last save before; None where nothing was, or distances were not needed.
     outlooks: list[Outlook | None]
 
 
 class Outcome(NamedTuple):
-    """What became of trials.
+    """What became of trials."""
 
-    Attributes:
-        costs: iterations that each cost, the mean over the criteria: a single one is met sooner or later by the noise
-            of the loss, too. Infinity where the training did not converge any more.
-        sizes: L2 norms of the perturbations.
-    """
-
+    # Iterations that each cost, the mean over the criteria: a single one is met sooner or later by the noise of the
+    # loss, too. Infinity where the training did not converge any more.
     costs: Float[np.ndarray, "trials"]
-    sizes: Float[np.ndarray, "trials"]
+    sizes: Float[np.ndarray, "trials"]  # L2 norms of the perturbations
 
 
 def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
@@ -206,7 +185,8 @@ def _mixing(task: Iterative) -> Callable[..., State]:
 
 def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcome:
     """Runs perturbed trainings to convergence, with batches and random numbers as they come."""
-    limit = jnp.int32(math.ceil(LIMIT * trajectory.iterations[-1]))
+    # Who takes three times as long as without a failure does not converge any more.
+    limit = jnp.int32(math.ceil(3 * trajectory.iterations[-1]))
     # As many on each device; the last one again for those that are missing.
     count, devices = len(after), jax.local_device_count()
     every = np.minimum(np.arange(-(-count // devices) * devices), count - 1)

@@ -1,6 +1,18 @@
-"""What the studies train, and how: a transformer on text, a convolutional network on images, a linear model."""
+"""What the studies train, and how: a transformer on text, a convolutional network on images, a linear model.
+
+A convolution is the matrix product of 3x3 patches and a kernel. Mapped over workers that have parameters of their own
+it stays one batched product; `lax.conv_general_dilated` becomes a grouped convolution, several times slower on a CPU.
+There is no batch norm: nothing but gradients connects the images of a batch, so the mean over workers of their
+gradients is the gradient of the whole batch, and a replica's state is its parameters.
+
+Letters of shapes:
+
+    B  images        C  channels        F  features
+    H, W  height and width              K  classes
+"""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,31 +22,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float, Float32
 
-from .. import (
-    ByteTokenizer,
+from .. import ByteTokenizer, batches, make_dataset, read_corpus
+from ..iterative import (
+    DECODER,
+    LENGTH,
     Images,
-    batches,
-    convnet_logits,
+    decoder_loss,
     image_batches,
-    image_loss,
-    init_convnet,
-    make_dataset,
-    read_corpus,
+    patches,
+    pool,
+    pooled_pixels,
     read_images,
 )
-from ..programs import DATA, MODEL, ModelConfig, cross_entropy, init_params, logits
+from ..programs import DATA, init_params
+from .settings import Sources
 
-LARGEST = 16
-"""Height in pixels above which images are halved: a study trains dozens of networks."""
-SAMPLES = 300
-"""Test images that are looked at."""
-HELD_OUT = 64
-"""Chunks of text that are not trained on."""
-DECODER = ModelConfig(vocab_size=320, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=64)
-LENGTH = 64
+LARGEST = 16  # height in pixels above which images are halved: a study trains dozens of networks
+SAMPLES = 300  # test images that are looked at
+HELD_OUT = 64  # chunks of text that are not trained on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,30 +73,68 @@ class Task:
     data: Callable[[int, int], Iterator[Any]]
 
 
+class ConvNet(nnx.Module):
+    """Two convolutions, each with ReLU and a pooling that halves height and width, then two dense layers; float32."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, rngs: nnx.Rngs) -> None:
+        height, width, channels = shape
+        relu = functools.partial(nnx.Linear, kernel_init=nnx.initializers.he_normal(), rngs=rngs)
+        self.conv1 = relu(9 * channels, 16)
+        self.conv2 = relu(9 * 16, 32)
+        self.hidden = relu(pooled_pixels(height, width) * 32, 64)
+        # Small, so that the first loss is near ln K and large learning rates start well.
+        self.head = nnx.Linear(64, classes, kernel_init=nnx.initializers.normal(0.02), rngs=rngs)
+
+    def __call__(self, x_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
+        for conv in (self.conv1, self.conv2):
+            x_BHWC = pool(jax.nn.relu(conv(patches(x_BHWC))))
+        x_BF = x_BHWC.reshape(x_BHWC.shape[0], -1)
+        return self.head(jax.nn.relu(self.hidden(x_BF)))
+
+
+@functools.cache
+def _definition(shape: tuple[int, int, int], classes: int) -> nnx.GraphDef[ConvNet]:
+    return nnx.split(nnx.eval_shape(lambda: ConvNet(shape, classes, nnx.Rngs(0))))[0]
+
+
+def init_convnet(shape: tuple[int, int, int], classes: int, key: Array) -> dict[str, Any]:
+    """Initial parameters: float32, kernels normal with variance 2 / inputs, biases zero."""
+    return nnx.to_pure_dict(nnx.state(ConvNet(shape, classes, nnx.Rngs(key))))
+
+
+def convnet_logits(params: dict[str, Any], images_BHWC: Float[Array, "B H W C"]) -> Float[Array, "B K"]:
+    """Logits of the classes."""
+    _, height, width, channels = images_BHWC.shape
+    definition = _definition((height, width, channels), params["head"]["bias"].shape[0])
+    network: ConvNet = nnx.merge(definition, nnx.State(params))
+    return network(images_BHWC)
+
+
+def image_loss(params: dict[str, Any], batch: Any) -> Float[Array, ""]:
+    """Mean cross entropy of a batch, (images, labels), in nats."""
+    images_BHWC, labels_B = batch
+    log_probabilities_BK = jax.nn.log_softmax(convnet_logits(params, images_BHWC))
+    return -jnp.mean(jnp.take_along_axis(log_probabilities_BK, labels_B[:, None], axis=-1))
+
+
+def accuracy(params: dict[str, Any], images_BHWC: Any, labels_B: Any) -> Float32[Array, ""]:
+    """Share of images whose largest logit is that of their label; logits that are no numbers name no class."""
+    logits_BK = convnet_logits(params, jnp.asarray(images_BHWC))
+    # argmax would take the first number that is none for the largest.
+    right_B = (jnp.argmax(logits_BK, axis=-1) == labels_B) & ~jnp.isnan(logits_BK).any(axis=-1)
+    return jnp.mean(right_B.astype(jnp.float32))
+
+
 def convnet(images: Images) -> Task:
-    """The convolutional network, with SGD and momentum; large images at half their size.
-
-    Example:
-        >>> from sdc.train.images import read_images
-        >>> from sdc.train.studies import convnet
-        >>> convnet(read_images("digits")).source
-        'scikit-learn digits'
-    """
-    if images.shape[0] > LARGEST:
-        images = halved(images)
+    """The convolutional network, with SGD and momentum; large images at half their size."""
+    images = halved(images)
     test = images.test_images[:SAMPLES], images.test_labels[:SAMPLES]
-
-    def score(params: Any) -> Float32[Array, ""]:
-        values = convnet_logits(params, jnp.asarray(test[0]))
-        right = (jnp.argmax(values, axis=-1) == test[1]) & ~jnp.isnan(values).any(axis=-1)
-        return jnp.mean(right.astype(jnp.float32))
-
     return Task(
         name="convnet",
         source=images.source,
         init=lambda key: init_convnet(images.shape, images.classes, key),
         loss=image_loss,
-        score=score,
+        score=lambda params: accuracy(params, *test),
         metric="accuracy",
         optimizer=lambda steps: optax.sgd(0.05, momentum=0.9),
         rows=64,
@@ -96,7 +143,9 @@ def convnet(images: Images) -> Task:
 
 
 def halved(images: Images) -> Images:
-    """Means of two by two pixels, cut to sizes that the network can halve twice: 28 pixels become 12."""
+    """Large images as means of two by two pixels, cut to sizes that a network can halve twice: 28 pixels become 12."""
+    if images.shape[0] <= LARGEST:
+        return images
 
     def half(pixels: np.ndarray) -> np.ndarray:
         count, height, width, channels = pixels.shape
@@ -120,12 +169,6 @@ def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
         features: features of a point.
         classes: number of classes, at most as many as features.
         noise: standard deviation of a feature about its centre, which is 1 or 0.
-
-    Example:
-        >>> from sdc.train.studies import linear
-        >>> points, labels = next(linear().data(4, 0))
-        >>> points.shape, labels.shape
-        ((4, 8), (4,))
     """
 
     def draw(generator: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -159,17 +202,11 @@ def linear(*, features: int = 8, classes: int = 2, noise: float = 0.5) -> Task:
     )
 
 
-def _adam(steps: int) -> optax.GradientTransformation:
-    """Adam with a short linear warm-up and half a cosine down to zero, as language models are trained."""
-    rate = optax.warmup_cosine_decay_schedule(0.0, 6e-3, max(1, steps // 20), steps)
-    return optax.adam(rate, b2=0.99)
-
-
 def transformer(corpus: tuple[str, ...]) -> Task:
     """A small decoder on text, with Adam.
 
     Args:
-        corpus: see `sdc.train.corpus.read_corpus`.
+        corpus: see `sdc.train.data.read_corpus`.
 
     Raises:
         CorpusError: a part of the corpus is missing or unreadable.
@@ -178,12 +215,9 @@ def transformer(corpus: tuple[str, ...]) -> Task:
     held_out = dataset.chunks[-HELD_OUT:]
     seen = dataclasses.replace(dataset, chunks=dataset.chunks[:-HELD_OUT])
 
-    def loss(params: Any, tokens_BS: Any) -> Float32[Array, ""]:
-        def share(_: Array) -> Float32[Array, ""]:
-            return jnp.mean(cross_entropy(logits(DECODER, params, tokens_BS[:, :-1]), tokens_BS[:, 1:]))
-
-        # The model's collectives need their axis, of one rank here.
-        return jax.vmap(share, axis_name=MODEL)(jnp.zeros(1))[0]
+    def adam(steps: int) -> optax.GradientTransformation:
+        """With a short linear warm-up and half a cosine down to zero, as language models are trained."""
+        return optax.adam(optax.warmup_cosine_decay_schedule(0.0, 6e-3, max(1, steps // 20), steps), b2=0.99)
 
     def data(rows: int, seed: int) -> Iterator[Any]:
         order = np.random.default_rng(seed).permutation(len(seen.chunks))
@@ -194,27 +228,28 @@ def transformer(corpus: tuple[str, ...]) -> Task:
         name="transformer",
         source=dataset.source,
         init=lambda key: init_params(DECODER, key),
-        loss=loss,
-        score=lambda params: jnp.exp(loss(params, jnp.asarray(held_out))),
+        loss=decoder_loss,
+        score=lambda params: jnp.exp(decoder_loss(params, jnp.asarray(held_out))),
         metric="perplexity",
-        optimizer=_adam,
+        optimizer=adam,
         rows=16,
         data=data,
     )
 
 
-def chosen_tasks(which: str, *, images: str, corpus: tuple[str, ...]) -> list[Task]:
+def images_of(source: str) -> Images:
+    """The images that a flag names; what holds a path separator is a folder."""
+    return read_images(Path(source) if os.sep in source else source)
+
+
+def chosen_tasks(which: str, sources: Sources) -> list[Task]:
     """What a study trains: `convnet` on images, `transformer` on text, or both."""
     tasks = []
     if which != "transformer":
-        tasks.append(convnet(read_images(Path(images) if os.sep in images else images)))
+        tasks.append(convnet(images_of(sources.images)))
     if which != "convnet":
-        tasks.append(transformer(corpus))
+        tasks.append(transformer(sources.corpus))
     return tasks
-
-
-LAST = 3
-"""Looks at the score over which a result is the mean: single ones are noisy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +284,8 @@ class Trained:
 
     @property
     def score(self) -> float:
-        """The result."""
-        return float(np.mean(self.scores[-LAST:]))
+        """The result: the mean of the last three looks, since single ones are noisy."""
+        return float(np.mean(self.scores[-3:]))
 
 
 class Trainer:
@@ -262,19 +297,6 @@ class Trainer:
         workers: number of workers, under `vmap`, whose axis is `sdc.train.programs.DATA`.
         rows: rows of a global batch; by default the workload's.
         cut: what a worker's share of a batch becomes, for instance micro-batches.
-
-    Example:
-        >>> import jax, optax
-        >>> from sdc.train.studies import Method, Trainer, linear
-        >>> workload = linear()
-        >>> optimizer = workload.optimizer(20)
-        >>> def step(params, state, batch, number, setting):
-        ...     gradient = jax.lax.pmean(jax.grad(workload.loss)(params, batch), "data")
-        ...     updates, state = optimizer.update(gradient, state, params)
-        ...     return optax.apply_updates(params, updates), state, {}
-        >>> method = Method(lambda params, setting: optimizer.init(params), step)
-        >>> Trainer(workload, method, workers=4)(steps=20, seed=0).score > 0.8
-        True
     """
 
     def __init__(

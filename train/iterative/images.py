@@ -10,49 +10,38 @@ Letters of shapes:
 
 import dataclasses
 import functools
-import gzip
 import hashlib
 import importlib
-import itertools
 import os
 import sys
-import zlib
 from pathlib import Path
 
 import grain
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt8
 
-from sdc.records import endless
 from sdc.settings import SettingError
 
-from .datasets import cache_folder, fixed_order, freeze
+from .. import DataError
+from .archives import cache_folder, fixed_order, freeze, read_file
 
-DIGITS = "digits"
-"""1,797 images of 8x8 that come with scikit-learn; the default, needs no network."""
+DIGITS = "digits"  # 1,797 images of 8x8 that come with scikit-learn; the default, needs no network
 
-FASHION_MNIST = "fashion-mnist"
-"""70,000 images of 28x28, the contents of a Debian package."""
+FASHION_MNIST = "fashion-mnist"  # 70,000 images of 28x28, the contents of a Debian package
 
-AUTO = "auto"
-"""Fashion-MNIST where it is at hand, else digits."""
+AUTO = "auto"  # Fashion-MNIST where it is at hand, else digits
 
-PACKAGE = "dataset-fashion-mnist"
-"""Debian package of Fashion-MNIST, about 31 MB."""
+PACKAGE = "dataset-fashion-mnist"  # Debian package of Fashion-MNIST, about 31 MB
 
-INSTALLED = Path("/usr/share/datasets/fashion-mnist")
-"""Where that package puts its files."""
+INSTALLED = Path("/usr/share/datasets/fashion-mnist")  # where that package puts its files
 
+# The four files of a data set in the format of MNIST, each as it is or with `.gz` at its end.
 FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-"""The four files of a data set in the format of MNIST, each as it is or with `.gz` at its end."""
-
-LARGEST, PART = 1 << 32, 1 << 20
-"""Bytes that a packed file may unpack to, and that are unpacked at once: a small file can unpack without end."""
 
 # Of the unpacked contents: packing the same images anew changes the .gz files, but not these.
 _SHA256 = {
@@ -61,15 +50,13 @@ _SHA256 = {
     "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-_SPLIT_SEED = 5  # leaves 30 to 41 images of every digit to test on
 _TEST_DIGITS = 360  # a fifth
 
 
-class ImagesError(SettingError):
+class ImagesError(DataError):
     """Images that are missing or damaged; the message says which and how to mend it."""
 
-    def __init__(self, given: object, problem: str) -> None:
-        super().__init__("images", given, problem)
+    of = "images"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,12 +105,6 @@ def read_images(source: str | Path = DIGITS) -> Images:
     Raises:
         ImagesError: scikit-learn is not installed, Fashion-MNIST is not at hand, or a folder lacks a file or has one
             that is damaged.
-
-    Example:
-        >>> from sdc.train.images import read_images
-        >>> images = read_images("digits")
-        >>> images.train_images.shape, images.test_images.shape
-        ((1437, 8, 8, 1), (360, 8, 8, 1))
     """
     # A Path never equals a string: Path("digits") is a folder of that name.
     if source == DIGITS:
@@ -144,7 +125,7 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
     """Iterates over batches of the training images without end, every epoch in another order.
 
     Epochs follow each other without a gap: a batch may take the end of one and the beginning of the next, so that every
-    image is seen equally often. Batches are cut in the caller's thread, as those of text (`data.batches`).
+    image is seen equally often. Batches are cut in the caller's thread, as those of text (`sdc.train.data.batches`).
 
     Args:
         images: the data set.
@@ -158,13 +139,6 @@ def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.Datase
     Raises:
         ImagesError: a batch is larger than the training set.
         SettingError: the seed is not in 0 to 2^64 - 1.
-
-    Example:
-        >>> from sdc.train.images import image_batches, read_images
-        >>> iterator = image_batches(read_images("digits"), batch_size=64, seed=0)
-        >>> pixels, labels = next(iterator)
-        >>> pixels.shape, labels.shape, iterator.get_state()
-        ((64, 8, 8, 1), (64,), {'next_index': 1})
     """
     assert batch_size >= 1, batch_size
     count = len(images.train_labels)
@@ -202,7 +176,7 @@ def _digits(source: str) -> Images:
             "needs scikit-learn, which is not installed; pip install 'jax-sdc[study]', or give a folder of idx files",
         ) from error
     pixels, labels = datasets.load_digits(return_X_y=True)
-    order = fixed_order(len(labels), _SPLIT_SEED, 0)
+    order = fixed_order(len(labels), 5, 0)  # a seed that leaves 30 to 41 images of every digit to test on
     pixels = (pixels[order] / 16).astype(np.float32).reshape(-1, 8, 8, 1)  # whole numbers up to 16: exact
     labels = labels[order].astype(np.int32)
     train, test = slice(_TEST_DIGITS, None), slice(_TEST_DIGITS)
@@ -211,12 +185,15 @@ def _digits(source: str) -> Images:
 
 def _fashion_mnist() -> Images:
     reasons = []
-    for state, place in (("installed", lambda: INSTALLED), ("cached", _cache)):
+    for state, place in (("installed", lambda: INSTALLED), ("cached", lambda: cache_folder(FASHION_MNIST))):
         try:
-            contents = _checked(_read_folder(place()))
-        except ImagesError as error:
+            contents = _read_folder(place())
+            for name, data in contents.items():
+                if (found := hashlib.sha256(data).hexdigest()) != _SHA256[name]:
+                    raise ImagesError(name, f"has SHA-256 {found}, expected {_SHA256[name]}; get it again")
+        except DataError as error:
             # Without the remedy for a folder of one's own; the one below is for both.
-            reasons.append(f"not {state} ({str(error).removeprefix('images=').partition('; ')[0]})")
+            reasons.append(f"not {state} ({error.given}: {error.problem.partition('; ')[0]})")
         else:
             return _from_files(contents, f"Fashion-MNIST (Debian package {PACKAGE}, {state})")
     raise ImagesError(
@@ -225,44 +202,19 @@ def _fashion_mnist() -> Images:
     )
 
 
-def _cache() -> Path:
-    try:
-        return cache_folder(FASHION_MNIST)
-    except RuntimeError as error:
-        raise ImagesError(FASHION_MNIST, "no home folder for a cache (set XDG_CACHE_HOME)") from error
-
-
 def _read_folder(folder: Path) -> dict[str, bytes]:
     """The unpacked contents of the four files."""
-    return {file: _read_file(folder, file) for file in FILES}
-
-
-def _read_file(folder: Path, name: str) -> bytes:
-    plain, packed = folder / name, folder / f"{name}.gz"
-    path = plain if os.path.exists(plain) else packed
-    try:
-        if found := endless(path):
-            raise ImagesError(path, f"is {found}, not a file; put the file itself in its place")
-        if path is plain:
-            return path.read_bytes()
-        with gzip.open(path) as file:
-            data = b"".join(itertools.islice(iter(lambda: file.read(PART), b""), LARGEST // PART + 1))
-    except FileNotFoundError as error:
-        raise ImagesError(folder, f"has no {name} or {name}.gz; give a folder with {' '.join(FILES)}") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ImagesError(path, f"is a damaged gzip file ({error}); write it again") from error
-    except OSError as error:
-        raise ImagesError(path, f"cannot be read ({error.strerror}); check the path and its permissions") from error
-    if len(data) > LARGEST:
-        raise ImagesError(path, f"unpacks to more than {LARGEST:,} bytes; give a part of the images")
-    return data
-
-
-def _checked(contents: dict[str, bytes]) -> dict[str, bytes]:
-    for name, data in contents.items():
-        found = hashlib.sha256(data).hexdigest()
-        if found != _SHA256[name]:
-            raise ImagesError(name, f"has SHA-256 {found}, expected {_SHA256[name]}; get it again")
+    contents = {}
+    for name in FILES:
+        plain, packed = folder / name, folder / f"{name}.gz"
+        try:
+            contents[name] = read_file(plain if os.path.exists(plain) else packed)
+        except DataError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise ImagesError(
+                    folder, f"has no {name} or {name}.gz; give a folder with {' '.join(FILES)}"
+                ) from error
+            raise ImagesError(error.given, error.problem) from error
     return contents
 
 
@@ -314,6 +266,5 @@ def _images(
     source: str,
 ) -> Images:
     arrays = (train_images, train_labels, test_images, test_labels)
-    digest = freeze(*arrays)
     classes = 1 + int(max(train_labels.max(), test_labels.max()))
-    return Images(*arrays, classes, source, digest)
+    return Images(*arrays, classes, source, freeze(*arrays))
