@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from .spares import ShadowVerdict as ShadowVerdict, init_shadow as init_shadow, judge as judge, shadow as shadow
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .trainer import around as around, combining_of as combining_of
+    from .trainer import around as around
     from .delays import BoundedLogNormal as BoundedLogNormal
     from .dropcompute import Correction as Correction
     from .methods import Aggregation as Aggregation, parse_aggregation as parse_aggregation

@@ -66,21 +66,17 @@ class Layout:
         """Packets from one worker to another."""
         return 1 if self.packet is None else sum(self.counts)
 
-    def parts(self, packets: Array) -> list[Array]:
-        """Numbers of packets [..., packets], cut into those of each array."""
-        if self.packet is None:
-            return [packets for _ in self.sizes]
-        ends = [sum(self.counts[: place + 1]) for place in range(len(self.counts))]
-        return jnp.split(packets, ends[:-1], axis=-1)
-
     def spread(self, packets: Array) -> list[Array]:
         """Gives every element of each array's shard its packet's number: [..., packets] to [..., shard]."""
-        return [self._spread(part, shard) for part, shard in zip(self.parts(packets), self.shards, strict=True)]
 
-    def _spread(self, part: Array, shard: int) -> Array:
-        length = shard if self.packet is None else min(self.packet, shard)
-        wide = jnp.broadcast_to(part[..., None], (*part.shape, length))
-        return wide.reshape(*part.shape[:-1], -1)[..., :shard]
+        def spread(part: Array, shard: int) -> Array:
+            length = shard if self.packet is None else min(self.packet, shard)
+            wide = jnp.broadcast_to(part[..., None], (*part.shape, length))
+            return wide.reshape(*part.shape[:-1], -1)[..., :shard]
+
+        ends = np.cumsum(self.counts)[:-1]
+        parts = [packets for _ in self.sizes] if self.packet is None else jnp.split(packets, ends, axis=-1)
+        return [spread(part, shard) for part, shard in zip(parts, self.shards, strict=True)]
 
     def squares(self, leaves: Sequence[Float[Array, "workers shard"]]) -> Float32[Array, "workers packets"]:
         """Squared Euclidean norm of each packet."""
@@ -101,14 +97,8 @@ class Layout:
 
     def join(self, leaves: Sequence[Array], like: Tree) -> Tree:
         """The inverse of `cut`."""
-        models, structure = jax.tree.flatten(like)
-        return jax.tree.unflatten(
-            structure,
-            [
-                leaf.reshape(-1)[: model.size].reshape(model.shape).astype(model.dtype)
-                for leaf, model in zip(leaves, models, strict=True)
-            ],
-        )
+        given = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return jax.tree.map(lambda x, old: x.reshape(-1)[: old.size].reshape(old.shape).astype(old.dtype), given, like)
 
 
 def lossy_psum_scatter(
@@ -183,10 +173,8 @@ def reduce_scatter(
     weight = None if weight is None else jnp.asarray(weight, jnp.float32)
     sent = arrived.astype(jnp.float32) if weight is None else jnp.where(arrived, weight, 0)
     received = lax.psum_scatter(sent, axis_name)
-    means = []
-    for leaf, mask, share, before in zip(
-        leaves, layout.spread(arrived), layout.spread(received), previous, strict=True
-    ):
+    means, masks, shares = [], layout.spread(arrived), layout.spread(received)
+    for leaf, mask, share, before in zip(leaves, masks, shares, previous, strict=True):
         wide = leaf.astype(at_least_float32(leaf.dtype))
         summand = jnp.where(mask, wide if weight is None else wide * weight.astype(wide.dtype), 0)
         total = lax.psum_scatter(summand, axis_name)
@@ -206,10 +194,7 @@ def all_gather(
     arrived |= own_packets(layout, axis_name)
     received = lax.all_to_all(arrived.astype(jnp.uint8), axis_name, 0, 0, tiled=True) > 0
     owners = [lax.all_gather(shard, axis_name) for shard in shards]
-    copies = [
-        jnp.where(mask, owner, copy) for mask, owner, copy in zip(layout.spread(received), owners, stale, strict=True)
-    ]
-    return copies, owners, received
+    return list(map(jnp.where, layout.spread(received), owners, stale)), owners, received
 
 
 def check_floats(params: Tree) -> None:
@@ -366,23 +351,15 @@ def measured_losses(
     )
     gradient, parameter, unreduced, move, first, second = sums
     copies_of_one = layout.workers - 1
-    sent = layout.workers * copies_of_one * layout.packets
-    size = max(1, sum(layout.sizes))
+    sent, size = layout.workers * copies_of_one * layout.packets, max(1, sum(layout.sizes))
     drift = jnp.float32(jnp.nan)
     if copies_of_one > 1:
         # The mean of (a - b)^2 over pairs; the owner's own error is 0 and adds to neither sum.
         spread = copies_of_one * second - jnp.square(first)
         # Where copies differ by less than rounding, the difference of the sums can be negative.
         drift = 2 * jnp.maximum(jnp.mean(spread), 0) / (copies_of_one * (copies_of_one - 1))
-    return LossyReport(
-        gradient / sent,
-        parameter / sent,
-        unreduced,
-        move / size,
-        jnp.mean(second) / copies_of_one,
-        drift,
-        jnp.float32(0),
-    )
+    owner_drift = jnp.mean(second) / copies_of_one
+    return LossyReport(gradient / sent, parameter / sent, unreduced, move / size, owner_drift, drift, jnp.float32(0))
 
 
 def sum_of_squares(leaves: Sequence[Float[Array, "..."]]) -> Float32[Array, ""]:
@@ -400,40 +377,6 @@ class LossyState(NamedTuple):
     strongest: Float32[Array, ""]  # the largest norm of an aggregated gradient so far
     report: LossyReport  # what the last step lost
     log: LossyLog  # what the last step lost
-
-
-@dataclasses.dataclass(frozen=True)
-class _Transport:
-    """What stands between a sender and the packets that arrive."""
-
-    channel: Channel
-    reliable: float
-    parity: int | None
-
-    def deliver(
-        self,
-        key: Array,
-        state: Any,
-        sent: Sent,
-        squares: Float32[Array, "workers packets"] | None,
-    ) -> tuple[Bool[Array, "workers packets"], Any]:
-        """Packets that arrive, and the channel's state. `squares` are the packets' norms, for those sent reliably."""
-        workers, packets = sent.workers, sent.packets
-        if self.parity is None or isinstance(self.channel, Recorded):
-            arrived, state = self.channel.draw(key, state, sent)
-        else:
-            groups = -(-packets // self.parity)
-            drawn, state = self.channel.draw(key, state, sent._replace(packets=groups * (self.parity + 1)))
-            group = drawn.reshape(workers, groups, self.parity + 1)
-            real = (jnp.arange(groups * self.parity) < packets).reshape(groups, self.parity)
-            data, spare = group[..., :-1] | ~real, group[..., -1:]
-            mended = data | ((jnp.sum(~data, axis=-1, keepdims=True) == 1) & spare)
-            arrived = mended.reshape(workers, -1)[:, :packets]
-        if squares is not None and not isinstance(self.channel, Recorded):  # what a log holds has been mended already
-            # What is not a number is as important as can be; of equal norms the first are taken.
-            largest = lax.top_k(jnp.nan_to_num(squares, nan=jnp.inf), math.ceil(self.reliable * packets))[1]
-            arrived |= jnp.zeros_like(arrived).at[jnp.arange(workers)[:, None], largest].set(True)
-        return arrived, state
 
 
 def lossy_zero2(
@@ -494,10 +437,28 @@ def lossy_zero2(
         if not isinstance(rate, Channel):
             check_probability(name, rate, ", or a Channel")
     inner = optax.with_extra_args_support(optimizer)
-    transports = [
-        _Transport(rate if isinstance(rate, Channel) else Independent(rate), reliable, parity)
-        for rate in (p_grad, p_param)
-    ]
+    channels = [rate if isinstance(rate, Channel) else Independent(rate) for rate in (p_grad, p_param)]
+
+    def deliver(channel: Channel, key: Array, state: Any, sent: Sent, squares: Any) -> tuple[Any, Any]:
+        """Packets that arrive, and the channel's state. `squares` are the packets' norms, for those sent reliably."""
+        if isinstance(channel, Recorded):  # what a log holds has been mended already
+            return channel.draw(key, state, sent)
+        workers, packets = sent.workers, sent.packets
+        if parity is None:
+            arrived, state = channel.draw(key, state, sent)
+        else:
+            groups = -(-packets // parity)
+            drawn, state = channel.draw(key, state, sent._replace(packets=groups * (parity + 1)))
+            group = drawn.reshape(workers, groups, parity + 1)
+            real = (jnp.arange(groups * parity) < packets).reshape(groups, parity)
+            data, spare = group[..., :-1] | ~real, group[..., -1:]
+            mended = data | ((jnp.sum(~data, axis=-1, keepdims=True) == 1) & spare)
+            arrived = mended.reshape(workers, -1)[:, :packets]
+        if squares is not None:
+            # What is not a number is as important as can be; of equal norms the first are taken.
+            largest = lax.top_k(jnp.nan_to_num(squares, nan=jnp.inf), math.ceil(reliable * packets))[1]
+            arrived |= jnp.zeros_like(arrived).at[jnp.arange(workers)[:, None], largest].set(True)
+        return arrived, state
 
     def own(leaves: Sequence[Array]) -> list[Array]:
         me = lax.axis_index(axis_name)
@@ -515,7 +476,7 @@ def lossy_zero2(
             inner.init(jax.tree.unflatten(structure, shards)),
             jnp.zeros((), jnp.int32),
             jax.tree.unflatten(structure, [jnp.zeros_like(shard) for shard in shards]),
-            (transports[0].channel.init(workers), transports[1].channel.init(workers)),
+            (channels[0].init(workers), channels[1].init(workers)),
             zero,
             LossyReport(zero, zero, jnp.zeros((), jnp.uint32), zero, zero, zero, zero),
             LossyLog(jnp.zeros((workers, size), jnp.uint8), jnp.zeros((workers, size), jnp.uint8)),
@@ -531,7 +492,15 @@ def lossy_zero2(
     ) -> tuple[Tree, LossyState]:
         workers = count_workers(axis_name)
         layout = Layout.of(params, workers, packet)
-        _check(state, params, layout)
+        check_update(state, LossyState, params)
+        shards = tuple(leaf.size for leaf in jax.tree.leaves(state.previous))
+        if shards != layout.shards or state.log.gradient.shape != (workers, -(-layout.packets // 8)):
+            raise ValueError(
+                f"the state is of shards of {shards} elements and a log of shape {state.log.gradient.shape}; expected "
+                f"{layout.shards} for {workers} workers with {layout.packets} packets; "
+                "make it with init, for this model, number of workers and packet size"
+            )
+        check_floats(params)
         check_gradient(gradient, params, axis_name)
         structure = jax.tree.structure(params)
         sender = lax.axis_index(axis_name)
@@ -546,28 +515,23 @@ def lossy_zero2(
         itself = own_packets(layout, axis_name)
         sent = Sent(sender, state.step, workers, layout.packets, scale)
 
-        def deliver(which: int, moved: Sequence[Array]) -> tuple[Array, Any]:
+        def delivered(which: int, moved: Sequence[Array]) -> tuple[Array, Any]:
             squares = layout.squares(moved) if reliable else None
-            arrived, channel = transports[which].deliver(keys[which], state.channels[which], sent, squares)
-            return arrived | itself, channel
+            arrived, links = deliver(channels[which], keys[which], state.channels[which], sent, squares)
+            return arrived | itself, links
 
         gradients = layout.cut(gradient)
-        sent_gradient, gradient_channel = deliver(0, gradients)
+        sent_gradient, gradient_channel = delivered(0, gradients)
         previous = jax.tree.leaves(state.previous)
         means, received = reduce_scatter(gradients, layout, axis_name, sent_gradient, previous, weight)
 
         stale = layout.cut(params)
-        shards = own(stale)
-        new, inner_state = stepped(
-            inner,
-            jax.tree.unflatten(structure, means),
-            state.inner,
-            jax.tree.unflatten(structure, shards),
-            **extra,
-        )
+        before = own(stale)
+        mean, owned = jax.tree.unflatten(structure, means), jax.tree.unflatten(structure, before)
+        new, inner_state = stepped(inner, mean, state.inner, owned, **extra)
         new = jax.tree.leaves(new)
-        moved = [(b - a)[None] for a, b in zip(shards, new, strict=True)]
-        sent_parameter, parameter_channel = deliver(1, moved)
+        moved = [(b - a)[None] for a, b in zip(before, new, strict=True)]
+        sent_parameter, parameter_channel = delivered(1, moved)
         copies, owners, _ = all_gather(new, layout, axis_name, sent_parameter, stale)
 
         norm = jnp.zeros((), jnp.float32)
@@ -578,7 +542,7 @@ def lossy_zero2(
         return assign(layout.join(copies, params)), LossyState(
             inner_state,
             state.step + 1,
-            jax.tree.unflatten(structure, means),
+            mean,
             (gradient_channel, parameter_channel),
             jnp.where(jnp.isfinite(norm), jnp.maximum(state.strongest, norm), state.strongest),
             report._replace(norm=norm),
@@ -586,15 +550,3 @@ def lossy_zero2(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _check(state: Any, params: Tree, layout: Layout) -> None:
-    check_update(state, LossyState, params)
-    shards = tuple(leaf.size for leaf in jax.tree.leaves(state.previous))
-    if shards != layout.shards or state.log.gradient.shape != (layout.workers, -(-layout.packets // 8)):
-        raise ValueError(
-            f"the state is of shards of {shards} elements and a log of shape {state.log.gradient.shape}; expected "
-            f"{layout.shards} for {layout.workers} workers with {layout.packets} packets; "
-            "make it with init, for this model, number of workers and packet size"
-        )
-    check_floats(params)

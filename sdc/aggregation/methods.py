@@ -159,6 +159,11 @@ class Aggregation:
         return self.method if isinstance(self.method, Lossy) else None
 
     @property
+    def spares(self) -> int:
+        """Ranks to spare."""
+        return self.method.spares if isinstance(self.method, Shadow) else 0
+
+    @property
     def clocked(self) -> bool:
         """Whether processes watch their clocks."""
         return self.dropcompute is not None and self.dropcompute.real
@@ -174,9 +179,8 @@ class Aggregation:
         def wrong(problem: str) -> SettingError:
             return SettingError("aggregate", self.text, problem)
 
-        method, settings, noise = self.method, self.dropcompute, self.noise
-        least = method.spares + 2 if isinstance(method, Shadow) else 2
-        if data < least:
+        settings, noise = self.dropcompute, self.noise
+        if data < (least := self.spares + 2):
             raise wrong(f"expected {least} data ranks or more, not {data}")
         if model > 1 and (lossy := self.lossy) and (lossy.reliable or lossy.tighten or lossy.replay):
             raise wrong(

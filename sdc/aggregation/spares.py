@@ -72,10 +72,9 @@ def init_shadow(ranks: int) -> ShadowState:
     """
     if ranks < 3:
         raise ValueError(f"ranks={ranks}: expected three or more, of which two work and one is to spare")
-    pairs, zero = jnp.zeros((ranks, ranks), jnp.uint32), jnp.int32(0)
-    return ShadowState(
-        zero, zero, jnp.bool_(False), pairs, pairs, pairs, jnp.zeros(ranks, jnp.uint32), jnp.zeros((), jnp.uint32)
-    )
+    zero, none = jnp.int32(0), jnp.zeros((), jnp.uint32)
+    pairs, each = jnp.zeros((ranks, ranks), jnp.uint32), jnp.zeros(ranks, jnp.uint32)
+    return ShadowState(zero, zero, jnp.bool_(False), pairs, pairs, pairs, each, none)
 
 
 def shadow(
@@ -113,21 +112,38 @@ def shadow(
         # what is consumed.
         result = lax.optimization_barrier(alone(gradient_fn, axis_name)(params, batch))
         leaves = jax.tree.leaves(result)
-        _check_floats(leaves)
+        if not sum(leaf.size for leaf in leaves):
+            raise ValueError("gradient_fn returns no elements; expected gradients, as of jax.value_and_grad(loss)")
+        for leaf in leaves:
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                raise ValueError(
+                    f"gradient_fn returns {leaf.dtype}{list(leaf.shape)}, which has no mean; expected floats only: "
+                    "leave it out, or cast it to float32"
+                )
 
-        differs = _compare(leaves, group, axis_name)
+        # Which ranks of the group differ from which, anywhere on the mesh.
+        digests = jnp.stack(gather_twins(tree_digest(leaves), axis_name))[group]
+        differs = jnp.any(digests[:, None] != digests[None, :], axis=2)
+        if others := _other_axes(axis_name):  # a conditional around a collective needs the same branch on every device
+            differs = lax.pmax(differs.astype(jnp.int32), others) > 0
         votes = jnp.sum(~differs, axis=1, dtype=jnp.int32)
         best = jnp.argmax(votes)
         me = lax.axis_index(axis_name)
         counted = jnp.all(group != me) | (group[best] == me)
-        mean = jax.tree.map(lambda x: _mean(x, counted, ranks - spares, axis_name), result)
 
+        def working_mean(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
+            # Chosen, not multiplied by zero: a spare that holds NaN is left out too.
+            wide = at_least_float32(x.dtype)
+            total = lax.psum(jnp.where(counted, x, jnp.zeros_like(x)).astype(wide), axis_name)
+            return (total / jnp.asarray(ranks - spares, wide)).astype(x.dtype)
+
+        mean = jax.tree.map(working_mean, result)
         majority = 2 * votes[best] > spares + 1
-        state, blamed = _book(state, regular, group, differs, differs[best] & majority, majority)
+        new, blamed = _book(state, regular, group, differs, differs[best] & majority, majority)
         differed = jnp.any(differs)
         found = _measured(leaves, group, differed, axis_name)
         report = ShadowReport(group[0], group[1:], differed, differed & (state.phase == RECHECK), blamed, found)
-        return mean, _next(state, differed, spares), report
+        return mean, new, report
 
     return shadowed
 
@@ -176,22 +192,6 @@ def alone(gradient_fn: Callable[[Any, Any], Tree], axis_name: str) -> Callable[[
     return substitute(gradient_fn, collectives, look)
 
 
-def _compare(leaves: Values, group: Int32[Array, "group"], axis_name: str) -> Bool[Array, "group group"]:
-    """Which ranks of the group differ from which, anywhere on the mesh."""
-    digests = jnp.stack(gather_twins(tree_digest(leaves), axis_name))[group]
-    differs = jnp.any(digests[:, None] != digests[None, :], axis=2)
-    if others := _other_axes(axis_name):  # a conditional around a collective needs the same branch on every device
-        differs = lax.pmax(differs.astype(jnp.int32), others) > 0
-    return differs
-
-
-def _mean(x: Shaped[Array, "*shape"], counted: Bool[Array, ""], number: int, axis_name: str) -> Shaped[Array, "*shape"]:
-    # Chosen, not multiplied by zero: a spare that holds NaN is left out too.
-    wide = at_least_float32(x.dtype)
-    total = lax.psum(jnp.where(counted, x, jnp.zeros_like(x)).astype(wide), axis_name)
-    return (total / jnp.asarray(number, wide)).astype(x.dtype)
-
-
 def _measured(leaves: Values, group: Int32[Array, "group"], differed: Bool[Array, ""], axis_name: str) -> Difference:
     """How the spares differ from the watched rank; tensors move only if they do."""
     others, spares = _other_axes(axis_name), len(group) - 1
@@ -221,36 +221,34 @@ def _book(
     odd: Bool[Array, "group"],
     majority: Bool[Array, ""],
 ) -> tuple[ShadowState, Bool[Array, "ranks"]]:
-    """Counts what was compared, and decides who was wrong where that is known. Returns who is blamed."""
+    """Counts what was compared, and decides who was wrong where that is known. Returns who is blamed.
+
+    The roles of the next step: a difference is followed up, then the round goes on.
+    """
+    ranks, spares, differed = len(state.blamed), len(group) - 1, jnp.any(differs)
     first, second = np.triu_indices(len(group), 1)
     found = differs[first, second]
     open_ = (found & ~majority).astype(jnp.uint32)
-    if len(group) == 2:
+    if spares == 1:
         # The first of the three pairs of a follow-up has differed; if one more has, their common rank was wrong.
         third, now = state.third_differed, found[0]
         decided = (state.phase == LAST) & (third != now)
         odd = decided & jnp.stack([third, now])
         open_ = (found & (state.phase == 0)).astype(jnp.uint32) - decided.astype(jnp.uint32)
-    blamed = jnp.zeros(len(state.blamed), jnp.bool_).at[regular].set(odd)
-    at = group[first], group[second]
-    return state._replace(
+    blamed = jnp.zeros(ranks, jnp.bool_).at[regular].set(odd)
+    at, phases = (group[first], group[second]), 1 + (LAST if spares == 1 else RECHECK)
+    phase = jnp.where(state.phase == 0, differed.astype(jnp.int32), (state.phase + 1) % phases)
+    new = ShadowState(
+        turn=jnp.where(phase == 0, (state.turn + 1) % (ranks * (ranks - spares)), state.turn),
+        phase=phase,
+        third_differed=jnp.where(state.phase == WITH_THIRD, differed, state.third_differed),
         checked=state.checked.at[at].add(jnp.uint32(1)),
         differed=state.differed.at[at].add(found.astype(jnp.uint32)),
         undecided=state.undecided.at[regular[first], regular[second]].add(open_),
         blamed=state.blamed + blamed.astype(jnp.uint32),
-    ), blamed
-
-
-def _next(state: ShadowState, differed: Bool[Array, ""], spares: int) -> ShadowState:
-    """The roles of the next step: a difference is followed up, then the round goes on."""
-    ranks, last = len(state.blamed), LAST if spares == 1 else RECHECK
-    phase = jnp.where(state.phase == 0, differed.astype(jnp.int32), (state.phase + 1) % (last + 1))
-    return state._replace(
-        turn=jnp.where(phase == 0, (state.turn + 1) % (ranks * (ranks - spares)), state.turn),
-        phase=phase,
-        third_differed=jnp.where(state.phase == WITH_THIRD, differed, state.third_differed),
         repeated=state.repeated + (differed & (state.phase == RECHECK)).astype(jnp.uint32),
     )
+    return new, blamed
 
 
 def _other_axes(axis_name: str) -> tuple[str, ...]:
@@ -275,17 +273,6 @@ def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
             "compare; pass it check_vma=False"
         )
     return ranks
-
-
-def _check_floats(leaves: Values) -> None:
-    if not sum(leaf.size for leaf in leaves):
-        raise ValueError("gradient_fn returns no elements; expected gradients, as of jax.value_and_grad(loss)")
-    for leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise ValueError(
-                f"gradient_fn returns {leaf.dtype}{list(leaf.shape)}, which has no mean; expected floats only: "
-                "leave it out, or cast it to float32"
-            )
 
 
 CHANCE = 0.01
@@ -336,14 +323,24 @@ def judge(state: ShadowState) -> ShadowVerdict:
     with np.errstate(invalid="ignore"):
         shares = (differed.sum(0) + differed.sum(1)) / per_rank
 
+    def unexplained(wrong: np.ndarray) -> np.ndarray:
+        """Differences in which no rank takes part that is known to be wrong."""
+        return np.where(wrong[:, None] | wrong[None, :], 0, open_)
+
     blamed = np.asarray(state.blamed) > 0
-    suspects = blamed | _too_often(_unexplained(open_, blamed), per_rank / max(comparisons, 1))
-    rest = _unexplained(open_, suspects)
+    # Ranks in more of the differences than their shares of the comparisons explain (Chernoff's bound, Bonferroni).
+    left, share = unexplained(blamed), per_rank / max(comparisons, 1)
+    part = (left.sum(0) + left.sum(1)) / max(total := int(left.sum()), 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = [np.where(a > 0, a * np.log(a / b), 0) for a, b in ((part, share), (1 - part, 1 - share))]
+    too_often = (part > share) & (len(left) * np.exp(-total * (terms[0] + terms[1])) < CHANCE)
+    suspects = blamed | too_often
+    rest = unexplained(suspects)
     pairs = sorted({(int(min(pair)), int(max(pair))) for pair in np.argwhere(rest)})
     named = [int(rank) for rank in np.flatnonzero(suspects)]
     unseen = [int(rank) for rank in np.flatnonzero(per_rank == 0)]
 
-    verdict: Literal["clean", "corrupt", "inconclusive"] = "clean"
+    verdict: Literal["clean", "corrupt", "inconclusive"]
     if differences:
         verdict = "corrupt"
         wrong = [f"rank {rank} was wrong" for rank in named] + [f"rank {a} or rank {b} was wrong" for a, b in pairs]
@@ -352,21 +349,6 @@ def judge(state: ShadowState) -> ShadowVerdict:
         verdict = "inconclusive"
         reason = f"no difference in {comparisons} comparisons, but rank {', '.join(map(str, unseen))} was in none"
     else:
-        reason = f"no difference in {comparisons} comparisons, which included every rank"
-    return ShadowVerdict(
-        verdict, tuple(named), tuple(pairs), comparisons, differences, repeated, tuple(shares.tolist()), reason
-    )
-
-
-def _unexplained(pairs: np.ndarray, wrong: np.ndarray) -> np.ndarray:
-    """Differences in which no rank takes part that is known to be wrong."""
-    return np.where(wrong[:, None] | wrong[None, :], 0, pairs)
-
-
-def _too_often(pairs: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Ranks in more of the differences than their shares of the comparisons explain (Chernoff's bound, Bonferroni)."""
-    total = int(pairs.sum())
-    part = (pairs.sum(0) + pairs.sum(1)) / max(total, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = [np.where(a > 0, a * np.log(a / b), 0) for a, b in ((part, shares), (1 - part, 1 - shares))]
-    return (part > shares) & (len(pairs) * np.exp(-total * (terms[0] + terms[1])) < CHANCE)
+        verdict, reason = "clean", f"no difference in {comparisons} comparisons, which included every rank"
+    found = tuple(shares.tolist())
+    return ShadowVerdict(verdict, tuple(named), tuple(pairs), comparisons, differences, repeated, found, reason)

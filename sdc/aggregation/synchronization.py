@@ -46,6 +46,10 @@ class Divergence(NamedTuple):
     gap: Int32[Array, ""]  # steps from the synchronization before to that one
     age: Int32[Array, ""]  # steps since
 
+    def aged(self) -> "Divergence":
+        """A step later, without a synchronization."""
+        return self._replace(age=self.age + 1)
+
     @property
     def expected(self) -> Float32[Array, ""]:
         """Of this moment: measured * sqrt(age / gap)."""
@@ -99,26 +103,24 @@ def paft_sync(
         ValueError: the period is below 1, or axes are not given by name; in `update`: an axis is not bound or has fewer
             than two workers, no parameters are given, or the state is of another optimizer.
     """
-    check_axis("axis_name", axis_name)
-    check_axes("replica_axes", replica_axes)
-    _check_steps("period", period)
+    _check_settings(axis_name, replica_axes, period=period)
     check_some("period", period, "steps")
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> PaftSyncState:
-        return PaftSyncState(inner.init(params), jnp.zeros((), jnp.int32), _no_divergence())
+        zero = jnp.zeros((), jnp.int32)
+        return PaftSyncState(inner.init(params), zero, Divergence(jnp.zeros((), jnp.float32), zero, zero))
 
     def update(gradient: Tree, state: PaftSyncState, params: Tree = None, **extra: Any) -> tuple[Tree, PaftSyncState]:
         _check(axis_name, replica_axes, state, PaftSyncState, params)
         new, inner_state = stepped(inner, gradient, state.inner, params, **extra)
 
         def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Divergence]:
-            mean, measured = _averaged(theta, axis_name, replica_axes)
-            history = _averaged_state(history, axis_name) if sync_state else history
+            mean, history, measured = _averaged(theta, history, axis_name, replica_axes, sync_state)
             return mean, history, Divergence(measured, jnp.full_like(state.step, period), jnp.zeros_like(state.step))
 
         def keep(theta: Tree, history: Tree) -> tuple[Tree, Tree, Divergence]:
-            return theta, history, state.divergence._replace(age=state.divergence.age + 1)
+            return theta, history, state.divergence.aged()
 
         due = (state.step + 1) % period == 0
         new, inner_state, divergence = _either(due, average, keep, new, inner_state)
@@ -175,10 +177,8 @@ def paft(
     Raises:
         ValueError: the periods are not 1 <= min <= initial <= max; in `update`: as `paft_sync`.
     """
-    check_axis("axis_name", axis_name)
-    check_axes("replica_axes", replica_axes)
-    for name, steps in (("initial", initial_period), ("min", min_period), ("max", max_period)):
-        _check_steps(f"{name}_period", steps)
+    periods = {"initial_period": initial_period, "min_period": min_period, "max_period": max_period}
+    _check_settings(axis_name, replica_axes, **periods)
     if not 1 <= min_period <= initial_period <= max_period:
         raise ValueError(
             f"min_period={min_period}, initial_period={initial_period}, max_period={max_period}: "
@@ -187,10 +187,9 @@ def paft(
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> PaftState:
-        zero = jnp.zeros((), jnp.int32)
-        return PaftState(
-            inner.init(params), zero, _no_divergence(), jnp.int32(initial_period - 1), jnp.int32(initial_period), zero
-        )
+        zero, first = jnp.zeros((), jnp.int32), jnp.int32(initial_period)
+        divergence = Divergence(jnp.zeros((), jnp.float32), zero, zero)
+        return PaftState(inner.init(params), zero, divergence, first - 1, first, zero)
 
     def update(
         gradient: Tree, state: PaftState, params: Tree = None, *, synchronize: bool | None = None, **extra: Any
@@ -198,8 +197,7 @@ def paft(
         _check(axis_name, replica_axes, state, PaftState, params)
 
         def average(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
-            mean, measured = _averaged(theta, axis_name, replica_axes)
-            return mean, _averaged_state(history, axis_name) if sync_state else history, measured
+            return _averaged(theta, history, axis_name, replica_axes, sync_state)
 
         def keep(theta: Tree, history: Tree) -> tuple[Tree, Tree, Float32[Array, ""]]:
             return theta, history, state.divergence.measured
@@ -217,18 +215,10 @@ def paft(
             period = lax.pmin(period, (axis_name, *replica_axes))
             gap = state.step - 1 - (state.next - state.period)
             found = Divergence(measured, gap, jnp.ones_like(gap))
-            return state._replace(
-                divergence=found,
-                next=state.next + period,
-                period=period,
-                synchronizations=state.synchronizations + 1,
-            )
+            done = state.synchronizations + 1
+            return state._replace(divergence=found, next=state.next + period, period=period, synchronizations=done)
 
-        def go_on(measured: Float32[Array, ""]) -> PaftState:
-            del measured
-            return state._replace(divergence=state.divergence._replace(age=state.divergence.age + 1))
-
-        state = _either(now, plan, go_on, measured)
+        state = _either(now, plan, lambda _: state._replace(divergence=state.divergence.aged()), measured)
         new, inner_state = stepped(inner, gradient, history, base, **extra)
         return assign(new), state._replace(inner=inner_state, step=state.step + 1)
 
@@ -268,18 +258,20 @@ def overlapped(step: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-def _averaged_state(history: Tree, axis_name: str) -> Tree:
-    return narrowed(wide_mean(history, axis_name), history)
+def _averaged(
+    theta: Tree, history: Tree, axis_name: str, axes: Sequence[str], sync_state: bool
+) -> tuple[Tree, Tree, Float32[Array, ""]]:
+    """The means, and how far this worker's parameters are from theirs: on CPUs before it is rounded to their type."""
 
-
-def _averaged(theta: Tree, axis_name: str, axes: Sequence[str]) -> tuple[Tree, Float32[Array, ""]]:
-    """The mean of the parameters, and how far this worker's are from it: on CPUs before it is rounded to their type."""
-    mean = wide_mean(theta, axis_name)
+    def wide(tree: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: _mean(jnp.asarray(leaf), axis_name) if has_mean(leaf) else leaf, tree)
 
     def off(mean: Array, leaf: Array) -> Array:
         return mean - jnp.asarray(leaf, mean.dtype) if has_mean(leaf) else mean
 
-    return narrowed(mean, theta), _norm(jax.tree.map(off, mean, theta), axes)
+    mean = wide(theta)
+    history = narrowed(wide(history), history) if sync_state else history
+    return narrowed(mean, theta), history, _norm(jax.tree.map(off, mean, theta), axes)
 
 
 def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[..., Any], *args: Any) -> Any:
@@ -295,11 +287,6 @@ def _either(now: bool | Bool[Array, ""], yes: Callable[..., Any], no: Callable[.
     return lax.cond(now, typed(yes), typed(no), *args)
 
 
-def _no_divergence() -> Divergence:
-    zero = jnp.zeros((), jnp.int32)
-    return Divergence(jnp.zeros((), jnp.float32), zero, zero)
-
-
 def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
     """Euclidean norm over the leaves that have a mean, and over the ranks that share a replica."""
     leaves = [jnp.abs(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree) if has_mean(leaf)]
@@ -307,11 +294,15 @@ def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
     return jnp.sqrt(lax.psum(square, tuple(axes)) if axes else square)
 
 
-def _check_steps(name: str, value: Any) -> None:
-    if not isinstance(value, int | np.integer):
-        raise ValueError(f"{name}={value!r}: expected a number of steps")
-    if value > np.iinfo(np.int32).max:
-        raise ValueError(f"{name}={value}: expected at most {np.iinfo(np.int32).max} steps, which a counter can hold")
+def _check_settings(axis_name: str, axes: Sequence[str], **periods: Any) -> None:
+    check_axis("axis_name", axis_name)
+    check_axes("replica_axes", axes)
+    most = np.iinfo(np.int32).max
+    for name, value in periods.items():
+        if not isinstance(value, int | np.integer):
+            raise ValueError(f"{name}={value!r}: expected a number of steps")
+        if value > most:
+            raise ValueError(f"{name}={value}: expected at most {most} steps, which a counter can hold")
 
 
 def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: Tree) -> None:
@@ -357,28 +348,9 @@ def replica_mean(tree: Tree, axis_name: str) -> Tree:
     return narrowed(jax.tree.map(lambda leaf: _reduced(leaf, axis_name) if has_mean(leaf) else leaf, tree), tree)
 
 
-def wide_mean(tree: Tree, axis_name: str) -> Tree:
-    """The same, at least float32, in the form that the compiler can overlap; there it is rounded on the way."""
-    return jax.tree.map(lambda leaf: _mean(jnp.asarray(leaf), axis_name) if has_mean(leaf) else leaf, tree)
-
-
 def narrowed(wide: Tree, like: Tree) -> Tree:
     """In the types of another tree."""
     return jax.tree.map(lambda x, leaf: x.astype(jnp.result_type(leaf)) if has_mean(leaf) else leaf, wide, like)
-
-
-def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
-    workers = axis_size(axis_name, "worker")
-    axis = next((axis for axis, side in enumerate(x.shape) if side and side % workers == 0), None)
-    if axis is None or x.nbytes < WORTH or not _on_links(axis_name):
-        return _reduced(x, axis_name)
-    return _exchanged(x, axis_name, axis, workers)
-
-
-def _on_links(axis_name: str) -> bool:
-    """Whether the workers are devices that have links, and no other axis is left to the compiler to share out."""
-    devices = compiled_for()
-    return axis_name in jax.sharding.get_abstract_mesh().manual_axes and devices.whole and devices.platform != "cpu"
 
 
 def _reduced(leaf: Any, axis_name: str) -> Num[Array, "*shape"]:
@@ -386,8 +358,15 @@ def _reduced(leaf: Any, axis_name: str) -> Num[Array, "*shape"]:
     return lax.pmean(leaf.astype(at_least_float32(leaf.dtype)), axis_name)
 
 
-def _exchanged(x: Num[Array, "*shape"], axis_name: str, axis: int, workers: int) -> Num[Array, "*shape"]:
-    wide = at_least_float32(x.dtype)
+def _mean(x: Num[Array, "*shape"], axis_name: str) -> Num[Array, "*shape"]:
+    """At least float32, in the form that the compiler can overlap; there it is rounded on the way."""
+    workers, devices, wide = axis_size(axis_name, "worker"), compiled_for(), at_least_float32(x.dtype)
+    axis = next((axis for axis, side in enumerate(x.shape) if side and side % workers == 0), None)
+    # Whether the workers are devices that have links, and no other axis is left to the compiler to share out.
+    manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
+    linked = manual and devices.whole and devices.platform != "cpu"
+    if axis is None or x.nbytes < WORTH or not linked:
+        return _reduced(x, axis_name)
     parts = jnp.stack(jnp.split(x, workers, axis)) if axis else x.reshape(workers, -1, *x.shape[1:])
     mine = lax.all_to_all(parts, axis_name, 0, 0)
     mean = (jnp.sum(mine.astype(wide), axis=0) / workers).astype(x.dtype)

@@ -23,12 +23,15 @@ from jaxtyping import Array, Float, Float32, Int32
 from ..program import is_array, manual_in_part
 from .assignment import Tree
 from .channels import Recorded
-from .dropcompute import Correction, Sum, Work, combine, gradient_sum, masked, skip_empty, summing
+from .dropcompute import Correction, Sum, combine, gradient_sum, masked, skip_empty, summing
 from .lossy import LossyState, lossy_zero2
-from .methods import Aggregation, Lossy, Paft, PaftSync, Shadow
+from .methods import Aggregation, Lossy, Paft, PaftSync
 from .spares import ShadowReport, alone, init_shadow, shadow
 from .synchronization import paft, paft_sync
 from .workers import at_least_float32, check_axis
+
+Gradient: TypeAlias = Callable[[Tree, Tree], tuple[Float[Array, ""], Tree]]
+"""`(params, batch) -> (loss, gradient)` of one worker, such as `jax.value_and_grad(loss)`."""
 
 
 class WorkerGradient(NamedTuple):
@@ -43,13 +46,13 @@ class WorkerGradient(NamedTuple):
 class LossReport(NamedTuple):
     """What a step reports."""
 
-    loss: Float32[Array, ""]  # the mean of the workers' losses
+    loss: Float32[Array, ""]  # the mean of the workers' losses, of those that work
 
 
 class Shadows(NamedTuple):
     """What a step with ranks to spare reports."""
 
-    loss: Float32[Array, ""]  # the mean of the working ranks' losses
+    loss: Float32[Array, ""]
     shadow: ShadowReport  # what was compared
 
 
@@ -58,10 +61,9 @@ class Combining(Protocol):
 
     def init(self, params: Tree, workers: int) -> Tree:
         """A worker's state before the first step."""
+        return ()
 
-    def combine(
-        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
-    ) -> WorkerGradient:
+    def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         """One worker's part of a step, under its axis."""
 
 
@@ -71,35 +73,25 @@ def _mean(x: Array, axis_name: str) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean:
+class Mean(Combining):
     """The mean of all: for plain training, and `gradient_noise`, `paft_sync` and `paft`."""
 
-    def init(self, params: Tree, workers: int) -> tuple[()]:
-        return ()
-
-    def combine(
-        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
-    ) -> WorkerGradient:
+    def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         loss, found = jax.tree.map(lambda x: _mean(x, axis_name), gradient(params, batch))
         return WorkerGradient(found, state, LossReport(loss))
 
 
 @dataclasses.dataclass(frozen=True)
-class Own:
+class Own(Combining):
     """Every worker's own: for `lossy_zero2`, which reduces gradients itself."""
 
-    def init(self, params: Tree, workers: int) -> tuple[()]:
-        return ()
-
-    def combine(
-        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
-    ) -> WorkerGradient:
+    def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         loss, found = gradient(params, batch)
         return WorkerGradient(found, state, LossReport(_mean(loss, axis_name)))
 
 
 @dataclasses.dataclass(frozen=True)
-class Dropped:
+class Dropped(Combining):
     """DropCompute: the sum of the micro-batches that workers completed. Batches are `(rows, completed)`.
 
     `completed`, int32[workers], says how many micro-batches each worker completes (`completed_before`); what is below 0
@@ -118,12 +110,7 @@ class Dropped:
     correction: Correction = "none"
     drop_rate: float = 0.0
 
-    def init(self, params: Tree, workers: int) -> tuple[()]:
-        return ()
-
-    def combine(
-        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
-    ) -> WorkerGradient:
+    def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         if not isinstance(batch, tuple) or len(batch) != 2:
             raise ValueError("expected a batch (rows, completed), completed being int32[workers]")
         rows, own = batch
@@ -141,9 +128,19 @@ class Dropped:
                 )
             return leaf.reshape(self.micro_batches, -1, *leaf.shape[1:])
 
+        work, batches = summing(gradient), jax.tree.map(cut, rows)
+
+        def computed_anyway(carry: Sum, indexed: tuple[Any, Tree]) -> tuple[Sum, None]:
+            number, batch = indexed
+            new = work(carry, batch, params)
+            return jax.tree.map(lambda a, b: jnp.where(number < completed, a, b), new, carry), None
+
         # Where XLA shards the model too, all workers compute everything, for its collectives wait for all of them.
-        run = _chosen if manual_in_part() else masked
-        total = run(summing(gradient), gradient_sum(params), jax.tree.map(cut, rows), completed, params)
+        if manual_in_part():
+            numbers = jnp.arange(self.micro_batches, dtype=jnp.int32)
+            total = lax.scan(computed_anyway, gradient_sum(params), (numbers, batches))[0]
+        else:
+            total = masked(work, gradient_sum(params), batches, completed, params)
         return self.gather(total, axis_name, completed, params)
 
     def gather(
@@ -162,40 +159,18 @@ class Dropped:
         return WorkerGradient(narrow, (), found._replace(gradient=None), extra)
 
 
-def _chosen(work: Work, carry: Tree, batches: Tree, completed: Int32[Array, ""], context: Tree) -> Tree:
-    """As `masked`, but what is passed over is computed too, and thrown away."""
-
-    def one(carry: Tree, indexed: tuple[Any, Tree]) -> tuple[Tree, None]:
-        number, batch = indexed
-        new = work(carry, batch, context)
-        return jax.tree.map(lambda a, b: jnp.where(number < completed, a, b), new, carry), None
-
-    numbers = jnp.arange(jax.tree.leaves(batches)[0].shape[0], dtype=jnp.int32)
-    return lax.scan(one, carry, (numbers, batches))[0]
-
-
 @dataclasses.dataclass(frozen=True)
-class Shadowed:
-    """Ranks to spare recompute the gradients of others; their rows are ignored. See `shadow`.
+class Shadowed(Combining):
+    """Ranks to spare recompute the gradients of others; their rows are ignored. See `shadow`."""
 
-    Attributes:
-        spares: how many.
-    """
-
-    spares: int = 1
+    spares: int = 1  # how many
 
     def init(self, params: Tree, workers: int) -> Tree:
         return init_shadow(workers)
 
-    def combine(
-        self, gradient: Callable[..., Any], axis_name: str, params: Tree, batch: Tree, state: Tree
-    ) -> WorkerGradient:
+    def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         (loss, found), state, report = shadow(gradient, axis_name, spares=self.spares)(state, params, batch)
         return WorkerGradient(found, state, Shadows(loss, report))
-
-
-Gradient: TypeAlias = Callable[[Tree, Tree], tuple[Float[Array, ""], Tree]]
-"""`(params, batch) -> (loss, gradient)` of one worker, such as `jax.value_and_grad(loss)`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,8 +258,23 @@ def data_parallel(
     combining = Mean() if combining is None else combining
     if isinstance(combining, type) or not callable(getattr(combining, "combine", None)):
         raise ValueError(f"combining={combining!r}: expected an object such as Mean() or Dropped(4)")
-    one_worker = _checked(gradient, axis_name)
     whole = optax.with_extra_args_support(optimizer)
+
+    def one_worker(params: Tree, batch: Tree) -> Any:
+        found: Any = alone(gradient, axis_name)(params, batch)
+        expected: Any = jax.tree.structure(params)
+        if not isinstance(found, tuple) or len(found) != 2 or jax.tree.structure(found[1]) != expected:
+            raise ValueError(
+                "gradient returns something other than (loss, gradient), the gradient being like the parameters; give "
+                "jax.value_and_grad(loss)"
+            )
+        loss = found[0]
+        if not isinstance(loss, jax.Array) or loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
+            raise ValueError(
+                f"gradient returns {loss} as its loss; expected one number, without "
+                "has_aux: what else is to be known, compute beside the step"
+            )
+        return found
 
     def mapped(work: Callable[..., Any], given: Any, returned: Any) -> Callable[..., Any]:
         # Outside of jit, JAX has no shard_map that is manual in part.
@@ -293,14 +283,19 @@ def data_parallel(
         )
 
     def init(params: Tree) -> Workers:
-        _check_arrays(params)
-        shardings = [_spec(leaf, mesh) for leaf in jax.tree.leaves(params)]
-        for spec, (path, _) in zip(shardings, jax.tree.leaves_with_path(params), strict=True):
-            if axis_name in jax.tree.leaves(tuple(spec)):
+        for path, leaf in jax.tree.leaves_with_path(params):
+            if not is_array(leaf, numbers=True):
+                raise ValueError(
+                    f"params{jax.tree_util.keystr(path)} is {type(leaf).__name__}, and no array; give the arrays "
+                    "alone, such as the first of eqx.partition(model, eqx.is_array), and put the model together in the "
+                    "gradient"
+                )
+            if axis_name in jax.tree.leaves(tuple(_spec(leaf, mesh))):
                 raise ValueError(
                     f"params{jax.tree_util.keystr(path)} is sharded over {axis_name!r}, the axis of the workers, each "
                     "of which holds a whole replica; shard it over the other axes"
                 )
+        shardings = jax.tree.map(lambda leaf: NamedSharding(mesh, _spec(leaf, mesh)), params)
 
         def start(params: Tree) -> tuple[Tree, Tree, Tree]:
             given = params, whole.init(params), combining.init(params, size)
@@ -309,17 +304,18 @@ def data_parallel(
         begin = mapped(start, P(), P(axis_name))
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             shapes = jax.eval_shape(begin, params)
-        _check_combining(shapes[1], combining)
-        specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, shardings, mesh, others))
+        reducing = jax.tree.leaves(shapes[1], is_leaf=lambda x: isinstance(x, LossyState))
+        lossy = any(isinstance(leaf, LossyState) for leaf in reducing)
+        if lossy != isinstance(combining, Own):
+            raise ValueError(
+                "lossy_zero2 reduces the workers' gradients itself; give combining=Own()"
+                if lossy
+                else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; leave it out"
+            )
+        specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, mesh, others))
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
-        params = jax.tree.map(
-            lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
-            params,
-            jax.tree.unflatten(jax.tree.structure(params), shardings),
-        )
         with jax.set_mesh(mesh):
-            replicas, inner, combined = jax.jit(begin, out_shardings=placed)(params)
-        return Workers(replicas, inner, combined, specs)
+            return Workers(*jax.jit(begin, out_shardings=placed)(jax.device_put(params, shardings)), specs)
 
     def step(workers: Workers, batch: Tree) -> tuple[Workers, Any]:
         if not isinstance(workers, Workers):
@@ -351,50 +347,6 @@ def data_parallel(
     return DataParallel(init, step, place, mesh)
 
 
-def _checked(gradient: Gradient, axis_name: str) -> Gradient:
-    """The gradient of one worker, refused where it is none."""
-
-    def run(params: Tree, batch: Tree) -> Any:
-        found: Any = alone(gradient, axis_name)(params, batch)
-        expected: Any = jax.tree.structure(params)
-        whole = isinstance(found, tuple) and len(found) == 2
-        if not whole or jax.tree.structure(found[1]) != expected:
-            raise ValueError(
-                "gradient returns something other than (loss, gradient), the gradient being like the parameters; give "
-                "jax.value_and_grad(loss)"
-            )
-        value = found[0]
-        if not isinstance(value, jax.Array) or value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise ValueError(
-                f"gradient returns {value} as its loss; expected one number, without "
-                "has_aux: what else is to be known, compute beside the step"
-            )
-        return found
-
-    return run
-
-
-def _check_arrays(params: Tree) -> None:
-    for path, leaf in jax.tree.leaves_with_path(params):
-        if not is_array(leaf, numbers=True):
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path)} is {type(leaf).__name__}, and no array; give the arrays alone, "
-                "such as the first of eqx.partition(model, eqx.is_array), and put the model together in the gradient"
-            )
-
-
-def _check_combining(state: Tree, combining: Combining) -> None:
-    """Refuses an optimizer that reduces gradients itself where they are reduced already, and the reverse."""
-    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, LossyState))
-    lossy = any(isinstance(leaf, LossyState) for leaf in leaves)
-    if lossy != isinstance(combining, Own):
-        raise ValueError(
-            "lossy_zero2 reduces the workers' gradients itself; give combining=Own()"
-            if lossy
-            else "combining=Own() gives every worker its own gradient, which only lossy_zero2 reduces; leave it out"
-        )
-
-
 def _spec(leaf: Any, mesh: Mesh) -> P:
     """How a leaf is sharded; one that is on no mesh is the same on all devices."""
     sharding = getattr(leaf, "sharding", None)
@@ -415,29 +367,23 @@ def _spec(leaf: Any, mesh: Mesh) -> P:
     return P(*(part[0] if len(part) == 1 else part or None for part in sizes))
 
 
-def _specs(shapes: Any, params: Tree, specs: Sequence[P], mesh: Mesh, others: Sequence[str]) -> list[P]:
+def _specs(shapes: Any, params: Tree, mesh: Mesh, others: Sequence[str]) -> list[P]:
     """How the leaves of a worker's state are sharded: as the parameter they belong to, by path and shape.
 
     What is flat, as the shards of ZeRO, is cut over all other axes if it divides.
     """
     known = [
-        (tuple(map(str, path)), jnp.shape(leaf), spec)
-        for (path, leaf), spec in zip(jax.tree.leaves_with_path(params), specs, strict=True)
+        (tuple(map(str, path)), jnp.shape(leaf), _spec(leaf, mesh)) for path, leaf in jax.tree.leaves_with_path(params)
     ]
     parts = math.prod(mesh.shape[axis] for axis in others)
-
-    def found(path: Sequence[Any], shape: tuple[int, ...]) -> P:
-        names = tuple(map(str, path))
-        for tail, like, spec in known:
-            if shape == like and names[len(names) - len(tail) :] == tail:
-                return spec
-        return (
-            P(others[0] if len(others) == 1 else tuple(others))
-            if len(shape) == 1 and shape[0] and parts > 1 and shape[0] % parts == 0
-            else P()
-        )
-
-    return [found(path, leaf.shape[1:]) for path, leaf in jax.tree.leaves_with_path(shapes)]
+    flat = P(others[0] if len(others) == 1 else tuple(others))
+    found = []
+    for path, leaf in jax.tree.leaves_with_path(shapes):
+        names, shape = tuple(map(str, path)), leaf.shape[1:]
+        of_parameter = (spec for tail, like, spec in known if shape == like and names[len(names) - len(tail) :] == tail)
+        divides = len(shape) == 1 and shape[0] and parts > 1 and shape[0] % parts == 0
+        found.append(next(of_parameter, flat if divides else P()))
+    return found
 
 
 def _check_rows(batch: Tree, size: int, axis_name: str) -> None:
@@ -448,13 +394,6 @@ def _check_rows(batch: Tree, size: int, axis_name: str) -> None:
                 f"batch{jax.tree_util.keystr(path)} has shape {shape}; expected a first axis that divides into the "
                 f"{size} workers of {axis_name!r}"
             )
-
-
-def combining_of(aggregation: Aggregation) -> Combining:
-    """How the methods of a specification combine gradients; DropCompute takes sums instead (`combine`)."""
-    if isinstance(aggregation.method, Shadow):
-        return Shadowed(aggregation.method.spares)
-    return Mean() if aggregation.lossy is None else Own()
 
 
 def around(

@@ -3,7 +3,7 @@
 - `transform`: the products of a whole step; `layers`: those of single layers.
 - `_check`: one product: judged by a scheme of `schemes`, and computed again where it looks wrong.
 - `products`: products as linear maps; `fused_products`: kernels that sum up rows while they multiply.
-- `roundoff`: settings, and how types and devices round; `profile`: what was measured of a device.
+- `roundoff`: settings, how types and devices round, and what was measured of a device.
 """
 
 from typing import TYPE_CHECKING
@@ -12,31 +12,22 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # A whole step.
-    from .transform import abft as abft, accumulators as accumulators
-    from .transform import coverage as coverage
+    from .transform import abft as abft, accumulators as accumulators, coverage as coverage
 
     # Single layers.
     from .layers import checksum as checksum, collect as collect, dot_general as dot_general, einsum as einsum
 
     # What a check found.
-    from ._check import (
-        Flags as Flags,
-        WrongElements as WrongElements,
-        check as check,
-        merge_flags as merge_flags,
-    )
-    from .roundoff import Settings as Settings
+    from ._check import Flags as Flags, WrongElements as WrongElements, check as check, merge_flags as merge_flags
 
-    # What is known of a device.
-    from .profile import Profile as Profile
-    from .roundoff import Rounding as Rounding
+    # How to check, and what is known of a device.
+    from .roundoff import Profile as Profile, Rounding as Rounding, Settings as Settings
 
 if TYPE_CHECKING:  # for the other packages of this project
     from ._check import Operands as Operands, expect as expect, rounded_off as rounded_off, row_margins as row_margins
     from .transform import product_of as product_of
     from .fused_products import multiply as multiply, time_both as time_both
     from .products import Dot as Dot
-    from .profile import hardware as hardware
     from .roundoff import (
         EXACT as EXACT,
         PLATFORMS as PLATFORMS,
@@ -45,6 +36,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         Mode as Mode,
         SchemeName as SchemeName,
         Units as Units,
+        hardware as hardware,
     )
     from .schemes import (
         Expected as Expected,

@@ -129,17 +129,9 @@ def merge_flags(total: Flags, new: Flags) -> Flags:
             places.element.at[at].add(new.wrong.element, mode="drop"),
             places.error.at[at].add(new.wrong.error, mode="drop"),
         )
-    return Flags(
-        total.checked + new.checked,
-        total.examined + new.examined,
-        total.flagged + new.flagged,
-        total.confirmed + new.confirmed,
-        total.corrected + new.corrected,
-        total.nonfinite + new.nonfinite,
-        jnp.maximum(total.margin, new.margin),
-        jnp.maximum(total.first_margin, new.first_margin),
-        places,
-    )
+    counts = (a + b for a, b in zip(total[:6], new[:6], strict=True))
+    margins = (jnp.maximum(a, b) for a, b in zip(total[6:8], new[6:8], strict=True))
+    return Flags(*counts, *margins, places)
 
 
 def _mapped(product: Product, settings: Settings, axes: int) -> Any:
@@ -155,10 +147,9 @@ def _mapped(product: Product, settings: Settings, axes: int) -> Any:
 
     @checked.def_vmap
     def _(size: int, batched: Any, operands: Operands) -> Any:
-        def whole(is_batched: bool, x: Any) -> Any:
-            return x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-
-        operands = jax.tree.map(whole, batched[0], operands)
+        operands = jax.tree.map(
+            lambda own, x: x if own else jnp.broadcast_to(x, (size, *x.shape)), batched[0], operands
+        )
         if isinstance(product, Dot):
             out = _mapped(product.mapped(), settings, axes + 1)(operands)
         else:
@@ -174,10 +165,9 @@ def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tu
     tier = min(settings.tier, scheme.tiers)
     decided = tier == scheme.tiers
     margins = row_margins(product, settings, given, expect(product, settings, given, tier))
-    kept = tuple(range(axes, margins.ndim))
 
     def largest(margins: Float[Array, "*rows"]) -> Float32[Array, "*kept"]:
-        return jnp.max(margins, axis=kept).astype(jnp.float32)
+        return jnp.max(margins, axis=tuple(range(axes, margins.ndim))).astype(jnp.float32)
 
     def any_above(largest: Float32[Array, "*kept"]) -> Bool[Array, ""]:
         return agreed(~(jnp.max(largest) <= 1))
@@ -197,14 +187,11 @@ def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tu
         expected = expect(product, settings, given._replace(checksum=None), scheme.tiers)
         last = row_margins(product, settings, given._replace(totals=None), expected)
         last = jnp.where(usable, jnp.where(suspicious, last, margins if decided else 0.0), 0.0)
-        most, (examined, nonfinite) = largest(last), _count(kept, suspicious & usable, ~usable)
+        most, (examined, nonfinite) = largest(last), _count(axes, suspicious & usable, ~usable)
         found = nothing._replace(checked=judged - nonfinite, examined=examined, nonfinite=nonfinite, margin=most)
         if not decided:
             found = found._replace(first_margin=largest(jnp.where(usable, margins, 0.0)))
-
-        def recompute(given: Operands) -> tuple[Any, Flags]:
-            return _recompute(product, settings, axes, given, expected, last, found)
-
+        recompute = functools.partial(_recompute, product, settings, axes, expected, last, found)
         return lax.cond(any_above(most), recompute, lambda given: (given.c, varying(found)), given)
 
     if settings.mode != "correct":  # then the product itself need not go through a conditional
@@ -224,10 +211,10 @@ def _recompute(
     product: Product,
     settings: Settings,
     axes: int,
-    given: Operands,
     expected: Expected,
     margins: Float[Array, "*rows"],
     found: Flags,
+    given: Operands,
 ) -> tuple[Any, Flags]:
     """Computes a product again of which rows have margins above 1, to distinguish errors from what repeats itself."""
     c = given.c
@@ -246,9 +233,8 @@ def _recompute(
     confirmed = ~(margins <= 1) & ((again <= 1) | (~same & (again * lenience <= 1)))
     margins = jnp.where(same & (margins * lenience <= 1), margins * lenience, margins)
     flagged = ~(margins <= 1)
-    kept = tuple(range(axes, margins.ndim))
-    counts = _count(kept, flagged, confirmed)
-    most = jnp.max(margins, axis=kept).astype(jnp.float32)
+    counts = _count(axes, flagged, confirmed)
+    most = jnp.max(margins, axis=tuple(range(axes, margins.ndim))).astype(jnp.float32)
     found = found._replace(flagged=counts[0], confirmed=counts[1], margin=most)
     if settings.mode == "detect":
         return c, varying(found)
@@ -298,12 +284,12 @@ def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Boo
     """
     if not isinstance(product, Dot):
         return jnp.ones([1] * given.c.ndim, jnp.bool_)
-    turned, columns = product.columns(), Operands(given.b, given.a, product.transposed(given.c))
+    c, turned, batch, rows = given.c, product.columns(), len(product.dimensions[1][0]), product.rank()
+    turned_c = c.transpose(*range(batch), *range(rows, c.ndim), *range(batch, rows))
+    columns = Operands(given.b, given.a, turned_c)
     flagged = ~(row_margins(turned, settings, columns, expect(turned, settings, columns, 1)) <= 1)
-    batch = len(product.dimensions[1][0])
     flagged |= ~jnp.any(flagged, axis=tuple(range(batch, flagged.ndim)), keepdims=True)
-    rows = product.axes[0] - len(product.dimensions[0][0]) - batch
-    return flagged.reshape(*flagged.shape[:batch], *[1] * rows, *flagged.shape[batch:])
+    return flagged.reshape(*flagged.shape[:batch], *[1] * (rows - batch), *flagged.shape[batch:])
 
 
 def _wrong_elements(
@@ -332,6 +318,6 @@ def _wrong_elements(
     return WrongElements(total, jnp.pad(element, missing), jnp.pad(error, missing))
 
 
-def _count(axes: tuple[int, ...], *rows: Bool[Array, "*rows"]) -> UInt32[Array, "counts *kept"]:
-    """Numbers of rows of several kinds."""
-    return jnp.sum(jnp.stack(rows), axis=tuple(axis + 1 for axis in axes), dtype=jnp.uint32)
+def _count(axes: int, *rows: Bool[Array, "*rows"]) -> UInt32[Array, "counts *kept"]:
+    """Numbers of rows of several kinds, for each index of the leading axes that are kept apart."""
+    return jnp.sum(jnp.stack(rows), axis=tuple(range(axes + 1, rows[0].ndim + 1)), dtype=jnp.uint32)

@@ -62,8 +62,7 @@ def multiply(product: Product, settings: Settings, a: Any, b: Any) -> Operands:
 
 def _fused(product: Any, a: Any, b: Any) -> Any:
     """A product and the sums of its rows by the kernel for the devices; None where that does not fit."""
-    platform = compiled_for().platform
-    if platform == "tpu":
+    if (platform := compiled_for().platform) == "tpu":
         return tpu_product(product, a, b) if tpu_fits(product, a, b) else None
     return triton_product(a, b, interpret=platform == "cpu") if triton_fits(product, a, b) else None
 
@@ -76,7 +75,6 @@ def triton_product(
     depth = a.shape[-1]
     flat_a, flat_b = a.reshape(-1, depth), b.reshape(depth, -1)
     m, n = flat_a.shape[0], flat_b.shape[1]
-    weights = signed_weights(n)
     partial = jax.ShapeDtypeStruct((n // COLUMNS, m), jnp.float32)
     c, weighted, squares = pl.pallas_call(
         functools.partial(_triton_kernel, depth=depth),
@@ -94,7 +92,7 @@ def triton_product(
         out_shape=[jax.ShapeDtypeStruct((m, n), jnp.float32), partial, partial],
         interpret=interpret,
         name="product_with_totals",
-    )(flat_a, flat_b, weights)
+    )(flat_a, flat_b, signed_weights(n))
     totals = (jnp.sum(weighted, axis=0).reshape(rows), jnp.sum(squares, axis=0).reshape(rows))
     return c.reshape(*rows, *columns), totals
 

@@ -16,8 +16,7 @@ from ..program import Place, Reports, Values, primitive, rewrite
 from ._check import Flags, check, merge_flags
 from .fused_products import multiply
 from .products import Dimensions, Dot, arranged
-from .profile import Profile
-from .roundoff import Mode, Output, SchemeName, Settings, check_choice, unit, work_type
+from .roundoff import Mode, Output, Profile, SchemeName, Settings, check_choice, unit, work_type
 from .schemes import checksum as fold, make_scheme
 from .transform import abft, carried
 
@@ -98,15 +97,12 @@ def dot_general(
     check_choice("output", output, get_args(Output))
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
-    dimensions: Dimensions = (
-        (tuple(lhs_contracted), tuple(rhs_contracted)),
-        (tuple(lhs_batch), tuple(rhs_batch)),
-    )
+    dimensions: Dimensions = (tuple(lhs_contracted), tuple(rhs_contracted)), (tuple(lhs_batch), tuple(rhs_batch))
     dtype = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
     product = Dot(dimensions, (lhs.ndim, rhs.ndim), precision, dtype, out_sharding)
     profile = Profile.given(profile)
     if checksum is not None:
-        wanted = jax.eval_shape(lambda rhs: _folded(rhs, dimensions, scheme), rhs)
+        wanted = jax.eval_shape(lambda rhs: _checksum(rhs, dimensions, scheme=scheme), rhs)
         if (checksum.shape, checksum.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
                 f"checksum of shape {checksum.shape} and type {checksum.dtype}, but rhs {rhs.shape} has one of "
@@ -121,14 +117,13 @@ def checksum(
     rhs: Shaped[Array, "*rhs"], dimension_numbers: Dimensions, *, scheme: SchemeName = "two-tier"
 ) -> Float[Array, "*folded"]:
     """The checksum of a second factor, to be computed once for many products with it."""
-    return _folded(rhs, dimension_numbers, scheme)
-
-
-def _folded(rhs: Any, dimension_numbers: Dimensions, scheme: SchemeName) -> Any:
     (lhs_contracted, _), (lhs_batch, _) = dimension_numbers
     product = Dot(dimension_numbers, (len(lhs_contracted) + len(lhs_batch), rhs.ndim))
     wide = rhs.astype(work_type(rhs.dtype))
     return fold(make_scheme(scheme, rhs.dtype, rhs.dtype), product, wide, product.width(None, rhs))
+
+
+_checksum = checksum  # `dot_general` has an argument of that name
 
 
 def einsum(subscripts: str, *operands: Shaped[Array, "..."], **settings: Any) -> Shaped[Array, "..."]:
@@ -173,9 +168,8 @@ def _product(layer: _Layer, a: Any, b: Any, folded: Any) -> Any:
         return _carry(*carried(layer.product, layer.settings, a, b, dtype))
     product = layer.product
     if narrow and layer.output == "float32 accumulator":
-        product = product.returning(work)
         dimensions, a, b = arranged(product.dimensions, a, b)
-        product = dataclasses.replace(product, dimensions=dimensions)
+        product = dataclasses.replace(product, dimensions=dimensions, dtype=jnp.dtype(work))
     operands = multiply(product, layer.settings, a, b)._replace(checksum=folded)
     c, flags = check(product, layer.settings, operands)
     return _carry(c.astype(dtype), flags)
@@ -186,17 +180,17 @@ def _forward(layer: _Layer, a: Any, b: Any, folded: Any) -> Any:
 
 
 def _backward(layer: _Layer, factors: Any, cotangent: Any) -> Any:
-    settings, merged = layer.settings, []
-    for number in (0, 1):
+    mode, scheme = layer.settings.mode, layer.settings.scheme
 
-        def pull(cotangent: Any, number: int = number) -> Any:
+    def pulled(number: int) -> Any:
+        def pull(cotangent: Any) -> Any:
             return jax.vjp(layer.product, *factors)[1](cotangent)[number]
 
-        transposed, flags = abft(
-            pull, mode=settings.mode, output=layer.output, scheme=settings.scheme, profile=layer.profile
-        )(cotangent)
-        merged.append(_carry(transposed, functools.reduce(merge_flags, flags.values())))
-    return *merged, None
+        checked = abft(pull, mode=mode, output=layer.output, scheme=scheme, profile=layer.profile)
+        transposed, flags = checked(cotangent)
+        return _carry(transposed, functools.reduce(merge_flags, flags.values()))
+
+    return pulled(0), pulled(1), None
 
 
 _product.defvjp(_forward, _backward)

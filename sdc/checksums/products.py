@@ -6,6 +6,7 @@ contracted axes and convolutions are of the same kind; a row is what is summed o
 blocks, each with a sum of its own, which is the last axis of what the functions here return.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from sdc.bits import as_bits, from_bits
 from ..program import compiled_for
 
 Dimensions: TypeAlias = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+Weights: TypeAlias = Float[Array, "n"]
+Folded: TypeAlias = Float[Array, "*folded blocks"]
+Sums: TypeAlias = Float[Array, "*rows blocks"]
 
 
 class Powers(NamedTuple):
@@ -44,89 +48,146 @@ def _power(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*#sh
     return jnp.where(exponent == 0, jnp.ones((), x.dtype), power)
 
 
-def powers_as_a_whole(a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-    """Powers of two that bring both factors below 1, the same for all rows."""
-    by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
-    return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
-
-
 def _marked(x: Shaped[Array, "*shape"]) -> Float32[Array, "*shape"]:
     """1 where a number is finite, else NaN."""
     return jnp.where(jnp.isfinite(x), jnp.float32(1), jnp.float32(jnp.nan))
 
 
-def in_parts(x: Float[Array, "*shape"], axes: Sequence[int]) -> Float[Array, "*rest"]:
-    """The sum over axes in two stages, of about as many terms each: errors grow as the root of the number of terms.
+def _sum(x: Float[Array, "*shape"], axes: Sequence[int], careful: bool) -> Float[Array, "*rest"]:
+    """The sum over axes; `careful`: in two stages, of about as many terms each, so that errors grow as their root.
 
     A sum one after the other loses terms that are each too small to change it, thousands of times and always in the
     same direction, as where one probability is near 1 and all others are near 0.
     """
+    if not careful:
+        return jnp.sum(x, axis=tuple(axes))
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     x = x.transpose(*kept, *axes).reshape(*(x.shape[axis] for axis in kept), -1)
-    parts = blocked(x, max(1, math.isqrt(x.shape[-1])))
+    parts = _blocked(x, max(1, math.isqrt(x.shape[-1])))
     # Behind a barrier, or XLA makes one sum of the two.
     return jnp.sum(lax.optimization_barrier(jnp.sum(parts, axis=-1)), axis=-1)
 
 
-def _sum(x: Float[Array, "*shape"], axes: Sequence[int], careful: bool) -> Float[Array, "*rest"]:
-    return in_parts(x, axes) if careful else jnp.sum(x, axis=tuple(axes))
-
-
-def blocked(x: Shaped[Array, "*rest n"], blocks: int) -> Shaped[Array, "*rest blocks block"]:
+def _blocked(x: Shaped[Array, "*rest n"], blocks: int) -> Shaped[Array, "*rest blocks block"]:
     """Cuts the last axis into blocks, the last one filled up with zeros."""
     length = -(-x.shape[-1] // blocks) if blocks else 0
-    missing = blocks * length - x.shape[-1]
-    if missing:
+    if missing := blocks * length - x.shape[-1]:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
     return x.reshape(*x.shape[:-1], blocks, length)
 
 
-def sum_blocks(
-    x: Shaped[Array, "*rest n"], weights: Float[Array, "n"], blocks: int, careful: bool
-) -> Float[Array, "*rest blocks"]:
-    cut = blocked(x * weights, blocks)
+def _sum_blocks(x: Shaped[Array, "*rest n"], weights: Weights, blocks: int, careful: bool) -> Sums:
+    cut = _blocked(x * weights, blocks)
     return _sum(cut, [cut.ndim - 1], careful)
 
 
-def _is_exact(precision: Any) -> bool:
-    both = precision if isinstance(precision, tuple) else (precision,)
-    return all(str(each).upper() == "HIGHEST" for each in both)
+class Product(abc.ABC):
+    """A product of two arrays that is linear in each, as a check sees it.
+
+    Methods take both factors, or the arrays of numbers whose shapes they have, and the result as `c`.
+    """
+
+    @property
+    @abc.abstractmethod
+    def precision(self) -> Any:
+        """As the equation has it."""
+
+    @abc.abstractmethod
+    def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
+        """The product itself."""
+
+    @abc.abstractmethod
+    def depth(self, a: Any, b: Any) -> int:
+        """Number of terms of each sum at most (k)."""
+
+    @abc.abstractmethod
+    def width(self, a: Any, b: Any) -> int:
+        """Number of columns (n)."""
+
+    def rows(self, a: Any, b: Any) -> int:
+        """Number of rows (m), of each batch or group."""
+        return math.prod(jax.eval_shape(self, a, b).shape) // max(self.width(a, b), 1)
+
+    @abc.abstractmethod
+    def fold(self, b: Float[Array, "*b"], weights: Weights, blocks: int, *, careful: bool = False) -> Folded:
+        """The checksum of the second factor: its columns, weighted and summed; `careful`: see `_sum`."""
+
+    @abc.abstractmethod
+    def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
+        """What the sums of the rows must be, from the first factor and the checksum of the second."""
+
+    @abc.abstractmethod
+    def total(self, c: Float[Array, "*c"], weights: Weights, blocks: int, *, careful: bool = False) -> Sums:
+        """The rows of the product, weighted and summed."""
+
+    @abc.abstractmethod
+    def rank(self, a: Any, b: Any) -> int:
+        """Number of axes of the rows."""
+
+    def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
+        """Values by row, in the axes of the product."""
+        return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
+
+    def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
+        """Powers of two that bring both factors below 1, as finely as the product allows: here, the same everywhere."""
+        by_a, by_b = (_power(x, range(x.ndim)) for x in (a, b))
+        return Powers(by_a, by_b, (by_a.reshape(()), by_b.reshape(())))
+
+    def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
+        """Rows whose inputs are all finite: here, all or none.
+
+        What is left out may be computed with zeros in its place, and zero times infinity is everywhere.
+        """
+        return (jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))).reshape([1] * self.rank(a, b))
+
+    def _finite_rows(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*rows"]:
+        ones = jnp.ones(self.width(a, b), jnp.float32)
+        return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
+
+    def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
+        """`||A||_inf ||B||_inf`, the largest sums of absolute values of rows: here, a bound that all rows share."""
+        ones = jnp.ones(self.width(a, b), b.dtype)
+        of_b = jnp.max(self.fold(jnp.abs(b), ones, 1), initial=0.0)
+        of_a = jnp.max(self.apply(jnp.abs(a), self.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
+        return (of_a / max(self.width(a, b), 1) * of_b).reshape([1] * self.rank(a, b))
+
+    @property
+    def exact(self) -> bool:
+        """Whether the factors are multiplied as they are, whatever the device does by default."""
+        both = self.precision if isinstance(self.precision, tuple) else (self.precision,)
+        return all(str(each).upper() == "HIGHEST" for each in both)
 
 
 @dataclasses.dataclass(frozen=True)
-class Dot:
+class Dot(Product):
     """`lax.dot_general`: the sum over the contracted axes, for each index of the batch axes."""
 
     dimensions: Dimensions  # contracted axes and batch axes of both factors, as `lax.dot_general` has them
     axes: tuple[int, int]  # numbers of axes of the factors
-    precision: Any = None  # as `lax.dot_general` has it
+    precision: Any = None
     dtype: Any = None  # type of the result, or None
     sharding: Any = None  # sharding of the result, or None
 
     def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
-        """The product itself."""
         return lax.dot_general(a, b, self.dimensions, self.precision, self.dtype, out_sharding=self.sharding)
 
     def depth(self, a: Any, b: Any) -> int:
-        """Number of terms of each sum (k)."""
         return math.prod(a.shape[axis] for axis in self.dimensions[0][0])
 
     def width(self, a: Any, b: Any) -> int:
-        """Number of columns (n)."""
         return math.prod(b.shape[axis] for axis in self._free(1))
 
     def rows(self, a: Any, b: Any) -> int:
-        """Number of rows (m), of each batch."""
         return math.prod(a.shape[axis] for axis in self._free(0))
 
+    def rank(self, a: Any = None, b: Any = None) -> int:
+        return self.axes[0] - len(self.dimensions[0][0])
+
     def _free(self, side: int) -> tuple[int, ...]:
-        (contracted, batch) = (axes[side] for axes in self.dimensions)
+        contracted, batch = (axes[side] for axes in self.dimensions)
         return tuple(axis for axis in range(self.axes[side]) if axis not in contracted and axis not in batch)
 
-    def fold(
-        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
-    ) -> Float[Array, "*folded blocks"]:
-        """The checksum of the second factor: its columns, weighted and summed; `careful`: see `in_parts`."""
+    def fold(self, b: Float[Array, "*b"], weights: Weights, blocks: int, *, careful: bool = False) -> Folded:
         free = self._free(1)
         if blocks == 1:
             wide = weights.reshape([b.shape[axis] if axis in free else 1 for axis in range(b.ndim)])
@@ -135,39 +196,26 @@ class Dot:
             return -_sum(b * -wide, free, careful)[..., None]
         kept = [axis for axis in range(b.ndim) if axis not in free]
         flat = b.transpose(*kept, *free).reshape(*(b.shape[axis] for axis in kept), weights.size)
-        return sum_blocks(flat, weights, blocks, careful)
+        return _sum_blocks(flat, weights, blocks, careful)
 
-    def apply(
-        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
-    ) -> Float[Array, "*rows blocks"]:
-        """What the sums of the rows must be, from the first factor and the checksum of the second."""
+    def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
         kept = sorted([*rhs_contracted, *rhs_batch])  # the axes of the second factor that are left
-        position = {axis: kept.index(axis) for axis in kept}
         if folded.shape[-1] == 1:
             partner = dict(zip([*lhs_contracted, *lhs_batch], [*rhs_contracted, *rhs_batch], strict=True))
-            order = [position[partner[axis]] for axis in range(a.ndim) if axis in partner]
+            order = [kept.index(partner[axis]) for axis in range(a.ndim) if axis in partner]
             shape = [a.shape[axis] if axis in partner else 1 for axis in range(a.ndim)]
             rows = _sum(a * folded[..., 0].transpose(order).reshape(shape), lhs_contracted, careful)
             return self._rows(rows, 0)[..., None]
-        contracted = [position[axis] for axis in rhs_contracted]
-        batch = [position[axis] for axis in rhs_batch]
-        return lax.dot_general(
-            a, folded, ((lhs_contracted, contracted), (lhs_batch, batch)), precision=lax.Precision.HIGHEST
-        )
+        contracted, batch = ([kept.index(axis) for axis in axes] for axes in (rhs_contracted, rhs_batch))
+        dimensions = ((lhs_contracted, contracted), (lhs_batch, batch))
+        return lax.dot_general(a, folded, dimensions, precision=lax.Precision.HIGHEST)
 
-    def total(
-        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
-    ) -> Float[Array, "*rows blocks"]:
-        """The rows of the product, weighted and summed."""
-        rows = self.axes[0] - len(self.dimensions[0][0])
+    def total(self, c: Float[Array, "*c"], weights: Weights, blocks: int, *, careful: bool = False) -> Sums:
+        rows = self.rank()
         if blocks == 1:
             return _sum(c * weights.reshape(c.shape[rows:]), range(rows, c.ndim), careful)[..., None]
-        return sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
-
-    def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
-        """Values by row, in the axes of the product."""
-        return rows.reshape(*rows.shape, *[1] * (c.ndim - rows.ndim))
+        return _sum_blocks(c.reshape(*c.shape[:rows], weights.size), weights, blocks, careful)
 
     def _rows(self, x: Shaped[Array, "*left"], side: int) -> Shaped[Array, "*rows"]:
         """A factor without its contracted axes, with the batch axes in front."""
@@ -176,7 +224,6 @@ class Dot:
         return x.transpose([left.index(axis) for axis in (*batch, *self._free(side))])
 
     def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        """Powers of two that bring both factors below 1, as finely as the product allows."""
         # Of each row, and of each batch of the second factor: large ones do not hide small ones.
         contracted, batch = self.dimensions
         by_a = _power(a, contracted[0])
@@ -186,81 +233,50 @@ class Dot:
         rows_b = rows_b.reshape(*rows_b.shape[: len(batch[1])], *[1] * (rows_a.ndim - len(batch[1])))
         return Powers(by_a, by_b, (rows_a, rows_b))
 
-    def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
-        """Rows whose inputs are all finite."""
-        ones = jnp.ones(self.width(a, b), jnp.float32)
-        return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
+    def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*rows"]:
+        return self._finite_rows(a, b)
 
     def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        """`||A||_inf ||B||_inf`, the largest sums of absolute values of rows."""
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
-        free = self._free(0)
-        sums = jnp.sum(jnp.abs(a), axis=tuple(lhs_contracted), keepdims=True)
-        of_a = jnp.max(sums, axis=free, keepdims=True, initial=0.0)
-        sums = jnp.sum(jnp.abs(b), axis=self._free(1), keepdims=True)
-        of_b = jnp.max(sums, axis=tuple(rhs_contracted), keepdims=True, initial=0.0)
-        of_a, of_b = (
-            x.transpose(*batch, *[axis for axis in range(x.ndim) if axis not in batch]).reshape(
-                *(x.shape[axis] for axis in batch)
-            )
-            for x, batch in ((of_a, lhs_batch), (of_b, rhs_batch))
-        )
-        norms = of_a * of_b
-        return norms.reshape(*norms.shape, *[1] * len(free))
-
-    @property
-    def exact(self) -> bool:
-        """Whether the factors are multiplied as they are, whatever the device does by default."""
-        return _is_exact(self.precision)
-
-    def returning(self, dtype: Any) -> "Dot":
-        """The same product with a result of that type."""
-        return dataclasses.replace(self, dtype=jnp.dtype(dtype))
+        norms = []
+        for x, summed, others, batch in (
+            (a, lhs_contracted, self._free(0), lhs_batch),
+            (b, self._free(1), rhs_contracted, rhs_batch),
+        ):
+            sums = jnp.sum(jnp.abs(x), axis=tuple(summed), keepdims=True)
+            most = jnp.max(sums, axis=tuple(others), keepdims=True, initial=0.0)
+            order = [*batch, *(axis for axis in range(x.ndim) if axis not in batch)]
+            norms.append(most.transpose(order).reshape([x.shape[axis] for axis in batch]))
+        both = norms[0] * norms[1]
+        return both.reshape(*both.shape, *[1] * len(self._free(0)))
 
     def columns(self) -> "Dot":
         """The product whose rows are the columns of this one, `C' = B' A'`."""
-        (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
-        return Dot(
-            ((rhs_contracted, lhs_contracted), (rhs_batch, lhs_batch)), self.axes[::-1], self.precision, self.dtype
-        )
+        contracted, batch = self.dimensions
+        return Dot((contracted[::-1], batch[::-1]), self.axes[::-1], self.precision, self.dtype)
 
     def matrix(self, c: Shaped[Array, "*c"]) -> Shaped[Array, "rows n"]:
         """The result with all its rows on one axis, and all its columns on the other."""
-        rows = self.axes[0] - len(self.dimensions[0][0])
-        return c.reshape(math.prod(c.shape[:rows]), -1)
-
-    def transposed(self, c: Shaped[Array, "*c"]) -> Shaped[Array, "*transposed"]:
-        """The product as `columns` makes it: its rows behind its columns."""
-        batch, rows = len(self.dimensions[1][0]), self.axes[0] - len(self.dimensions[0][0])
-        return c.transpose(*range(batch), *range(rows, c.ndim), *range(batch, rows))
+        return c.reshape(math.prod(c.shape[: self.rank()]), -1)
 
     def mapped(self) -> "Dot":
         """The same product for each index of a new first axis of both factors and of the result."""
         contracted, batch = (tuple(tuple(axis + 1 for axis in axes) for axes in pair) for pair in self.dimensions)
-        return dataclasses.replace(
-            self,
-            dimensions=((contracted[0], contracted[1]), ((0, *batch[0]), (0, *batch[1]))),
-            axes=(self.axes[0] + 1, self.axes[1] + 1),
-            sharding=None,
-        )
+        dimensions = (contracted[0], contracted[1]), ((0, *batch[0]), (0, *batch[1]))
+        axes = self.axes[0] + 1, self.axes[1] + 1
+        return dataclasses.replace(self, dimensions=dimensions, axes=axes, sharding=None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Conv:
-    """`lax.conv_general_dilated`: columns are the output features, rows all else; in groups each has its own rows.
-
-    Its methods are those of `Dot`.
-    """
+class Conv(Product):
+    """`lax.conv_general_dilated`: columns are the output features, rows all else; in groups each has its own rows."""
 
     params: tuple[tuple[str, Any], ...]  # parameters of the equation
     dtype: Any = None  # type of the result, or None
 
     @property
-    def exact(self) -> bool:
-        return _is_exact(dict(self.params)["precision"])
-
-    def returning(self, dtype: Any) -> "Conv":
-        return dataclasses.replace(self, dtype=jnp.dtype(dtype))
+    def precision(self) -> Any:
+        return dict(self.params)["precision"]
 
     @property
     def _groups(self) -> int:
@@ -272,11 +288,7 @@ class Conv:
         return dict(self.params)["dimension_numbers"]
 
     def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
-        return self._convolve(a, b, precision=dict(self.params)["precision"], dtype=self.dtype)
-
-    def _convolve(self, a: Any, b: Any, *, precision: Any, dtype: Any) -> Any:
-        params = dict(self.params) | {"precision": precision, "preferred_element_type": dtype}
-        return lax.conv_general_dilated(a, b, **params)
+        return lax.conv_general_dilated(a, b, **dict(self.params), preferred_element_type=self.dtype)
 
     def depth(self, a: Any, b: Any) -> int:
         return math.prod(b.shape) // max(b.shape[self._numbers.rhs_spec[0]], 1)
@@ -285,59 +297,45 @@ class Conv:
         return int(b.shape[self._numbers.rhs_spec[0]]) // self._groups
 
     def rows(self, a: Any, b: Any) -> int:
-        return math.prod(jax.eval_shape(self, a, b).shape) // b.shape[self._numbers.rhs_spec[0]]
+        return super().rows(a, b) // self._groups
 
-    def fold(
-        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
-    ) -> Float[Array, "*folded blocks"]:
+    def rank(self, a: Any, b: Any) -> int:
+        return len(self._numbers.out_spec)
+
+    def fold(self, b: Float[Array, "*b"], weights: Weights, blocks: int, *, careful: bool = False) -> Folded:
         axis = self._numbers.rhs_spec[0]
         grouped = jnp.moveaxis(b, axis, -1)
         grouped = grouped.reshape(*grouped.shape[:-1], self._groups, weights.size)
-        return jnp.moveaxis(sum_blocks(grouped, weights, blocks, careful), -2, axis)
+        return jnp.moveaxis(_sum_blocks(grouped, weights, blocks, careful), -2, axis)
 
-    def apply(
-        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
-    ) -> Float[Array, "*rows blocks"]:
+    def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
         axis, blocks = self._numbers.rhs_spec[0], folded.shape[-1]
         # Blocks stand beside one another as further output features of their group.
         kernel = jnp.moveaxis(folded, axis, -2)
         kernel = jnp.moveaxis(kernel.reshape(*kernel.shape[:-2], -1), -1, axis)
-        rows = jnp.moveaxis(
-            self._convolve(a, kernel, precision=lax.Precision.HIGHEST, dtype=None), self._numbers.out_spec[1], -1
-        )
+        found = lax.conv_general_dilated(a, kernel, **dict(self.params) | {"precision": lax.Precision.HIGHEST})
+        rows = jnp.moveaxis(found, self._numbers.out_spec[1], -1)
         return rows.reshape(*rows.shape[:-1], self._groups, blocks)
 
-    def total(
-        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
-    ) -> Float[Array, "*rows blocks"]:
+    def total(self, c: Float[Array, "*c"], weights: Weights, blocks: int, *, careful: bool = False) -> Sums:
         c = jnp.moveaxis(c, self._numbers.out_spec[1], -1)
-        return sum_blocks(c.reshape(*c.shape[:-1], self._groups, weights.size), weights, blocks, careful)
+        return _sum_blocks(c.reshape(*c.shape[:-1], self._groups, weights.size), weights, blocks, careful)
 
     def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
         axis = self._numbers.out_spec[1]
         features = jnp.repeat(rows, c.shape[axis] // self._groups, axis=-1, total_repeat_length=c.shape[axis])
         return jnp.moveaxis(features, -1, axis)
 
-    def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        return powers_as_a_whole(a, b)
-
     def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
-        if self._groups > 1:
-            # XLA may compute groups together, with zeros in between, and zero times infinity is everywhere.
-            return _all_finite(a, b, len(self._numbers.out_spec))
-        ones = jnp.ones(self.width(a, b), jnp.float32)
-        return ~jnp.isnan(self.apply(_marked(a), self.fold(_marked(b), ones, 1))[..., 0])
-
-    def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        return _norms_as_a_whole(self, a, b, len(self._numbers.out_spec))
+        # XLA may compute groups together, with zeros in between.
+        return super().finite(a, b) if self._groups > 1 else self._finite_rows(a, b)
 
 
 @dataclasses.dataclass(frozen=True)
-class Indexed:
+class Indexed(Product):
     """`lax.ragged_dot_general`, or a sparse first factor (its stored numbers) times a dense second one.
 
-    Each is linear in its second factor, whose free axes are the columns; rows are all other axes of the result. The
-    methods are those of `Dot`.
+    Each is linear in its second factor, whose free axes are the columns; rows are all other axes of the result.
     """
 
     kind: str  # `ragged_dot_general`, `bcoo_dot_general` or `bcsr_dot_general`
@@ -350,17 +348,16 @@ class Indexed:
     indices: tuple[Any, ...] = ()  # sizes of the groups, or places of the numbers; None where only shapes matter
 
     @property
-    def exact(self) -> bool:
-        return self._folding.exact
-
-    def returning(self, dtype: Any) -> "Indexed":
-        return dataclasses.replace(self, dtype=jnp.dtype(dtype))
-
-    @property
     def _folding(self) -> Dot:
         """A dense product whose second factor has the same columns."""
         contracted, (lhs_batch, rhs_batch) = self.dimensions
         return Dot((contracted, (lhs_batch, (*rhs_batch, *self.groups))), self.axes, self.precision)
+
+    @property
+    def _columns(self) -> int:
+        """Number of axes of the columns."""
+        (_, contracted), (_, batch) = self.dimensions
+        return self.axes[1] - len(contracted) - len(batch) - len(self.groups)
 
     def __call__(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Shaped[Array, "*c"]:
         return self._multiply(a, b, self.dimensions, self.groups, self.precision, self.dtype)
@@ -379,23 +376,18 @@ class Indexed:
         )  # fmt: skip
 
     def depth(self, a: Any, b: Any) -> int:
-        """Number of terms of each sum at most."""
         return math.prod(b.shape[axis] for axis in self.dimensions[0][1])
 
     def width(self, a: Any, b: Any) -> int:
         return self._folding.width(a, b)
 
-    def rows(self, a: Any, b: Any) -> int:
-        return math.prod(jax.eval_shape(self, a, b).shape) // max(self.width(a, b), 1)
+    def rank(self, a: Any, b: Any) -> int:
+        return jax.eval_shape(self, a, b).ndim - self._columns
 
-    def fold(
-        self, b: Float[Array, "*b"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
-    ) -> Float[Array, "*folded blocks"]:
+    def fold(self, b: Float[Array, "*b"], weights: Weights, blocks: int, *, careful: bool = False) -> Folded:
         return self._folding.fold(b, weights, blocks, careful=careful)
 
-    def apply(
-        self, a: Float[Array, "*a"], folded: Float[Array, "*folded blocks"], *, careful: bool = False
-    ) -> Float[Array, "*rows blocks"]:
+    def apply(self, a: Float[Array, "*a"], folded: Folded, *, careful: bool = False) -> Sums:
         (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = self.dimensions
         kept = sorted((*rhs_contracted, *rhs_batch, *self.groups))  # the axes of the second factor that are left
         contracted, batch, groups = (
@@ -404,53 +396,12 @@ class Indexed:
         dimensions = ((lhs_contracted, contracted), (lhs_batch, batch))
         return self._multiply(a, folded, dimensions, groups, lax.Precision.HIGHEST, None)
 
-    def total(
-        self, c: Float[Array, "*c"], weights: Float[Array, "n"], blocks: int, *, careful: bool = False
-    ) -> Float[Array, "*rows blocks"]:
-        (_, contracted), (_, batch) = self.dimensions
-        columns = self.axes[1] - len(contracted) - len(batch) - len(self.groups)
-        return sum_blocks(c.reshape(*c.shape[: c.ndim - columns], weights.size), weights, blocks, careful)
-
-    def spread(self, rows: Shaped[Array, "*rows"], c: Any) -> Shaped[Array, "*#c"]:
-        return self._folding.spread(rows, c)
-
-    def powers(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Powers:
-        return powers_as_a_whole(a, b)
-
-    def finite(self, a: Shaped[Array, "*a"], b: Shaped[Array, "*b"]) -> Bool[Array, "*#rows"]:
-        # What is left out may be computed with zeros in its place, and zero times infinity is everywhere.
-        return _all_finite(a, b, self._rank(a, b))
-
-    def norms(self, a: Float[Array, "*a"], b: Float[Array, "*b"]) -> Float[Array, "*#rows"]:
-        return _norms_as_a_whole(self, a, b, self._rank(a, b))
-
-    def _rank(self, a: Any, b: Any) -> int:
-        """Number of axes of the rows."""
-        (_, contracted), (_, batch) = self.dimensions
-        columns = self.axes[1] - len(contracted) - len(batch) - len(self.groups)
-        return jax.eval_shape(self, a, b).ndim - columns
+    def total(self, c: Float[Array, "*c"], weights: Weights, blocks: int, *, careful: bool = False) -> Sums:
+        flat = c.reshape(*c.shape[: c.ndim - self._columns], weights.size)
+        return _sum_blocks(flat, weights, blocks, careful)
 
 
-Product: TypeAlias = Dot | Conv | Indexed
-"""A product of two arrays that is linear in each."""
-
-
-def _all_finite(a: Shaped[Array, "*a"], b: Shaped[Array, "*b"], axes: int) -> Bool[Array, "*ones"]:
-    """Whether all inputs are finite, for all rows."""
-    return (jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))).reshape([1] * axes)
-
-
-def _norms_as_a_whole(
-    product: Product, a: Float[Array, "*a"], b: Float[Array, "*b"], axes: int
-) -> Float[Array, "*ones"]:
-    """The bound of `Dot.norms` where all rows have the largest."""
-    ones = jnp.ones(product.width(a, b), b.dtype)
-    of_b = jnp.max(product.fold(jnp.abs(b), ones, 1), initial=0.0)
-    of_a = jnp.max(product.apply(jnp.abs(a), product.fold(jnp.ones_like(b), ones, 1)), initial=0.0)
-    return (of_a / max(product.width(a, b), 1) * of_b).reshape([1] * axes)
-
-
-def multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
+def _multiplies(dimensions: Dimensions, a: Any, b: Any) -> bool:
     """Whether the backend can return the product of these factors in float32 as they are.
 
     XLA's CPU backend multiplies bfloat16 natively where it has a kernel, and has no other way to a float32 result: a
@@ -478,7 +429,7 @@ def arranged(dimensions: Dimensions, a: Any, b: Any) -> tuple[Dimensions, Any, A
 
     Batch axes then come first, and contracted axes between the rows of `a` and the columns of `b`.
     """
-    if multiplies(dimensions, a, b):
+    if _multiplies(dimensions, a, b):
         return dimensions, a, b
     (left, right), (of_a, of_b) = dimensions
     rows, columns = (

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .products import Powers, Product
+from .products import Folded, Powers, Product, Sums
 from .roundoff import SIGMAS, SchemeName, Units, check_choice
 
 LOSSY = 16.0
@@ -69,21 +69,15 @@ class Expected(NamedTuple):
 
     sums: Float[Array, "*rows blocks"]  # cs, of each block of each row
     bound: Float[Array, "*#rows #blocks"]  # the part of the bound that the product has no say in
-    second: "SecondTier | None" = None  # what a second tier knows besides
-
-
-class SecondTier(NamedTuple):
-    """What the second tier knows besides."""
-
-    squares: Float[Array, "*rows blocks"]  # q^2, the least sum of squares that a row is taken to have
-    powers: Powers  # powers of two by which both factors were multiplied before everything here was computed from them
+    # In a second tier, q^2, the least sum of squares that a row is taken to have, and the powers of two by which both
+    # factors were multiplied before everything here was computed from them.
+    second: tuple[Float[Array, "*rows blocks"], Powers] | None = None
 
 
 class Scheme(abc.ABC):
     """How rows are judged."""
 
-    tiers = 1
-    """2 where `margin` has a second tier."""
+    tiers = 1  # 2 where `margin` has a second tier
 
     def blocks(self, width: int) -> int:
         """Number of blocks into which `width` columns are cut."""
@@ -117,16 +111,12 @@ def signed_weights(width: int, dtype: Any = jnp.float32) -> Float[Array, "n"]:
     return jnp.asarray(_weights(width), dtype)
 
 
-def checksum(
-    scheme: Scheme, product: Product, b: Float[Array, "*b"], width: int, *, careful: bool = False
-) -> Float[Array, "*folded blocks"]:
+def checksum(scheme: Scheme, product: Product, b: Float[Array, "*b"], width: int, *, careful: bool = False) -> Folded:
     """The folded second factor."""
     return product.fold(b, scheme.weights(width, b.dtype), scheme.blocks(width), careful=careful)
 
 
-def should_be(
-    scheme: Scheme, product: Product, factors: Factors, *, careful: bool = False
-) -> Float[Array, "*rows blocks"]:
+def should_be(scheme: Scheme, product: Product, factors: Factors, *, careful: bool = False) -> Sums:
     """The sums cs that the rows should have; `careful`: summed in parts."""
     folded = factors.checksum
     if folded is None:
@@ -138,7 +128,7 @@ def should_be(
     return product.apply(factors.a, folded, careful=careful)
 
 
-def residual(scheme: Scheme, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows blocks"]:
+def residual(scheme: Scheme, product: Product, factors: Factors, expected: Expected) -> Sums:
     """r: how far the rows are from what was expected; in a second tier, summed in parts."""
     if factors.totals is None:
         width = product.width(factors.a, factors.b)
@@ -151,16 +141,10 @@ def residual(scheme: Scheme, product: Product, factors: Factors, expected: Expec
     return found - expected.sums
 
 
-def _ratio(residual: Float[Array, "*rows blocks"], bound: Float[Array, "*#rows #blocks"]) -> Float[Array, "*rows"]:
+def _ratio(residual: Sums, bound: Float[Array, "*#rows #blocks"]) -> Float[Array, "*rows"]:
     """`|r| / bound`, infinite where either says nothing."""
     ratio = jnp.abs(residual) / bound
     return jnp.max(jnp.where(jnp.isfinite(bound) & ~jnp.isnan(ratio), ratio, jnp.inf), axis=-1, initial=0.0)
-
-
-def _least(units: Units, depth: int, width: int, dtype: Any) -> float:
-    """Absolute error of sums that are too small to be normal numbers, and of rounding them to the output's type."""
-    flushed = depth * width * float(jnp.finfo(dtype).tiny)
-    return flushed + SIGMAS * math.sqrt(width) * units.least
 
 
 class Probabilistic(Scheme):
@@ -168,7 +152,7 @@ class Probabilistic(Scheme):
 
     tiers = 2
 
-    def __init__(self, *, block: int | None = None) -> None:
+    def __init__(self, block: int | None = None) -> None:
         self._block = block
 
     def blocks(self, width: int) -> int:
@@ -188,15 +172,15 @@ class Probabilistic(Scheme):
         # Squares of what is smaller than the root of the smallest normal number vanish.
         lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(depth * width)
         bound = self._relative(product, factors) * (jnp.abs(sums) + lost)
-        return Expected(sums, bound, SecondTier(squares, powers))
+        return Expected(sums, bound, (squares, powers))
 
     def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
-        units, depth, width = factors.units, product.depth(*factors[:2]), product.width(*factors[:2])
-        least: Any = _least(units, depth, width, factors.c.dtype)
+        c, units, depth, width = factors.c, factors.units, product.depth(*factors[:2]), product.width(*factors[:2])
+        # Errors of sums that are too small to be normal numbers, and of rounding them to the output's type.
+        least: Any = depth * width * float(jnp.finfo(c.dtype).tiny) + SIGMAS * math.sqrt(width) * units.least
         if expected.second is not None:
-            by_a, by_b = expected.second.powers.rows
-            tiny, most = (jnp.asarray(x, factors.c.dtype) for x in (jnp.finfo(factors.c.dtype).tiny, 1e30))
-            c = factors.c
+            by_a, by_b = expected.second[1].rows
+            tiny, most = (jnp.asarray(x, c.dtype) for x in (jnp.finfo(c.dtype).tiny, 1e30))
             for power in (by_a, by_b):
                 c = c * (product.spread(power, c) if power.ndim else power)
             carried = None if factors.carried is None else factors.carried * by_a * by_b
@@ -206,11 +190,10 @@ class Probabilistic(Scheme):
             flushed = depth * width * tiny * (by_a + by_b)
             least = jnp.minimum(least * by_a * by_b + flushed, most)[..., None]
         if factors.totals is None:
-            ones = jnp.ones(width, factors.c.dtype)
-            squares = product.total(factors.c * factors.c, ones, self.blocks(width))
+            squares = product.total(c * c, jnp.ones(width, c.dtype), self.blocks(width))
         else:
             squares = factors.totals[1][..., None]
-        largest = squares if expected.second is None else jnp.maximum(squares, expected.second.squares)
+        largest = squares if expected.second is None else jnp.maximum(squares, expected.second[0])
         bound = self._relative(product, factors) * jnp.sqrt(largest) + expected.bound + least
         if factors.carried is None:
             bound += SIGMAS * units.output * jnp.sqrt(squares)
@@ -226,9 +209,8 @@ class Probabilistic(Scheme):
         # Products with vectors are summed one term after the other throughout.
         vector = product.width(a, b) == 1 or product.rows(a, b) == 1
         lost = depth if vector else max(depth / LOSSY, min(depth, RUN))
-        usual, lossy = (
-            Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, min(kappa, depth / max(lost, 1)))
-        )
+        lossy = min(kappa, depth / max(lost, 1))
+        usual, lossy = (Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, lossy))
         return usual / lossy
 
 
@@ -286,10 +268,6 @@ class Paper(Scheme):
 def make_scheme(name: str, a: Any, b: Any) -> Scheme:
     """The scheme of that name for factors of these types."""
     check_choice("scheme", name, get_args(SchemeName))
-    if name in ("two-tier", "residual"):
-        return Probabilistic()
-    if name == "blocks":
-        return Probabilistic(block=BLOCK)
-    if name == "deterministic":
-        return Deterministic()
-    return Paper(max(float(jnp.finfo(dtype).eps) for dtype in (a, b)))
+    if name == "paper":
+        return Paper(max(float(jnp.finfo(dtype).eps) for dtype in (a, b)))
+    return Deterministic() if name == "deterministic" else Probabilistic(BLOCK if name == "blocks" else None)

@@ -28,8 +28,7 @@ from ..program import (
 from ._check import Flags, Operands, check, merge_flags, rounded_off
 from .fused_products import multiply
 from .products import Conv, Dot, Indexed, Product, arranged
-from .profile import Profile
-from .roundoff import Mode, Output, SchemeName, Settings, check_choice, known, unit, work_type
+from .roundoff import Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
 from .schemes import make_scheme
 
 
@@ -183,9 +182,9 @@ class _Abft:
     merge = staticmethod(merge_flags)
 
 
-def carried(product: Product, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
+def carried(product: Dot | Conv, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
     """A product rounded to a type, checked after the rounding by the sum of what the rounding took away."""
-    wide = product.returning(work_type(a.dtype, b.dtype))
+    wide = dataclasses.replace(product, dtype=jnp.dtype(work_type(a.dtype, b.dtype)))
     a, b = lax.optimization_barrier((a, b))
     if isinstance(wide, Dot):
         dimensions, a, b = arranged(wide.dimensions, a, b)
@@ -225,11 +224,11 @@ def unchecked(site: Site) -> str | None:
     return None
 
 
-_SPARSE = ("bcoo", "bcsr", "coo", "csr")
+_SPARSE, _SPARSE_DOTS = ("bcoo", "bcsr", "coo", "csr"), ("bcoo_dot_general", "bcsr_dot_general")
 
 
 def _factors(kind: str, inputs: Sequence[Any]) -> tuple[Any, Any]:
-    return inputs[0], inputs[-1] if kind in ("bcoo_dot_general", "bcsr_dot_general") else inputs[1]
+    return inputs[0], inputs[-1] if kind in _SPARSE_DOTS else inputs[1]
 
 
 def task(kind: str, params: Mapping[str, Any], inputs: Values) -> ProductTask:
@@ -239,28 +238,22 @@ def task(kind: str, params: Mapping[str, Any], inputs: Values) -> ProductTask:
         return _complex(params, a, b) if jnp.iscomplexobj(a) else ProductTask(product_of(kind, params, a, b), a, b)
     if kind == "ragged_dot_general":
         numbers = params["ragged_dot_dimension_numbers"]
-        ragged = Indexed(
-            kind,
-            numbers.dot_dimension_numbers,
-            (a.ndim, b.ndim),
-            (("lhs_ragged_dimensions", tuple(numbers.lhs_ragged_dimensions)),),
-            tuple(numbers.rhs_group_dimensions),
-            params["precision"],
-            params["preferred_element_type"],
-        )
-        return ProductTask(ragged, a, b, (inputs[2],))
-    if kind == "bcoo_dot_general" or kind == "bcsr_dot_general":
-        info = params["lhs_spinfo"]
-        times = Indexed(
-            kind,
-            params["dimension_numbers"],
-            (len(info.shape), b.ndim),
-            (("lhs_spinfo", info),),
-            dtype=params["preferred_element_type"],
-        )
+        ragged = (("lhs_ragged_dimensions", tuple(numbers.lhs_ragged_dimensions)),)
+        groups, precision = tuple(numbers.rhs_group_dimensions), params["precision"]
+        dimensions, dtype = numbers.dot_dimension_numbers, params["preferred_element_type"]
+        product = Indexed(kind, dimensions, (a.ndim, b.ndim), ragged, groups, precision, dtype)
+        return ProductTask(product, a, b, (inputs[2],))
+    if kind in _SPARSE_DOTS:
+        info, dtype = params["lhs_spinfo"], params["preferred_element_type"]
+        axes = len(info.shape), b.ndim
+        times = Indexed(kind, params["dimension_numbers"], axes, (("lhs_spinfo", info),), dtype=dtype)
         return ProductTask(times, a, b, tuple(inputs[1:-1]))
     if kind.startswith("scaled_matmul"):
-        a, b = (_dequantized(x, scale) for x, scale in ((a, inputs[2]), (b, inputs[3])))
+        # Numbers of 8 bits times the scale of their block of the last axis, in float32.
+        a, b = (
+            x.astype(jnp.float32) * jnp.repeat(scale.astype(jnp.float32), x.shape[-1] // scale.shape[-1], axis=-1)
+            for x, scale in ((a, inputs[2]), (b, inputs[3]))
+        )
         whole = Dot((((2,), (2,)), ((0,), (0,))), (3, 3), lax.Precision.HIGHEST, params["preferred_element_type"])
         return ProductTask(whole, a, b)
     return ProductTask(product_of(kind, params, a, b), a, b)
@@ -269,15 +262,10 @@ def task(kind: str, params: Mapping[str, Any], inputs: Values) -> ProductTask:
 def product_of(kind: str, params: Mapping[str, Any], a: Any, b: Any) -> Dot | Conv:
     """The dense product that an equation computes."""
     if kind == "dot_general":
-        return Dot(
-            params["dimension_numbers"],
-            (a.ndim, b.ndim),
-            params["precision"],
-            params["preferred_element_type"],
-            params.get("out_sharding"),
-        )
-    kept = {name: value for name, value in params.items() if name in _CONVOLUTION}
-    return Conv(tuple(kept.items()), params["preferred_element_type"])
+        precision, dtype, sharding = params["precision"], params["preferred_element_type"], params.get("out_sharding")
+        return Dot(params["dimension_numbers"], (a.ndim, b.ndim), precision, dtype, sharding)
+    kept = tuple((name, value) for name, value in params.items() if name in _CONVOLUTION)
+    return Conv(kept, params["preferred_element_type"])
 
 
 _CONVOLUTION = (
@@ -296,20 +284,12 @@ def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
     both = jnp.stack([part(a) for part in parts], -1)
     real, imaginary = (part(b) for part in parts)
     four = jnp.stack([jnp.stack([real, imaginary], -1), jnp.stack([-imaginary, real], -1)], -2)
-    return ProductTask(
-        Dot(dimensions, (a.ndim + 1, b.ndim + 2), params["precision"]),
-        both,
-        four,
-        read=lambda c: jnp.stack([part(c) for part in parts], -1),
-        write=lambda c: lax.complex(c[..., 0], c[..., 1]),
-        parts=2,
-    )
+    product = Dot(dimensions, (a.ndim + 1, b.ndim + 2), params["precision"])
 
+    def read(c: Any) -> Any:
+        return jnp.stack([part(c) for part in parts], -1)
 
-def _dequantized(x: Any, scale: Any) -> Any:
-    """Numbers of 8 bits times the scale of their block of the last axis, in float32."""
-    wide = jnp.repeat(scale.astype(jnp.float32), x.shape[-1] // scale.shape[-1], axis=-1)
-    return x.astype(jnp.float32) * wide
+    return ProductTask(product, both, four, (), read, lambda c: lax.complex(c[..., 0], c[..., 1]), 2)
 
 
 def coverage(flags: Reports) -> float:
@@ -341,12 +321,12 @@ def coverage(flags: Reports) -> float:
     work = {site.name: site.runs * (site.products or 0) for site in flags.sites}
     left = sum(one.site.runs * (one.site.products or 0) for one in flags.skipped)
     whole = sum(work.values()) + left
-    return sum(work[name] * _judged(flag) for name, flag in flags.items()) / whole if whole else 0.0
 
+    def judged(flag: Any) -> float:
+        """Share of a product's rows whose factors were finite; what did not run has none that was not."""
+        if isinstance(flag.checked, jax.ShapeDtypeStruct):  # of `jax.eval_shape`
+            return 1.0
+        checked, nonfinite = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (flag.checked, flag.nonfinite))
+        return checked / (checked + nonfinite) if nonfinite else 1.0
 
-def _judged(flag: Any) -> float:
-    """Share of a product's rows whose factors were finite; what did not run has none that was not."""
-    if isinstance(flag.checked, jax.ShapeDtypeStruct):  # of `jax.eval_shape`
-        return 1.0
-    checked, nonfinite = (float(np.sum(np.asarray(x), dtype=np.float64)) for x in (flag.checked, flag.nonfinite))
-    return checked / (checked + nonfinite) if nonfinite else 1.0
+    return sum(work[name] * judged(flag) for name, flag in flags.items()) / whole if whole else 0.0

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from sdc.checksums.profile import Profile, hardware
-from sdc.checksums.roundoff import Rounding
+from sdc.checksums.roundoff import Profile, Rounding, hardware
 from sdc.records import determinism
 from sdc.tools.cli import run
 from tests.tools.command import lines, sdc, summary

@@ -27,13 +27,14 @@ from sdc.aggregation import (
     Aggregation,
     Dropped,
     LossyLog,
+    Mean,
+    Own,
     Recorded,
     Shadowed,
     Stopwatch,
     Sum,
     accumulate,
     around,
-    combining_of,
     completed_before,
     drop_rate,
     from_workers,
@@ -145,7 +146,9 @@ class Replicas:
 
     @functools.cached_property
     def combining(self) -> Any:
-        return combining_of(self.aggregation)
+        if spares := self.aggregation.spares:
+            return Shadowed(spares)
+        return Mean() if self.aggregation.lossy is None else Own()
 
     @functools.cached_property
     def work(self) -> Callable[[Any, Any, Any], Any]:

@@ -1,5 +1,6 @@
 """One contract over types, shapes and schemes: margins are the formulas', wrong rows are found, named and mended."""
 
+import dataclasses
 import math
 from typing import Any, get_args
 
@@ -90,7 +91,7 @@ def test_margins_verdicts_places_and_repairs(dtype: str, shape: str, rounded: bo
     product, a, b = product_of(shape, dtype, rng)
     out = dtype if rounded else "float32"
     if rounded:
-        product = product.returning(dtype)
+        product = dataclasses.replace(product, dtype=jnp.dtype(dtype))
     clean = product(a, b)
     where = int(rng.integers(clean.size))
 
@@ -333,7 +334,7 @@ def test_carried_residual_sees_what_rounding_hides() -> None:
     for c, count in ((rounded, 0), (bad, 1)):
         flags = check(product, Settings(scheme="residual"), Operands(a, b, c, lost))[1]
         assert int(flags.flagged) == count
-    without = check(product.returning(jnp.bfloat16), Settings(), Operands(a, b, bad))[1]
+    without = check(dataclasses.replace(product, dtype=jnp.dtype(jnp.bfloat16)), Settings(), Operands(a, b, bad))[1]
     assert int(without.flagged) == 0
 
 

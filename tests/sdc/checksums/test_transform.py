@@ -1,5 +1,6 @@
 """`abft` on whole steps and in single layers: every nesting, both directions, with the transformations around it."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -18,8 +19,7 @@ import sdc
 from sdc.checksums._check import check
 from sdc.checksums.fused_products import multiply, triton_fits, triton_product
 from sdc.checksums.products import Dot
-from sdc.checksums.profile import Profile, hardware
-from sdc.checksums.roundoff import Rounding
+from sdc.checksums.roundoff import Profile, Rounding, hardware
 from sdc.checksums.schemes import signed_weights
 from sdc.faults.events import Moment
 from sdc.faults.fault import When
@@ -385,6 +385,6 @@ def test_the_kernel_takes_only_what_it_fits() -> None:
     assert not triton_fits(product, narrow.astype(jnp.float32), narrow.astype(jnp.float32))
     assert not triton_fits(product, narrow[:100], narrow)
     assert not triton_fits(product, narrow[:, :100], narrow[:100])
-    assert not triton_fits(product.returning(jnp.bfloat16), narrow, narrow)
+    assert not triton_fits(dataclasses.replace(product, dtype=jnp.dtype(jnp.bfloat16)), narrow, narrow)
     assert not triton_fits(Dot((((0,), (0,)), ((), ())), (2, 2), dtype=product.dtype), narrow, narrow)
     assert not triton_fits(Dot((((2,), (1,)), ((0,), (0,))), (3, 3), dtype=product.dtype), narrow[None], narrow[None])
