@@ -42,7 +42,9 @@ class Assignment:
 
     def __init__(self, value: Shaped[Array, "*shape"]) -> None:
         value = jnp.asarray(value)
-        hide = _hideable(value.dtype)
+        # Keys refuse arithmetic already, and elements narrower than 8 bits have no bits to show.
+        key = jnp.issubdtype(value.dtype, jax.dtypes.extended)
+        hide = not key and (value.dtype == np.bool_ or jax.dtypes.itemsize_bits(value.dtype) >= 8)
         self._leaf, self._dtype = (_hidden(value), value.dtype) if hide else (value, None)
 
     @property
@@ -78,10 +80,8 @@ def assign(values: Tree) -> Tree:
 def assigns(updates: Tree) -> bool:
     """Whether any of these updates is an assignment."""
 
-    def found(x: Any) -> bool:
-        return isinstance(x, Assignment)
-
-    return any(map(found, jax.tree.leaves(updates, is_leaf=found)))
+    leaves = jax.tree.leaves(updates, is_leaf=lambda x: isinstance(x, Assignment))
+    return any(isinstance(leaf, Assignment) for leaf in leaves)
 
 
 def stepped(
@@ -109,13 +109,6 @@ def check_update(state: Any, kind: type, params: Tree) -> None:
         raise ValueError(
             f"a state of type {type(state).__name__} is not of this optimizer; expected the {kind.__name__} of its init"
         )
-
-
-def _hideable(dtype: Any) -> bool:
-    """Keys refuse arithmetic already, and elements narrower than 8 bits have no bits to show."""
-    if jnp.issubdtype(dtype, jax.dtypes.extended):
-        return False
-    return bool(dtype == np.bool_ or jax.dtypes.itemsize_bits(dtype) >= 8)
 
 
 @functools.cache

@@ -21,21 +21,13 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """What a worker sends in a step.
+    """What a worker sends in a step."""
 
-    Attributes:
-        sender: number of this worker.
-        step: number of the step.
-        workers: receivers.
-        packets: sent to each of them.
-        scale: factor on the loss rates, at most 1.
-    """
-
-    sender: Int32[Array, ""]
-    step: Int32[Array, ""]
-    workers: int
-    packets: int
-    scale: Float32[Array, ""]
+    sender: Int32[Array, ""]  # number of this worker
+    step: Int32[Array, ""]  # number of the step
+    workers: int  # receivers
+    packets: int  # sent to each of them
+    scale: Float32[Array, ""]  # factor on the loss rates, at most 1
 
 
 class Channel(ABC):
@@ -43,7 +35,6 @@ class Channel(ABC):
 
     def init(self, workers: int) -> Any:
         """The state of the links of one sender before the first packet."""
-        del workers
         return ()
 
     @abstractmethod
@@ -62,13 +53,9 @@ class Channel(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Independent(Channel):
-    """Every packet is lost with the same probability, independently of all others.
+    """Every packet is lost with the same probability, independently of all others."""
 
-    Attributes:
-        rate: probability of a loss.
-    """
-
-    rate: float
+    rate: float  # probability of a loss
 
     def __post_init__(self) -> None:
         check_probability("rate", self.rate)
@@ -83,18 +70,12 @@ class GilbertElliott(Channel):
 
     Gilbert, *Capacity of a Burst-Noise Channel* (1960); Elliott (1963). Links begin in the good state and carry their
     state on from step to step.
-
-    Attributes:
-        rate: share of packets lost in the long run.
-        burst: mean length of a stay in the bad state, in packets.
-        bad: probability of a loss in the bad state.
-        good: probability of a loss in the good state.
     """
 
-    rate: float
-    burst: float = 8.0
-    bad: float = 1.0
-    good: float = 0.0
+    rate: float  # share of packets lost in the long run
+    burst: float = 8.0  # mean length of a stay in the bad state, in packets
+    bad: float = 1.0  # probability of a loss in the bad state
+    good: float = 0.0  # the same in the good state
 
     def __post_init__(self) -> None:
         for name in ("rate", "bad", "good"):
@@ -127,9 +108,7 @@ class GilbertElliott(Channel):
     def init(self, workers: int) -> Bool[Array, "workers"]:
         return jnp.zeros(workers, jnp.bool_)
 
-    def draw(
-        self, key: PRNGKeyArray, state: Bool[Array, "workers"], sent: Sent
-    ) -> tuple[Bool[Array, "workers packets"], Bool[Array, "workers"]]:
+    def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
         change, loss = jax.random.uniform(key, (2, sent.workers, sent.packets))
         # What a packet does to the state is a map of {good, bad}; maps compose, so that a whole stream is one scan.
         from_good, from_bad = change < self.into_bad, change >= self.out_of_bad
@@ -145,19 +124,12 @@ class GilbertElliott(Channel):
 
 @dataclasses.dataclass(frozen=True)
 class BadLink(Channel):
-    """One bad link, or one bad worker, among better ones.
+    """One bad link, or one bad worker, among better ones."""
 
-    Attributes:
-        rate: probability of a loss on the bad links.
-        sender: only links from this worker are bad; None for any.
-        receiver: only links to this worker are bad; None for any.
-        other: probability of a loss on all other links.
-    """
-
-    rate: float
-    sender: int | None = None
-    receiver: int | None = None
-    other: float = 0.0
+    rate: float  # probability of a loss on the bad links
+    sender: int | None = None  # only links from this worker are bad; None for any
+    receiver: int | None = None  # only links to this worker are bad; None for any
+    other: float = 0.0  # probability of a loss on all other links
 
     def __post_init__(self) -> None:
         check_probability("rate", self.rate)
@@ -180,11 +152,7 @@ class BadLink(Channel):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recorded(Channel):
-    """A recorded trace: the losses of a real network, or of an earlier run. Steps beyond its end begin anew.
-
-    Attributes:
-        arrived: bool [steps, senders, receivers, packets].
-    """
+    """A recorded trace: the losses of a real network, or of an earlier run. Steps beyond its end begin anew."""
 
     arrived: Bool[np.ndarray, "steps senders receivers packets"]
 
@@ -197,7 +165,6 @@ class Recorded(Channel):
             )
 
     def draw(self, key: PRNGKeyArray, state: Any, sent: Sent) -> tuple[Bool[Array, "workers packets"], Any]:
-        del key
         if self.arrived.shape[1:] != (sent.workers, sent.workers, sent.packets):
             raise ValueError(
                 f"a recorded trace of {self.arrived.shape[1:]} (senders, receivers, packets) does not fit a run of "

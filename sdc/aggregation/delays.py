@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from sdc._lazy import jax, jnp
 from sdc.text import Form, form, read_term, write_term
@@ -23,23 +23,11 @@ if TYPE_CHECKING:
 _NORMAL = NormalDist()
 
 
-class Latency(Protocol):
-    """The time of a micro-batch, drawn independently for each."""
-
-    @property
-    def mean(self) -> float:
-        """Expected time."""
-
-    @property
-    def variance(self) -> float:
-        """Variance of the time."""
-
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
-        """Independent times; the same key and shape give the same bits."""
-
-
 class _Written:
-    """Parameters that are above 0, unless a latency says otherwise, and a text form, see `parse_latency`."""
+    """The time of a micro-batch, drawn independently for each: its mean, its variance, and samples of it.
+
+    Parameters are above 0, unless a latency says otherwise. The `str` of a latency is its text, see `parse_latency`.
+    """
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -50,6 +38,12 @@ class _Written:
 
     def __str__(self) -> str:
         return write_term(self, LATENCIES)
+
+
+def _check_times(**times: float) -> None:
+    for name, value in times.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: expected a finite time in seconds, at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +81,19 @@ class Normal(_Written):
     sigma: float  # standard deviation before the clipping, above 0
 
     @property
-    def mean(self) -> float:
-        return self.mu + self.sigma * self._clipped()
-
-    @property
-    def variance(self) -> float:
-        clipped = self._clipped()
-        return self.sigma**2 * (_NORMAL.cdf(self.mu / self.sigma) - self.mu / self.sigma * clipped - clipped**2)
-
     def _clipped(self) -> float:
         """E[W]: by how many sigma the clipping raises the mean."""
         ratio = self.mu / self.sigma
         return _NORMAL.pdf(ratio) - ratio * _NORMAL.cdf(-ratio)
+
+    @property
+    def mean(self) -> float:
+        return self.mu + self.sigma * self._clipped
+
+    @property
+    def variance(self) -> float:
+        ratio, clipped = self.mu / self.sigma, self._clipped
+        return self.sigma**2 * (_NORMAL.cdf(ratio) - ratio * clipped - clipped**2)
 
     def sample(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float32[Array, "*shape"]:
         return jnp.maximum(self.mu + self.sigma * jax.random.normal(key, shape, jnp.float32), 0)
@@ -215,8 +210,8 @@ def _bounded_moment(k: int) -> float:
     return float(below + _BOUND**k * _NORMAL.cdf(-distance))
 
 
-_MODELS = (Constant, Normal, LogNormal, Exponential, Gamma, Bernoulli, BoundedLogNormal)
-LATENCIES: Mapping[str, Form] = {model.__name__.lower(): form(model) for model in _MODELS}
+Latency: TypeAlias = Constant | Normal | LogNormal | Exponential | Gamma | Bernoulli | BoundedLogNormal
+LATENCIES: Mapping[str, Form] = {model.__name__.lower(): form(model) for model in get_args(Latency)}
 """The text form of every latency."""
 
 
@@ -225,13 +220,7 @@ def parse_latency(text: str) -> Latency:
 
     Kinds and keys are the classes of this module and their attributes: `constant,seconds=S`, `normal,mu=M,sigma=S`,
     `lognormal,mean=M,std=S`, `exponential,mean=M`, `gamma,mean=M,shape=K`, `bernoulli,base=B,extra=E,probability=P`,
-    `boundedlognormal,base=B`. The `str` of a latency is its text.
+    `boundedlognormal,base=B`.
     """
     found: Latency = read_term("latency", text, LATENCIES, example="lognormal,mean=0.1,std=0.05").value
     return found
-
-
-def _check_times(**times: float) -> None:
-    for name, value in times.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value}: expected a finite time in seconds, at least 0")

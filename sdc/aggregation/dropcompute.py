@@ -45,15 +45,10 @@ Correction: TypeAlias = Literal["none", "rate", "count"]
 
 
 class Sum(NamedTuple):
-    """What a worker has accumulated.
+    """What a worker has accumulated."""
 
-    Attributes:
-        loss: sum of the losses of completed micro-batches, float32.
-        gradient: sum of their gradients, at least float32.
-    """
-
-    loss: Float32[Array, ""]
-    gradient: Tree
+    loss: Float32[Array, ""]  # sum of the losses of completed micro-batches
+    gradient: Tree  # sum of their gradients, at least float32
 
 
 class Combined(NamedTuple):
@@ -67,11 +62,8 @@ class Combined(NamedTuple):
 
 def gradient_sum(params: Tree) -> Sum:
     """The sum before the first micro-batch."""
-
-    def zeros(leaf: Array) -> Array:
-        return jnp.zeros(jnp.shape(leaf), at_least_float32(jnp.result_type(leaf)))
-
-    return Sum(jnp.zeros((), jnp.float32), jax.tree.map(zeros, params))
+    none = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), at_least_float32(jnp.result_type(x))), params)
+    return Sum(jnp.zeros((), jnp.float32), none)
 
 
 def accumulate(loss: Callable[[Tree, Tree], Float32[Array, ""]]) -> Work:
@@ -338,7 +330,11 @@ class Stopwatch:
                 while flying:  # whoever stands still has nothing in flight
                     land()
                 time.sleep(max(0.0, min(delays[number], deadline - time.perf_counter())))
-            while flying and self._late(started, deadline, ends, len(flying)):
+            while flying and deadline < math.inf:
+                # When what is in flight will end is not known before anything has ended.
+                mean = (ends[-1] - started) / len(ends) if ends else math.inf
+                if (ends or [started])[-1] + len(flying) * mean < deadline:
+                    break
                 land()
             if time.perf_counter() >= deadline:
                 break
@@ -353,16 +349,6 @@ class Stopwatch:
             land()
         latencies = tuple(end - start for start, end in zip([started, *ends], ends, strict=False))
         return Stopped(carry, done, latencies, time.perf_counter() - started)
-
-    @staticmethod
-    def _late(started: float, deadline: float, ends: Sequence[float], flying: int) -> bool:
-        """Whether what is in flight may not end before the deadline; unknown before anything has ended."""
-        if deadline == math.inf:
-            return False
-        if not ends:
-            return True
-        mean = (ends[-1] - started) / len(ends)
-        return ends[-1] + flying * mean >= deadline
 
 
 def to_workers(tree: Tree, axis_name: str, mesh: Mesh) -> Tree:
@@ -401,12 +387,13 @@ class Resampling:
 
     def __init__(self, size: int, *, workers: int, micro_batches: int, batch: int, seed: int) -> None:
         self.size, self.shape, self.seed = size, (workers, micro_batches, batch), seed
+        self._step = int(np.prod(self.shape))
         if min(size, *self.shape) < 1 or seed < 0:
             raise ValueError(
                 f"size={size}, workers={workers}, micro_batches={micro_batches}, batch={batch}, seed={seed}: "
                 "expected numbers of at least 1, and a seed of at least 0"
             )
-        if int(np.prod(self.shape)) > size:
+        if self._step > size:
             raise ValueError(
                 f"a step of {workers} workers × {micro_batches} micro-batches × {batch} samples needs more than the "
                 f"{size} samples that there are; give more data or a smaller batch"
@@ -420,14 +407,13 @@ class Resampling:
         return self
 
     def __next__(self) -> Int[np.ndarray, "workers micro_batches batch"]:
-        needed = int(np.prod(self.shape))
-        while len(self._queue) < needed:
+        while len(self._queue) < self._step:
             if self._dropped:
                 self._queue, self._dropped = self._queue + self._dropped, []
             else:
                 self._epoch += 1
                 self._queue = self._queue + self._order()
-        step, self._queue = self._queue[:needed], self._queue[needed:]
+        step, self._queue = self._queue[: self._step], self._queue[self._step :]
         self._last = np.asarray(step, np.int64).reshape(self.shape)
         return self._last.copy()
 

@@ -258,15 +258,10 @@ SAMPLE = 256
 
 
 class LossyLog(NamedTuple):
-    """Which packets of this worker arrived at the last step, eight to a byte (`numpy.packbits` along the last axis).
+    """Which packets of this worker arrived at the last step, eight to a byte (`numpy.packbits` along the last axis)."""
 
-    Attributes:
-        gradient: packets of the reduce-scatter, uint8 [receivers, packets / 8].
-        parameter: packets of the all-gather, of the same shape and type.
-    """
-
-    gradient: UInt8[Array, "workers bytes"]
-    parameter: UInt8[Array, "workers bytes"]
+    gradient: UInt8[Array, "receivers bytes"]  # packets of the reduce-scatter
+    parameter: UInt8[Array, "receivers bytes"]  # packets of the all-gather
 
 
 class LossyReport(NamedTuple):

@@ -5,6 +5,7 @@ Each has settings of its own, the fields of its class below, which are keywords 
 Nothing here imports JAX: a mistyped specification is refused at once.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -37,14 +38,10 @@ class Noise:
             raise ValueError("burst_sigma without burst_period would never come; give both")
 
     @property
-    def degrees(self) -> tuple[float, ...]:
-        """The standard deviations that come at some step."""
-        return (self.sigma,) if self.burst_period is None else (self.sigma, self.burst_sigma)
-
-    @property
     def silent(self) -> bool:
         """Whether it is known that no step has noise."""
-        return all(_known(degree) and not degree for degree in self.degrees)
+        degrees = (self.sigma,) if self.burst_period is None else (self.sigma, self.burst_sigma)
+        return all(_known(degree) and not degree for degree in degrees)
 
 
 def _known(value: Any) -> bool:
@@ -122,19 +119,20 @@ class Lossy:
 
     def channels(self) -> tuple[Channel, Channel]:
         """The channels of gradients and of parameters; ValueError where settings exclude each other."""
-        rates = {"p": self.p, "p_grad": self.p_grad, "p_param": self.p_param}
-        for name, rate in rates.items():
-            if rate is not None:
-                check_probability(name, rate)
-        gradient, parameter = (self.p if rate is None else rate for rate in (self.p_grad, self.p_param))
-        return self._channel(gradient), self._channel(parameter)
+        for name, given in (("p", self.p), ("p_grad", self.p_grad), ("p_param", self.p_param)):
+            if given is not None:
+                check_probability(name, given)
+        one_link = self.sender is not None or self.receiver is not None
+        if one_link and self.burst is not None:
+            raise ValueError("burst and sender or receiver exclude each other; give one of them")
 
-    def _channel(self, rate: float) -> Channel:
-        if self.sender is not None or self.receiver is not None:
-            if self.burst is not None:
-                raise ValueError("burst and sender or receiver exclude each other; give one of them")
-            return BadLink(rate, self.sender, self.receiver)
-        return Independent(rate) if self.burst is None else GilbertElliott(rate, self.burst)
+        def channel(rate: float) -> Channel:
+            if one_link:
+                return BadLink(rate, self.sender, self.receiver)
+            return Independent(rate) if self.burst is None else GilbertElliott(rate, self.burst)
+
+        gradient, parameter = (self.p if rate is None else rate for rate in (self.p_grad, self.p_param))
+        return channel(gradient), channel(parameter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,14 +225,12 @@ class Aggregation:
 
 
 def _seconds(text: str) -> float:
-    expected = ValueError("expected seconds above 0, inf, or auto")
-    try:
-        seconds = AUTO if text == "auto" else float(text)
-    except ValueError:
-        raise expected from None
-    if text != "auto" and not seconds > 0:
-        raise expected
-    return seconds
+    if text == "auto":
+        return AUTO
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise ValueError("expected seconds above 0, inf, or auto")
 
 
 METHODS: Mapping[str, Form] = {
@@ -277,8 +273,5 @@ def parse_aggregation(text: str) -> Aggregation:
 
 def _words(settings: Any) -> str:
     """The settings that differ from their defaults."""
-    return ", ".join(
-        f"{field.name} {getattr(settings, field.name)}"
-        for field in dataclasses.fields(settings)
-        if getattr(settings, field.name) != field.default
-    )
+    fields = {field.name: field.default for field in dataclasses.fields(settings)}
+    return ", ".join(f"{name} {value}" for name, value in vars(settings).items() if value != fields[name])

@@ -1,6 +1,7 @@
 """Gradients that differ between workers: the error model of PAFT, simulated."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -77,21 +78,10 @@ def gradient_noise(
     chosen = None if workers is None else tuple(dict.fromkeys(workers))
     settings: Any = Noise(sigma, chosen, burst_period, burst_sigma)  # type: ignore[arg-type] # traced, perhaps
 
-    def placed(count: int) -> list[Fault]:
-        """The faults, each with the worker that it hits."""
-        struck = range(count) if chosen is None else chosen
-        return [
-            dataclasses.replace(fault, at=fault.at if axis_name in fault.at else {**fault.at, axis_name: worker})
-            for fault in faults
-            for worker in ([fault.at[axis_name]] if axis_name in fault.at else struck)
-        ]
-
     def init(params: Any) -> NoiseState:
-        del params
         return NoiseState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.uint32))
 
     def update(gradient: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
-        del params
         total = count_workers(axis_name)
         if chosen is not None and not set(chosen) <= set(range(total)):
             raise ValueError(f"workers={chosen}: expected numbers from 0 to {total - 1}")
@@ -107,14 +97,18 @@ def gradient_noise(
             scale = jnp.where(jnp.isin(lax.axis_index(axis_name), jnp.asarray(chosen)), scale, 0)
 
         if not settings.silent:
-            leaves, structure = jax.tree.flatten(gradient)
-            keys = jax.random.split(key, len(leaves))
-            gradient = jax.tree.unflatten(
-                structure, [_noisy(leaf, scale, one) for leaf, one in zip(leaves, keys, strict=True)]
-            )
+            structure: Any = jax.tree.structure(gradient)
+            keys = jax.tree.unflatten(structure, list(jax.random.split(key, structure.num_leaves)))
+            gradient = jax.tree.map(functools.partial(_noisy, scale), gradient, keys)
         changed = jnp.zeros((), jnp.uint32)
         if faults:
-            faulty = inject(lambda tree: probe(tree, SITE, directions=("fwd",)), placed(total))
+            struck = range(total) if chosen is None else chosen
+            placed = [  # each with the worker that it hits
+                dataclasses.replace(fault, at={**fault.at, axis_name: worker})
+                for fault in faults
+                for worker in ([fault.at[axis_name]] if axis_name in fault.at else struck)
+            ]
+            faulty = inject(lambda tree: probe(tree, SITE, directions=("fwd",)), placed)
             gradient, events = faulty(Moment(step_key, state.step), gradient)
             changed = jnp.sum(jnp.stack([jnp.sum(event.changed) for event in events.values()])).astype(jnp.uint32)
         return gradient, NoiseState(state.step + 1, changed)
@@ -122,7 +116,7 @@ def gradient_noise(
     return optax.GradientTransformation(init, update)
 
 
-def _noisy(leaf: Array, scale: Array, key: Array) -> Array:
+def _noisy(scale: Array, leaf: Array, key: Array) -> Array:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     error = scale * jax.random.normal(key, leaf.shape, jnp.float32)

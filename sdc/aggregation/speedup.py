@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
 def completed(latencies: Float[np.ndarray, "*batch micro_batches"], threshold: float) -> Int64[np.ndarray, "*batch"]:
     """Micro-batches that a worker completes: #{m : T^(m) < tau}, T^(m) = sum_{j<=m} t^(j)."""
-    check_threshold(threshold)
+    _check_threshold(threshold)
     return np.count_nonzero(_cumulative(latencies) < threshold, axis=-1)
 
 
@@ -57,7 +57,7 @@ def effective_speedup(
     T_i is the compute time of the slowest worker, Mdone_i what a worker completes on average. Dropped micro-batches
     count as time lost, so that the speedup is of the time to a number of samples, not to a number of steps.
     """
-    check_threshold(threshold)
+    _check_threshold(threshold)
     cumulative, longest, serial = _measured(latencies, serial)
     done = np.count_nonzero(cumulative < threshold, axis=(1, 2))
     values = _equation_6(done, threshold, longest, serial, cumulative[0].size)
@@ -100,7 +100,13 @@ def select_threshold(
     best = 1.0  # of the infinite threshold
     while True:
         last = thresholds[np.minimum(starts + width, len(thresholds)) - 1]
-        speedups, bounds = _speedups(rows, longest, serial, thresholds[starts], last)
+        # Speedup at the last threshold of each bucket, and the bound of all speedups in the bucket.
+        speedups, bounds = np.zeros((2, len(last)))
+        for row, slowest, rest in zip(rows, longest, serial, strict=True):
+            done = np.searchsorted(row, last)
+            speedups += _equation_6(done, last, slowest, rest, row.size)
+            bounds += _equation_6(done, thresholds[starts], slowest, rest, row.size)
+        speedups, bounds = speedups / iterations, bounds / iterations
         best = max(best, float(speedups.max()))
         stay = bounds >= best * (1 - _TIE)
         if width == 1:
@@ -111,24 +117,8 @@ def select_threshold(
     if best * (1 - _TIE) <= 1:
         return Choice(math.inf, 1.0, float(micro_batches), 0.0)
     chosen = np.flatnonzero(stay)[-1]
-    done = float(np.searchsorted(pooled, last[chosen]) / (iterations * workers))
-    return Choice(float(last[chosen]), float(speedups[chosen]), done, 1 - done / micro_batches)
-
-
-def _speedups(
-    rows: Float64[np.ndarray, "iterations times"],
-    longest: Float64[np.ndarray, " iterations"],
-    serial: Float64[np.ndarray, " iterations"],
-    first: Float64[np.ndarray, " buckets"],
-    last: Float64[np.ndarray, " buckets"],
-) -> tuple[Float64[np.ndarray, " buckets"], Float64[np.ndarray, " buckets"]]:
-    """Speedup at the last threshold of each bucket, and the bound of all speedups in the bucket."""
-    speedups, bounds = np.zeros(len(last)), np.zeros(len(last))
-    for row, slowest, rest in zip(rows, longest, serial, strict=True):
-        done = np.searchsorted(row, last)
-        speedups += _equation_6(done, last, slowest, rest, row.size)
-        bounds += _equation_6(done, first, slowest, rest, row.size)
-    return speedups / len(rows), bounds / len(rows)
+    mean = float(np.searchsorted(pooled, last[chosen]) / (iterations * workers))
+    return Choice(float(last[chosen]), float(speedups[chosen]), mean, 1 - mean / micro_batches)
 
 
 def _equation_6(
@@ -148,11 +138,14 @@ def _equation_6(
 
 
 def extra_steps(steps: int, completed: float, micro_batches: int) -> int:
-    """Further steps that make up for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section 4.5)."""
+    """Further steps that make up for dropped samples: R steps, rounded up, with R = M/Mdone - 1 (section 4.5).
+
+    What only rounding put above a whole number, here and in `larger_batch`, is not rounded up.
+    """
     _check_completed(completed, micro_batches)
     if steps < 0:
         raise ValueError(f"steps={steps}: expected a number of steps, at least 0")
-    return _round_up(steps * (micro_batches / completed - 1))
+    return math.ceil(round(steps * (micro_batches / completed - 1), 6))
 
 
 def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
@@ -160,12 +153,7 @@ def larger_batch(batch: int, completed: float, micro_batches: int) -> int:
     _check_completed(completed, micro_batches)
     if batch < 1:
         raise ValueError(f"batch={batch}: expected one sample or more")
-    return _round_up(batch * (micro_batches / completed))
-
-
-def _round_up(value: float) -> int:
-    """Rounds up, but not what only rounding put above a whole number."""
-    return math.ceil(round(value, 6))
+    return math.ceil(round(batch * (micro_batches / completed), 6))
 
 
 def _cumulative(latencies: Float[np.ndarray, "*batch micro_batches"]) -> Float64[np.ndarray, "*batch micro_batches"]:
@@ -210,22 +198,16 @@ def _measured(
     return cumulative, longest, rest
 
 
-def check_threshold(threshold: float) -> None:
-    """Raises ValueError unless `threshold` is above 0."""
+def _check_threshold(threshold: float) -> None:
     if not threshold > 0:
         raise ValueError(f"threshold={threshold}: expected a time above 0; math.inf drops nothing")
 
 
 def _check_completed(completed: float, micro_batches: int) -> None:
-    check_micro_batches(micro_batches)
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches={micro_batches}: expected one micro-batch or more")
     if not 0 < completed <= micro_batches:
         raise ValueError(
             f"completed={completed}: expected more than 0 and at most micro_batches={micro_batches}; "
             "raise the threshold where nothing is completed"
         )
-
-
-def check_micro_batches(micro_batches: int) -> None:
-    """Raises ValueError unless there is a micro-batch."""
-    if micro_batches < 1:
-        raise ValueError(f"micro_batches={micro_batches}: expected one micro-batch or more")

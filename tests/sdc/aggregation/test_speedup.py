@@ -99,11 +99,12 @@ def test_selected_threshold_is_the_best_of_all(measured: Any, minimum: float) ->
 def test_pruning_keeps_the_best(t: np.ndarray, serial: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """4,800 candidates make three levels of the branch and bound; it looks at a quarter of them at most."""
     looks: list[int] = []
-    evaluate = speedup._speedups
-    monkeypatch.setattr(speedup, "_speedups", lambda *args: (looks.append(len(args[-1])), evaluate(*args))[1])
+    evaluate = speedup._equation_6
+    monkeypatch.setattr(speedup, "_equation_6", lambda *args: (looks.append(len(args[0])), evaluate(*args))[1])
     choice = select_threshold(t, serial, minimum_completed=0.0)
-    assert len(looks) == 3
-    assert sum(looks) <= 1200
+    a_level = 2 * len(t)  # evaluations: a speedup and a bound for each iteration
+    assert len(looks) == 3 * a_level
+    assert sum(looks[::a_level]) <= 1200
     values = {tau: effective_speedup(t, serial, tau) for tau in every_candidate(t)}
     best = max(values.values())
     assert choice.threshold == max(tau for tau, value in values.items() if value >= best * (1 - 1e-12))
