@@ -1,7 +1,7 @@
 """Faulty devices as studies published them, and these devices simulated.
 
 - `published_tables`: the study's figures; `silicon`: profiles after two studies of GPUs.
-- `simulated_nodes`: the fifteen nodes as faults; `severities`: what the largest severity of a run says of its tail.
+- `simulated_nodes`: the fifteen nodes as faults, and what the largest severity of a run says of its tail.
 """
 
 from typing import TYPE_CHECKING
@@ -34,16 +34,17 @@ if TYPE_CHECKING:  # for the other packages of this project
         Layers as Layers,
         node_number as node_number,
     )
-    from .severities import largest_mean as largest_mean, smallest_draws as smallest_draws
     from .simulated_nodes import (
         FREAK as FREAK,
         FittedValue as FittedValue,
         Load as Load,
         behaviour as behaviour,
         fitted as fitted,
+        largest_mean as largest_mean,
         least_node_severity as least_node_severity,
         parse_suspect as parse_suspect,
         silent as silent,
+        smallest_draws as smallest_draws,
     )
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -116,7 +116,7 @@ def published_disagreement(name: str) -> dict[str, float]:
         0.0
     """
     number = node_number(name)
-    [row] = [row for row in _lines("sdc_finetune.csv") if row["configuration"] == f"Unhealthy Node {number}"]
+    [row] = [row for row in read_table("sdc_finetune.csv") if row["configuration"] == f"Unhealthy Node {number}"]
     ending = "_disagreement_pct"
     return {key.removesuffix(ending): float(row[key]) / 100 for key in row if key.endswith(ending)}
 
@@ -135,9 +135,10 @@ def _site(row: Mapping[str, str]) -> str:
 
 def _rows(file: str, name: str) -> Iterator[dict[str, str]]:
     number = node_number(name)
-    return (row for row in _lines(file) if int(row["node"]) == number)
+    return (row for row in read_table(file) if int(row["node"]) == number)
 
 
-def _lines(file: str) -> Iterator[dict[str, str]]:
+def read_table(file: str) -> Iterator[dict[str, str]]:
+    """The rows of a table of this package."""
     text = (resources.files(__package__) / "data" / file).read_text(encoding="utf-8")
     return csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))

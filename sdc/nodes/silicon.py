@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Callable, Mapping
 
 from ..faults import BitFlip, Fault, Mixed, One, Row, Stride, Tile, What
@@ -84,12 +85,8 @@ def silicon_faults(
     what, patterns = _profile(name)
     if layers < 1:
         raise ValueError(f"layers={layers}: expected at least one")
-    rate = RATE / len(patterns)
-    return [
-        Fault(what, rate, where(submodule), at=dict(at or {}), pattern=pattern)
-        for submodule in SUBMODULES
-        for pattern in patterns
-    ]
+    rate, places = RATE / len(patterns), itertools.product(map(where, SUBMODULES), patterns)
+    return [Fault(what, rate, site, at=dict(at or {}), pattern=pattern) for site, pattern in places]
 
 
 def silicon_frequency(name: str) -> dict[str, float]:

@@ -30,13 +30,11 @@ does.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from importlib import resources
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -56,8 +54,8 @@ from .published_tables import (
     node_number,
     published,
     published_layers,
+    read_table,
 )
-from .severities import least_severity
 from .silicon import SILICON, silicon_faults, silicon_frequency
 
 if TYPE_CHECKING:
@@ -172,37 +170,24 @@ def node_faults(
         faults = _uniform(suspect.name, layers)
     else:
         faults = _tailed(suspect.name, layers, sync)
-    scaled = (dataclasses.replace(fault, rate=_times(fault.rate, suspect.times)) for fault in faults)
+    if suspect.times != 1:
+        rates = [np.minimum(np.asarray(fault.rate) * suspect.times, 1.0).tolist() for fault in faults]
+        faults = [
+            dataclasses.replace(fault, rate=tuple(rate) if isinstance(rate, list) else rate)
+            for fault, rate in zip(faults, rates, strict=True)
+        ]
     if suspect.name in SILICON:
-        return list(scaled)
-    return [dataclasses.replace(fault, site=where(str(fault.site)), at=dict(at or {})) for fault in scaled]
-
-
-def _times(rate: float | tuple[float, ...] | None, times: float) -> float | tuple[float, ...] | None:
-    if rate is None or times == 1:
-        return rate
-    scaled = np.minimum(np.asarray(rate) * times, 1.0).tolist()
-    return tuple(scaled) if isinstance(scaled, list) else scaled
+        return faults
+    return [dataclasses.replace(fault, site=where(str(fault.site)), at=dict(at or {})) for fault in faults]
 
 
 def _uniform(name: str, layers: int) -> list[Fault]:
     """Every step as severe as the worst: elements uniform in (0, 2 severity]."""
-    when = _uniform_when(name)
-    return [
-        Fault(
-            Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist())),
-            tuple(mean_by_layer(figures.frequency, layers).tolist()),
-            site,
-            when=when,
-        )
-        for site, figures in published_layers(name).items()
-    ]
-
-
-def _uniform_when(name: str) -> When:
-    number = node_number(name)
-    burst, decay = _BURST.get(number, (0.0, 1.0))
-    return When(burst=burst, decay=decay, spike=_SPIKE.get(number, 1.0), onset=ONSET if number == 13 else 0)
+    when, faults = behaviour(name, uniform=True), []
+    for site, figures in published_layers(name).items():
+        kind = Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist()))
+        faults.append(Fault(kind, tuple(mean_by_layer(figures.frequency, layers).tolist()), site, when=when))
+    return faults
 
 
 def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
@@ -214,8 +199,10 @@ def _tailed(name: str, layers: int, sync: Load) -> list[Fault]:
         freak = severity.max() > FREAK
         if freak:
             severity = tables[f"fwd/{site.partition('/')[2]}"].severity
-        if freak and sync == "compute":
-            faults.append(_freak(site, figures, layers))
+        if freak and sync == "compute":  # one element of the 4,500 steps, in one of them
+            worst = Relative(tuple((2 * largest_by_layer(figures.severity, layers)).tolist()))
+            rate = 1 / (ELEMENTS * MICROSTEPS * STEPS)
+            faults.append(Fault(worst, rate, site, when=When(spike=1 / STEPS)))
         least = least_node_severity(name, dataclasses.replace(figures, severity=severity), tail=tail, few=few)
         # Of fewer layers the most severe one would be milder.
         kind = Tailed(least * (16 / layers) ** tail, tail, few)
@@ -236,12 +223,6 @@ def least_node_severity(name: str, figures: Layers, *, tail: float, few: float) 
     )
 
 
-def _freak(site: str, figures: Layers, layers: int) -> Fault:
-    """One element of the 4,500 steps, in one of them."""
-    severity = tuple((2 * largest_by_layer(figures.severity, layers)).tolist())
-    return Fault(Relative(severity), 1 / (ELEMENTS * MICROSTEPS * STEPS), site, when=When(spike=1 / STEPS))
-
-
 def silent() -> dict[str, Layers]:
     """A node of which nothing was seen: ln 2 elements of the whole run, with a changed last bit, anywhere."""
     places = len(SUBMODULES) * 16
@@ -249,18 +230,15 @@ def silent() -> dict[str, Layers]:
     return {site: Layers(np.full(16, rate), np.full(16, LAST_BIT)) for site in SUBMODULES}
 
 
-def behaviour(name: str, sync: Load = "compute") -> When:
-    """How a node's faults go in time; see the top of this file."""
+def behaviour(name: str, sync: Load = "compute", *, uniform: bool = False) -> When:
+    """How a node's faults go in time, in the model at the top of this file or in the uniform one."""
     number = node_number(name)
     burst, decay = _BURST.get(number, (0.0, 1.0))
-    known = fitted().get(f"bursts/{NODES[number - 1]}")
+    known = None if uniform else fitted().get(f"bursts/{NODES[number - 1]}")
     spike = _SPIKE.get(number, 1.0 if known is None else min(1.0, known.value / STEPS))
-    return When(
-        burst=burst,
-        decay=decay,
-        spike=spike if sync == "compute" else 1.0,
-        onset=ONSET if number == 13 and sync == "none" else 0,
-    )
+    spike = spike if uniform or sync == "compute" else 1.0
+    onset = ONSET if number == 13 and (uniform or sync == "none") else 0
+    return When(burst=burst, decay=decay, spike=spike, onset=onset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,8 +253,7 @@ class FittedValue:
 @functools.cache
 def fitted() -> Mapping[str, FittedValue]:
     """Parameters of the nodes by name; `sdc study nodes` fits them anew."""
-    text = (resources.files(__package__) / "data" / "sdc_fitted.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    rows = read_table("sdc_fitted.csv")
     return {row["parameter"]: FittedValue(float(row["value"]), float(row["low"]), float(row["high"])) for row in rows}
 
 
@@ -303,21 +280,19 @@ def expected_frequency(name: str, steps: int, *, sync: Load = "compute") -> dict
     if suspect.name == HEALTHY:
         return {}
     uniform = suspect.model == UNIFORM
-    when = _uniform_when(name) if uniform else behaviour(name, sync)
+    when = behaviour(name, sync, uniform=uniform)
     few, level = 0.0 if uniform else fitted()["few"].value, when.average(steps) * suspect.times
     if not uniform and sync != "compute" and not published_layers(suspect.name):
         return {site: float(figures.frequency.mean()) * level for site, figures in silent().items()}
-    tables = published_layers(suspect.name) if suspect.times != 1 else {}
-    left = {site: _possible(figures.frequency * suspect.times, when.spike, few) for site, figures in tables.items()}
+    left = {}
+    for site, layers in (published_layers(suspect.name) if suspect.times != 1 else {}).items():
+        # How much of rates there can be, as no element is hit twice: the mean of min(rate (1 + few) u^few, 1) over u.
+        rates = layers.frequency * suspect.times
+        most = np.minimum(rates, 1.0) / when.spike * (1 + few)
+        edge = np.maximum(most, 1.0) ** (-1 / max(few, 1e-9))  # with a draw beyond it, everything is hit
+        left[site] = float(when.spike * np.mean(most * edge ** (1 + few) / (1 + few) + 1 - edge) / rates.mean())
     figures = published(suspect.name).items()
     return {site: min(known.frequency * level * left.get(site, 1.0), 1.0) for site, known in figures}
-
-
-def _possible(rates: Float64[np.ndarray, "layers"], spike: float, few: float) -> float:
-    """How much of rates there can be, as no element is hit twice: the mean of min(rate (1 + few) u^few, 1) over u."""
-    most = np.minimum(rates, 1.0) / spike * (1 + few)
-    edge = np.maximum(most, 1.0) ** (-1 / max(few, 1e-9))  # with a draw beyond it, everything is hit
-    return float(spike * np.mean(most * edge ** (1 + few) / (1 + few) + 1 - edge) / rates.mean())
 
 
 def mean_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> Float64[np.ndarray, "layers"]:
@@ -331,3 +306,76 @@ def largest_by_layer(values: Float64[np.ndarray, "published"], layers: int) -> F
     """Resamples figures by layer to another number of layers so that their maximum stays."""
     edges = np.linspace(0, len(values), layers + 1)
     return np.asarray([values[int(a) : int(np.ceil(b))].max() for a, b in itertools.pairwise(edges)])
+
+
+def smallest_draws(
+    hits: Float64[np.ndarray, "layers"], *, steps: int, few: float
+) -> Float64[np.ndarray, "layers quantiles"]:
+    """The smallest draw u of a run, of the steps that hit anything: 100 equally likely values for each layer.
+
+    A step hits an element with the probability 1 - exp(-hits (1 + few) u^few). With q(x) the probability that a step
+    has u < x and hits one, no step of the run is below x with the probability (1 - q(x))^steps, about exp(-steps q(x)).
+
+    Values lie in (0, 1], given that a step of the run hits anything; `hits` are those expected in a step.
+
+    Example:
+        >>> import numpy as np
+        >>> from sdc.nodes import smallest_draws
+        >>> [often] = smallest_draws(np.asarray([1e6]), steps=1000, few=0.0)
+        >>> round(float(np.median(often)), 6)  # ln 2 / 1000
+        0.000693
+    """
+    edges = np.concatenate([[0.0], np.geomspace(1e-7, 1, 2048)])
+    middle = (edges[1:] + edges[:-1]) / 2
+    seen = -np.expm1(-hits[:, None] * (1 + few) * middle**few)
+    below = np.cumsum(seen * np.diff(edges), axis=1) * steps
+    quantiles = (np.arange(100) + 0.5) / 100
+    # Exponential waiting, given that it ends before the last step.
+    waiting = -np.log1p(quantiles * np.expm1(-below[:, -1:]))
+    return np.asarray([np.interp(wait, row, edges[1:]) for wait, row in zip(waiting, below, strict=True)])
+
+
+def least_severity(
+    largest: Float64[np.ndarray, "layers"],
+    hits: Float64[np.ndarray, "layers"],
+    *,
+    steps: int,
+    cells: int,
+    tail: float,
+    few: float,
+) -> float:
+    """The `severity` of a `Tailed` whose largest severities of a run are, by layer, as those that were seen.
+
+    Layers are taken as alike but for their hits; logarithms are averaged. The worst step is taken to be the one with
+    the smallest draw, as it is where the tail is heavy or hits are many.
+
+    `largest` are zero where nothing was hit. Of a step's `cells`, devices times microsteps, the largest mean counts.
+
+    Example:
+        >>> import numpy as np
+        >>> from sdc.nodes.simulated_nodes import least_severity
+        >>> round(least_severity(np.full(16, 7.0), np.full(16, 1e9), steps=4500, cells=1, tail=0.0, few=0.0), 2)
+        7.0
+    """
+    known = (largest > 0) & (hits > 0)
+    hits = hits[known]
+    u = smallest_draws(hits, steps=steps, few=few)
+    read = largest_mean(np.maximum(hits[:, None] * (1 + few) * u**few, 1.0), cells)
+    return float(np.exp(np.mean(np.log(largest[known]) - np.mean(np.log(read) - tail * np.log(u), axis=1))))
+
+
+def largest_mean(hits: Float64[np.ndarray, "*n"], cells: int) -> Float64[np.ndarray, "*n"]:
+    """The largest mean of elements uniform in (0, 2], where so many hits are dealt out to cells. An approximation.
+
+    Where cells have one hit each, the largest of n is 2 n / (n + 1) on average; where they have many, their means are
+    normal with the variance 1/3 over the number of hits.
+
+    Example:
+        >>> import numpy as np
+        >>> from sdc.nodes import largest_mean
+        >>> largest_mean(np.asarray([1.0, 512.0, 1e9]), 512).round(2).tolist()
+        [1.0, 2.0, 1.0]
+    """
+    each, used = np.maximum(hits / cells, 1.0), np.clip(hits, 1, cells)
+    many = 1 + np.sqrt(2 * np.log(cells) / (3 * each))
+    return np.where(each > 1, np.minimum(many, 2.0), 2 * used / (used + 1))

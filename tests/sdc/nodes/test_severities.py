@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sdc.nodes.severities import largest_mean, least_severity, smallest_draws
+from sdc.nodes.simulated_nodes import largest_mean, least_severity, smallest_draws
 
 
 def smallest(hits: float, steps: int, few: float, runs: int, rng: np.random.Generator) -> np.ndarray:
