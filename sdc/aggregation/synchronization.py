@@ -30,9 +30,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, Num
 
-from ..program import axis_size, compiled_for, varying
+from ..program import axis_size, bound_axes, compiled_for, varying
 from .assignment import Tree, assign, check_update, stepped
-from .workers import at_least_float32, check_axes, check_axis, check_bound, check_some, count_workers
+from .workers import at_least_float32, check_axis, check_some, count_workers
 
 
 class Divergence(NamedTuple):
@@ -296,7 +296,8 @@ def _norm(tree: Tree, axes: Sequence[str]) -> Float32[Array, ""]:
 
 def _check_settings(axis_name: str, axes: Sequence[str], **periods: Any) -> None:
     check_axis("axis_name", axis_name)
-    check_axes("replica_axes", axes)
+    if isinstance(axes, str):
+        raise ValueError(f"replica_axes={axes!r}: expected a sequence of names; write replica_axes=({axes!r},)")
     most = np.iinfo(np.int32).max
     for name, value in periods.items():
         if not isinstance(value, int | np.integer):
@@ -307,7 +308,9 @@ def _check_settings(axis_name: str, axes: Sequence[str], **periods: Any) -> None
 
 def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: Tree) -> None:
     count_workers(axis_name)
-    check_bound("replica_axes", axes)
+    bound = bound_axes()
+    if unknown := [axis for axis in axes if axis not in bound]:
+        raise ValueError(f"replica_axes={tuple(axes)}: {unknown[0]!r} is not bound (bound: {sorted(bound) or 'none'})")
     check_update(state, kind, params)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from sdc._lazy import jax, jnp, lax
 
-from ..program import axis_size, bound_axes
+from ..program import axis_size
 
 
 def count_workers(axis_name: str) -> int:
@@ -31,19 +30,6 @@ def check_axis(name: str, value: Any) -> None:
     """Raises ValueError unless `value` is the name of one axis."""
     if not isinstance(value, str):
         raise ValueError(f"{name}={value!r}: expected one name of a mapped axis, as a str")
-
-
-def check_axes(name: str, axes: Sequence[str]) -> None:
-    """Raises ValueError unless these are names, which a str by itself would be letter by letter."""
-    if isinstance(axes, str):
-        raise ValueError(f"{name}={axes!r}: expected a sequence of names; write {name}=({axes!r},)")
-
-
-def check_bound(name: str, axes: Sequence[str]) -> None:
-    """Raises ValueError unless all of these axes are bound."""
-    bound = bound_axes()
-    if unknown := [axis for axis in axes if axis not in bound]:
-        raise ValueError(f"{name}={tuple(axes)}: {unknown[0]!r} is not bound (bound: {sorted(bound) or 'none'})")
 
 
 def check_probability(name: str, value: float, alternative: str = "") -> None:

@@ -10,21 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from ..program import (
-    Place,
-    Reports,
-    Selector,
-    Site,
-    Tags,
-    Values,
-    Where,
-    as_selector,
-    primitive,
-    products as all_products,
-    rewrite,
-    substitute,
-    underived,
-)
+from .. import program
 from ._check import Flags, Operands, check, merge_flags, rounded_off
 from .fused_products import multiply
 from .products import Conv, Dot, Indexed, Product, arranged
@@ -34,13 +20,13 @@ from .schemes import make_scheme
 
 def abft(
     step: Callable[..., Any],
-    where: Where = all_products,
+    where: program.Where = program.products,
     *,
     mode: Mode = "detect",
     output: Output = "float32 accumulator",
     scheme: SchemeName = "two-tier",
     profile: Profile | None = None,
-) -> Callable[..., tuple[Any, Reports]]:
+) -> Callable[..., tuple[Any, program.Reports]]:
     """Transforms a step: its matrix products are checked by checksums (algorithm-based fault tolerance).
 
     The check compares weighted sums over the rows of each product with what they must be (Huang and Abraham 1984), and
@@ -79,19 +65,26 @@ def abft(
     if profile is not None:
         Profile.given(profile)
     rule = _Abft(Settings(mode, scheme), profile)
-    wanted = as_selector(where)
-    selector = wanted & Selector("any product", lambda site: site.is_product)
+    wanted = program.as_selector(where)
+    selector = wanted & program.Selector("any product", lambda site: site.is_product)
     # A carried residual is for outputs that are rounded.
     wide = output == "float32 accumulator" and scheme != "residual"
     first = _widening(selector) if wide else None
-    return rewrite(step, selector, rule, required=True, reason=_reason(wanted), first=first)
+
+    def reason(site: program.Site) -> str | None:
+        """Why a site cannot be checked that is asked for; what cannot be entered is, as the products in it."""
+        why, scalar = unchecked(site), jax.ShapeDtypeStruct((), jnp.float32)
+        as_product = dataclasses.replace(site, primitive="dot_general", outputs=(scalar,))
+        return why if why and (wanted(site) or wanted(as_product)) else None
+
+    return program.rewrite(step, selector, rule, required=True, reason=reason, first=first)
 
 
 WIDENED = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 """Products that can return their sums in float32 wherever they can be computed."""
 
 
-def accumulators(step: Callable[..., Any], where: Where = all_products) -> Callable[..., Any]:
+def accumulators(step: Callable[..., Any], where: program.Where = program.products) -> Callable[..., Any]:
     """Transforms a step: products of narrow types return their sums in float32, which are rounded afterwards.
 
     The products are sites of float32 then: what `inject` does to them is done to the accumulators of the hardware.
@@ -101,11 +94,11 @@ def accumulators(step: Callable[..., Any], where: Where = all_products) -> Calla
         step: any function that JAX can trace.
         where: selects the products.
     """
-    return substitute(step, *_widening(where))
+    return program.substitute(step, *_widening(where))
 
 
-def _widening(where: Where) -> tuple[Where, Callable[[Any, Mapping[str, Any], Values], Values]]:
-    def widen(primitive: Any, params: Mapping[str, Any], inputs: Values) -> Values:
+def _widening(where: program.Where) -> tuple[program.Where, Callable[..., program.Values]]:
+    def widen(primitive: Any, params: Mapping[str, Any], inputs: program.Values) -> program.Values:
         def bind(*inputs: Any, **changed: Any) -> Any:
             return primitive.bind(*inputs, **{**params, **changed})
 
@@ -113,44 +106,28 @@ def _widening(where: Where) -> tuple[Where, Callable[[Any, Mapping[str, Any], Va
         work = jnp.dtype(work_type(dtype, *(x.dtype for x in inputs[:2])))
         changed: dict[str, Any] = {"preferred_element_type": work}
         # XLA may leave out the rounding of an input to bfloat16 that a product converts to float32 again.
-        with jax.named_scope(Tags.HIDDEN):
+        with jax.named_scope(program.Tags.HIDDEN):
             inputs = list(lax.optimization_barrier(inputs))
             if primitive.name == "dot_general":
                 changed["dimension_numbers"], *inputs = arranged(params["dimension_numbers"], inputs[0], inputs[1])
         full = bind(*inputs, **changed)
-        with jax.named_scope(Tags.HIDDEN):
+        with jax.named_scope(program.Tags.HIDDEN):
             return [lax.convert_element_type(full, dtype)]
 
-    return primitive(*WIDENED) & _rounds & where, widen
+    def rounds(site: program.Site) -> bool:
+        """Whether a product rounds its sums to a type that is narrower than they are."""
+        out, factors = site.outputs[0].dtype, [x.dtype for x in site.inputs[:2]]
+        return all(map(known, (out, *factors))) and unit(out) > unit(work_type(out, *factors))
 
-
-def _rounds(site: Site) -> bool:
-    """Whether a product rounds its sums to a type that is narrower than they are."""
-    out, factors = site.outputs[0].dtype, [x.dtype for x in site.inputs[:2]]
-    return all(map(known, (out, *factors))) and unit(out) > unit(work_type(out, *factors))
-
-
-def _reason(where: Selector) -> Callable[[Site], str | None]:
-    """Why a site that is asked for cannot be checked; what cannot be entered is asked for as the products in it."""
-
-    def reason(site: Site) -> str | None:
-        why = unchecked(site)
-        if why is None:
-            return None
-        as_product = dataclasses.replace(
-            site, primitive="dot_general", outputs=(jax.ShapeDtypeStruct((), jnp.float32),)
-        )
-        return why if where(site) or where(as_product) else None
-
-    return reason
+    return program.primitive(*WIDENED) & rounds & where, widen
 
 
 class _Abft:
     def __init__(self, settings: Settings, profile: Profile | None) -> None:
         self.settings, self.profile = settings, profile
 
-    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Flags]:
-        inputs = (*underived(inputs, "a checked product is differentiated, and its derivative would not be"),)
+    def __call__(self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any) -> tuple[Any, Flags]:
+        inputs = (*program.underived(inputs, "a checked product is differentiated, and its derivative would not be"),)
         kind, out = place.site.primitive, place.site.outputs[0].dtype
         given = task(kind, place.params, list(inputs))
         profile = Profile.given(self.profile)  # here, where it is known what the program is compiled for
@@ -208,7 +185,7 @@ class ProductTask(NamedTuple):
     parts: int = 1  # numbers of the product's result that make one of the equation's
 
 
-def unchecked(site: Site) -> str | None:
+def unchecked(site: program.Site) -> str | None:
     """Why a product cannot be checked; None for one that can, and for what computes no product."""
     kind = site.primitive
     if not site.is_product:
@@ -231,7 +208,7 @@ def _factors(kind: str, inputs: Sequence[Any]) -> tuple[Any, Any]:
     return inputs[0], inputs[-1] if kind in _SPARSE_DOTS else inputs[1]
 
 
-def task(kind: str, params: Mapping[str, Any], inputs: Values) -> ProductTask:
+def task(kind: str, params: Mapping[str, Any], inputs: program.Values) -> ProductTask:
     """The product that an equation computes."""
     a, b = _factors(kind, inputs)
     if kind == "dot_general":
@@ -292,7 +269,7 @@ def _complex(params: Mapping[str, Any], a: Any, b: Any) -> ProductTask:
     return ProductTask(product, both, four, (), read, lambda c: lax.complex(c[..., 0], c[..., 1]), 2)
 
 
-def coverage(flags: Reports) -> float:
+def coverage(flags: program.Reports) -> float:
     """Share of the known work of a step's products that was checked; products of unknown work count as the whole.
 
     Args:
@@ -312,7 +289,7 @@ def coverage(flags: Reports) -> float:
     Raises:
         ValueError: these are no reports, or it is asked inside of `jax.jit`.
     """
-    if not isinstance(flags, Reports):
+    if not isinstance(flags, program.Reports):
         raise ValueError(f"{type(flags).__name__} in the place of flags; give the second of what sdc.abft's returns")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(flags)):
         raise ValueError("how many rows were checked is not known inside of jax.jit; return the flags, and ask outside")
