@@ -9,15 +9,7 @@ one arithmetic:
   of a real run, and the program passes over the rest: deterministic, with any number of simulated workers.
 
 Both run a micro-batch inside the same conditional and add in the same order, so that a real run replays bit for bit.
-What a process does in a step on a real clock:
-
-    watch = Stopwatch(accumulate(loss), threshold)
-    mine = watch.run(gradient_sum(params), micro_batches, params)        # on this process's devices, no collective
-    total, completed = to_workers((mine.carry, jnp.int32(mine.completed)), "data", mesh)
-    params, state = join(total, completed, params, state)                 # jit(shard_map(...)): combine and optimizer
-
-`mine.completed` of every process and step is all that a replay needs. The samples that were dropped come back before
-the next epoch begins (`Resampling`, section 4.5).
+The samples that were dropped come back before the next epoch begins (`Resampling`, section 4.5).
 """
 
 import dataclasses

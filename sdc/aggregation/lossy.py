@@ -12,10 +12,6 @@ parameters. Gradients are reduced over what arrived, and parameters that did not
 Shards are cut into packets, numbered alike for every receiver. What a collective loses is given as a mask of the
 packets that a worker *sends* to each receiver (`channels` draws them); receivers learn of it by the same collective
 that carries the data, at one number a packet.
-
-Beyond the paper, from its list of open questions: loss per packet, bursts, bad links, recorded traces (`channels`),
-reliable transport for the packets of largest norm, parity packets, rates that tighten as training converges, and a log
-of everything that was lost, from which a run is replayed bit for bit.
 """
 
 import dataclasses

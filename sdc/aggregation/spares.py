@@ -10,8 +10,6 @@ checks two ranks. Where a working rank is the spare, a *home spare* (the last ra
 has no rows) works on its rows. After a difference between ranks r and s three steps follow up: the same pair again, r
 with a third rank q, q with s. Of the three pairs a rank that stays wrong spoils its two, and so is named. Two spares or
 more make a majority, which decides in the very step, and from which the mean is taken.
-
-`judge` says from the counts which ranks were wrong.
 """
 
 import functools

@@ -1,16 +1,8 @@
 """Replicas that are brought together again: their mean, and PAFT, which sets it now and then.
 
 Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training, algorithms 1 and 2. Both
-wrap an optax optimizer, whichever it is, behind the all-reduce of the gradients:
-
-    optimizer = paft(optax.adam(1e-3), "data")
-    ...
-    gradient = jax.lax.pmean(gradient, "data")
-    updates, state = optimizer.update(gradient, state, params)
-    params = optax.apply_updates(params, updates)
-
-What they return as updates are assignments (see `assignment`), so that replicas are bitwise equal after a
-synchronization.
+wrap an optax optimizer, whichever it is, behind the all-reduce of the gradients. What they return as updates are
+assignments (see `assignment`), so that replicas are bitwise equal after a synchronization.
 
 The mean is one all-reduce, or two exchanges beside which a compiler can schedule products. Compilers for TPUs make one
 blocking operation of an all-reduce, whatever they are asked, and of an exchange of parts (`all_to_all`) one that

@@ -6,10 +6,7 @@ Pallas interprets it, which is for tests.
 
 On a TPU the sums are taken of each tile while the matrix unit makes the next one. A tile is one product over the whole
 of its terms and the sums of its rows, in one straight piece of code: the sums then stand in instructions that have
-nothing else to do. By the instructions that the compiler makes of a product of 4096 x 4096 x 4096 in bfloat16, the
-kernel takes 0.95 to 1.07 times as long as the compiler's own product, which has no sums (v5e, v5p and v6e, for all
-three forms), and 0.91 to 1.2 times for other shapes that it takes. With the terms in a loop around the tile it is 1.2
-times as long.
+nothing else to do (BENCHMARKS.md). With the terms in a loop around the tile it takes 1.2 times as long.
 """
 
 import functools

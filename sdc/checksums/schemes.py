@@ -17,9 +17,7 @@ which are not finite and sums that are not numbers are. A scheme of two tiers ju
 `deterministic`  no false alarm whatever the signs: bound = 2 gamma_(k+n) |A| (|B| |w|) (componentwise analysis; Higham,
                Accuracy and Stability of Numerical Algorithms, 2002, section 3.5)
 `paper`        Ma et al. 2025 (arXiv:2502.12340), equation (6): w = 1, |r|_inf > k u |A|_inf |B|_inf, u the eps of the
-               inputs' type as in their code; one verdict for the whole product. In bfloat16 it cannot give the false
-               positives that they report: |r|_inf is at most about 2 |A|_inf |B|_inf where C is right, and k u is 4
-               at k = 512 (measured at k = n = 1024: |r|_inf = 16, bound 6.2e6)
+               inputs' type as in their code; one verdict for the whole product (docs/abft.md says what it misses)
 =============  =====================================================================================================
 
 Where C was rounded to a narrower type, of unit u', bounds grow by 3.4 u' |C_i|_2 (u' sum_j |C_ij w_j| in

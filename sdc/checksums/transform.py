@@ -13,7 +13,7 @@ from jaxtyping import Array, Shaped
 from .. import program
 from ._check import Flags, Operands, check, merge_flags, rounded_off
 from .fused_products import multiply
-from .products import Conv, Dot, Indexed, Product, arranged
+from .products import Conv, Dot, Indexed, arranged
 from .roundoff import Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
 from .schemes import make_scheme
 
@@ -159,7 +159,7 @@ class _Abft:
     merge = staticmethod(merge_flags)
 
 
-def carried(product: Dot | Conv, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
+def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, dtype: Any) -> tuple[Any, Flags]:
     """A product rounded to a type, checked after the rounding by the sum of what the rounding took away."""
     wide = dataclasses.replace(product, dtype=jnp.dtype(work_type(a.dtype, b.dtype)))
     a, b = lax.optimization_barrier((a, b))
@@ -176,7 +176,7 @@ def carried(product: Dot | Conv, settings: Settings, a: Any, b: Any, dtype: Any)
 class ProductTask(NamedTuple):
     """A product of real numbers, and how it stands for what an equation computes."""
 
-    product: Product  # the product
+    product: Dot | Conv | Indexed  # the product
     a: Shaped[Array, "*a"]  # its factors
     b: Shaped[Array, "*b"]
     indices: tuple[Any, ...] = ()  # see `Indexed`

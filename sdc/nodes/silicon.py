@@ -1,29 +1,10 @@
 """Faulty silicon as two studies describe it, simulated: profiles that stand beside the nodes of `simulated_nodes`.
 
-`silicon:gpu` has the outcomes of stuck-at faults in the gates of a data-center GPU: Tung et al., *The Anatomy of Silent
-Data Corruption: GPU Error One Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213. Its abstract
-says that NaN and infinities are 1.01 % of the corruptions, that fewer than 40 % of the events with flipped bits have a
-single one, and that corrupted addresses are periodic, aligned with warps. What is quoted of its body by others (the
-paper itself was not at hand) is less sure: by several the shares of zeros and of flips that leave a number finite
-(`quoted`; the three sum to 100.00 %), by one the periods of 2, 4, 8 and 16 elements, that low bits flip more
-often than high ones, and the 25,000 faults that led to corruptions. Ours, because no number is published:
-
-- how many bits flip: shares of 1, 2, 3 and 4 that fall geometrically by 0.7, the only free parameter, which is as small
-  as it may be to two digits for a single bit to stay below 40 % (`FLIPS`);
-- that bits flip with probabilities that fall linearly towards the sign (`Mixed`), which has no parameter;
-- that a hit takes every 2nd, 4th, 8th or 16th of the 32 elements of a warp, each period as often, from the first on;
-- that each element of a hit draws its own outcome, and that NaN and both infinities are equally frequent.
-
-`silicon:tensor-core`, `silicon:fma` and `silicon:cache-line` are the three signatures of permanent faults that Tyagi et
-al. show of some 6,000 (*LLM-PRISM: Characterizing Silent Data Corruption from Permanent GPU Faults in LLM Training*,
-arXiv:2604.10390, section III-B and figure 3): patches of 3 x 3 elements in which the same bit is wrong, single
-elements with mostly low bits wrong, rows with high bits wrong. Single bits have more weight than several (III-D); by
-how much, which bits, and how the signatures share the faults is not published. Ours: bit 6 (the highest of the mantissa
-of bfloat16), `FMA_FLIPS`, and any one bit of the exponent. A fault strikes at every step; theirs also strike at a share
-of the steps, from 0.001 to 1, which is `When(spike=...)` here.
-
-Neither study says how often a GPU is wrong: the first looks only at faults that show, the second sets the rate. `RATE`
-is ours.
+`silicon:gpu` has the outcomes of stuck-at faults in the gates of a data-center GPU (Tung et al., *The Anatomy of Silent
+Data Corruption: GPU Error One Study and Modeling Guidance*, DSN 2026 industry track, arXiv:2605.04213); the other three
+are the signatures of permanent faults of Tyagi et al. (*LLM-PRISM: Characterizing Silent Data Corruption from Permanent
+GPU Faults in LLM Training*, arXiv:2604.10390, section III-B and figure 3). docs/faults.md has a table of what is
+published, what is only quoted by others, and what is ours.
 """
 
 from __future__ import annotations
@@ -43,6 +24,7 @@ the elements that a hit takes along it lies among the frequencies published of n
 WARP = 32
 PERIODS = (2, 4, 8, 16)
 FLIPS = (0.39, 0.28, 0.19, 0.14)
+"""Shares of 1 to 4 flipped bits, which fall by 0.7: the least two-digit number for which single bits stay below 40 %."""
 FMA_FLIPS = (0.6, 0.4)
 
 
