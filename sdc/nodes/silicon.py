@@ -24,7 +24,7 @@ the elements that a hit takes along it lies among the frequencies published of n
 WARP = 32
 PERIODS = (2, 4, 8, 16)
 FLIPS = (0.39, 0.28, 0.19, 0.14)
-"""Shares of 1 to 4 flipped bits, which fall by 0.7: the least two-digit number for which single bits stay below 40 %."""
+"""Shares of 1 to 4 flipped bits: falling by 0.7, the least two-digit number for which single bits stay below 40 %."""
 FMA_FLIPS = (0.6, 0.4)
 
 
