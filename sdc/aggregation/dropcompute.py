@@ -14,6 +14,7 @@ The samples that were dropped come back before the next epoch begins (`Resamplin
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -304,8 +305,7 @@ class Stopwatch:
             raise ValueError(f"delays={list(delays)}: expected finite seconds of at least 0")
         started = time.perf_counter()
         deadline = started + (self.threshold if completed is None else math.inf)
-        ends: list[float] = []
-        flying: list[Any] = []
+        ends, flying = [started], list[Any]()
 
         def land() -> None:
             """Waits for the oldest micro-batch in flight."""
@@ -324,8 +324,8 @@ class Stopwatch:
                 time.sleep(max(0.0, min(delays[number], deadline - time.perf_counter())))
             while flying and deadline < math.inf:
                 # When what is in flight will end is not known before anything has ended.
-                mean = (ends[-1] - started) / len(ends) if ends else math.inf
-                if (ends or [started])[-1] + len(flying) * mean < deadline:
+                mean = (ends[-1] - started) / (len(ends) - 1) if len(ends) > 1 else math.inf
+                if ends[-1] + len(flying) * mean < deadline:
                     break
                 land()
             if time.perf_counter() >= deadline:
@@ -339,7 +339,7 @@ class Stopwatch:
             raise ValueError(f"{done} micro-batches, where the log says that {completed} were completed; give the same")
         while flying:
             land()
-        latencies = tuple(end - start for start, end in zip([started, *ends], ends, strict=False))
+        latencies = tuple(end - start for start, end in itertools.pairwise(ends))
         return Stopped(carry, done, latencies, time.perf_counter() - started)
 
 
