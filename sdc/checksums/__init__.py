@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from .roundoff import Profile as Profile, Rounding as Rounding, Settings as Settings
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from ._check import Operands as Operands, expect as expect, rounded_off as rounded_off, row_margins as row_margins
+    from ._check import expect as expect, rounded_off as rounded_off, row_margins as row_margins
     from .transform import product_of as product_of
     from .fused_products import multiply as multiply, time_both as time_both
     from .products import Dot as Dot
     from .roundoff import (
-        EXACT as EXACT,
         PLATFORMS as PLATFORMS,
         SIGMAS as SIGMAS,
         SPREAD as SPREAD,
@@ -38,12 +37,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         Units as Units,
         hardware as hardware,
     )
-    from .schemes import (
-        Expected as Expected,
-        Factors as Factors,
-        Probabilistic as Probabilistic,
-        make_scheme as make_scheme,
-        residual as residual,
-    )
+    from .schemes import Expected as Expected, Operands as Operands, make_scheme as make_scheme
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -15,8 +15,8 @@ from sdc.bits import as_bits, select
 
 from ..program import Values, agreed, rarely, traced_once, varying
 from .products import Dot, Indexed, Product
-from .roundoff import Settings, Units, work_type
-from .schemes import Expected, Factors, Scheme, make_scheme
+from .roundoff import Settings, work_type
+from .schemes import Expected, Operands, make_scheme, signed_weights
 
 LISTED = 8
 """Wrong elements that are returned one by one."""
@@ -67,18 +67,6 @@ class Flags(NamedTuple):
     margin: Float32[Array, "*site"]
     first_margin: Float32[Array, "*site"]
     wrong: WrongElements | None = None
-
-
-class Operands(NamedTuple):
-    """What a check is given: both factors and the product as it was computed; for the rest see `schemes.Factors`."""
-
-    a: Shaped[Array, "*a"]
-    b: Shaped[Array, "*b"]
-    c: Shaped[Array, "*c"]
-    carried: Float[Array, "*rows"] | None = None
-    checksum: Float[Array, "*folded"] | None = None
-    totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
-    indices: tuple[Any, ...] = ()  # see `Indexed`
 
 
 def check(product: Product, settings: Settings, operands: Operands) -> tuple[Shaped[Array, "*c"], Flags]:
@@ -161,7 +149,7 @@ def _mapped(product: Product, settings: Settings, axes: int) -> Any:
 
 def _check(whole: Product, settings: Settings, axes: int, given: Operands) -> tuple[Any, Flags]:
     c, product = given.c, _at_indices(whole, given)
-    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
+    scheme = make_scheme(product, settings, given)
     tier = min(settings.tier, scheme.tiers)
     decided = tier == scheme.tiers
     margins = row_margins(product, settings, given, expect(product, settings, given, tier))
@@ -218,18 +206,17 @@ def _recompute(
 ) -> tuple[Any, Flags]:
     """Computes a product again of which rows have margins above 1, to distinguish errors from what repeats itself."""
     c = given.c
-    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
     full = product(given.a, given.b)
     # XLA would leave out a rounding between this and the sums of its rows.
     recomputed = lax.optimization_barrier(full.astype(c.dtype))
-    carried = None if given.carried is None else rounded_off(product, scheme, given[:2], full, recomputed)
+    carried = None if given.carried is None else rounded_off(product, given.b, full, recomputed)
     again = row_margins(product, settings, Operands(given.a, given.b, recomputed, carried), expected)
     # Long sums can lose terms that are each too small, always in the same direction: what comes out the same when
     # computed again is rounding as long as such losses explain it.
     differ = as_bits(recomputed) != as_bits(c)
     ones = jnp.ones(product.width(given.a, given.b), jnp.float32)
     same = product.total(differ.astype(jnp.float32), ones, 1)[..., 0] == 0
-    lenience = scheme.lenience(product, given.a, given.b, settings.rounding.kappa)
+    lenience = make_scheme(product, settings, given).lenience(given)
     confirmed = ~(margins <= 1) & ((again <= 1) | (~same & (again * lenience <= 1)))
     margins = jnp.where(same & (margins * lenience <= 1), margins * lenience, margins)
     flagged = ~(margins <= 1)
@@ -251,30 +238,18 @@ def _recompute(
 
 def expect(product: Product, settings: Settings, given: Operands, tier: int) -> Expected:
     """What the rows must be, for a tier of the scheme; a scheme of one tier has it for its second too."""
-    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
-    return scheme.expect(product, _factors(product, settings, given), tier)
+    return make_scheme(product, settings, given).expect(given.wide(), tier)
 
 
 def row_margins(product: Product, settings: Settings, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
     """`|r| / bound` of every row."""
-    scheme = make_scheme(settings.scheme, given.a.dtype, given.b.dtype)
-    return scheme.margin(product, _factors(product, settings, given), expected)
+    return make_scheme(product, settings, given).margin(given.wide(), expected)
 
 
-def _factors(product: Product, settings: Settings, given: Operands) -> Factors:
-    types = given.a.dtype, given.b.dtype, given.c.dtype
-    units = Units.of(*types, settings.rounding, exact=product.exact)
-    a, b, c = (x.astype(work_type(*types)) for x in given[:3])
-    return Factors(a, b, c, units, given.carried, given.checksum, given.totals)
-
-
-def rounded_off(
-    product: Product, scheme: Scheme, factors: tuple[Any, Any], full: Float[Array, "*c"], rounded: Shaped[Array, "*c"]
-) -> Float[Array, "*rows"]:
+def rounded_off(product: Product, b: Any, full: Float[Array, "*c"], rounded: Shaped[Array, "*c"]) -> Any:
     """The weighted sum of what rounding took from each row: what the scheme `residual` carries along."""
     lost = full - rounded.astype(full.dtype)
-    width = product.width(*factors)
-    return product.total(lost, scheme.weights(width, lost.dtype), 1)[..., 0]
+    return product.total(lost, signed_weights(product.width(None, b), lost.dtype), 1)[..., 0]
 
 
 def _wrong_columns(product: Product, settings: Settings, given: Operands) -> Bool[Array, "*#c"]:

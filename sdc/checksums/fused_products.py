@@ -23,10 +23,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, BFloat16, Float, Float32, Shaped
 
 from ..program import Tags, compiled_for, varying
-from ._check import Operands
 from .products import Dot, Product
 from .roundoff import Settings
-from .schemes import signed_weights
+from .schemes import Operands, signed_weights
 
 ROWS, COLUMNS, TERMS = 128, 128, 64
 """Tile of the product, and terms that are summed at a time."""

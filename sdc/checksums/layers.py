@@ -17,7 +17,7 @@ from ._check import Flags, check, merge_flags
 from .fused_products import multiply
 from .products import Dimensions, Dot, arranged
 from .roundoff import Mode, Output, Profile, SchemeName, Settings, check_choice, unit, work_type
-from .schemes import checksum as fold, make_scheme
+from .schemes import fold
 from .transform import abft, carried
 
 # Identity on a product, with the flags of its check beside it: they live as long as the product is used.
@@ -119,8 +119,8 @@ def checksum(
     """The checksum of a second factor, to be computed once for many products with it."""
     (lhs_contracted, _), (lhs_batch, _) = dimension_numbers
     product = Dot(dimension_numbers, (len(lhs_contracted) + len(lhs_batch), rhs.ndim))
-    wide = rhs.astype(work_type(rhs.dtype))
-    return fold(make_scheme(scheme, rhs.dtype, rhs.dtype), product, wide, product.width(None, rhs))
+    check_choice("scheme", scheme, get_args(SchemeName))
+    return fold(scheme, product, rhs.astype(work_type(rhs.dtype)))
 
 
 _checksum = checksum  # `dot_general` has an argument of that name

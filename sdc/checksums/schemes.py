@@ -28,14 +28,14 @@ that cancel, and all but one in 128 swaps of two elements.
 import abc
 import functools
 import math
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from .products import Folded, Powers, Product, Sums
-from .roundoff import SIGMAS, SchemeName, Units, check_choice
+from .roundoff import SIGMAS, SchemeName, Settings, Units, work_type
 
 LOSSY = 16.0
 """Kappa that rows which repeat themselves are judged by, where the device's is larger."""
@@ -47,19 +47,24 @@ BLOCK = 128
 SEED = 20_250_218
 
 
-class Factors(NamedTuple):
-    """A product and what is known of it."""
+class Operands(NamedTuple):
+    """What a check is given: both factors and the product as it was computed, and what is known of them."""
 
-    a: Float[Array, "*a"]  # first factor, in the type of the sums
-    b: Float[Array, "*b"]  # second factor, likewise
-    c: Float[Array, "*c"]  # the product, likewise
-    units: Units  # units of its errors
+    a: Shaped[Array, "*a"]
+    b: Shaped[Array, "*b"]
+    c: Shaped[Array, "*c"]
     # Weighted sum of what rounding took from each row; None where nothing was rounded, or nothing carried.
     carried: Float[Array, "*rows"] | None = None
     # The folded second factor where the caller has it; None to compute it.
     checksum: Float[Array, "*folded"] | None = None
     # Weighted sum and sum of squares of each row where they were computed with the product, else None.
     totals: tuple[Float[Array, "*rows"], Float[Array, "*rows"]] | None = None
+    indices: tuple[Any, ...] = ()  # see `Indexed`
+
+    def wide(self) -> "Operands":
+        """Factors and product in the type of the sums, in which schemes take them."""
+        work = work_type(self.a.dtype, self.b.dtype, self.c.dtype)
+        return self._replace(a=self.a.astype(work), b=self.b.astype(work), c=self.c.astype(work))
 
 
 class Expected(NamedTuple):
@@ -70,32 +75,6 @@ class Expected(NamedTuple):
     # In a second tier, q^2, the least sum of squares that a row is taken to have, and the powers of two by which both
     # factors were multiplied before everything here was computed from them.
     second: tuple[Float[Array, "*rows blocks"], Powers] | None = None
-
-
-class Scheme(abc.ABC):
-    """How rows are judged."""
-
-    tiers = 1  # 2 where `margin` has a second tier
-
-    def blocks(self, width: int) -> int:
-        """Number of blocks into which `width` columns are cut."""
-        return 1
-
-    def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
-        """Weights of the columns, in a type."""
-        return signed_weights(width, dtype)
-
-    @abc.abstractmethod
-    def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
-        """What follows from the factors; their product is not looked at."""
-
-    @abc.abstractmethod
-    def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
-        """`|r| / bound` of each row of the product."""
-
-    def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
-        """By how much smaller margins are if long sums lose terms as `LOSSY` says; 1 where bounds allow for it."""
-        return 1.0
 
 
 @functools.cache
@@ -109,40 +88,72 @@ def signed_weights(width: int, dtype: Any = jnp.float32) -> Float[Array, "n"]:
     return jnp.asarray(_weights(width), dtype)
 
 
-def checksum(scheme: Scheme, product: Product, b: Float[Array, "*b"], width: int, *, careful: bool = False) -> Folded:
+def weights_of(scheme: SchemeName, width: int, dtype: Any) -> Float[Array, "n"]:
+    """A scheme's weights of the columns, in a type."""
+    return jnp.ones(width, dtype) if scheme == "paper" else signed_weights(width, dtype)
+
+
+def blocks_of(scheme: SchemeName, width: int) -> int:
+    """Number of blocks into which a scheme cuts columns."""
+    return max(1, -(-width // BLOCK)) if scheme == "blocks" else 1
+
+
+def fold(scheme: SchemeName, product: Product, b: Float[Array, "*b"], *, careful: bool = False) -> Folded:
     """The folded second factor."""
-    return product.fold(b, scheme.weights(width, b.dtype), scheme.blocks(width), careful=careful)
+    width = product.width(None, b)
+    return product.fold(b, weights_of(scheme, width, b.dtype), blocks_of(scheme, width), careful=careful)
 
 
-def should_be(scheme: Scheme, product: Product, factors: Factors, *, careful: bool = False) -> Sums:
-    """The sums cs that the rows should have; `careful`: summed in parts."""
-    folded = factors.checksum
-    if folded is None:
-        width = product.width(factors.a, factors.b)
-        folded = checksum(scheme, product, factors.b, width, careful=careful)
-    # Of a sum of sums XLA's CPU backend makes one kernel, whatever barrier is between, which takes seventy times as
-    # long in bfloat16 (64 ms against 0.9 at 2,048 squared). A choice is no part of such kernels, and changes no bit.
-    folded = jnp.where(jnp.isnan(folded), jnp.nan, folded)
-    return product.apply(factors.a, folded, careful=careful)
+class Scheme(abc.ABC):
+    """How the rows of a product are judged: from operands in the type of the sums."""
 
+    tiers = 1  # 2 where `margin` has a second tier
 
-def residual(scheme: Scheme, product: Product, factors: Factors, expected: Expected) -> Sums:
-    """r: how far the rows are from what was expected; in a second tier, summed in parts."""
-    if factors.totals is None:
-        width = product.width(factors.a, factors.b)
-        weights = scheme.weights(width, factors.c.dtype)
-        found = product.total(factors.c, weights, scheme.blocks(width), careful=expected.second is not None)
-    else:
-        found = factors.totals[0][..., None]
-    if factors.carried is not None:
-        found += factors.carried[..., None]
-    return found - expected.sums
+    def __init__(self, product: Product, name: SchemeName, given: Operands, units: Units) -> None:
+        self.product, self.name, self.units = product, name, units
+        self.depth, self.width = product.depth(given.a, given.b), product.width(given.a, given.b)
+        self.blocks = blocks_of(name, self.width)
+        self.epsilon = max(float(jnp.finfo(x.dtype).eps) for x in (given.a, given.b))
 
+    @abc.abstractmethod
+    def expect(self, given: Operands, tier: int) -> Expected:
+        """What follows from the factors; their product is not looked at."""
 
-def _ratio(residual: Sums, bound: Float[Array, "*#rows #blocks"]) -> Float[Array, "*rows"]:
-    """`|r| / bound`, infinite where either says nothing."""
-    ratio = jnp.abs(residual) / bound
-    return jnp.max(jnp.where(jnp.isfinite(bound) & ~jnp.isnan(ratio), ratio, jnp.inf), axis=-1, initial=0.0)
+    @abc.abstractmethod
+    def margin(self, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
+        """`|r| / bound` of each row of the product."""
+
+    def lenience(self, given: Operands) -> float:
+        """By how much smaller margins are if long sums lose terms as `LOSSY` says; 1 where bounds allow for it."""
+        return 1.0
+
+    def should_be(self, given: Operands, *, careful: bool = False) -> Sums:
+        """The sums cs that the rows should have; `careful`: summed in parts."""
+        folded = given.checksum
+        if folded is None:
+            folded = fold(self.name, self.product, given.b, careful=careful)
+        # Of a sum of sums XLA's CPU backend makes one kernel, whatever barrier is between, which takes seventy times as
+        # long in bfloat16 (64 ms, not 0.9, at 2,048 squared). A choice is no part of such kernels, and changes no bit.
+        folded = jnp.where(jnp.isnan(folded), jnp.nan, folded)
+        return self.product.apply(given.a, folded, careful=careful)
+
+    def residual(self, given: Operands, expected: Expected) -> Sums:
+        """r: how far the rows are from what was expected; in a second tier, summed in parts."""
+        if given.totals is None:
+            weights = weights_of(self.name, self.width, given.c.dtype)
+            found = self.product.total(given.c, weights, self.blocks, careful=expected.second is not None)
+        else:
+            found = given.totals[0][..., None]
+        if given.carried is not None:
+            found += given.carried[..., None]
+        return found - expected.sums
+
+    def ratio(
+        self, given: Operands, expected: Expected, bound: Float[Array, "*#rows #blocks"]
+    ) -> Float[Array, "*rows"]:
+        """`|r| / bound`, infinite where either says nothing."""
+        ratio = jnp.abs(self.residual(given, expected)) / bound
+        return jnp.max(jnp.where(jnp.isfinite(bound) & ~jnp.isnan(ratio), ratio, jnp.inf), axis=-1, initial=0.0)
 
 
 class Probabilistic(Scheme):
@@ -150,122 +161,104 @@ class Probabilistic(Scheme):
 
     tiers = 2
 
-    def __init__(self, block: int | None = None) -> None:
-        self._block = block
+    @property
+    def _relative(self) -> float:
+        return self.units.relative(self.depth, -(-self.width // self.blocks))
 
-    def blocks(self, width: int) -> int:
-        return 1 if self._block is None else max(1, -(-width // self._block))
-
-    def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
+    def expect(self, given: Operands, tier: int) -> Expected:
         if tier == 1:
-            sums = should_be(self, product, factors)
-            return Expected(sums, self._relative(product, factors) * jnp.abs(sums))
+            sums = self.should_be(given)
+            return Expected(sums, self._relative * jnp.abs(sums))
         # Scaled by powers of two, exactly, so that all rows are 1 at most: their squares neither overflow nor vanish as
         # a whole.
-        powers = product.powers(factors.a, factors.b)
-        a, b = factors.a * powers.a, factors.b * powers.b
-        sums = should_be(self, product, factors._replace(a=a, b=b, checksum=None), careful=True)
-        depth, width = product.depth(a, b), product.width(a, b)
-        squares = product.apply(a * a, product.fold(b * b, jnp.ones(width, b.dtype), self.blocks(width)))
+        powers = self.product.powers(given.a, given.b)
+        a, b = given.a * powers.a, given.b * powers.b
+        sums = self.should_be(given._replace(a=a, b=b, checksum=None), careful=True)
+        squares = self.product.apply(a * a, self.product.fold(b * b, jnp.ones(self.width, b.dtype), self.blocks))
         # Squares of what is smaller than the root of the smallest normal number vanish.
-        lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(depth * width)
-        bound = self._relative(product, factors) * (jnp.abs(sums) + lost)
-        return Expected(sums, bound, (squares, powers))
+        lost = math.sqrt(float(jnp.finfo(b.dtype).tiny)) * 3 * math.sqrt(self.depth * self.width)
+        return Expected(sums, self._relative * (jnp.abs(sums) + lost), (squares, powers))
 
-    def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
-        c, units, depth, width = factors.c, factors.units, product.depth(*factors[:2]), product.width(*factors[:2])
+    def margin(self, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
+        c, size = given.c, self.depth * self.width
         # Errors of sums that are too small to be normal numbers, and of rounding them to the output's type.
-        least: Any = depth * width * float(jnp.finfo(c.dtype).tiny) + SIGMAS * math.sqrt(width) * units.least
+        least: Any = size * float(jnp.finfo(c.dtype).tiny) + SIGMAS * math.sqrt(self.width) * self.units.least
         if expected.second is not None:
             by_a, by_b = expected.second[1].rows
             tiny, most = (jnp.asarray(x, c.dtype) for x in (jnp.finfo(c.dtype).tiny, 1e30))
             for power in (by_a, by_b):
-                c = c * (product.spread(power, c) if power.ndim else power)
-            carried = None if factors.carried is None else factors.carried * by_a * by_b
-            factors = factors._replace(c=c, carried=carried, totals=None)
+                c = c * (self.product.spread(power, c) if power.ndim else power)
+            carried = None if given.carried is None else given.carried * by_a * by_b
+            given = given._replace(c=c, carried=carried, totals=None)
             # What is below the normal numbers may be flushed before it is multiplied by the other factor. A product
             # that vanishes altogether is as large as its rounding: any bound that large will do.
-            flushed = depth * width * tiny * (by_a + by_b)
+            flushed = size * tiny * (by_a + by_b)
             least = jnp.minimum(least * by_a * by_b + flushed, most)[..., None]
-        if factors.totals is None:
-            squares = product.total(c * c, jnp.ones(width, c.dtype), self.blocks(width))
+        if given.totals is None:
+            squares = self.product.total(c * c, jnp.ones(self.width, c.dtype), self.blocks)
         else:
-            squares = factors.totals[1][..., None]
+            squares = given.totals[1][..., None]
         largest = squares if expected.second is None else jnp.maximum(squares, expected.second[0])
-        bound = self._relative(product, factors) * jnp.sqrt(largest) + expected.bound + least
-        if factors.carried is None:
-            bound += SIGMAS * units.output * jnp.sqrt(squares)
-        return _ratio(residual(self, product, factors, expected), bound)
+        bound = self._relative * jnp.sqrt(largest) + expected.bound + least
+        if given.carried is None:
+            bound += SIGMAS * self.units.output * jnp.sqrt(squares)
+        return self.ratio(given, expected, bound)
 
-    def _relative(self, product: Product, factors: Factors) -> float:
-        depth, width = product.depth(*factors[:2]), product.width(*factors[:2])
-        return factors.units.relative(depth, -(-width // self.blocks(width)))
-
-    def lenience(self, product: Product, a: Any, b: Any, kappa: float) -> float:
-        depth, width = product.depth(a, b), product.width(a, b)
-        width = -(-width // self.blocks(width))
+    def lenience(self, given: Operands) -> float:
+        depth, width = self.depth, -(-self.width // self.blocks)
         # Products with vectors are summed one term after the other throughout.
-        vector = product.width(a, b) == 1 or product.rows(a, b) == 1
+        vector = self.width == 1 or self.product.rows(given.a, given.b) == 1
         lost = depth if vector else max(depth / LOSSY, min(depth, RUN))
-        lossy = min(kappa, depth / max(lost, 1))
-        usual, lossy = (Units(1.0, 0.0, 0.0, 0.0, k).relative(depth, width) for k in (kappa, lossy))
+        kappas = self.units.kappa, min(self.units.kappa, depth / max(lost, 1))
+        usual, lossy = (Units(1.0, 0.0, 0.0, 0.0, kappa).relative(depth, width) for kappa in kappas)
         return usual / lossy
 
 
 class Deterministic(Scheme):
     """Componentwise bounds that no rounding can exceed."""
 
-    def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
-        a, b, units = factors.a, factors.b, factors.units
-        depth, width = product.depth(a, b), product.width(a, b)
-        sums = should_be(self, product, factors)
-        weights = jnp.abs(self.weights(width, b.dtype))
+    @property
+    def _gamma(self) -> float:
+        terms = self.depth + self.width
+        # Sums that truncate err by up to twice as much; the terms are themselves rounded.
+        unit = self.units.sum if math.isinf(self.units.kappa) else 2 * self.units.sum
+        return terms * unit / (1 - min(terms * unit, 0.5))
+
+    def expect(self, given: Operands, tier: int) -> Expected:
+        a, b, units, product = given.a, given.b, self.units, self.product
+        sums = self.should_be(given)
+        weights = jnp.abs(signed_weights(self.width, b.dtype))
         terms = product.apply(jnp.abs(a), product.fold(jnp.abs(b), weights, 1))
-        gamma = self._gamma(product, factors)
-        bound = (2 * gamma * (1 + gamma) + 2 * units.inputs * (1 + units.inputs)) * terms
+        bound = (2 * self._gamma * (1 + self._gamma) + 2 * units.inputs * (1 + units.inputs)) * terms
         # What is below the normal numbers is flushed, in a factor or in a term.
-        flushed = depth * width + product.apply(jnp.abs(a), product.fold(jnp.ones_like(b), weights, 1))
+        flushed = self.depth * self.width + product.apply(jnp.abs(a), product.fold(jnp.ones_like(b), weights, 1))
         flushed += product.apply(jnp.ones_like(a), product.fold(jnp.abs(b), weights, 1))
         return Expected(sums, bound + flushed * float(jnp.finfo(b.dtype).tiny))
 
-    def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
-        c, units, width = factors.c, factors.units, product.width(*factors[:2])
-        bound = expected.bound + width * units.least
-        if units.output:
-            weights = jnp.abs(self.weights(width, c.dtype))
-            bound += units.output * (1 + self._gamma(product, factors)) * product.total(jnp.abs(c), weights, 1)
-        return _ratio(residual(self, product, factors, expected), bound)
-
-    def _gamma(self, product: Product, factors: Factors) -> float:
-        terms = product.depth(*factors[:2]) + product.width(*factors[:2])
-        # Sums that truncate err by up to twice as much; the terms are themselves rounded.
-        unit = factors.units.sum if math.isinf(factors.units.kappa) else 2 * factors.units.sum
-        return terms * unit / (1 - min(terms * unit, 0.5))
+    def margin(self, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
+        bound = expected.bound + self.width * self.units.least
+        if self.units.output:
+            weights = jnp.abs(signed_weights(self.width, given.c.dtype))
+            bound += self.units.output * (1 + self._gamma) * self.product.total(jnp.abs(given.c), weights, 1)
+        return self.ratio(given, expected, bound)
 
 
 class Paper(Scheme):
     """The study's scheme."""
 
-    def __init__(self, epsilon: float) -> None:
-        self._epsilon = epsilon
-
-    def weights(self, width: int, dtype: Any) -> Float[Array, "n"]:
-        return jnp.ones(width, dtype)
-
-    def expect(self, product: Product, factors: Factors, tier: int) -> Expected:
-        sums = should_be(self, product, factors)
-        bound = product.depth(*factors[:2]) * self._epsilon * product.norms(*factors[:2])
+    def expect(self, given: Operands, tier: int) -> Expected:
+        sums = self.should_be(given)
+        bound = self.depth * self.epsilon * self.product.norms(given.a, given.b)
         # A product of zeros has the bound zero, which it keeps.
         bound = jnp.where(bound == 0, float(jnp.finfo(bound.dtype).tiny), bound)
         return Expected(sums, bound[..., None])
 
-    def margin(self, product: Product, factors: Factors, expected: Expected) -> Float[Array, "*rows"]:
-        return _ratio(residual(self, product, factors, expected), expected.bound)
+    def margin(self, given: Operands, expected: Expected) -> Float[Array, "*rows"]:
+        return self.ratio(given, expected, expected.bound)
 
 
-def make_scheme(name: str, a: Any, b: Any) -> Scheme:
-    """The scheme of that name for factors of these types."""
-    check_choice("scheme", name, get_args(SchemeName))
-    if name == "paper":
-        return Paper(max(float(jnp.finfo(dtype).eps) for dtype in (a, b)))
-    return Deterministic() if name == "deterministic" else Probabilistic(BLOCK if name == "blocks" else None)
+def make_scheme(product: Product, settings: Settings, given: Operands) -> Scheme:
+    """The scheme of the settings for a product of these operands."""
+    units = Units.of(given.a.dtype, given.b.dtype, given.c.dtype, settings.rounding, exact=product.exact)
+    kinds: dict[str, type[Scheme]] = {"deterministic": Deterministic, "paper": Paper}
+    return kinds.get(settings.scheme, Probabilistic)(product, settings.scheme, given, units)

@@ -11,11 +11,11 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from .. import program
-from ._check import Flags, Operands, check, merge_flags, rounded_off
+from ._check import Flags, check, merge_flags, rounded_off
 from .fused_products import multiply
 from .products import Conv, Dot, Indexed, arranged
 from .roundoff import Mode, Output, Profile, SchemeName, Settings, check_choice, known, unit, work_type
-from .schemes import make_scheme
+from .schemes import Operands
 
 
 def abft(
@@ -168,7 +168,7 @@ def carried(product: Dot | Conv | Indexed, settings: Settings, a: Any, b: Any, d
         wide = dataclasses.replace(wide, dimensions=dimensions)
     full = wide(a, b)
     rounded = full.astype(dtype)
-    lost = rounded_off(wide, make_scheme(settings.scheme, a.dtype, b.dtype), (a, b), full, rounded)
+    lost = rounded_off(wide, b, full, rounded)
     rounded, lost = lax.optimization_barrier((rounded, lost))
     return check(wide, settings, Operands(a, b, rounded, lost))
 

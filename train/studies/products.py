@@ -17,14 +17,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 import sdc
 from sdc.bits import as_bits, from_bits, select
 from sdc.checksums import (
-    EXACT,
     SIGMAS,
     SPREAD,
     Dot,
     Expected,
-    Factors,
     Operands,
-    Probabilistic,
     Profile,
     Rounding,
     SchemeName,
@@ -35,7 +32,6 @@ from sdc.checksums import (
     make_scheme,
     multiply,
     product_of,
-    residual,
     rounded_off,
     row_margins,
     time_both,
@@ -124,14 +120,12 @@ def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dic
 
     @jax.jit
     def largest(a: Any, b: Any) -> Any:
-        a, b, c = multiply(product, Settings(), a, b)[:3]
-        units = Units.of(a.dtype, b.dtype, c.dtype, EXACT)
-        wide = Factors(a.astype(jnp.float32), b.astype(jnp.float32), c, units)
-        scheme = Probabilistic()
-        expected = scheme.expect(product, wide, 1)
+        given = multiply(product, Settings(), a, b)
+        scheme, wide = make_scheme(product, Settings(), given), given.wide()
+        expected = scheme.expect(wide, 1)
         ones = jnp.ones(product.width(a, b))
         scale = jnp.sqrt(product.apply(jnp.square(wide.a), product.fold(jnp.square(wide.b), ones, 1)))
-        return jnp.max(jnp.abs(residual(scheme, product, wide, expected)) / (scale + jnp.abs(expected.sums)))
+        return jnp.max(jnp.abs(scheme.residual(wide, expected)) / (scale + jnp.abs(expected.sums)))
 
     relative = {}
     for depth in depths:
@@ -328,8 +322,7 @@ class Variant:
         rounded = lax.optimization_barrier(sums.astype(self.output))
         if self.scheme != "residual":
             return Operands(a, b, rounded)
-        scheme = make_scheme(self.scheme, a.dtype, b.dtype)
-        return Operands(a, b, rounded, rounded_off(product, scheme, (a, b), sums, rounded))
+        return Operands(a, b, rounded, rounded_off(product, b, sums, rounded))
 
 
 def variants(dtype: str) -> list[Variant]:

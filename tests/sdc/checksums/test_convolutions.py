@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 import sdc
-from sdc.checksums._check import Operands, check
+from sdc.checksums._check import check
 from sdc.checksums.products import Conv
 from sdc.checksums.roundoff import Mode, SchemeName, Settings
-from sdc.checksums.schemes import signed_weights
+from sdc.checksums.schemes import Operands, signed_weights
 from tests.sdc.checksums.test_check import SCHEMES
 
 
