@@ -1,29 +1,9 @@
 """The fifteen unhealthy nodes of the study, simulated.
 
 Frequencies and severities by layer are the published ones (Ma et al. 2025, arXiv:2502.12340, tables 1, 2 and 6 to 9).
-What the study does not publish is modelled, with parameters that `sdc.train.studies._nodes` fits and
-`sdc/nodes/data/sdc_fitted.csv` lists, each with its interval:
-
-- In each step and layer a draw decides how severe it is, with a heavy tail, and how many elements it hits: the more
-  severe, the fewer (`Tailed`). What the study publishes is the largest severity of 4,500 steps; the
-  scale is such that the largest of 4,500 draws are, by layer, as the published ones; most steps are far milder. The
-  tail's index is that of the scatter between layers; how few elements are in severe steps is fitted to the worst
-  noise-to-signal ratios of figure 5.
-- Bursts hit all submodules of a device together. Nodes 7 and 14 are hit in few steps (figure 3), and other rare ones
-  in as few as the scatter of their counts between layers says. Nodes 10 and 11 begin with a burst that decays
-  (figure 4). The published frequency is the mean over the steps, or the level after the burst.
-- Computation synchronization lowers utilization, and with it corruption. Without it node 14 was hit at every step, so
-  that there the few steps of the rare nodes become all; node 13 is clean until step 450 where nothing is synchronized;
-  and nodes 2, 3 and 12, of which computation synchronization showed nothing, have the rate that such a run leaves open
-  at even odds: ln 2 elements in 4,500 steps.
-- The severities of node 9's backward pass, 1e10 and more in all of the layers, are taken as those of one microstep in
-  which the gradient itself was nearly nothing: errors of this size against a usual gradient could not have left the
-  published noise. Under computation synchronization one element of 4,500 steps has them, all others the severities of
-  the forward pass.
-
-Layers are resampled where a model has not 16: each takes the mean frequency of the published layers that it covers, so
-that the mean over the layers (equation 2) stays, and fewer layers are more severe, so that their maximum (equation 4)
-does.
+What the study does not publish is modelled: severities, how few elements a severe step hits, the course in time, load,
+silent nodes, node 9, and models of other than 16 layers. docs/faults.md says how, point by point; the parameters are
+fitted by `sdc.train.studies._nodes`, and sdc/nodes/data/sdc_fitted.csv lists them with their intervals.
 
 `node11:uniform` is the model of before: every step as severe as the worst, whatever is synchronized.
 """
@@ -231,7 +211,7 @@ def silent() -> dict[str, Layers]:
 
 
 def behaviour(name: str, sync: Load = "compute", *, uniform: bool = False) -> When:
-    """How a node's faults go in time, in the model at the top of this file or in the uniform one."""
+    """How a node's faults go in time, in the model of docs/faults.md or in the uniform one."""
     number = node_number(name)
     burst, decay = _BURST.get(number, (0.0, 1.0))
     known = None if uniform else fitted().get(f"bursts/{NODES[number - 1]}")
