@@ -46,14 +46,8 @@ class WorkerGradient(NamedTuple):
 class LossReport(NamedTuple):
     """What a step reports."""
 
-    loss: Float32[Array, ""]  # the mean of the workers' losses, of those that work
-
-
-class Shadows(NamedTuple):
-    """What a step with ranks to spare reports."""
-
-    loss: Float32[Array, ""]
-    shadow: ShadowReport  # what was compared
+    loss: Float32[Array, ""]  # the mean of the losses of the workers, of those that work
+    shadow: ShadowReport | None = None  # what was compared, where there are ranks to spare
 
 
 class Combining(Protocol):
@@ -170,7 +164,7 @@ class Shadowed(Combining):
 
     def combine(self, gradient: Gradient, axis_name: str, params: Tree, batch: Tree, state: Tree) -> WorkerGradient:
         (loss, found), state, report = shadow(gradient, axis_name, spares=self.spares)(state, params, batch)
-        return WorkerGradient(found, state, Shadows(loss, report))
+        return WorkerGradient(found, state, LossReport(loss, report))
 
 
 @dataclasses.dataclass(frozen=True)

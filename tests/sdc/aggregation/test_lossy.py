@@ -22,8 +22,8 @@ from sdc.aggregation import (
     lossy_zero2,
     recorded,
 )
-from sdc.aggregation.lossy import Layout, LossyState
-from sdc.train.studies.theory import own_weight, owner_drift, pair_drift
+from sdc.aggregation.lossy import Layout, LossyState, measured_losses
+from sdc.train.studies.theory import own_weight, owner_drift, pair_drift, steady_drift
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 
@@ -340,3 +340,121 @@ def test_a_recorded_channel_takes_no_parity_twice() -> None:
     optimizer = lossy_zero2(optax.sgd(0.1), AXIS, trace, trace, packet=1000, parity=4, reliable=0.5)
     theta, _ = train(optimizer, "vmap", steps=2)
     assert equal_replicas(theta)
+
+
+def test_the_reliable_packets_are_those_of_largest_norm() -> None:
+    """All links lose everything; a quarter of the packets, those with the large gradients, still come through."""
+    optimizer = lossy_zero2(optax.sgd(1.0), AXIS, 1.0, 0.0, packet=5, reliable=0.25)
+
+    def step(theta: Any) -> Any:
+        size = jnp.where(jnp.arange(80) % 20 < 5, 8.0, 1.0)  # the first packet of each shard of 20
+        gradient = size * (1.0 + lax.axis_index(AXIS).astype(jnp.float32))
+        updates, state = optimizer.update(gradient, optimizer.init(theta), theta)
+        return optax.apply_updates(theta, updates), state.log
+
+    theta, log = place(step, "vmap", WORKERS)(jnp.zeros((WORKERS, 80)))
+    arrived = np.unpackbits(log.gradient, axis=-1, count=4)
+    off = ~np.eye(WORKERS, dtype=bool)
+    assert (arrived[off] == [1, 0, 0, 0]).all()
+    first = -np.asarray(theta[0]).reshape(4, 4, 5)
+    np.testing.assert_allclose(first[:, 0], 8 * 2.5)  # the mean over all workers
+    np.testing.assert_allclose(first[:, 1:], np.arange(1.0, 5.0)[:, None, None] * np.ones((4, 3, 5)))  # the owner's own
+
+
+def test_rates_tighten_with_the_gradient() -> None:
+    """Gradients shrink tenfold over the run; with an exponent of 1 so does the loss."""
+
+    def run(theta: Any) -> Any:
+        optimizer = lossy_zero2(optax.sgd(0.0), AXIS, 0.5, 0.5, packet=1, tighten=1.0)
+
+        def step(state: Any, number: Any) -> Any:
+            gradient = jnp.ones(4000) * jnp.where(number < 5, 1.0, 0.1)
+            _, state = optimizer.update(gradient, state, theta)
+            return state, state.report
+
+        return lax.scan(step, optimizer.init(theta), jnp.arange(10))[1]
+
+    report = place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, 4000)))
+    loss = np.asarray(report.gradient_loss)[0]
+    assert loss[:6] == pytest.approx(0.5, abs=0.03)
+    assert loss[6:] == pytest.approx(0.05, abs=0.01)
+
+
+def test_one_bad_step_does_not_tighten_for_good() -> None:
+    """After a gradient that is not finite, rates follow the finite ones again."""
+
+    def run(theta: Any) -> Any:
+        optimizer = lossy_zero2(optax.sgd(0.0), AXIS, 0.5, 0.5, packet=1, tighten=1.0)
+
+        def step(state: Any, number: Any) -> Any:
+            bad = jnp.where(number == 2, jnp.nan, jnp.where(number == 4, jnp.inf, 1.0))
+            _, state = optimizer.update(jnp.ones(4000) * bad, state, theta)
+            return state, state.report.gradient_loss
+
+        return lax.scan(step, optimizer.init(theta), jnp.arange(8))[1]
+
+    loss = np.asarray(place(run, "vmap", WORKERS)(jnp.zeros((WORKERS, 4000))))[0]
+    assert loss == pytest.approx(0.5, abs=0.03)
+
+
+def test_exactly_the_share_asked_for_is_reliable() -> None:
+    """Where most packets have no norm at all, and some are not numbers."""
+    optimizer = lossy_zero2(optax.sgd(0.0), AXIS, 1.0, 1.0, packet=1, reliable=0.25)
+
+    def step(theta: Any) -> Any:
+        gradient = jnp.zeros(80).at[jnp.arange(4) * 20 + 3].set(jnp.nan)
+        return optimizer.update(gradient, optimizer.init(theta), theta)[1].log
+
+    log = place(step, "vmap", WORKERS)(jnp.zeros((WORKERS, 80)))
+    arrived = np.unpackbits(log.gradient, axis=-1, count=20)[~np.eye(WORKERS, dtype=bool)]
+    assert (arrived.sum(axis=-1) == 5).all()
+    assert (arrived[:, 3] == 1).all()
+
+
+@pytest.mark.parametrize("p", [0.1, 0.4])
+def test_drift_of_a_random_walk(p: float) -> None:
+    """Gradients are lossless: with N = 4 the mean of draws of variance 4 has variance 1."""
+    _, state = random_walk(lossy_zero2(optax.sgd(1.0), AXIS, 0.0, p, packet=4), 300)
+    settled = slice(40, None)
+    report = jax.tree.map(lambda leaf: leaf[0, settled].mean(), state.report)
+    assert report.move == pytest.approx(1.0, rel=0.01)
+    # 1,000 packets, 260 steps, correlated over 1 / (1 - p) steps: a relative standard error below 0.01.
+    assert report.pair_drift == pytest.approx(pair_drift(p), rel=0.05)
+    assert report.owner_drift == pytest.approx(owner_drift(p), rel=0.05)
+    assert report.parameter_loss == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / (12 * 250 * 260)))
+    assert (state.report.gradient_loss == 0).all()
+
+
+def test_drift_of_a_steady_owner() -> None:
+    p = 0.3
+    _, state = random_walk(lossy_zero2(optax.sgd(1.0), AXIS, 0.0, p, packet=4), 300, steady=0.5)
+    assert state.report.pair_drift[0, 40:].mean() == pytest.approx(steady_drift(p, 0.5), rel=0.05)
+
+
+def test_drift_over_pairs_is_that_of_the_copies() -> None:
+    """The report's sums against the parameters themselves, where every element is in the sample."""
+    theta, state = random_walk(lossy_zero2(optax.sgd(1.0), AXIS, 0.2, 0.4, packet=3), 10, size=40)
+    for step in range(10):
+        copies = theta[:, step].reshape(WORKERS, WORKERS, 10)  # [holder, owner, element]
+        pairs, owners = [], []
+        for owner in range(WORKERS):
+            others = [holder for holder in range(WORKERS) if holder != owner]
+            owners += [np.square(copies[a, owner] - copies[owner, owner]).mean() for a in others]
+            pairs += [np.square(copies[a, owner] - copies[b, owner]).mean() for a in others for b in others if a < b]
+        assert state.report.pair_drift[0, step] == pytest.approx(np.mean(pairs), rel=1e-4, abs=1e-7)
+        assert state.report.owner_drift[0, step] == pytest.approx(np.mean(owners), rel=1e-4, abs=1e-7)
+
+
+def test_pair_drift_is_not_negative() -> None:
+    """Three copies that are off by the same: (a + a + a)^2 and 3 (a^2 + a^2 + a^2) differ in their last bits."""
+    for seed in range(5):
+        off = jnp.broadcast_to(jax.random.normal(jax.random.key(seed), (4, 256)), (4, 4, 256))
+
+        def report(off: Any) -> Any:
+            layout = Layout(4, (1024,), None)
+            owned = (jnp.arange(4) == lax.axis_index(AXIS))[:, None]
+            arrived, copies = jnp.ones((4, 1), bool), jnp.where(owned, 0, off)
+            nothing = [jnp.zeros_like(off)]
+            return measured_losses(layout, AXIS, arrived, arrived, jnp.ones(1), [off[:1]], [copies], nothing)
+
+        assert place(report, "vmap", 4)(off).pair_drift[0] >= 0
