@@ -398,9 +398,6 @@ def test_bad_input(make: Any, message: str) -> None:
         make()
 
 
-WORKERS = 4
-
-
 @pytest.mark.parametrize("placement", ["vmap", "shard_map", "shard_map, checked"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
 def test_an_average_in_two_exchanges(placement: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
