@@ -190,7 +190,8 @@ def all_gather(
     arrived |= own_packets(layout, axis_name)
     received = lax.all_to_all(arrived.astype(jnp.uint8), axis_name, 0, 0, tiled=True) > 0
     owners = [lax.all_gather(shard, axis_name) for shard in shards]
-    return list(map(jnp.where, layout.spread(received), owners, stale)), owners, received
+    copies = [jnp.where(*given) for given in zip(layout.spread(received), owners, stale, strict=True)]
+    return copies, owners, received
 
 
 def check_floats(params: Tree) -> None:
