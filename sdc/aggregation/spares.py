@@ -219,9 +219,9 @@ def _book(
     odd: Bool[Array, "group"],
     majority: Bool[Array, ""],
 ) -> tuple[ShadowState, Bool[Array, "ranks"]]:
-    """Counts what was compared, and decides who was wrong where that is known. Returns who is blamed.
+    """Counts what was compared, and decides who was wrong where that is known.
 
-    The roles of the next step: a difference is followed up, then the round goes on.
+    Returns the state of the next step, in which a difference is followed up before the round goes on, and who is blamed.
     """
     ranks, spares, differed = len(state.blamed), len(group) - 1, jnp.any(differs)
     first, second = np.triu_indices(len(group), 1)
