@@ -221,7 +221,7 @@ def _book(
 ) -> tuple[ShadowState, Bool[Array, "ranks"]]:
     """Counts what was compared, and decides who was wrong where that is known.
 
-    Returns the state of the next step, in which a difference is followed up before the round goes on, and who is blamed.
+    Returns the state of the next step, in which a difference is followed up before the round goes on, and who erred.
     """
     ranks, spares, differed = len(state.blamed), len(group) - 1, jnp.any(differs)
     first, second = np.triu_indices(len(group), 1)
