@@ -10,7 +10,7 @@ from scipy import stats
 
 from sdc.records import Contents
 
-from ..report import Chart, Check, Finding, Findings, Line, Table, summarize_findings
+from ..report import Chart, Check, Finding, Findings, Json, Line, Table, summarize_findings
 
 
 class Interval(NamedTuple):
@@ -59,34 +59,32 @@ LEAST_STARTS = 5  # starts of which an interval is told
 # Predictions count as good within this factor, or if both costs are below this many iterations; so many should be.
 FACTOR, SHARE, LEAST_COST = 2.0, 0.8, 0.5
 
-Row = Mapping[str, Any]
-
 
 class Workload(NamedTuple):
     """All failures of a training: of each case one row for each start."""
 
     name: str
-    told: Row
+    told: Json
     full: Float[np.ndarray, "starts trials"]
     full_sizes: Float[np.ndarray, "starts trials"]
-    cases: Mapping[tuple[str, float, float, str], Row]
+    cases: Mapping[tuple[str, float, float, str], Json]
     failed: list[str]
     busiest: float
 
 
-def summary_of(record: Contents) -> dict[str, Any]:
+def summary_of(record: Contents) -> Json:
     """The summary of a study, of the parts that are on record."""
     rows = sorted(record.lines, key=lambda row: int(row["part"]))
     complete = len(rows) == record.manifest.get("parts")
     return {"complete": complete, **summarize_findings("scar", findings(rows))}
 
 
-def findings(rows: Sequence[Row]) -> Findings:
+def findings(rows: Sequence[Json]) -> Findings:
     """Tables, figures and claims of what is on record."""
     return Findings.of(_found(rows))
 
 
-def _found(rows: Sequence[Row]) -> Iterator[Finding]:
+def _found(rows: Sequence[Json]) -> Iterator[Finding]:
     workloads = dict.fromkeys(row["workload"] for row in rows)
     # What did not converge, of which there is no cost.
     said = [
@@ -120,7 +118,7 @@ def _found(rows: Sequence[Row]) -> Iterator[Finding]:
         yield from _advice(known)
 
 
-def _workload(name: str, rows: Sequence[Row]) -> Workload | None:
+def _workload(name: str, rows: Sequence[Json]) -> Workload | None:
     mine = [row for row in rows if row["workload"] == name]
     told = next((row["found"] for row in mine if row["what"] == "criterion" and "failed" not in row["found"]), None)
     starts = [row["found"] for row in mine if row["what"] == "failures"]
@@ -146,7 +144,7 @@ def reduction(workload: Workload, key: tuple[str, float, float, str]) -> Interva
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
 
-def _lost(case: Row) -> int:
+def _lost(case: Json) -> int:
     """Trials that did not converge any more, of which there is no cost."""
     return int((~np.isfinite(case["costs"])).sum())
 
@@ -270,7 +268,7 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
     yield Table("Figure 8: which blocks are saved", header, tuple(rows), note)
 
 
-def _bounds(title: str, told: Mapping[str, Row], *, always: bool) -> Iterator[Finding]:
+def _bounds(title: str, told: Mapping[str, Json], *, always: bool) -> Iterator[Finding]:
     """Perturbations beside the bound; `always` if the iteration shrinks errors by c in each step, whatever they are."""
     rows, lines = [], []
     for kind, one in told.items():
@@ -309,7 +307,7 @@ def _bounds(title: str, told: Mapping[str, Row], *, always: bool) -> Iterator[Fi
         )
 
 
-def _overhead(workload: str, told: Row) -> Iterator[Finding]:
+def _overhead(workload: str, told: Json) -> Iterator[Finding]:
     ways = [name for name in told if name not in ("after", "undisturbed")]
     goal = {name: _behind(told[name]["losses"], told["undisturbed"], told["after"]) for name in ways}
     rows = tuple(

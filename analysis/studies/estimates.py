@@ -1,6 +1,6 @@
 """What a step and its tools cost on chips that are not here: ratios to the first of them, and a report."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..report import (
@@ -10,6 +10,7 @@ from ..report import (
     Drawing,
     Figure,
     Headline,
+    Json,
     LeftOut,
     Report,
     Table,
@@ -19,7 +20,6 @@ from ..report import (
     show,
 )
 
-Row = Mapping[str, Any]
 STUDY = "estimate"
 MARK = "compiler's estimate"
 SOURCE = "The compiler's own estimates where there are any; docs/estimate.md says what is charged for the rest."
@@ -31,9 +31,9 @@ DEFINITIONS = (
 )
 
 
-def summarize_estimates(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize_estimates(rows: Iterable[Json]) -> Json:
     """The programs of an estimate, each with its ratio to the first of the same target."""
-    programs: list[dict[str, Any]] = []
+    programs: list[Json] = []
     first: dict[str, float] = {}
     for row in rows:
         cost = None
@@ -45,7 +45,7 @@ def summarize_estimates(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"verdict": None, "reason": "an estimate tests no device", "programs": programs}
 
 
-def build(title: str, manifest: Row, summary: Row) -> Report:
+def build(title: str, manifest: Json, summary: Json) -> Report:
     """Collects the text, tables and figures of the report."""
     programs = summary.get("programs") or ()
     none = "none: an estimate, not a test of a device"
@@ -119,7 +119,7 @@ def _collectives(programs: Sequence[Any]) -> Table:
     return Table("Collectives, by bytes over a stated bandwidth", header, tuple(rows))
 
 
-def _parts(row: Row) -> Table:
+def _parts(row: Json) -> Table:
     rows = tuple((name, f"{share:.1%}") for name, share in dict(row.get("parts") or {}).items())
     return Table(f"Dearest operations: {row['tool']} on {row['target']}", ("operation", "share"), rows)
 

@@ -9,6 +9,7 @@ from ..report import (
     Chart,
     Definition,
     Figure,
+    Json,
     LeftOut,
     Line,
     Report,
@@ -22,15 +23,12 @@ from ..report import (
 )
 from ..statistics import frequency_upper_bound
 
-Row = Mapping[str, Any]
 STUDY = "abft study"
 SIMULATED = "simulated errors"
 MANTISSA = {32: 23, 16: 7}  # bits of the mantissa of float32 and bfloat16
 
 
-def summarize_products(
-    counts: Mapping[str, Mapping[str, Mapping[str, Any]]], magnitudes: Sequence[float]
-) -> dict[str, Any]:
+def summarize_products(counts: Mapping[str, Mapping[str, Mapping[str, Any]]], magnitudes: Sequence[float]) -> Json:
     """Shares from the counts of a study.
 
     Args:
@@ -52,7 +50,7 @@ def summarize_products(
     }
 
 
-def _shares(found: Mapping[str, Any], magnitudes: Sequence[float]) -> dict[str, Any]:
+def _shares(found: Mapping[str, Any], magnitudes: Sequence[float]) -> Json:
     checked, flagged = int(found["checked"]), int(found["flagged"])
     bits_made, bits_found = (np.asarray(found[key], np.float64) for key in ("bits_made", "bits_found"))
     mantissa = MANTISSA[len(bits_made)]
@@ -79,7 +77,7 @@ def _shares(found: Mapping[str, Any], magnitudes: Sequence[float]) -> dict[str, 
     }
 
 
-def build(title: str, manifest: Row, summary: Row) -> Report:
+def build(title: str, manifest: Json, summary: Json) -> Report:
     """Collects the text, tables and figures of the study's report."""
     variants = summary.get("variants") or {}
     magnitudes = summary.get("magnitudes") or ()
@@ -127,7 +125,7 @@ DEFINITIONS = (
 )
 
 
-def _table(variant: str, schemes: Row) -> Table:
+def _table(variant: str, schemes: Json) -> Table:
     rows = []
     for scheme, found in schemes.items():
         values = (found.get(key) for key in ("half", "almost_all", "flips", "sign_exponent"))
@@ -139,7 +137,7 @@ def _table(variant: str, schemes: Row) -> Table:
     return Table(f"Schemes on {variant}", header, tuple(rows))
 
 
-def _drawn(variant: str, schemes: Row, magnitudes: Sequence[float]) -> Iterator[Figure | LeftOut]:
+def _drawn(variant: str, schemes: Json, magnitudes: Sequence[float]) -> Iterator[Figure | LeftOut]:
     """Errors found by magnitude, and flips found by bit."""
     sizes, bits = [], []
     for scheme, found in schemes.items():

@@ -9,18 +9,18 @@ from typing import Any
 from sdc.records import SUMMARY, Contents, Record, environment, read_json
 from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 
-from ..report import Finding, Findings, Report, study_page, summarize_findings, write_page
+from ..report import Finding, Findings, Json, Report, study_page, summarize_findings, write_page
 from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, lossy, products
 
 STUDY = "aggregation study"
 # How the page of each kind of study is made, of its name, its manifest and its summary.
-PAGES: Mapping[str, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Report]] = {
+PAGES: Mapping[str, Callable[[str, Json, Json], Report]] = {
     products.STUDY: products.build,
     estimates.STUDY: estimates.build,
     **dict.fromkeys((STUDY, _scar.STUDY, _nodes.STUDY), study_page),
 }
 # The kinds of study whose summary follows from their lines.
-SUMMARIES: Mapping[str, Callable[[Contents], dict[str, Any]]] = {_scar.STUDY: _scar.summary_of}
+SUMMARIES: Mapping[str, Callable[[Contents], Json]] = {_scar.STUDY: _scar.summary_of}
 FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
     "paft": _paft.findings,
     "dropcompute": dropcompute.findings,
@@ -40,8 +40,8 @@ def findings_of(measured: Measured | NodesMeasured) -> Findings:
 
 
 def write_study(
-    folder: Path, measured: Measured | NodesMeasured | ProductsMeasured, manifest: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    folder: Path, measured: Measured | NodesMeasured | ProductsMeasured, manifest: Json | None = None
+) -> Json:
     """Writes the record and the report of a study.
 
     Args:
@@ -56,7 +56,7 @@ def write_study(
         RecordError: the folder exists already, or cannot be written.
     """
     study = measured.study
-    about: dict[str, Any]
+    about: Json
     if isinstance(measured, ProductsMeasured):
         summary = products.summarize_products(measured.counts, measured.magnitudes)
         about = {
@@ -79,9 +79,7 @@ def write_study(
     return _write(folder, {**about, **(manifest or {})}, summary)
 
 
-def write_estimate(
-    folder: Path, rows: Iterable[Mapping[str, Any]], manifest: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def write_estimate(folder: Path, rows: Iterable[Json], manifest: Json | None = None) -> Json:
     """Writes the record and the report of what programs cost on chips that are not here.
 
     Args:
@@ -98,7 +96,7 @@ def write_estimate(
     return _write(folder, {"kind": estimates.STUDY, **(manifest or {})}, estimates.summarize_estimates(rows))
 
 
-def _write(folder: Path, manifest: Mapping[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+def _write(folder: Path, manifest: Json, summary: Json) -> Json:
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     about = {"created": created, "environment": environment(), **manifest}
     with Record.create(folder, about) as record:
