@@ -53,7 +53,7 @@ def as_before() -> Iterator[None]:
     runtime = sys.modules.get("sdc.tools.runtime")
     if runtime is not None:
         vars(runtime.onward).update(vars(runtime.Onward()))
-    registry = sys.modules.get("sdc.burnin.registry")
+    registry = sys.modules.get("sdc.burnin.workloads.workload")
     if registry is not None and "training" in registry.families():
         registry.unregister("training")
 

@@ -136,7 +136,7 @@ def make_report(
         host=Host(name=host, machine=machine, boot=digest_of("boot", host), pid=1, process=0),
         created=created, ended=ended or created.replace("T00:00", "T00:05"), seconds=300.0,
         settings=BurninSettings(
-            level=level, rounds=runs, accept=list(accept), faults=["bitflip in tests"] if simulated else []
+            level=level, rounds=runs, accept=tuple(accept), faults=("bitflip in tests",) if simulated else ()
         ),
         environment=Environment(
             **({

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .burnin_output import show_result as show_result
-    from .golden_output import show_golden as show_golden
     from .launch import (
         JobCommand as JobCommand,
         Joint as Joint,
@@ -19,7 +17,15 @@ if TYPE_CHECKING:  # for the other packages of this project
         prepare_devices as prepare_devices,
         together as together,
     )
-    from .output import COLOURS as COLOURS, Output as Output, show as show, show_profile as show_profile, write as write
+    from .output import (
+        COLOURS as COLOURS,
+        Output as Output,
+        print_parts as print_parts,
+        show as show,
+        show_profile as show_profile,
+        table as table,
+        write as write,
+    )
     from .parse import Only as Only, given as given, require as require
     from .progress import (
         BurninProgress as BurninProgress,

@@ -149,7 +149,7 @@ def _unwrapped(hint: Any) -> list[Any]:
 
 def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequence[Any]) -> Any:
     kind: Any = flag.type or hint
-    if flag.type is not None and field.default is None and not flag.without and not flag.argument:
+    if flag.type is not None and field.default is None and not (flag.without or flag.argument or flag.repeated):
         kind = kind | None
     if typing.get_origin(kind) is collections.abc.Sequence:
         kind = types.GenericAlias(tuple, (typing.get_args(kind)[0], ...))
@@ -164,7 +164,7 @@ def _default(field: "dataclasses.Field[Any]", flag: Flag) -> Any:
     if flag.without:
         return False if flag.type is bool else typing.get_args(flag.type)[0]
     if not flag.argument and field.default is not dataclasses.MISSING:
-        return field.default
+        return () if flag.repeated and field.default is None else field.default
     has_none = flag.argument or field.default_factory is dataclasses.MISSING
     return tyro.MISSING if has_none else field.default_factory()  # type: ignore[misc] # looked at
 

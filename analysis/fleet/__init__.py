@@ -1,8 +1,7 @@
 """Results of many hosts: who disagrees with whom, who is slow, what adds up over time, and whom to pair with whom.
 
 collection      results from files of others, and the devices in them
-votes           hosts vote on digests
-suspects        which devices are suspects, and how sure that is
+suspects        hosts vote on digests; which devices are suspects, and how sure that is
 ledger          what all burn-ins together checked on each device
 fleet_summary   all of that in one result
 fleet_page      its page and sheets
@@ -29,6 +28,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         simulate_naming as simulate_naming,
         srun_lines as srun_lines,
     )
-    from .votes import vote as vote
+    from .suspects import vote as vote
 
 __getattr__, __dir__, __all__ = facade(__name__, public=False)

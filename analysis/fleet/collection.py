@@ -5,15 +5,15 @@ import datetime
 import itertools
 import math
 import os
+import sys
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding
 from sdc.records import AnyPath, RecordError, reason
-from sdc.schema import Environment
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
 
@@ -127,7 +127,6 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
 
     Two files of one id that say the same count once; if they do not, nothing tells which is right: both are refused.
     """
-    reader = _Reader()
     refused: list[Refused] = []
     duplicates: list[Duplicate] = []
     results: dict[str, HostResult] = {}
@@ -142,7 +141,7 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
                 continue
             visited[real] = file
             report = BURN_IN.read(path)
-            if problem := next(impossible(report), None):
+            if problem := next(_impossible(report), None):
                 raise RecordError(f"contradicts itself: {problem}; run the burn-in again")
         except (RecordError, OSError) as error:
             said = reason(error) if isinstance(error, OSError) else str(error)
@@ -154,7 +153,7 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
         if report.id in conflicts:
             conflicts[report.id].append(file)
         elif first is None:
-            results[report.id] = reader.reduced(file, report)
+            results[report.id] = reduced(file, report)
         elif BURN_IN.read(first.file) == report:
             duplicates.append(Duplicate(file, first.file))
         else:
@@ -173,83 +172,50 @@ def collect(paths: Iterable[AnyPath], told: Callable[[str], None] = lambda _: No
     return Collection(tuple(settled), tuple(refused), tuple(duplicates), doubtful)
 
 
-def impossible(report: BurninResult) -> Iterator[str]:
+def _impossible(report: BurninResult) -> Iterator[str]:
     """What no burn-in counts, in words: sums over a fleet must not become smaller by what somebody claims."""
     indices = [device.index for device in report.devices]
     if len(set(indices)) < len(indices):
         yield "a device stands there twice"
-    counts = [(row.elements, row.runs, row.seconds) for row in report.devices]
-    counts += [(row.elements, row.runs, row.seconds) for row in report.workloads]
-    for elements, runs, seconds in counts:
-        if min(elements, runs) < 0 or not 0 <= seconds < math.inf:
-            yield f"{elements} elements, {runs} runs, {seconds} seconds"
+    for row in (*report.devices, *report.workloads):
+        if min(row.elements, row.runs) < 0 or not 0 <= row.seconds < math.inf:
+            yield f"{row.elements} elements, {row.runs} runs, {row.seconds} seconds"
     for each in report.workloads:
         if each.differences < 0 or not 0 <= (each.rate or 0) < math.inf:
             yield f"{each.differences} differences at a throughput of {each.rate}"
 
 
-class _Reader:
-    """Takes what is used of reports. Texts that are alike are one object: a fleet has them a thousand times."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
-        self._contexts: dict[tuple[str, str, str | None], str] = {}
-
-    def reduced(self, file: str, report: BurninResult) -> HostResult:
-        text = self._texts.setdefault
-        named = [candidates(report, device) for device in report.devices]
-        chosen = identities(named)
-        parts = {
-            device.index: _part(device, name, names, report.environment)
-            for device, name, names in zip(report.devices, chosen, named, strict=True)
-        }
-        around = surroundings(report.environment)
-        rows = tuple(
-            WorkloadResult(
-                text(row.workload, row.workload),
-                row.device,
-                None if row.key is None else self._context(row.key, around, parts[row.device].driver),
-                None if row.digest is None else text(row.digest, row.digest),
-                row.differences,
-                row.runs,
-                row.rate if row.share is not None else None,
-                text(row.unit, row.unit),
-                row.void,
-            )
-            for row in report.workloads
-        )
-        return HostResult(
-            file, HostKey(report.host.name, report.host.machine), report.id, report.settings.level, report.created,
-            report.ended, report.verdict, report.simulated, report.stopped,
-            report.sentences, parts, rows, tuple(report.findings), tuple(report.unfinished),
+def reduced(file: str, report: BurninResult) -> HostResult:
+    """What is used of a report. Texts that are alike are one object: a fleet has them a thousand times."""
+    named = [candidates(report, device) for device in report.devices]
+    told = report.environment
+    parts: dict[int, DeviceResult] = {}
+    for device, name, names in zip(report.devices, identities(named), named, strict=True):
+        errors: list[str] = []
+        if (course := device.sensors) is not None:
+            errors += course.events
+            if (new := (course.after.uncorrected or 0) - (course.before.uncorrected or 0)) > 0:
+                errors.append(f"{new} memory errors that ECC could not correct")
+        parts[device.index] = DeviceResult(
+            name, names, device.index, device.kind or told.device_kind or "unknown", device.serial, device.uuid,
+            device.bus, device.driver, device.elements, device.runs, device.seconds, tuple(errors),
         )  # fmt: skip
-
-    def _context(self, key: str, around: str, driver: str | None) -> str:
-        place = (key, around, driver)
-        if place not in self._contexts:
-            self._contexts[place] = f"{key} | {around} | driver {driver}"
-        return self._contexts[place]
-
-
-def surroundings(environment: Environment) -> str:
-    """What else must be equal for bits to be comparable, besides the key: versions, flags, a CPU's model."""
-    told = environment.platform, environment.platform_version, environment.device_kind, environment.xla_flags
-    processor = environment.machine, environment.processor, environment.processors, environment.cpu_threads
-    parts = [*told, *(processor if environment.platform == "cpu" else ())]
-    named = {**environment.packages, **environment.options}
-    return "; ".join([*map(str, parts), *(f"{name} {named[name]}" for name in sorted(named))])
-
-
-def _part(device: CheckedDevice, name: str, names: Sequence[str], environment: Environment) -> DeviceResult:
-    errors: list[str] = []
-    if (course := device.sensors) is not None:
-        errors += course.events
-        before, after = course.before.uncorrected or 0, course.after.uncorrected or 0
-        if after > before:
-            errors.append(f"{after - before} memory errors that ECC could not correct")
-    return DeviceResult(
-        name, tuple(names), device.index, device.kind or environment.device_kind or "unknown", device.serial,
-        device.uuid, device.bus, device.driver, device.elements, device.runs, device.seconds, tuple(errors),
+    # What else must be equal for bits to be comparable, besides the key: versions, flags, a CPU's model.
+    around: list[object] = [told.platform, told.platform_version, told.device_kind, told.xla_flags]
+    if told.platform == "cpu":
+        around += [told.machine, told.processor, told.processors, told.cpu_threads]
+    versions = {**told.packages, **told.options}
+    mark = "; ".join([*map(str, around), *(f"{name} {versions[name]}" for name in sorted(versions))])
+    rows = []
+    for row in report.workloads:
+        context = None if row.key is None else sys.intern(f"{row.key} | {mark} | driver {parts[row.device].driver}")
+        digest, rate = row.digest and sys.intern(row.digest), row.rate if row.share is not None else None
+        name, unit = sys.intern(row.workload), sys.intern(row.unit)
+        rows.append(WorkloadResult(name, row.device, context, digest, row.differences, row.runs, rate, unit, row.void))
+    return HostResult(
+        file, HostKey(report.host.name, report.host.machine), report.id, report.settings.level, report.created,
+        report.ended, report.verdict, report.simulated, report.stopped,
+        report.sentences, parts, tuple(rows), tuple(report.findings), tuple(report.unfinished),
     )  # fmt: skip
 
 
@@ -257,11 +223,19 @@ def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str
     """Results whose devices have no identity that two hosts claim at the same time."""
     claims: dict[str, list[tuple[datetime.datetime, datetime.datetime, HostKey]]] = defaultdict(list)
     for result in results:
-        if (span := _span(result)) is not None:
-            for part in result.parts.values():
-                for name in part.names[:-1]:
-                    claims[name].append((*span, result.host))
-    doubtful = frozenset(name for name, each in claims.items() if len(each) > 1 and _at_once(each))
+        try:
+            times = (datetime.datetime.fromisoformat(text) for text in (result.created, result.ended))
+            began, ended = (time.replace(tzinfo=time.tzinfo or datetime.UTC) for time in times)
+        except ValueError:
+            continue
+        for part in result.parts.values() if began <= ended else ():  # else its clock jumped back
+            for name in part.names[:-1]:
+                claims[name].append((began, ended, result.host))
+    doubtful = set()
+    for name, each in claims.items():
+        each.sort(key=lambda claim: claim[:2])
+        if any(a[2] != b[2] and b[0] < a[1] for a, b in itertools.pairwise(each)):
+            doubtful.add(name)
     if not doubtful:
         return list(results), ()
     settled = []
@@ -273,21 +247,6 @@ def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str
         }
         settled.append(dataclasses.replace(result, parts=parts))
     return settled, tuple(sorted(doubtful))
-
-
-def _at_once(claims: list[tuple[datetime.datetime, datetime.datetime, HostKey]]) -> bool:
-    claims.sort(key=lambda claim: claim[:2])
-    return any(a[2] != b[2] and b[0] < a[1] for a, b in itertools.pairwise(claims))
-
-
-def _span(result: HostResult) -> tuple[datetime.datetime, datetime.datetime] | None:
-    """From when to when; None if the times cannot be read, or its clock jumped back."""
-    try:
-        began, ended = (datetime.datetime.fromisoformat(text) for text in (result.created, result.ended))
-        began, ended = (time.replace(tzinfo=time.tzinfo or datetime.UTC) for time in (began, ended))
-    except ValueError:
-        return None
-    return (began, ended) if ended >= began else None
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
@@ -322,7 +281,7 @@ def _is(value: str | None) -> bool:
     return plain not in PLACEHOLDERS and not any(set(plain) <= set(each) for each in ("0-", "f-"))
 
 
-def identities(named: Sequence[Sequence[str]], doubtful: frozenset[str] = frozenset()) -> list[str]:
+def identities(named: Sequence[Sequence[str]], doubtful: Set[str] = frozenset()) -> list[str]:
     """For each device of one result the first candidate that none of the others has, and that is not doubtful.
 
     Parts of one board share its serial number, and so do all devices of a driver that tells the same of each.

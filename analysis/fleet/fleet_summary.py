@@ -13,8 +13,7 @@ from sdc.verdict import Verdict
 from .collection import Collection, DeviceResult, Duplicate, HostKey, HostResult, Refused, printable
 from .ledger import Added, FleetLedger, enter, limits, past_of
 from .pair_schedule import is_host_name
-from .suspects import SuspectDevice, find_suspects
-from .votes import Tie, Votes, vote
+from .suspects import SuspectDevice, Votes, find_suspects, vote
 
 SHOWN = 20
 """Sightings of a suspect that are listed one by one."""
@@ -231,7 +230,21 @@ def summarize_results(
             hosts_not_compared=sorted(host.name for host in hosts - votes.hosts),
         ),
         suspects=[_suspect_row(each) for each in suspects],
-        ties=[_tie(each) for each in votes.ties],
+        ties=[
+            TieRow(
+                workload=tie.workload,
+                simulated=all(ballot.result.simulated for _, ballots in tie.groups for ballot in ballots),
+                groups=[
+                    Group(
+                        digest=digest,
+                        devices=len({ballot.part.identity for ballot in ballots}),
+                        hosts=sorted({ballot.result.host.name for ballot in ballots}),
+                    )
+                    for digest, ballots in tie.groups
+                ],
+            )
+            for tie in votes.ties
+        ],
         watch=list(_watched(results, ledger, suspects)),
         outliers=far,
         refused=list(collection.refused),
@@ -280,21 +293,6 @@ def _next(suspect: SuspectDevice) -> list[str]:
         what = suspect.part.serial or suspect.part.uuid or f"device {suspect.part.index}"
         steps.append(f"if it differs from healthy hosts again, send {what} back with the result and its evidence")
     return steps
-
-
-def _tie(tie: Tie) -> TieRow:
-    return TieRow(
-        workload=tie.workload,
-        simulated=all(ballot.result.simulated for _, ballots in tie.groups for ballot in ballots),
-        groups=[
-            Group(
-                digest=digest,
-                devices=len({ballot.part.identity for ballot in ballots}),
-                hosts=sorted({ballot.result.host.name for ballot in ballots}),
-            )
-            for digest, ballots in tie.groups
-        ],
-    )
 
 
 def _watched(
@@ -396,7 +394,9 @@ def device_rows(
 def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
     suspects, ties, compared = value.suspects, value.ties, value.compared
     if suspects:
-        named = ", ".join(dict.fromkeys(_named(each) for each in suspects[:5]))
+        marked = [("SIMULATED " if each.simulated else "", each) for each in suspects[:5]]
+        places = (f"{mark}{each.host} device {each.device} ({each.confidence})" for mark, each in marked)
+        named = ", ".join(dict.fromkeys(places))
         more = f" and {len(suspects) - 5} more" if len(suspects) > 5 else ""
         plural = "suspects" if len(suspects) > 1 else "suspect"
         text = f"{len(suspects)} {plural} among {value.devices:,} devices of {value.hosts:,} hosts: {named}{more}"
@@ -410,10 +410,6 @@ def _verdict(value: FleetSummary) -> tuple[Verdict, str]:
     left = len(compared.hosts_not_compared)
     text = f"no suspect: {compared.hosts:,} hosts agree in {compared.programs:,} programs that several of them ran"
     return Verdict.CLEAN, text + (f"; {left:,} hosts could not be compared with any other" if left else "")
-
-
-def _named(row: SuspectRow) -> str:
-    return f"{'SIMULATED ' if row.simulated else ''}{row.host} device {row.device} ({row.confidence})"
 
 
 def _printable(value: Shown, type: type[Shown]) -> Shown:

@@ -3,10 +3,9 @@
 It is a JSON file with a checksum, replaced whole. A burn-in counts once, by its id. One process writes at a time.
 """
 
-import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -17,8 +16,7 @@ from sdc.schema import Fields, Header, about
 
 from ..statistics import excluded_interval, frequency_interval, frequency_upper_bound, mean_interval_limits
 from .collection import HostResult
-from .suspects import FLEET, Past, wrong_runs
-from .votes import Votes
+from .suspects import FLEET, Accusation, Votes, wrong_runs
 
 PATIENCE = 30.0
 """Seconds to wait for another writer."""
@@ -31,15 +29,6 @@ class Stay(Fields, kw_only=True):
     machine: Annotated[str | None, about("hash of its identity")] = None
     first: Annotated[str, about("when the first burn-in there began")]
     last: Annotated[str, about("when the last one began")]
-
-
-class Accusation(Fields, kw_only=True):
-    """A burn-in in which a device differed."""
-
-    created: Annotated[str, about("when it began")]
-    kinds: Annotated[list[str], about("kinds of evidence")]
-    alone: Annotated[bool, about("whether this device alone is accused")]
-    wrong_runs: Annotated[int, about("runs with a difference")]
 
 
 class Account(Fields, kw_only=True):
@@ -124,7 +113,13 @@ def enter(ledger: FleetLedger, results: Iterable[HostResult], votes: Votes) -> A
             account.runs += part.runs
             account.elements += part.elements
             account.seconds += part.seconds
-            _visit(account, result)
+            name, machine = result.host
+            known = next((place for place in account.places if (place.host, place.machine) == result.host), None)
+            if known is None:
+                known = Stay(host=name, machine=machine, first=result.created, last=result.created)
+                account.places.append(known)
+                account.places.sort(key=lambda place: place.first)
+            known.first, known.last = min(known.first, result.created), max(known.last, result.created)
     _accuse(ledger, taken, votes)
     return Added(added, known, tuple(changed), foreign)
 
@@ -136,28 +131,32 @@ def update_ledger(
 
     A ledger that begins with nothing but simulations is one of simulations.
     """
-    with _locked(Path(path), patience):
+    until = time.monotonic() + patience
+    lock = None
+    while lock is None:  # the right to write the file: a lock beside it, which is there for as long
+        try:
+            lock = Lock(Path(path).parent, f"{Path(path).name}.lock")
+        except RecordBusy as error:
+            if time.monotonic() >= until:
+                raise RecordBusy(f"{path} is being written by another process ({error})") from error
+            time.sleep(0.05)
+    try:
         ledger = read_ledger(path)
         if ledger is None:
             ledger = FleetLedger(simulated=bool(results) and all(result.simulated for result in results))
         added = enter(ledger, results, votes)
         ledger.version, ledger.host = package_version("jax-sdc"), identify()
         LEDGER.write(path, ledger)
+    finally:
+        lock.release()
     return ledger, added
 
 
-def past_of(ledger: FleetLedger | None) -> Mapping[str, Mapping[str, Past]]:
+def past_of(ledger: FleetLedger | None) -> Mapping[str, Mapping[str, Accusation]]:
     """What a ledger has against devices, by identity and id of the burn-in; nothing of simulations."""
     if ledger is None or ledger.simulated:
         return {}
-    return {
-        name: {
-            id: Past(each.created, tuple(each.kinds), each.alone, each.wrong_runs)
-            for id, each in account.accused.items()
-        }
-        for name, account in ledger.devices.items()
-        if account.accused
-    }
+    return {name: account.accused for name, account in ledger.devices.items() if account.accused}
 
 
 class Limits(NamedTuple):
@@ -180,16 +179,6 @@ def limits(account: Account) -> Limits:
     share = frequency_interval(wrong, runs) if runs else None
     mean = mean_interval_limits(account.seconds, wrong) if account.seconds > 0 else None
     return Limits(None, share, None, mean)
-
-
-def _visit(account: Account, result: HostResult) -> None:
-    for place in account.places:
-        if (place.host, place.machine) == (result.host.name, result.host.machine):
-            place.first, place.last = min(place.first, result.created), max(place.last, result.created)
-            return
-    name, machine = result.host
-    account.places.append(Stay(host=name, machine=machine, first=result.created, last=result.created))
-    account.places.sort(key=lambda place: place.first)
 
 
 def _accuse(ledger: FleetLedger, results: Sequence[HostResult], votes: Votes) -> None:
@@ -223,21 +212,3 @@ def _accuse(ledger: FleetLedger, results: Sequence[HostResult], votes: Votes) ->
                 alone=(name, id) in alone or (before is not None and before.alone),
                 wrong_runs=max(counts[id], before.wrong_runs if before else 0),
             )
-
-
-@contextlib.contextmanager
-def _locked(path: Path, patience: float) -> Iterator[None]:
-    """The right to write a file: a lock beside it, which is there for as long."""
-    until = time.monotonic() + patience
-    while True:
-        try:
-            lock = Lock(path.parent, f"{path.name}.lock")
-            break
-        except RecordBusy as error:
-            if time.monotonic() >= until:
-                raise RecordBusy(f"{path} is being written by another process ({error})") from error
-        time.sleep(0.05)
-    try:
-        yield
-    finally:
-        lock.release()

@@ -18,6 +18,7 @@ shows itself. So a bad host is named after two of its pairs differed, unless oth
 differed is missed, and if two bad hosts meet the same healthy ones, these explain it as well.
 """
 
+import itertools
 import json
 import random
 import re
@@ -62,7 +63,10 @@ def make_schedule(hosts: Sequence[str], rounds: int, *, suspects: Sequence[str] 
     made = _apart(bad, good, rounds) if bad else None
     if made is None:
         made = _circle(bad, good, rounds, draw)
-    pairs = tuple(tuple(_ordered(each, set(bad)) for each in pairs) for pairs in made)
+    accused = set(bad)
+    pairs = tuple(
+        tuple((b, a) if a in accused and b not in accused else (a, b) for a, b in meetings) for meetings in made
+    )
     resting = tuple(
         tuple(host for host in hosts if host not in {name for each in one for name in each}) for one in pairs
     )
@@ -75,14 +79,16 @@ def _check(hosts: Sequence[str], rounds: int, suspects: Sequence[str]) -> None:
             advice = "; scontrol show hostnames expands lists of Slurm" if "[" in host else ""
             raise SettingError("HOSTS", repr(host), f"expected a host name (letters, digits, hyphens, dots){advice}")
     counts = Counter(host.lower() for host in hosts)
-    if twice := next((host for host in hosts if counts[host.lower()] > 1), None):
-        raise SettingError("HOSTS", twice, "this host is named twice")
-    if not 2 <= len(hosts) <= MOST_HOSTS:
-        raise SettingError("HOSTS", len(hosts), f"expected 2 to {MOST_HOSTS:,} hosts")
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise SettingError("rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}")
-    if strange := next((host for host in suspects if host not in hosts), None):
-        raise SettingError("suspects", strange, "is none of the hosts; name it among them too")
+    twice = next((host for host in hosts if counts[host.lower()] > 1), None)
+    strange = next((host for host in suspects if host not in hosts), None)
+    for wrong, setting, given, problem in (
+        (twice is not None, "HOSTS", twice, "this host is named twice"),
+        (not 2 <= len(hosts) <= MOST_HOSTS, "HOSTS", len(hosts), f"expected 2 to {MOST_HOSTS:,} hosts"),
+        (not 1 <= rounds <= MOST_ROUNDS, "rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}"),
+        (strange is not None, "suspects", strange, "is none of the hosts; name it among them too"),
+    ):
+        if wrong:
+            raise SettingError(setting, given, problem)
 
 
 def _apart(bad: list[str], good: list[str], rounds: int) -> list[list[Pair]] | None:
@@ -137,11 +143,6 @@ def _circle(bad: list[str], good: list[str], rounds: int, draw: random.Random) -
     return [every[number % several] for number in range(rounds)]
 
 
-def _ordered(pair: Pair, bad: set[str]) -> Pair:
-    a, b = pair
-    return (b, a) if a in bad and b not in bad else (a, b)
-
-
 def _notes(hosts: Sequence[str], rounds: int, bad: Sequence[str], pairs: Sequence[Sequence[Pair]]) -> Iterator[str]:
     met = Counter(frozenset(each) for one in pairs for each in one)
     again = sum(count > 1 for count in met.values())
@@ -159,8 +160,6 @@ def _notes(hosts: Sequence[str], rounds: int, bad: Sequence[str], pairs: Sequenc
 
 
 PORT = 4321
-IMAGE = "IMAGE"
-"""Stands where the image is to be named."""
 
 
 def srun_lines(schedule: Schedule, folder: str) -> Iterator[str]:
@@ -178,7 +177,7 @@ def srun_lines(schedule: Schedule, folder: str) -> Iterator[str]:
         yield "wait"
 
 
-def jobset_lines(schedule: Schedule, folder: str, image: str = IMAGE) -> Iterator[str]:
+def jobset_lines(schedule: Schedule, folder: str, image: str = "IMAGE") -> Iterator[str]:
     """A JobSet (jobset.x-k8s.io/v1alpha2) for each pair, as YAML documents in JSON's form.
 
     Those of all rounds but the first are suspended: resume a round when the one before it has ended.
@@ -250,9 +249,12 @@ def name_bad(pairs: Iterable[tuple[str, str]]) -> frozenset[str] | None:
     """The hosts that pairs with a difference name."""
     found: set[str] = set()
     for part in _components(frozenset(map(frozenset, pairs))):
-        size = 1
-        while not (covers := _first_two(part, size)):
+        covers: list[frozenset[str]] = []
+        size = 0
+        while not covers:  # up to two sets of so many hosts with a member in every pair
             size += 1
+            exact = (cover for cover in _covers(part, size) if len(cover) == size)
+            covers = list(itertools.islice(exact, 2))
         if len(covers) > 1:
             return None
         found |= covers[0]
@@ -263,7 +265,16 @@ def simulate_naming(
     hosts: int, bad: int, probability: float, rounds: int, *, trials: int = 1000, seed: int = 0
 ) -> list[Named]:
     """Which share of fleets has its bad hosts named after each number of rounds."""
-    _check_simulation(hosts, bad, probability, rounds, trials)
+    most = min(MOST_BAD, hosts - 1)
+    for right, setting, given, problem in (
+        (2 <= hosts <= MOST_SIMULATED, "hosts", hosts, f"expected 2 to {MOST_SIMULATED:,}"),
+        (1 <= bad <= most, "bad", bad, f"expected 1 to {most} of {hosts} hosts"),
+        (0 < probability <= 1, "probability", probability, "expected a number above 0, and 1 at most"),
+        (1 <= rounds <= MOST_ROUNDS, "rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}"),
+        (1 <= trials <= MOST_TRIALS, "trials", trials, f"expected 1 to {MOST_TRIALS:,}"),
+    ):
+        if not right:
+            raise SettingError(setting, given, problem)
     draw = random.Random(seed)
     names = [f"h{number}" for number in range(hosts)]
     schedule = make_schedule(names, rounds).rounds
@@ -285,19 +296,6 @@ def simulate_naming(
     return found
 
 
-def _check_simulation(hosts: int, bad: int, probability: float, rounds: int, trials: int) -> None:
-    if not 2 <= hosts <= MOST_SIMULATED:
-        raise SettingError("hosts", hosts, f"expected 2 to {MOST_SIMULATED:,}")
-    if not 1 <= bad <= min(MOST_BAD, hosts - 1):
-        raise SettingError("bad", bad, f"expected 1 to {min(MOST_BAD, hosts - 1)} of {hosts} hosts")
-    if not 0 < probability <= 1:
-        raise SettingError("probability", probability, "expected a number above 0, and 1 at most")
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise SettingError("rounds", rounds, f"expected 1 to {MOST_ROUNDS:,}")
-    if not 1 <= trials <= MOST_TRIALS:
-        raise SettingError("trials", trials, f"expected 1 to {MOST_TRIALS:,}")
-
-
 def _components(edges: Edges) -> Iterator[Edges]:
     """Parts of a graph that have no host in common."""
     touching: dict[str, set[frozenset[str]]] = defaultdict(set)
@@ -312,17 +310,6 @@ def _components(edges: Edges) -> Iterator[Edges]:
             fresh = {near for edge in fresh for host in edge for near in touching[host]} - part
         left -= part
         yield frozenset(part)
-
-
-def _first_two(edges: Edges, size: int) -> list[frozenset[str]]:
-    """Up to two sets of so many hosts with a member in every pair."""
-    found: list[frozenset[str]] = []
-    for cover in _covers(edges, size):
-        if len(cover) == size:
-            found.append(cover)
-        if len(found) == 2:
-            break
-    return found
 
 
 def _covers(edges: Edges, size: int) -> Iterator[frozenset[str]]:

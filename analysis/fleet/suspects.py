@@ -1,8 +1,15 @@
-"""Which devices are suspects, and how sure that is.
+"""Hosts vote on digests; and which devices are suspects, and how sure that is.
 
-There is no probability here. It would need the rate of defective devices of this fleet, and of what each defect shows
-in each workload; published rates of the first differ by a factor of ten and more, the second nobody knows. What is
-told is one of three classes, by rules that anybody can check, and points that order devices within a class:
+Whoever ran the same program on the same kind of device should have the same bits. Devices of one host share its memory,
+driver and power, so that they are not independent: each host has one vote, which its devices share. The majority is the
+digest that has more than half of the votes, more than half of the devices, and is on two hosts at the least. Where
+there is none, nobody is outvoted, and the hosts that differ are told: of two hosts that differ nothing here says which
+is wrong. Results of simulations never decide about others: they have a vote only where none else has a majority, and
+then only about each other.
+
+Of suspects no probability is given. It would need the rate of defective devices of this fleet, and of what each defect
+shows in each workload; published rates of the first differ by a factor of ten and more, the second nobody knows. Each
+has one of three classes, by rules that anybody can check, and points that order devices within a class:
 
 confirmed   two independent kinds of evidence name this device alone, or two burn-ins do: what else could explain one of
             them (a program that does not repeat, a record of another version, a disturbance) explains not both
@@ -20,12 +27,14 @@ group of devices is accused of counts half.
 """
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from .collection import DeviceResult, HostKey, HostResult
-from .votes import Votes
+from sdc.schema import Fields, about
+
+from .collection import DeviceResult, HostKey, HostResult, WorkloadResult
 
 Confidence: TypeAlias = Literal["confirmed", "probable", "possible"]
 CONFIDENCES: tuple[Confidence, ...] = ("confirmed", "probable", "possible")
@@ -33,6 +42,128 @@ SEVERITY = {"persistent": 2, "intermittent": 1, "transient": 0, None: 0}
 FLEET = "fleet vote"
 Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
 """Runs with a difference, and all runs, by burn-in and workload."""
+
+
+class Ballot(NamedTuple):
+    """What a device of a host gave in a burn-in."""
+
+    result: HostResult
+    part: DeviceResult
+    row: WorkloadResult
+
+    @property
+    def digest(self) -> str:
+        """The digest, which ballots have."""
+        return str(self.row.digest)
+
+
+class Outvoted(NamedTuple):
+    """A device whose digest is not that of the majority."""
+
+    ballot: Ballot
+    expected: str
+    hosts: int  # other hosts that have that
+    among: int  # other hosts that took part
+    shared: tuple[HostKey, ...]  # other hosts with the same wrong digest, which independent faults do not give
+
+
+class Tie(NamedTuple):
+    """Devices that differ, where nothing says which of them are wrong."""
+
+    workload: str
+    groups: tuple[tuple[str, tuple[Ballot, ...]], ...]
+
+
+class Votes(NamedTuple):
+    """What all hosts say of each other."""
+
+    compared: int  # programs that several hosts ran
+    alone: int  # programs that only one host ran
+    split: int  # workloads of which there are several programs, or versions, that are not comparable
+    agreed: frozenset[str]  # devices that agree with a majority in all that could be compared, by identity
+    hosts: frozenset[HostKey]  # that were compared with others
+    outvoted: tuple[Outvoted, ...]
+    ties: tuple[Tie, ...]
+
+
+def majority(votes: Iterable[tuple[HostKey, str]]) -> str | None:
+    """The digest that is right, as far as hosts can say."""
+    by_host: dict[HostKey, Counter[str]] = defaultdict(Counter)
+    devices: Counter[str] = Counter()
+    for host, digest in votes:
+        by_host[host][digest] += 1
+        devices[digest] += 1
+    if not devices:
+        return None
+    digest, most = devices.most_common(1)[0]
+    if 2 * most <= devices.total() or sum(digest in counts for counts in by_host.values()) < 2:
+        return None
+    won = sum(Fraction(counts[digest], counts.total()) for counts in by_host.values())
+    return digest if 2 * won > len(by_host) else None
+
+
+def vote(results: Sequence[HostResult]) -> Votes:
+    """Lets hosts vote on everything that several of them ran."""
+    ballots: dict[str, list[Ballot]] = defaultdict(list)
+    contexts: dict[str, set[str]] = defaultdict(set)
+    for result in results:
+        for row in result.rows:
+            if row.context is not None and row.digest is not None and row.runs:
+                ballots[row.context].append(Ballot(result, result.parts[row.device], row))
+                contexts[row.workload].add(row.context)
+    compared, alone = 0, 0
+    hosts: set[HostKey] = set()
+    agreed: set[str] = set()
+    outvoted: list[Outvoted] = []
+    ties: list[Tie] = []
+    for each in ballots.values():
+        among = {ballot.result.host for ballot in each}
+        if len(among) < 2:
+            alone += 1
+            continue
+        true = {ballot.result.host for ballot in each if not ballot.result.simulated}
+        compared += 1
+        hosts |= among if len(true) != 1 else among - true  # one among simulations is compared with nothing
+        if len({ballot.digest for ballot in each}) == 1:  # which is so nearly always
+            agreed.update(ballot.part.identity for ballot in each)
+            continue
+        real = [ballot for ballot in each if not ballot.result.simulated]
+        known = majority((ballot.result.host, ballot.digest) for ballot in real)
+        simulated = [ballot for ballot in each if ballot.result.simulated]
+        usual = known or majority((ballot.result.host, ballot.digest) for ballot in each)
+        for group, expected in ((real, known), (simulated, usual)):
+            if expected is None:
+                ties += _tie(group)
+                continue
+            agreed.update(ballot.part.identity for ballot in group if ballot.digest == expected)
+            outvoted += _outvoted(group, each, expected)
+    agreed -= {each.ballot.part.identity for each in outvoted}
+    split = sum(len(each) > 1 for each in contexts.values())
+    return Votes(compared, alone, split, frozenset(agreed), frozenset(hosts), tuple(outvoted), tuple(ties))
+
+
+def _outvoted(group: Sequence[Ballot], every: Sequence[Ballot], expected: str) -> list[Outvoted]:
+    having: dict[str, set[HostKey]] = defaultdict(set)
+    for ballot in every:
+        having[ballot.digest].add(ballot.result.host)
+    among = {ballot.result.host for ballot in every}
+    found = []
+    for ballot in group:
+        if ballot.digest != expected:
+            own = {ballot.result.host}
+            shared = tuple(sorted(having[ballot.digest] - own, key=str))
+            found.append(Outvoted(ballot, expected, len(having[expected] - own), len(among - own), shared))
+    return found
+
+
+def _tie(group: Sequence[Ballot]) -> list[Tie]:
+    digests: dict[str, list[Ballot]] = defaultdict(list)
+    for ballot in group:
+        digests[ballot.digest].append(ballot)
+    if len(digests) < 2:
+        return []
+    ranked = sorted(digests.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [Tie(group[0].row.workload, tuple((digest, tuple(ballots)) for digest, ballots in ranked))]
 
 
 class Sighting(NamedTuple):
@@ -48,13 +179,13 @@ class Sighting(NamedTuple):
     text: str
 
 
-class Past(NamedTuple):
-    """A burn-in of before that accused a device, as a ledger has it."""
+class Accusation(Fields, kw_only=True):
+    """A burn-in in which a device differed, as a ledger has it."""
 
-    created: str
-    kinds: tuple[str, ...]
-    alone: bool
-    wrong_runs: int
+    created: Annotated[str, about("when it began")]
+    kinds: Annotated[list[str], about("kinds of evidence")]
+    alone: Annotated[bool, about("whether this device alone is accused")]
+    wrong_runs: Annotated[int, about("runs with a difference")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +210,7 @@ class SuspectDevice:
 
 
 def find_suspects(
-    results: Sequence[HostResult], votes: Votes, past: Mapping[str, Mapping[str, Past]] | None = None
+    results: Sequence[HostResult], votes: Votes, past: Mapping[str, Mapping[str, Accusation]] | None = None
 ) -> list[SuspectDevice]:
     """Devices that differ, the surest first."""
     seen: dict[tuple[str, bool], list[Sighting]] = defaultdict(list)
@@ -124,32 +255,22 @@ def wrong_runs(
 def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[HostResult, DeviceResult, Sighting]]:
     for result in results:
         told = set()
+        about = result.id, result.created
         for finding in result.findings:
             for index in finding.devices:
                 told.add((finding.workload, index))
-                alone = len(finding.devices) == 1
-                kinds = tuple(finding.kinds)
-                yield (
-                    result,
-                    result.parts[index],
-                    Sighting(
-                        kinds,
-                        finding.workload,
-                        result.id,
-                        result.created,
-                        finding.persistence,
-                        alone,
-                        0,
-                        finding.sentence,
-                    ),
-                )
+                sighting = Sighting(
+                    finding.kinds, finding.workload, *about, finding.persistence, len(finding.devices) == 1, 0,
+                    finding.sentence,
+                )  # fmt: skip
+                yield result, result.parts[index], sighting
         for row in result.rows:
             if row.differences and (row.workload, row.device) not in told:
                 text = f"{row.workload}: differences in {row.differences} of {row.runs} runs"
                 yield (
                     result,
                     result.parts[row.device],
-                    Sighting(("repeat",), row.workload, result.id, result.created, None, True, 0, text),
+                    Sighting(("repeat",), row.workload, *about, None, True, 0, text),
                 )
     for each in votes.outvoted:
         result, part, row = each.ballot
@@ -160,11 +281,8 @@ def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[Ho
             names = ", ".join(host.name for host in each.shared[:3])
             more = " and others" if len(each.shared) > 3 else ""
             text += f"; {names}{more} gave the same wrong one: look for a common cause"
-        yield (
-            result,
-            part,
-            Sighting((FLEET,), row.workload, result.id, result.created, None, not each.shared, each.hosts, text),
-        )
+        found = Sighting((FLEET,), row.workload, result.id, result.created, None, not each.shared, each.hosts, text)
+        yield result, part, found
 
 
 def _suspect(
@@ -172,12 +290,14 @@ def _suspect(
     result: HostResult,
     part: DeviceResult,
     sightings: list[Sighting],
-    past: Mapping[str, Past],
+    past: Mapping[str, Accusation],
     wrong: Counts,
 ) -> SuspectDevice:
     past = {id: each for id, each in past.items() if id not in {one.burn_in for one in sightings}}
     alone = [each for each in sightings if each.alone]
-    kinds = _independent(kind for each in (alone or sightings) for kind in each.kinds)
+    # Kinds of evidence, other devices of the host and other hosts being one.
+    named = (kind for each in (alone or sightings) for kind in each.kinds)
+    kinds = tuple(dict.fromkeys("vote" if kind == FLEET else kind for kind in named))
     accusing = {each.burn_in for each in alone} | {id for id, each in past.items() if each.alone}
     several = {each.burn_in for each in sightings} | set(past)
     confidence: Confidence = "possible"
@@ -194,8 +314,3 @@ def _suspect(
         sum(count for _, count in wrong.values()), len(several), times[0], times[-1], grave,
         tuple(sorted(sightings, key=lambda each: each.created)),
     )  # fmt: skip
-
-
-def _independent(kinds: Iterator[str]) -> tuple[str, ...]:
-    """Kinds of evidence, other devices of the host and other hosts being one."""
-    return tuple(dict.fromkeys("vote" if kind == FLEET else kind for kind in kinds))

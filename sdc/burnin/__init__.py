@@ -2,10 +2,9 @@
 
 workloads/   what is run: levels, families, data
 sensors/     what drivers and the kernel report meanwhile
-programs     workloads compiled for devices, and one run of them
+programs     workloads compiled for devices, one run of them, and digests of outputs
 rounds       rounds through all workloads on all devices
-examination  what runs prove of a device, and runs right after a difference
-comparison   outputs on the host: digests, and what differs
+examination  what runs prove of a device, runs right after a difference, and what differs element by element
 rehearsal    simulated faults, and when they should be seen
 results      what a burn-in found, and `result.json`
 judgement    the verdict that follows from a result
@@ -68,6 +67,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         BurstOutlook as BurstOutlook,
         RESULT as RESULT,
         BurninSettings as BurninSettings,
+        MOST_ROUNDS as MOST_ROUNDS,
         Tally as Tally,
         CheckedDevice as CheckedDevice,
     )

@@ -55,8 +55,12 @@ def write_bundle(
     for name in (RESULT, EVENTS):
         if (folder / name).exists():
             files[name] = (folder / name).read_bytes()
-    files["environment.json"] = _json({"environment": result.environment, "variables": dict(_variables())})
-    files["requirements.txt"] = _requirements().encode()
+    variables = {name: os.environ[name] for name in reproduce.FLAGS if name in os.environ}
+    files["environment.json"] = _json({"environment": result.environment, "variables": variables})
+    # What the reproducer needs, in the versions of this host: those of JAX decide the bits.
+    accelerators = [name for name in PLUGINS if package_version(name) != "not installed"]
+    needed = ["jax", "jaxlib", *accelerators, "numpy", "flatbuffers"]
+    files["requirements.txt"] = "".join(f"{name}=={package_version(name)}\n" for name in needed).encode()
     files["reproduce.py"] = Path(reproduce.__file__).read_bytes()
     known = {workload.name: workload for workload in workloads}
     first: dict[str, Finding] = {}
@@ -76,11 +80,17 @@ def write_bundle(
         "kind": programs.devices[0].device_kind,
         "devices": len(programs.devices),
         "versions": {name: package_version(name) for name in ("jax-sdc", "jax", "jaxlib", "numpy")},
-        "variables": dict(_variables()),
+        "variables": variables,
         "cases": cases,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items())},
     }
-    write_bytes(path, _archive({"manifest.json": _json(manifest), **files}))
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as archive:  # the same files give the same bytes: no times, no users
+        for name, content in {"manifest.json": _json(manifest), **files}.items():
+            entry = tarfile.TarInfo(f"bundle/{name}")
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    write_bytes(path, gzip.compress(plain.getvalue(), mtime=0))
     return [case["name"] for case in cases if case["program"]]
 
 
@@ -123,17 +133,6 @@ def _case(
     }
 
 
-def _requirements() -> str:
-    """What the reproducer needs, in the versions of this host: those of JAX decide the bits."""
-    accelerators = [name for name in PLUGINS if package_version(name) != "not installed"]
-    names = ["jax", "jaxlib", *accelerators, "numpy", "flatbuffers"]
-    return "".join(f"{name}=={package_version(name)}\n" for name in names)
-
-
-def _variables() -> list[tuple[str, str]]:
-    return [(name, os.environ[name]) for name in reproduce.FLAGS if name in os.environ]
-
-
 def _arrays(arrays: Sequence[np.ndarray]) -> bytes:
     """Types that NumPy does not know are stored as whole numbers of their width."""
     file = io.BytesIO()
@@ -144,14 +143,3 @@ def _arrays(arrays: Sequence[np.ndarray]) -> bytes:
 
 def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(to_json(msgspec.to_builtins(value)), indent=1, allow_nan=False).encode() + b"\n"
-
-
-def _archive(files: Mapping[str, bytes]) -> bytes:
-    """The same files give the same bytes: no times, no users."""
-    plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w") as archive:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(f"bundle/{name}")
-            entry.size, entry.mode = len(content), 0o644
-            archive.addfile(entry, io.BytesIO(content))
-    return gzip.compress(plain.getvalue(), mtime=0)

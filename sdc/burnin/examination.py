@@ -14,14 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from .comparison import compare_outputs
-from .programs import Programs, RunOutcome
-from .results import Evidence, Finding, Persistence
+from .programs import Programs, RunOutcome, bits_of
+from .results import Element, Elements, Evidence, Finding, Persistence
 from .workloads import Workload
 
 RERUNS = 3
 """Runs right after a difference."""
+LISTED = 8
+"""Differing elements that are listed one by one."""
 Place = int | None
 """Index of a device; None for all of them together."""
 Run = Callable[[Place], "list[RunOutcome] | Exception"]
@@ -138,8 +140,16 @@ def confirm(
             devices, kinds, expected = odd, (*kinds, "repeat"), settled.pop()
         else:
             note = "a tie: the devices differ, and nothing says which of them is wrong"
-    wrong = [_wrong(outcome, first[each], expected) for each in devices for outcome in again[each]]
-    persistence = persistence_of(wrong) if wrong else None
+    wrong = []
+    for before, outcome in ((first[each], outcome) for each in devices for outcome in again[each]):
+        if expected is not None:
+            wrong.append(outcome.digest != expected)
+        else:  # checksums alone, or a tie that stays
+            flagged = outcome.checks.confirmed > 0 or not before.checks.confirmed
+            wrong.append(outcome.digest == before.digest and flagged)
+    persistence: Persistence | None = None
+    if wrong:
+        persistence = "persistent" if all(wrong) else "intermittent" if any(wrong) else "transient"
     if kinds == ("repeat",) and persistence == "persistent":
         note = "the bits changed and stayed: either the runs before were wrong or those since are"
     outputs = _outputs(workload, first, again, devices, expected, programs)
@@ -151,32 +161,15 @@ def confirm(
         expected=expected, persistence=persistence, elements=elements, confirmed=first[devices[0]].checks.confirmed,
         note=note,
     )  # fmt: skip
-    baselines = {each: _baseline(runs, usual[each], expected) for each, runs in again.items() if runs}
+    # From now on a device is to repeat what is right if it gives that as well, else what it gives again and again.
+    # Wrong bits that came once must not become it, or the next right ones would count as another difference.
+    baselines = {}
+    for device, runs in again.items():
+        if runs:
+            digests = [each.digest for each in runs]
+            right = expected is not None and (expected in digests or digests.count(usual[device]) == 1)
+            baselines[device] = expected if right and expected is not None else usual[device]
     return Confirmation(finding, baselines, tuple(errors), outputs)
-
-
-def persistence_of(wrong: Sequence[bool]) -> Persistence:
-    """What it is called that a difference came again in some of the runs right after it."""
-    if not any(wrong):
-        return "transient"
-    return "persistent" if all(wrong) else "intermittent"
-
-
-def _baseline(runs: Sequence[RunOutcome], usual: str, expected: str | None) -> str:
-    """What a device repeats from now on: what is right if it gives that as well, else what it gives again and again.
-
-    Wrong bits that came once must not become it, or the next right ones would count as another difference.
-    """
-    digests = [run.digest for run in runs]
-    if expected is not None and (expected in digests or digests.count(usual) == 1):
-        return expected
-    return usual
-
-
-def _wrong(outcome: RunOutcome, first: RunOutcome, expected: str | None) -> bool:
-    if expected is None:  # checksums alone, or a tie that stays
-        return outcome.digest == first.digest and (not first.checks.confirmed or outcome.checks.confirmed > 0)
-    return outcome.digest != expected
 
 
 def _outputs(
@@ -202,3 +195,40 @@ def _outputs(
     if right is None:
         return None
     return jax.device_get(right), jax.device_get(wrong.outputs)
+
+
+def compare_outputs(expected: Any, found: Any) -> Elements:
+    """Compares pytrees of arrays of the same shapes and types element by element."""
+    differing, total, nonfinite = 0, 0, 0
+    largest, relative = 0.0, 0.0
+    first: list[Element] = []
+    pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True)
+    for (path, a), b in pairs:
+        x, y = np.asarray(a), np.asarray(b)
+        if (x.shape, x.dtype) != (y.shape, y.dtype):
+            raise ValueError(f"{x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)}: expected outputs of one program")
+        old, new = bits_of(x), bits_of(y)
+        (at,) = np.nonzero(old != new)
+        differing, total = differing + at.size, total + old.size
+        if not at.size:
+            continue
+        wanted, got = x.reshape(-1)[at], y.reshape(-1)[at]
+        digits = 2 * x.dtype.itemsize
+        for k in range(min(at.size, LISTED - len(first))):
+            first.append(
+                Element(
+                    output=jax.tree_util.keystr(path), index=int(at[k]), old=f"{int(old[at[k]]):0{digits}x}",
+                    new=f"{int(new[at[k]]):0{digits}x}", expected=str(wanted[k]), found=str(got[k]),
+                )
+            )  # fmt: skip
+        with np.errstate(invalid="ignore"):  # a flipped bit may well make a signalling NaN
+            right, wrong = wanted.astype(np.float64), got.astype(np.float64)
+        finite = np.isfinite(right) & np.isfinite(wrong)
+        nonfinite += int((~finite).sum())
+        off = np.abs(wrong[finite] - right[finite])
+        largest = max(largest, float(off.max(initial=0.0)))
+        known = right[finite] != 0
+        relative = max(relative, float((off[known] / np.abs(right[finite][known])).max(initial=0.0)))
+    return Elements(
+        differing=differing, total=total, first=tuple(first), largest=largest, relative=relative, nonfinite=nonfinite
+    )

@@ -34,13 +34,26 @@ FILES: Mapping[str, type[Fields]] = MappingProxyType(
     {"result": BurninResult, "pair": Pair, "golden": Register, "verdict": Standing}
 )
 """Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, what `sdc verdict --json` prints."""
-TABLES: tuple[type[Fields], ...] = (
+TABLES: tuple[type[Any], ...] = (
     BurninResult, BurninSettings, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
     BurstOutlook,
 )  # fmt: skip
 """Types of which docs/burnin.md has a table."""
 SUFFIX = ".prom"
 """The node exporter reads files of that name only."""
+
+
+BY_DEVICE = {
+    "differences": "Runs with a difference",
+    "elements": "Numbers that were checked",
+    "load_seconds": "Time at load",
+    "excluded_rate": "Rate of independent mismatches that would have been seen with 95 %",
+    "unfinished": "Workloads that did not run to the end",
+    "temperature_celsius": "Highest temperature",
+    "power_watts": "Highest power",
+    "driver_errors": "Errors that the driver reported meanwhile",
+}
+"""Metrics of a device."""
 
 
 def junit(result: BurninResult) -> str:
@@ -53,8 +66,14 @@ def junit(result: BurninResult) -> str:
     root = ET.Element("testsuites", name="sdc burnin")
     for device in result.devices:
         label = f"{result.host.name}.device{device.index}"
-        suite = _suite(result, label)
-        _properties(suite, _about(result, device))
+        suite = _suite(root, result, label)
+        names = ("kind", "serial", "uuid", "bus", "driver", "firmware")
+        known = {name: str(value) for name in names if (value := getattr(device, name)) is not None}
+        known |= {"elements": str(device.elements), "seconds": f"{device.seconds:.3f}", "jax-sdc": result.version}
+        known |= {"simulated": "true"} if result.simulated else {}
+        properties = ET.SubElement(suite, "properties")
+        for name, value in known.items():
+            ET.SubElement(properties, "property", name=name, value=_clean(value))
         for row in result.workloads:
             if row.device == device.index and row.runs:
                 _add_case(suite, result, row, label)
@@ -62,37 +81,26 @@ def junit(result: BurninResult) -> str:
             if end.device in (None, device.index):
                 case = ET.SubElement(suite, "testcase", name=end.workload or "device", classname=label, time="0")
                 ET.SubElement(case, "error", type="ended", message=_clean(end.reason))
-        root.append(suite)
-    suite = _suite(result, f"{result.host.name}.verdict")
+    suite = _suite(root, result, f"{result.host.name}.verdict")
     case = ET.SubElement(suite, "testcase", name="verdict", classname="sdc.burnin", time=f"{result.seconds:.3f}")
-    word = result.verdict.acceptance
     sentences = _clean("\n".join(result.sentences))
     if result.verdict is not Verdict.CLEAN:
         kind = "failure" if result.verdict is Verdict.CORRUPT else "error"
-        ET.SubElement(case, kind, type=word, message=result.headline).text = sentences
+        ET.SubElement(case, kind, type=result.verdict.acceptance, message=result.headline).text = sentences
     ET.SubElement(case, "system-out").text = f"{result.headline}\n{sentences}"
-    root.append(suite)
-    for each in root:
-        _count(each)
+    for suite in root:
+        cases = suite.findall("testcase")
+        suite.set("tests", str(len(cases)))
+        for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            suite.set(name, str(sum(case.find(tag) is not None for case in cases)))
+        suite.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(result: BurninResult, name: str) -> ET.Element:
-    return ET.Element("testsuite", name=_clean(name), hostname=_clean(result.host.name), timestamp=result.created[:19])
-
-
-def _about(result: BurninResult, device: CheckedDevice) -> dict[str, str]:
-    names = ("kind", "serial", "uuid", "bus", "driver", "firmware")
-    known = {name: str(value) for name in names if (value := getattr(device, name)) is not None}
-    known |= {"elements": str(device.elements), "seconds": f"{device.seconds:.3f}", "jax-sdc": result.version}
-    return known | ({"simulated": "true"} if result.simulated else {})
-
-
-def _properties(suite: ET.Element, named: dict[str, str]) -> None:
-    properties = ET.SubElement(suite, "properties")
-    for name, value in named.items():
-        ET.SubElement(properties, "property", name=name, value=_clean(value))
+def _suite(root: ET.Element, result: BurninResult, name: str) -> ET.Element:
+    about = {"name": _clean(name), "hostname": _clean(result.host.name), "timestamp": result.created[:19]}
+    return ET.SubElement(root, "testsuite", about)
 
 
 def _add_case(suite: ET.Element, result: BurninResult, row: Tally, label: str) -> None:
@@ -111,14 +119,6 @@ def _add_case(suite: ET.Element, result: BurninResult, row: Tally, label: str) -
         ET.SubElement(case, "skipped", message=f"throttled: {row.share or 0:.0%} of what it should reach")
     elif not (row.repeated or row.voted or row.referred or row.golden):
         ET.SubElement(case, "skipped", message="nothing to compare with")
-
-
-def _count(suite: ET.Element) -> None:
-    cases = suite.findall("testcase")
-    suite.set("tests", str(len(cases)))
-    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(name, str(sum(case.find(tag) is not None for case in cases)))
-    suite.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
 
 
 def _clean(text: str) -> str:
@@ -144,52 +144,40 @@ def metrics(result: BurninResult) -> str:
     verdict = gauge("verdict", "1 for the verdict of the last burn-in, 0 for the others", ["verdict"])
     for each in Verdict:
         verdict.labels(simulated, each.acceptance).set(each is result.verdict)
-    gauge("exit_code", "Exit code: 0 pass, 1 fail, 3 inconclusive").labels(simulated).set(result.verdict.code)
-    ended = datetime.datetime.fromisoformat(result.ended).timestamp()
-    gauge("end_time_seconds", "When the last burn-in ended, Unix time").labels(simulated).set(ended)
-    gauge("duration_seconds", "How long it took").labels(simulated).set(result.seconds)
-    gauge("rounds", "Rounds that were completed").labels(simulated).set(result.rounds)
+    for name, text, value in (
+        ("exit_code", "Exit code: 0 pass, 1 fail, 3 inconclusive", int(result.verdict.code)),
+        (
+            "end_time_seconds",
+            "When the last burn-in ended, Unix time",
+            datetime.datetime.fromisoformat(result.ended).timestamp(),
+        ),
+        ("duration_seconds", "How long it took", result.seconds),
+        ("rounds", "Rounds that were completed", result.rounds),
+    ):
+        gauge(name, text).labels(simulated).set(value)
     about = gauge("info", "What was tested with what", ["level", "version", "schema", "evidence"])
     about.labels(simulated, result.settings.level, result.version, str(result.schema), ",".join(result.evidence)).set(1)
 
     part = ["device", "kind", "serial", "uuid", "bus"]
-    by_device = {
-        "differences": "Runs with a difference",
-        "elements": "Numbers that were checked",
-        "load_seconds": "Time at load",
-        "excluded_rate": "Rate of independent mismatches that would have been seen with 95 %",
-        "unfinished": "Workloads that did not run to the end",
-        "temperature_celsius": "Highest temperature",
-        "power_watts": "Highest power",
-        "driver_errors": "Errors that the driver reported meanwhile",
-    }
-    gauges = {name: gauge(name, text, part) for name, text in by_device.items()}
+    gauges = {name: gauge(name, text, part) for name, text in BY_DEVICE.items()}
     for device in result.devices:
         labels = [simulated, str(device.index), *(str(getattr(device, name) or "") for name in part[1:])]
-        for name, value in _values(result, device).items():
-            if value is not None:
-                gauges[name].labels(*labels).set(value)
+        sensors = device.sensors
+        values: tuple[float | None, ...] = (
+            sum(row.differences for row in result.workloads if row.device == device.index),
+            device.elements, device.seconds, device.excluded_rate,
+            sum(end.device in (None, device.index) for end in result.unfinished),
+            *((sensors.hottest, sensors.strongest, len(sensors.events)) if sensors else (None, None, None)),
+        )  # fmt: skip
+        for each, found in zip(gauges.values(), values, strict=True):
+            if found is not None:
+                each.labels(*labels).set(found)
     rate = gauge("throughput", "Median throughput by workload, in unit a second", ["device", "workload", "unit"])
     for row in result.workloads:
         if row.rate is not None and not row.void:
             rate.labels(simulated, str(row.device), row.workload, row.unit).set(row.rate)
     text: str = generate_latest(registry).decode("utf-8")
     return text
-
-
-def _values(result: BurninResult, device: CheckedDevice) -> dict[str, float | None]:
-    sensors = device.sensors
-    rows = [row for row in result.workloads if row.device == device.index]
-    return {
-        "differences": sum(row.differences for row in rows),
-        "elements": device.elements,
-        "load_seconds": device.seconds,
-        "excluded_rate": device.excluded_rate,
-        "unfinished": sum(end.device in (None, device.index) for end in result.unfinished),
-        "temperature_celsius": sensors.hottest if sensors else None,
-        "power_watts": sensors.strongest if sensors else None,
-        "driver_errors": len(sensors.events) if sensors else None,
-    }
 
 
 def check_metrics_file(path: Path) -> None:

@@ -135,22 +135,18 @@ def contradictions(register: Register) -> Iterator[str]:
         for digest, seen in claims.items():
             if not DIGEST.fullmatch(digest):
                 yield f"{digest!r} is no digest"
-            yield from _unseen(register, subject, seen)
+            if not seen:
+                yield f"nobody saw {subject.key}"
+            for each in seen:
+                recording = register.recordings.get(each.recording)
+                if recording is None:
+                    yield f"burn-in {each.recording} is not described"
+                elif not each.devices or not all(0 <= device < len(recording.devices) for device in each.devices):
+                    yield f"burn-in {each.recording} has no devices {', '.join(map(str, each.devices))}"
+                elif not each.agreed or each.runs < 1:
+                    yield f"nothing agreed on {subject.key} in burn-in {each.recording}"
     if any(len(disputed.claims) < 2 for disputed in register.disputed):
         yield "hosts are said to disagree on one digest"
-
-
-def _unseen(register: Register, subject: GoldenSubject, seen: tuple[Seen, ...]) -> Iterator[str]:
-    if not seen:
-        yield f"nobody saw {subject.key}"
-    for each in seen:
-        recording = register.recordings.get(each.recording)
-        if recording is None:
-            yield f"burn-in {each.recording} is not described"
-        elif not each.devices or not all(0 <= device < len(recording.devices) for device in each.devices):
-            yield f"burn-in {each.recording} has no devices {', '.join(map(str, each.devices))}"
-        elif not each.agreed or each.runs < 1:
-            yield f"nothing agreed on {subject.key} in burn-in {each.recording}"
 
 
 GOLDEN = Format(
@@ -281,21 +277,20 @@ def merge(registers: Iterable[Register]) -> Register:
             known = heard.setdefault(subject, {})
             for digest, seen in claims.items():
                 known.setdefault(digest, set()).update(seen)
-    found = {
-        subject: {digest: tuple(sorted(seen, key=_order)) for digest, seen in sorted(known.items())}
-        for subject, known in heard.items()
-    }
-    subjects = sorted(found, key=lambda subject: subject.key)
-    return Register(
-        environments=dict(sorted(environments.items())),
-        recordings=dict(sorted(recordings.items())),
-        entries=[
-            GoldenEntry(subject=subject, digest=next(iter(found[subject])), seen=next(iter(found[subject].values())))
-            for subject in subjects
-            if len(found[subject]) == 1
-        ],
-        disputed=[Disputed(subject=subject, claims=found[subject]) for subject in subjects if len(found[subject]) > 1],
+    merged = Register(
+        environments=dict(sorted(environments.items())), recordings=dict(sorted(recordings.items())), entries=[]
     )
+    for subject in sorted(heard, key=lambda subject: subject.key):
+        claims = {
+            digest: tuple(sorted(seen, key=lambda each: (each.recording, each.devices, each.runs)))
+            for digest, seen in sorted(heard[subject].items())
+        }
+        if len(claims) > 1:
+            merged.disputed.append(Disputed(subject=subject, claims=claims))
+        else:
+            ((digest, by),) = claims.items()
+            merged.entries.append(GoldenEntry(subject=subject, digest=digest, seen=by))
+    return merged
 
 
 def _claims(register: Register) -> Iterator[tuple[GoldenSubject, Mapping[str, tuple[Seen, ...]]]]:
@@ -303,24 +298,18 @@ def _claims(register: Register) -> Iterator[tuple[GoldenSubject, Mapping[str, tu
     yield from ((disputed.subject, disputed.claims) for disputed in register.disputed)
 
 
-def _order(seen: Seen) -> tuple[str, tuple[int, ...], int]:
-    return seen.recording, seen.devices, seen.runs
-
-
 def describe_dispute(register: Register, disputed: Disputed) -> str:
     """Who recorded which digest, in a sentence."""
-    claims = "; ".join(f"{digest} by {_who(register, seen)}" for digest, seen in disputed.claims.items())
-    return f"{disputed.subject.key}: {claims}"
-
-
-def _who(register: Register, seen: Iterable[Seen]) -> str:
-    parts = []
-    for each in seen:
-        recording = register.recordings[each.recording]
-        devices = ", ".join(_device(recording.devices[place], place) for place in each.devices)
-        parts.append(f"{recording.host.name} ({devices}; {each.runs} runs, {recording.created})")
-    return " and ".join(parts)
-
-
-def _device(device: Device, place: int) -> str:
-    return f"device {place}{device.mark and f' {device.mark}'}{' (simulated)' if device.simulated else ''}"
+    claims = []
+    for digest, seen in disputed.claims.items():
+        parts = []
+        for each in seen:
+            recording = register.recordings[each.recording]
+            named = [(f"device {place}", recording.devices[place]) for place in each.devices]
+            devices = ", ".join(
+                f"{name}{device.mark and f' {device.mark}'}{' (simulated)' if device.simulated else ''}"
+                for name, device in named
+            )
+            parts.append(f"{recording.host.name} ({devices}; {each.runs} runs, {recording.created})")
+        claims.append(f"{digest} by {' and '.join(parts)}")
+    return f"{disputed.subject.key}: {'; '.join(claims)}"

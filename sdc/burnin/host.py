@@ -121,6 +121,9 @@ def flat_surroundings(
     """The table, from what `sdc.records.environment` returned, the driver's version, and the process's variables."""
     platform = environment["platform"]
     packages = environment["packages"]
+    others = tuple(f"--xla_{other}_" for other in VARIABLES if other != platform)
+    # Without those that are for other platforms. Their order means nothing, but that the last of a name counts.
+    flags = {flag.partition("=")[0]: flag for flag in environment["xla_flags"].split() if not flag.startswith(others)}
     found: dict[str, str | None] = {
         "platform": platform,
         # A whole paragraph on TPUs, with line ends.
@@ -129,7 +132,7 @@ def flat_surroundings(
         "jax": packages["jax"],
         "jaxlib": packages["jaxlib"],
         "machine": environment["machine"],
-        "xla_flags": " ".join(_flags(environment["xla_flags"].split(), platform)),
+        "xla_flags": " ".join(sorted(flags.values())),
         **environment["options"],
         **{name: variables.get(name) for name in VARIABLES.get(platform, ())},
     }
@@ -137,22 +140,10 @@ def flat_surroundings(
         found["processor"] = environment["processor"]
         found["cpu_threads"] = environment["cpu_threads"] or str(environment["processors"])
     if platform == "gpu":
-        found |= _libraries()
+        names = [f"nvidia-{library}{release}" for library in LIBRARIES for release in ("", "-cu12", "-cu13")]
+        versions = {name: package_version(name) for name in names}
+        found |= {name: version for name, version in versions.items() if version != "not installed"}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _flags(flags: Sequence[str], platform: str) -> list[str]:
-    """Without those that are for other platforms. Their order means nothing, but that the last of a name counts."""
-    others = tuple(f"--xla_{other}_" for other in VARIABLES if other != platform)
-    last = {flag.partition("=")[0]: flag for flag in flags if not flag.startswith(others)}
-    return sorted(last.values())
-
-
-@functools.cache
-def _libraries() -> dict[str, str]:
-    names = [f"nvidia-{library}{release}" for library in LIBRARIES for release in ("", "-cu12", "-cu13")]
-    found = {name: package_version(name) for name in names}
-    return {name: version for name, version in found.items() if version != "not installed"}
 
 
 @functools.cache

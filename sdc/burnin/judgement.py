@@ -29,21 +29,23 @@ REPEAT_ONLY = "repeat only: blind to faults that repeat themselves"
 def judge(result: BurninResult) -> BurninResult:
     """The result with what follows from its counts, whatever it said before."""
     tallies = _paced(result)
-    counted: dict[int, list[Tally]] = defaultdict(list)
-    for tally in tallies:
-        if not tally.void:
-            counted[tally.device].append(tally)
-    devices = [_tested(device, counted[device.index]) for device in result.devices]
+    devices = [
+        _tested(device, [each for each in tallies if each.device == device.index and not each.void])
+        for device in result.devices
+    ]
     result = msgspec.structs.replace(result, workloads=tallies, devices=devices)
     result.findings = [
         msgspec.structs.replace(finding, sentence=_finding_sentence(result, finding)) for finding in result.findings
     ]
-    reasons = [*result.doubts, *_driver_doubts(result)]
+    reasons = [*result.doubts]
+    for device in devices:
+        if device.sensors is not None:
+            reasons += [f"device {device.index}: {error}" for error in driver_errors(device.sensors)]
     if result.golden is not None:
         used = sum(tally.golden > 0 for tally in tallies)
         result.golden = msgspec.structs.replace(result.golden, used=used)
         reasons += [result.golden.doubt] if result.golden.doubt is not None else []
-    reasons += [*_missing(result), *_throttled(result), *_unconfirmed(result)]
+    reasons += [*_missing(result), *_doubtful(result)]
     notes = list(result.notes)
     if shares_processor(result):
         notes.append("the devices share one processor: throughput is not judged, and a fault of it is in all of them")
@@ -51,7 +53,12 @@ def judge(result: BurninResult) -> BurninResult:
         result.verdict = Verdict.CORRUPT
         result.evidence = tuple(dict.fromkeys(kind for finding in result.findings for kind in finding.kinds))
         found = [finding.sentence for finding in result.findings]
-        result.sentences = (*found, *_uncounted(result), *reasons, *notes)
+        for tally in tallies:  # more differences than were looked at one by one
+            listed = sum(each.workload == tally.workload and tally.device in each.devices for each in result.findings)
+            if tally.differences > listed:
+                where = f"{_device(result, tally.device)}, {tally.workload}"
+                found.append(f"{where}: differences in {tally.differences} of {tally.runs} runs")
+        result.sentences = (*found, *reasons, *notes)
         return result
     result.evidence = _evidence(result)
     independent = {"vote", "golden"} & set(result.evidence)
@@ -62,8 +69,15 @@ def judge(result: BurninResult) -> BurninResult:
     if reasons:
         result.verdict, result.sentences = Verdict.INCONCLUSIVE, (*reasons, *notes)
         return result
+    statement = (
+        f"{len({tally.workload for tally in tallies})} workloads on "
+        f"{'1 device' if len(devices) == 1 else f'{len(devices)} devices'}, at least "
+        f"{min(device.elements for device in devices):.3g} elements in {min(device.runs for device in devices)} runs "
+        f"of each, no difference: mismatches of independent elements above a rate of "
+        f"{max(device.excluded_rate for device in devices):.2g} would have been seen with 95 %"
+    )
     accepted = [] if independent else [f"accepted: {REPEAT_ONLY}"]
-    result.verdict, result.sentences = Verdict.CLEAN, (_statement(result), *accepted, *notes)
+    result.verdict, result.sentences = Verdict.CLEAN, (statement, *accepted, *notes)
     return result
 
 
@@ -129,21 +143,6 @@ def _device(result: BurninResult, index: int) -> str:
     return f"host {device.host or result.host.name}, device {index}{f' ({device.mark})' if device.mark else ''}"
 
 
-def _uncounted(result: BurninResult) -> Iterator[str]:
-    """Where there were more differences than were looked at one by one."""
-    for tally in result.workloads:
-        listed = sum(each.workload == tally.workload and tally.device in each.devices for each in result.findings)
-        if tally.differences > listed:
-            where = _device(result, tally.device)
-            yield f"{where}, {tally.workload}: differences in {tally.differences} of {tally.runs} runs"
-
-
-def _driver_doubts(result: BurninResult) -> Iterator[str]:
-    for device in result.devices:
-        for error in driver_errors(device.sensors) if device.sensors is not None else ():
-            yield f"device {device.index}: {error}"
-
-
 def _missing(result: BurninResult) -> Iterator[str]:
     if not any(tally.runs for tally in result.workloads):
         yield "nothing was checked"
@@ -162,21 +161,20 @@ def _missing(result: BurninResult) -> Iterator[str]:
         yield f"{never[0].workload} on device {never[0].device}{more} did not run"
 
 
-def _throttled(result: BurninResult) -> Iterator[str]:
+def _doubtful(result: BurninResult) -> Iterator[str]:
+    """What ran, and yet says less: time at load that is void, and rows that checksums flag and nothing confirms.
+
+    Rows that come out the same again are false alarms where all devices flag as many.
+    """
+    rows: dict[str, list[Tally]] = defaultdict(list)
     for tally in result.workloads:
+        if tally.runs:
+            rows[tally.workload].append(tally)
         if tally.void:
             yield (
                 f"{_device(result, tally.device)}, {tally.workload}: throttled, {tally.share:.0%} of what it should "
                 f"reach; {tally.seconds:.3g} s at load are void"
             )
-
-
-def _unconfirmed(result: BurninResult) -> Iterator[str]:
-    """Rows that checksums flag and that come out the same again are false alarms where all devices flag as many."""
-    rows: dict[str, list[Tally]] = defaultdict(list)
-    for tally in result.workloads:
-        if tally.runs:
-            rows[tally.workload].append(tally)
     for name, tallies in rows.items():
         shares = {each.device: each.flagged / each.runs for each in tallies if each.flagged > each.confirmed}
         if shares and (len(tallies) < 2 or len(shares) < len(tallies) or len(set(shares.values())) > 1):
@@ -199,17 +197,6 @@ def _evidence(result: BurninResult) -> tuple[Evidence, ...]:
         "golden": all(tally.golden for tally in tallies),
     }
     return tuple(kind for kind, known in kinds.items() if known)
-
-
-def _statement(result: BurninResult) -> str:
-    devices = result.devices
-    return (
-        f"{len({tally.workload for tally in result.workloads})} workloads on "
-        f"{'1 device' if len(devices) == 1 else f'{len(devices)} devices'}, at least "
-        f"{min(device.elements for device in devices):.3g} elements in {min(device.runs for device in devices)} runs "
-        f"of each, no difference: mismatches of independent elements above a rate of "
-        f"{max(device.excluded_rate for device in devices):.2g} would have been seen with 95 %"
-    )
 
 
 def contradictions(result: BurninResult) -> Iterator[str]:

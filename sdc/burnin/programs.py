@@ -6,6 +6,7 @@ same machine code, so that a difference between devices is none of the compiler,
 
 import contextlib
 import dataclasses
+import functools
 import io
 import threading
 import time
@@ -20,17 +21,54 @@ from jax import export
 from jax._src import compiler
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, Shaped, UInt, UInt32
 
 from sdc.checksums import abft
 from sdc.faults import Fault, Moment, inject
 from sdc.program import probe
 
 from ..records import program_fingerprint
-from ..twins import tree_digest
-from .comparison import digest_text, equal_bits, host_digest
+from ..twins import GOLDEN, MIX, tree_digest
 from .rehearsal import faults_of
-from .workloads import AXIS, Bench, Workload
+from .workloads import AXIS, Bench, Workload, murmur
+
+BLOCK = 2**20
+"""Elements whose digest is computed at a time on the host."""
+
+
+def host_digest(tree: Any) -> str:
+    """The digest of a pytree of NumPy arrays of 8 to 64 bits, as text: that of `tree_digest`, by other arithmetic."""
+    total = np.zeros(2, np.uint32)
+    for position, leaf in enumerate(jax.tree.leaves(tree)):
+        bits, found = bits_of(np.asarray(leaf)), np.zeros(2, np.uint32)
+        narrow, wide = bits.dtype.itemsize <= 2, bits.dtype.itemsize == 8
+        for start in range(0, bits.size, BLOCK):
+            block = bits[start : start + BLOCK]
+            at = np.arange(start, start + block.size, dtype=np.uint32)
+            words = [block.astype(np.uint32), *([(block >> 32).astype(np.uint32)] if wide else ())]
+            for number, word in enumerate(words):
+                v = word + at * np.uint32(GOLDEN * len(words) % 2**32) + np.uint32(number * GOLDEN % 2**32)
+                p = (v if narrow else v ^ (v >> np.uint32(16))) * np.uint32(MIX)
+                h = p ^ (p >> np.uint32(15))
+                found += np.asarray([h.sum(dtype=np.uint32), (h * h).sum(dtype=np.uint32)])
+        total += murmur(found + np.uint32(position * GOLDEN % 2**32), np.uint32)
+    return digest_text(total)
+
+
+def digest_text(words: UInt32[np.ndarray, "2"]) -> str:
+    """A digest as text."""
+    return f"{int(words[0]):08x}{int(words[1]):08x}"
+
+
+def bits_of(x: Shaped[np.ndarray, "*shape"]) -> UInt[np.ndarray, "n"]:
+    """The bits of the elements, row-major, as unsigned integers of their width."""
+    return np.ascontiguousarray(x).reshape(-1).view(f"uint{8 * x.dtype.itemsize}")
+
+
+def equal_bits(a: Any, b: Any) -> bool:
+    """Whether two pytrees of arrays have the same bits."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(bits_of(np.asarray(x)), bits_of(np.asarray(y))) for x, y in pairs)
 
 
 class CheckedRows(NamedTuple):
@@ -78,7 +116,7 @@ class Programs:
         self.devices = tuple(devices)
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self._loadable: dict[tuple[str, str], tuple[Loadable, str]] = {}
+        self._loadable: dict[tuple[str, str], tuple[Any, str]] = {}
         self._compiled: dict[tuple[str, int | None], tuple[Callable[..., Any], str]] = {}
         self._ready: dict[tuple[str, int | None], Ready] = {}
         self._host: dict[str, tuple[Any, ...]] = {}
@@ -137,9 +175,9 @@ class Programs:
         kind = "" if index is None else self.devices[index].device_kind
         known = self._loadable.get((workload.program, kind))
         if known is not None and index is not None:
-            loadable, fingerprint = known
+            serialized, fingerprint = known
             try:
-                loaded = loadable.load(self.devices[index])
+                loaded = _load(serialized, self.devices[index])
                 # What came from a compilation cache may lack its functions, and says so only when it runs.
                 jax.block_until_ready(loaded(*arguments))
                 return loaded, fingerprint
@@ -149,7 +187,7 @@ class Programs:
         compiled, fingerprint = lowered.compile(), program_fingerprint(lowered)
         if index is not None and len(self.devices) > 1:
             with contextlib.suppress(Exception):  # what cannot be written as bytes is compiled for each device
-                self._loadable[workload.program, kind] = Loadable(compiled), fingerprint
+                self._loadable[workload.program, kind] = serialize_executable.serialize(compiled), fingerprint
         return compiled, fingerprint
 
     def run(
@@ -190,30 +228,34 @@ class Programs:
         jax.block_until_ready((outputs, counts))
         seconds = time.perf_counter() - began - waited
         checks = CheckedRows(*map(int, np.asarray(counts))) if counts is not None else CheckedRows()
-        each = [(index, outputs)] if index is not None else list(enumerate(self._shards(outputs)))
-        return [
-            self._outcome(workload, place, mine, checks, seconds, faults_of(faults, workload, place), moment, seed)
-            for place, mine in each
-        ]
+        found = []
+        for place in range(len(self.devices)) if index is None else [index]:
+            mine = outputs if index is not None else jax.tree.map(functools.partial(self._shard, place), outputs)
+            struck = faults_of(faults, workload, place)
+            found.append(self._outcome(workload, place, mine, checks, seconds, struck, moment, seed))
+        return found
+
+    def _shard(self, index: int, x: Array) -> Array:
+        return next(shard.data for shard in x.addressable_shards if shard.device == self.devices[index])
 
     def _outcome(
-        self,
-        workload: Workload,
-        index: int,
-        outputs: Any,
-        checks: CheckedRows,
-        seconds: float,
-        faults: Sequence[Fault],
-        moment: int,
-        seed: int,
-    ) -> RunOutcome:
+        self, workload: Workload, index: int, outputs: Any, checks: CheckedRows, seconds: float,
+        faults: Sequence[Fault], moment: int, seed: int,
+    ) -> RunOutcome:  # fmt: skip
         if (counted := sum(x.size for x in jax.tree.leaves(outputs))) < workload.elements:
             raise ValueError(
                 f"{workload.name} has outputs of {counted} elements, and says that a run checks {workload.elements}"
             )
         changed = 0
-        if faults:
-            outputs, changed = self._corrupt(faults, workload, outputs, moment, seed)
+        if faults:  # all are corrupted on one device, and one program serves the same faults, shapes and types
+            key = tuple(map(str, faults))
+            if key not in self._corruptions:
+                self._corruptions[key] = jax.jit(_corruption(faults))
+            random = jax.random.fold_in(jax.random.key(seed), zlib.crc32(workload.name.encode()))
+            (device,) = jax.tree.leaves(outputs)[0].devices()
+            at, there = jax.device_put((Moment(random, jnp.int32(moment)), outputs), self.devices[0])
+            corrupted, changes = self._corruptions[key](at, there)
+            outputs, changed = jax.device_put(corrupted, device), int(changes)
         known = self.reference(workload, index)
         if workload.on_host:
             outputs = jax.device_get(outputs)
@@ -224,31 +266,13 @@ class Programs:
         right = None if known is None else digest == known.digest
         return RunOutcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
 
-    def _corrupt(
-        self, faults: Sequence[Fault], workload: Workload, outputs: Any, moment: int, seed: int
-    ) -> tuple[Any, int]:
-        """Corrupts outputs by simulated faults, and counts the elements that changed.
-
-        All are corrupted on one device, and one program serves the same faults, shapes and types.
-        """
-        key = tuple(map(str, faults))
-        if key not in self._corruptions:
-            self._corruptions[key] = jax.jit(_corruption(faults))
-        random = jax.random.fold_in(jax.random.key(seed), zlib.crc32(workload.name.encode()))
-        (device,) = jax.tree.leaves(outputs)[0].devices()
-        at, there = jax.device_put((Moment(random, jnp.int32(moment)), outputs), self.devices[0])
-        corrupted, changed = self._corruptions[key](at, there)
-        return jax.device_put(corrupted, device), int(changed)
-
     def exported(self, workload: Workload) -> tuple[bytes, int]:
         """A program of plain arrays, as bytes, for those who have JAX alone; and how many of its outputs count.
 
         Counts of checks follow after the outputs of the workload.
         """
-        traceable, arguments = (
-            self._traceable(workload),
-            self.prepare(workload, None if workload.multi else 0).arguments,
-        )
+        traceable = self._traceable(workload)
+        arguments = self.prepare(workload, None if workload.multi else 0).arguments
         leaves, structure = jax.tree.flatten(tuple(arguments))
 
         def flat(*leaves: Any) -> tuple[Any, ...]:
@@ -262,14 +286,6 @@ class Programs:
     @property
     def _mesh(self) -> Mesh:
         return Mesh(np.asarray(self.devices), (AXIS,))
-
-    def _shards(self, outputs: Any) -> list[Any]:
-        """The part of each device, in the order of the devices."""
-
-        def part(x: Array, device: jax.Device) -> Array:
-            return next(shard.data for shard in x.addressable_shards if shard.device == device)
-
-        return [jax.tree.map(lambda x, device=device: part(x, device), outputs) for device in self.devices]
 
     def _traceable(self, workload: Workload) -> Callable[..., Any]:
         if workload.multi:
@@ -309,23 +325,15 @@ def _corruption(faults: Sequence[Fault]) -> Callable[..., Any]:
     return corruption
 
 
-class Loadable:
-    """A compiled program of one device, for other devices of its kind; whatever JAX raises is raised.
+def _load(serialized: Any, device: jax.Device) -> jax.stages.Compiled:
+    """A compiled program of one device, from what it was written as, for another one of its kind.
 
     JAX has a door for this only where the devices are the same as before (`serialize_executable`); that of its
     compilation cache takes the device as an option.
     """
-
-    def __init__(self, compiled: jax.stages.Compiled) -> None:
-        self._bytes, self._inputs, self._outputs = serialize_executable.serialize(compiled)
-
-    def load(self, device: jax.Device) -> jax.stages.Compiled:
-        """The program on a device."""
-        unpickler = _Onto(io.BytesIO(self._bytes), device.client, [device])
-        program, arguments, no_keywords = unpickler.load()
-        return jax.stages.Compiled(
-            program.load(), [], self._inputs.unflatten(arguments), self._outputs, no_kwargs=no_keywords
-        )
+    content, inputs, outputs = serialized
+    program, arguments, no_keywords = _Onto(io.BytesIO(content), device.client, [device]).load()
+    return jax.stages.Compiled(program.load(), [], inputs.unflatten(arguments), outputs, no_kwargs=no_keywords)
 
 
 class _Onto(serialize_executable._JaxPjrtUnpickler):

@@ -3,7 +3,7 @@
 import dataclasses
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -84,7 +84,13 @@ def verify(
     """
     golden = lookup(register)
     summary, used, wrong, missing = Confirmed(), set[str | None](), set[str | None](), set[str]()
-    for level, dtypes, seed, names in _recorded_kinds(register):
+    # Level, types and seed of each kind of burn-in that was recorded, and the workloads that are known of it.
+    kinds: dict[tuple[str, tuple[str, ...], int], set[str]] = defaultdict(set)
+    for entry in register.entries:
+        for seen in entry.seen:
+            recording = register.recordings[seen.recording]
+            kinds[recording.level, tuple(recording.dtypes), entry.subject.seed].add(entry.subject.workload)
+    for (level, dtypes, seed), names in kinds.items():
         every = workloads(level, devices, dtypes, seed=seed)
         found = [workload for workload in every if workload.name in names]
         if not found:
@@ -105,17 +111,6 @@ def verify(
     return summary
 
 
-def _recorded_kinds(register: Register) -> Iterator[tuple[str, tuple[str, ...], int, set[str]]]:
-    """Level, types and seed of each kind of burn-in that was recorded, and the workloads that are known of it."""
-    found: dict[tuple[str, tuple[str, ...], int], set[str]] = defaultdict(set)
-    for entry in register.entries:
-        for seen in entry.seen:
-            recording = register.recordings[seen.recording]
-            found[recording.level, tuple(recording.dtypes), entry.subject.seed].add(entry.subject.workload)
-    for (level, dtypes, seed), names in found.items():
-        yield level, dtypes, seed, names
-
-
 def _run(
     found: Sequence[Workload], devices: Sequence[jax.Device], level: str, **length: Any
 ) -> tuple[BurninResult, Confirmed]:
@@ -131,11 +126,10 @@ def _run(
     for end in result.unfinished:
         summary.problem = True
         summary.sentences.append(f"{end.where} did not run to the end: {end.reason}")
-    for index, course in enumerate(monitor.courses()):
-        for error in driver_errors(course) if course is not None else ():
-            summary.problem = True
-            summary.sentences.append(f"device {index}: {error}")
-    summary.problem |= result.stopped is not None
+    courses = enumerate(monitor.courses())
+    errors = [f"device {index}: {each}" for index, course in courses if course for each in driver_errors(course)]
+    summary.sentences += errors
+    summary.problem |= bool(errors) or result.stopped is not None
     return result, summary
 
 

@@ -71,18 +71,22 @@ def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workl
     for fault in faults:
         if not isinstance(fault, Fault):
             raise SettingError("inject", fault, "expected several sdc.Fault")
-        if fault.rate is None:
-            raise SettingError("inject", fault, "has no rate; give the probability of a hit, as in rate=1e-4")
-        if not fault.by_name or fault.layer is not None:
-            raise SettingError(
-                "inject", fault, "expected site to be a pattern of workloads' names, such as 'matrix/*', and no layer"
-            )
-        if set(fault.at) - {AXIS}:
-            raise SettingError("inject", fault, f"expected its place as at={{'{AXIS}': 1}}")
-        if not 0 <= fault.at.get(AXIS, 0) < len(devices):
-            raise SettingError("inject", fault, f"expected a device from 0 to {len(devices) - 1}")
-        if not any(strikes(fault, workload.name) for workload in workloads):
-            raise SettingError("inject", fault, "its site matches no workload; give a pattern such as 'matrix/*'")
+        place = fault.at.get(AXIS, 0)
+        for right, problem in (
+            (fault.rate is not None, "has no rate; give the probability of a hit, as in rate=1e-4"),
+            (
+                fault.by_name and fault.layer is None,
+                "expected site to be a pattern of workloads' names, such as 'matrix/*', and no layer",
+            ),
+            (not set(fault.at) - {AXIS}, f"expected its place as at={{'{AXIS}': 1}}"),
+            (0 <= place < len(devices), f"expected a device from 0 to {len(devices) - 1}"),
+            (
+                any(strikes(fault, workload.name) for workload in workloads),
+                "its site matches no workload; give a pattern such as 'matrix/*'",
+            ),
+        ):
+            if not right:
+                raise SettingError("inject", fault, problem)
 
 
 def faults_of(faults: Sequence[Fault], workload: Workload, index: int) -> tuple[Fault, ...]:

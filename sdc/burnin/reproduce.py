@@ -17,7 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL")
+SHOWN = 8
+"""Elements that differ which are printed of an output."""
 
 
 def main(arguments: list[str], folder: Path) -> int:
@@ -35,28 +39,10 @@ def main(arguments: list[str], folder: Path) -> int:
     if unknown or options.runs < 1:
         print(f"no such case: {', '.join(sorted(unknown))}" if unknown else "--runs: expected at least 1")
         return 3
-    _prepare(manifest)
-    if manifest["simulated"]:
-        print("SIMULATION: the fault was simulated; the hardware should give the right bits here")
-    codes = [
-        run_case(case, manifest, folder, options.runs)
-        for case in manifest["cases"]
-        if not options.case or case["name"] in options.case
-    ]
-    code = 1 if 1 in codes else max(codes, default=3)
-    if manifest["simulated"]:
-        print("SIMULATION: nothing of this is about the hardware; right bits are what is expected here")
-    return code
-
-
-def _prepare(manifest: dict[str, Any]) -> None:
-    """The environment decides which bits are right; it has to be set before JAX starts."""
-    for name in FLAGS:
-        if manifest["variables"].get(name):
-            os.environ[name] = manifest["variables"][name]
+    # The environment decides which bits are right; it has to be set before JAX starts.
+    os.environ.update({name: manifest["variables"][name] for name in FLAGS if manifest["variables"].get(name)})
     if manifest["platform"] == "cpu":
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(manifest["devices"])
+        os.environ.update({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(manifest["devices"])})
     import jax
 
     for name, here, there in (
@@ -66,6 +52,13 @@ def _prepare(manifest: dict[str, Any]) -> None:
     ):
         if here != there:
             print(f"{name} is {here} here and was {there}: other bits may be right here")
+    if manifest["simulated"]:
+        print("SIMULATION: the fault was simulated; the hardware should give the right bits here")
+    chosen = [case for case in manifest["cases"] if not options.case or case["name"] in options.case]
+    codes = [run_case(case, manifest, folder, options.runs) for case in chosen]
+    if manifest["simulated"]:
+        print("SIMULATION: nothing of this is about the hardware; right bits are what is expected here")
+    return 1 if 1 in codes else max(codes, default=3)
 
 
 def run_case(case: dict[str, Any], manifest: dict[str, Any], folder: Path, runs: int) -> int:
@@ -82,27 +75,39 @@ def run_case(case: dict[str, Any], manifest: dict[str, Any], folder: Path, runs:
     if export.default_export_platform() not in program.platforms:
         print(f"  made for {', '.join(program.platforms)}, and this host has {export.default_export_platform()}")
         return 3
+    if case["multi"] and len(devices) < manifest["devices"]:
+        print(f"  needs {manifest['devices']} devices, here are {len(devices)}")
+        return 3
     inputs = load(folder / case["inputs"], case["types"])
-    results: dict[str, list[str]] = {}
+    results: dict[int, list[str]] = {}
+    right = {index: case["right"].get(str(index), case["right"].get("all")) for index in range(len(devices))}
     wrong: Any = None
     for place in [None] if case["multi"] else devices:
-        if case["multi"] and len(devices) < manifest["devices"]:
-            print(f"  needs {manifest['devices']} devices, here are {len(devices)}")
-            return 3
         call = jax.jit(program.call)
         arguments = _placed(inputs, place, devices)
         for _ in range(runs):
             for index, outputs in _outputs(call, arguments, inputs, place, devices, case):
                 checksum = sum_of(outputs)
-                results.setdefault(str(index), []).append(checksum)
-                if wrong is None and right_of(case, index) not in (None, checksum):
-                    wrong = index, outputs
-    return _judge(case, results, wrong, folder)
+                results.setdefault(index, []).append(checksum)
+                if wrong is None and right[index] not in (None, checksum):
+                    wrong = outputs
+    bad = 0
+    for index, sums in results.items():
+        known = right[index]
+        differing = sum(each != known for each in sums) if known else len(sums) - max(map(sums.count, sums))
+        bad += differing
+        print(f"  device {index}: {differing} of {len(sums)} runs {'wrong' if known else 'differ from most'}")
+    if not case["right"]:
+        distinct = {each for sums in results.values() for each in sums}
+        print(f"  nobody knew the right bits; {len(distinct)} different outputs were seen")
+        return 1 if len(distinct) > 1 and not case["multi"] else 3
+    if wrong is not None and case["expected"] is not None:
+        show(load(folder / case["expected"], case["expected_types"]), wrong)
+    return 1 if bad else 0
 
 
 def _placed(inputs: list[Any], place: Any, devices: list[Any]) -> Any:
     import jax
-    import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     if place is None:
@@ -113,10 +118,9 @@ def _placed(inputs: list[Any], place: Any, devices: list[Any]) -> Any:
 def _outputs(call: Any, arguments: Any, inputs: list[Any], place: Any, devices: list[Any], case: dict[str, Any]) -> Any:
     """What each device has after a run: the way of the data is that of the burn-in."""
     import jax
-    import numpy as np
 
     if case["way"] == "host-device-host":
-        arguments = [jax.device_put(each, place) for each in inputs]
+        arguments = _placed(inputs, place, devices)
     out = jax.block_until_ready(call(*arguments)[: case["outputs"]])
     if case["way"] == "device-device":
         for other in devices:
@@ -125,44 +129,19 @@ def _outputs(call: Any, arguments: Any, inputs: list[Any], place: Any, devices: 
     time.sleep(case["wait"])
     if place is not None:
         return [(devices.index(place), [np.asarray(x) for x in out])]
-    shards = {
-        device: [np.asarray(next(s.data for s in x.addressable_shards if s.device == device)) for x in out]
-        for device in devices
-    }
-    return [(index, shards[device]) for index, device in enumerate(devices)]
+    return [
+        (index, [np.asarray(next(s.data for s in x.addressable_shards if s.device == device)) for x in out])
+        for index, device in enumerate(devices)
+    ]
 
 
-def _judge(case: dict[str, Any], results: dict[str, list[str]], wrong: Any, folder: Path) -> int:
-    bad = 0
-    for index, sums in results.items():
-        right = right_of(case, index)
-        differing = sum(each != right for each in sums) if right else len(sums) - max(map(sums.count, sums))
-        bad += differing
-        print(f"  device {index}: {differing} of {len(sums)} runs {'wrong' if right else 'differ from most'}")
-    if not case["right"]:
-        distinct = {each for sums in results.values() for each in sums}
-        print(f"  nobody knew the right bits; {len(distinct)} different outputs were seen")
-        return 1 if len(distinct) > 1 and not case["multi"] else 3
-    if wrong is not None and case["expected"] is not None:
-        show(load(folder / case["expected"], case["expected_types"]), wrong[1])
-    return 1 if bad else 0
-
-
-def right_of(case: dict[str, Any], index: Any) -> str | None:
-    """SHA-256 of the right outputs of a device; None where nobody knew them."""
-    found: str | None = case["right"].get(str(index), case["right"].get("all"))
-    return found
-
-
-def show(expected: list[Any], found: list[Any], most: int = 8) -> None:
+def show(expected: list[Any], found: list[Any]) -> None:
     """Prints the first elements that differ, with their bits."""
-    import numpy as np
-
     for number, (right, got) in enumerate(zip(expected, found, strict=True)):
         width = right.dtype.itemsize
         old, new = (np.ascontiguousarray(x).reshape(-1).view(f"u{width}") for x in (right, got))
         places = np.flatnonzero(old != new)
-        for at in places[:most]:
+        for at in places[:SHOWN]:
             value, other = right.reshape(-1)[at], got.reshape(-1)[at]
             print(f"    output {number}[{at}]: {old[at]:0{2 * width}x} -> {new[at]:0{2 * width}x}  {value} -> {other}")
         if places.size:
@@ -172,7 +151,6 @@ def show(expected: list[Any], found: list[Any], most: int = 8) -> None:
 def load(path: Path, types: list[str]) -> list[Any]:
     """Arrays of a file in which types that NumPy does not know stand as whole numbers of their width."""
     import jax.numpy as jnp
-    import numpy as np
 
     with np.load(path) as arrays:
         return [arrays[f"a{number}"].view(jnp.dtype(name)) for number, name in enumerate(types)]
@@ -180,8 +158,6 @@ def load(path: Path, types: list[str]) -> list[Any]:
 
 def sum_of(arrays: list[Any]) -> str:
     """SHA-256 of the bytes of arrays, one after the other."""
-    import numpy as np
-
     total = hashlib.sha256()
     for array in arrays:
         total.update(np.ascontiguousarray(array).tobytes())

@@ -3,15 +3,19 @@
 `judgement.judge` says what follows from it. Reading and judging a file does without JAX.
 """
 
+import dataclasses
 import datetime
 import uuid
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from sdc.settings import Flag, SettingError, Within, check_fields
+
 from ..schema import Device, Environment, Fields, Header, about
 from ..verdict import Verdict
 from .sensors import Course
+from .workloads import Family, find_level
 
 RESULT = "result.json"
 """Name of the file in the folder of a burn-in."""
@@ -21,6 +25,7 @@ BUNDLE = "bundle.tar.gz"
 """Name of the evidence beside it, where something was found."""
 UNDER_WAY, ON_REQUEST = "under way", "asked to stop"
 """Why a burn-in is not at its end: nothing stopped it, or its caller did."""
+MOST_ROUNDS = 10**9
 Evidence: TypeAlias = Literal["repeat", "vote", "golden", "reference", "checksums"]
 Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
 
@@ -178,19 +183,61 @@ class GoldenUse(Fields, kw_only=True):
     doubt: Annotated[str | None, about("what stands against a PASS that rests on them")] = None
 
 
-class BurninSettings(Fields, kw_only=True):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BurninSettings:
     """What was asked for."""
 
-    level: Annotated[str, about("`quick`, `prejob`, `acceptance` or `soak`")] = ""
-    minutes: Annotated[float | None, about("how long; `null` for a number of rounds")] = None
-    rounds: Annotated[int | None, about("how often; `null` for a time")] = None
-    only: Annotated[list[str] | None, about("families of workloads; `null` for all")] = None
-    dtypes: Annotated[list[str], about("types of floating-point numbers")] = msgspec.field(default_factory=list)
-    seed: Annotated[int, about("from which data are made")] = 0
-    accept: Annotated[list[str], about("what was accepted, such as `repeat`")] = msgspec.field(default_factory=list)
-    faults: Annotated[list[str], about("simulated faults, one readable line each")] = msgspec.field(
-        default_factory=list
-    )
+    level: Annotated[
+        str,
+        Flag(type=Literal["quick", "prejob", "acceptance", "soak"]),
+        about("`quick`, `prejob`, `acceptance` or `soak`"),
+    ] = "quick"
+    """Sizes and length: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)."""
+    minutes: Annotated[
+        float | None, Within(0, 60 * 24 * 366, above=True), about("how long; `null` for a number of rounds")
+    ] = None
+    """How long; by default as the level says."""
+    rounds: Annotated[int | None, Within(1, MOST_ROUNDS), about("how often; `null` for a time")] = None
+    """How often instead: so many times through all workloads."""
+    only: Annotated[
+        tuple[str, ...] | None,
+        Flag(type=tuple[Family, ...], repeated=True),
+        about("families of workloads; `null` for all"),
+    ] = None
+    """Only this family of workloads; may be repeated. By default all."""
+    dtypes: Annotated[
+        tuple[str, ...],
+        Flag(type=tuple[Literal["float32", "bfloat16", "float16"], ...]),
+        about("types of floating-point numbers"),
+    ] = ("float32", "bfloat16")
+    """Types of floating-point numbers."""
+    seed: Annotated[int, Within(0, 2**32 - 1), about("from which data are made")] = 0
+    """From which data are made: golden digests are of one seed."""
+    accept: Annotated[
+        tuple[str, ...],
+        Flag(type=tuple[Literal["repeat"], ...], repeated=True),
+        about("what was accepted, such as `repeat`"),
+    ] = ()
+    """Accept that a device alone can only repeat itself (repeat), which is blind to faults that repeat themselves."""
+    faults: Annotated[
+        tuple[str, ...], Flag("fault", repeated=True), about("simulated faults, one readable line each")
+    ] = ()
+    """Simulated fault, as in bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated. By default on the
+    last device."""
+
+    def resolved(self) -> "BurninSettings":
+        """With the length of the level where none is given; a `SettingError` says what cannot be."""
+        check_fields(self)
+        if self.minutes is not None and self.rounds is not None:
+            raise SettingError("minutes", self.minutes, "rounds are given too; give one of them")
+        if not self.dtypes:
+            raise SettingError("dtypes", None, "expected one or several")
+        minutes, rounds = self.minutes, self.rounds
+        if minutes is None and rounds is None:
+            minutes = find_level(self.level).minutes
+            rounds = 2 if minutes is None else None
+        accept = tuple(dict.fromkeys(self.accept))
+        return dataclasses.replace(self, minutes=minutes, rounds=rounds, only=self.only or None, accept=accept)
 
 
 class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):

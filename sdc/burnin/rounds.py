@@ -1,5 +1,6 @@
 """The burn-in itself: rounds through all workloads on all devices, until they are over or somebody stops them."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,10 +18,10 @@ from sdc.faults import Fault
 from sdc.settings import SettingError
 
 from ..twins import ALGORITHM
-from .examination import Confirmation, Place, Suspicion, Vote, confirm, examine, vote
+from .examination import Place, Suspicion, Vote, confirm, examine, vote
 from .golden_register import GoldenSubject, left_over, mark_of
 from .host import surroundings
-from .programs import Programs, Ready, RunOutcome
+from .programs import Programs, RunOutcome
 from .rehearsal import check_faults
 from .reproduce import sum_of
 from .results import ON_REQUEST, BurninResult, BurninSettings, CheckedDevice, Ended, Finding, GoldenUse, Tally
@@ -84,7 +85,7 @@ def burn_in(
     *,
     minutes: float | None = None,  # how long; the run that is at work when they are over is finished
     rounds: int | None = None,  # how often; either this or `minutes`
-    golden: Mapping[str, str] | None = None,  # digests by `golden_key`, as `recorded` gives them
+    golden: Mapping[str, str] | None = None,  # digests by `GoldenSubject.key`, as `recorded` gives them
     accept: Iterable[str] = (),  # "repeat" accepts that nothing but repetition is compared
     on_event: Listener = lambda event: None,
     stop: Callable[[], bool] = lambda: False,  # asked before each run, and while workloads wait, by several threads
@@ -102,27 +103,31 @@ def burn_in(
     A device that fails midway ends what it fails in, with its reason: that is no result of its own.
     """
     accepted = [accept] if isinstance(accept, str) else list(accept)
-    _check(workloads, devices, minutes, rounds, accepted, pauses, programs)
+    unknown = sorted(set(accepted) - set(ACCEPTED))
+    names = [workload.name for workload in workloads]
+    for wrong, setting, given, problem in (
+        (not devices, "devices", None, "expected one device at least"),
+        (len(set(devices)) != len(devices), "devices", devices, "one of them is given twice"),
+        ((minutes is None) == (rounds is None), "minutes", minutes, "expected either minutes or rounds"),
+        (minutes is not None and not minutes > 0, "minutes", minutes, "expected a positive number"),
+        (rounds is not None and rounds < 1, "rounds", rounds, "expected at least 1"),
+        (not pauses or min(pauses) < 0, "pauses", pauses, "expected a number of seconds for each round, 0 or more"),
+        (unknown, "accept", unknown and unknown[0], f"expected some of {', '.join(ACCEPTED)}"),
+        (
+            programs is not None and programs.devices != tuple(devices), "programs", None,
+            "were compiled for other devices; leave them out",
+        ),
+        (len(set(names)) != len(names), "workloads", names, "expected names that differ"),
+    ):  # fmt: skip
+        if wrong:
+            raise SettingError(setting, given, problem)
     check_faults(inject, devices, workloads)
     if result is None:
-        settings = BurninSettings(accept=accepted, faults=list(map(str, inject)))
+        settings = BurninSettings(accept=tuple(accepted), faults=tuple(map(str, inject)))
         result = planned_result(workloads, devices, settings=settings)
     programs, kept = programs or Programs(devices), {} if kept is None else kept
     running = _BurnIn(workloads, programs, golden, inject, on_event, stop, seed, clock, result, kept, limit)
     return running.go(minutes, rounds, pauses)
-
-
-def golden_key(workload: Workload, fingerprint: str, device: jax.Device, index: int, environment: str) -> str:
-    """Under what the digest of a workload's outputs is recorded: everything that decides its bits and is known here."""
-    return GoldenSubject(
-        workload=workload.name,
-        shard=index if workload.multi else None,
-        seed=workload.seed,
-        program=fingerprint,
-        algorithm=ALGORITHM,
-        kind=f"{device.platform} {device.device_kind}",
-        environment=environment,
-    ).key
 
 
 def step_of(seconds: float) -> int:
@@ -138,36 +143,6 @@ def median_of(times: Counter[int]) -> float:
         if 2 * rank >= runs:
             return float(2.0 ** (step / STEPS))
     return 0.0
-
-
-def _check(
-    workloads: Sequence[Workload],
-    devices: Sequence[jax.Device],
-    minutes: float | None,
-    rounds: int | None,
-    accept: Sequence[str],
-    pauses: Sequence[float],
-    programs: Programs | None,
-) -> None:
-    if not devices:
-        raise SettingError("devices", None, "expected one device at least")
-    if len(set(devices)) != len(devices):
-        raise SettingError("devices", devices, "one of them is given twice")
-    if (minutes is None) == (rounds is None):
-        raise SettingError("minutes", minutes, "expected either minutes or rounds")
-    if minutes is not None and not minutes > 0:
-        raise SettingError("minutes", minutes, "expected a positive number")
-    if rounds is not None and rounds < 1:
-        raise SettingError("rounds", rounds, "expected at least 1")
-    if not pauses or min(pauses) < 0:
-        raise SettingError("pauses", pauses, "expected a number of seconds for each round, 0 or more")
-    if unknown := sorted(set(accept) - set(ACCEPTED)):
-        raise SettingError("accept", unknown[0], f"expected some of {', '.join(ACCEPTED)}")
-    if programs is not None and programs.devices != tuple(devices):
-        raise SettingError("programs", None, "were compiled for other devices; leave them out")
-    names = [workload.name for workload in workloads]
-    if len(set(names)) != len(names):
-        raise SettingError("workloads", names, "expected names that differ")
 
 
 @dataclasses.dataclass
@@ -205,7 +180,9 @@ class _BurnIn:
             self._prepare()
             if minutes is not None:
                 self.last = self.clock() + 60 * minutes
-            while not self._over() and (rounds is None or self.result.rounds < rounds) and self._living():
+            while not self._over() and (rounds is None or self.result.rounds < rounds):
+                if not any(self._indices(workload) for workload in self.workloads):
+                    break
                 pause = pauses[self.result.rounds % len(pauses)]
                 self.result.seconds = before + self.clock() - began
                 self.on_event({"event": "round", "round": self.result.rounds})
@@ -239,9 +216,6 @@ class _BurnIn:
         while (left := until - self.clock()) > 0 and not self.stop():
             time.sleep(min(left, NAP))
 
-    def _living(self) -> bool:
-        return any(self._indices(workload) for workload in self.workloads)
-
     def _indices(self, workload: Workload) -> list[Place]:
         """Devices that a workload runs on; None stands for all of them together."""
         places: list[Place] = [None] if workload.multi else list(range(len(self.programs.devices)))
@@ -250,6 +224,11 @@ class _BurnIn:
     def _devices_of(self, place: Place) -> range:
         """Indices of a device, or of all."""
         return range(len(self.programs.devices)) if place is None else range(place, place + 1)
+
+    def _note(self, text: str) -> None:
+        """A burn-in that goes on may know it already."""
+        if text not in self.result.notes:
+            self.result.notes.append(text)
 
     def _prepare(self) -> None:
         """Compiles everything, places all data, and finds the golden digests that are of these programs."""
@@ -262,69 +241,48 @@ class _BurnIn:
             places = self._indices(workload)
             prepared = self._each(functools.partial(self.programs.prepare, workload), places)
             for place, ready in zip(places, prepared, strict=True):
-                if (error := self._unready(workload, place, ready)) is not None:
+                try:
+                    if isinstance(ready, Exception):
+                        raise ready
+                    for index in self._devices_of(place):
+                        self.programs.reference(workload, index)
+                except Exception as error:  # of the compiler or the device, or of a host without memory for a reference
                     self._end(workload, place, error)
                     continue
                 for index in self._devices_of(place):
-                    key = golden_key(workload, ready.fingerprint, self.programs.devices[index], index, environment)
-                    self._learn(self.tallies[workload.name, index], key)
+                    # Everything that decides the bits and is known here.
+                    key = GoldenSubject(
+                        workload=workload.name, shard=index if workload.multi else None, seed=workload.seed,
+                        program=ready.fingerprint, algorithm=ALGORITHM, kind=self.kinds[index], environment=environment,
+                    ).key  # fmt: skip
+                    tally = self.tallies[workload.name, index]
+                    if tally.key not in (None, key):
+                        tally.digest = None
+                        self._note(
+                            f"{workload.name} on device {index} is another program now, not compared with earlier runs"
+                        )
+                    tally.key = key
                     if self.given is not None and key in self.given:
                         used.add(key)
                         self.golden.setdefault(workload.name, {})[index] = self.given[key]
-        self._note_golden(used)
-        self._note_flushed()
-
-    def _learn(self, tally: Tally, key: str) -> None:
-        """Keeps the key of a workload on a device; what ran under another key before is nothing to compare with."""
-        if tally.key not in (None, key):
-            tally.digest = None
-            self._note(
-                f"{tally.workload} on device {tally.device} is another program now, not compared with earlier runs"
-            )
-        tally.key = key
-
-    def _note(self, text: str) -> None:
-        """A burn-in that goes on may know it already."""
-        if text not in self.result.notes:
-            self.result.notes.append(text)
-
-    def _note_golden(self, used: set[str]) -> None:
-        """Says which golden digests are not compared."""
-        if self.given is None:
-            return
-        foreign, unneeded = left_over(set(self.given) - used, {workload.name for workload in self.workloads})
-        known = self.result.golden or GoldenUse()
-        self.result.golden = msgspec.structs.replace(known, foreign=len(foreign), unneeded=len(unneeded))
-        if foreign:
-            self._note(
-                f"{len(foreign)} golden digests are of other programs or devices and were not compared, "
-                f"such as {foreign[0]}"
-            )
-        if unneeded:
-            self._note(f"{len(unneeded)} golden digests are of workloads that were not to run, and not needed")
-
-    def _unready(self, workload: Workload, place: Place, ready: Ready | Exception) -> Exception | None:
-        """What the compiler or the device threw, or the host where it computes what outputs are compared with."""
-        if isinstance(ready, Exception):
-            return ready
-        try:
-            for index in self._devices_of(place):
-                self.programs.reference(workload, index)
-        except Exception as error:  # such as a host that has no memory for it
-            return error
-        return None
-
-    def _note_flushed(self) -> None:
-        """Says where subnormal data act as zeros."""
+        if self.given is not None:
+            foreign, unneeded = left_over(set(self.given) - used, {workload.name for workload in self.workloads})
+            known = self.result.golden or GoldenUse()
+            self.result.golden = msgspec.structs.replace(known, foreign=len(foreign), unneeded=len(unneeded))
+            if foreign:
+                self._note(
+                    f"{len(foreign)} golden digests are of other programs or devices and were not compared, "
+                    f"such as {foreign[0]}"
+                )
+            if unneeded:
+                self._note(f"{len(unneeded)} golden digests are of workloads that were not to run, and not needed")
         first = {kind: device for device, kind in reversed(self.kinds.items())}
         for dtype in dict.fromkeys(each.dtype for each in self.workloads if each.data == "subnormal"):
             for kind, index in first.items():
-                try:
-                    kept = keeps_subnormals(dtype, self.programs.devices[index])
-                except Exception:  # a device that fails here fails in its workloads too, and is recorded there
-                    continue
-                if not kept:
-                    self._note(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
+                # A device that fails here fails in its workloads too, and is recorded there.
+                with contextlib.suppress(Exception):
+                    if not keeps_subnormals(dtype, self.programs.devices[index]):
+                        self._note(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
 
     def _run(self, workload: Workload, place: Place) -> list[RunOutcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))
@@ -354,45 +312,40 @@ class _BurnIn:
         digests = {outcome.device: outcome.digest for outcome in outcomes}
         voted = vote(digests, self.kinds) if workload.alike else Vote({}, (), ())
         suspicions = examine(outcomes, voted, before=before, golden=golden, references=references)
-        self._count(workload, outcomes, voted, golden)
+        for outcome in outcomes:
+            self._count(workload, outcome, voted, golden)
         for suspicion in suspicions:
             self._follow(workload, suspicion, outcomes)
 
-    def _count(
-        self, workload: Workload, outcomes: Sequence[RunOutcome], voted: Vote, golden: Mapping[int, str]
-    ) -> None:
-        for outcome in outcomes:
-            place = (workload.name, outcome.device)
-            tally, times = self.tallies[place], self.times[place]
-            times[step_of(outcome.seconds)] += 1
-            tally.fastest = min(tally.fastest, outcome.seconds) if tally.runs else outcome.seconds
-            tally.median = median_of(times)
-            tally.runs += 1
-            tally.elements += outcome.elements
-            tally.seconds += outcome.seconds
-            tally.checked += outcome.checks.checked
-            tally.flagged += outcome.checks.flagged
-            tally.confirmed += outcome.checks.confirmed
-            tally.simulated += outcome.simulated
-            tally.repeated += tally.digest is not None
-            tally.voted += outcome.device in voted.odd or outcome.device in voted.agreed
-            tally.referred += outcome.right is not None
-            tally.golden += outcome.device in golden
-            if tally.digest is None:
-                tally.digest = outcome.digest
-            self.on_event(
-                {
-                    "event": "run", "round": self.result.rounds, "workload": workload.name, "device": outcome.device,
-                    "digest": outcome.digest, "seconds": outcome.seconds,
-                }
-            )  # fmt: skip
+    def _count(self, workload: Workload, outcome: RunOutcome, voted: Vote, golden: Mapping[int, str]) -> None:
+        place = (workload.name, outcome.device)
+        tally, times = self.tallies[place], self.times[place]
+        times[step_of(outcome.seconds)] += 1
+        tally.fastest = min(tally.fastest, outcome.seconds) if tally.runs else outcome.seconds
+        tally.median = median_of(times)
+        tally.runs += 1
+        tally.repeated += tally.digest is not None
+        tally.voted += outcome.device in voted.odd or outcome.device in voted.agreed
+        tally.referred += outcome.right is not None
+        tally.golden += outcome.device in golden
+        for name in ("elements", "seconds", "simulated"):
+            setattr(tally, name, getattr(tally, name) + getattr(outcome, name))
+        for name, count in outcome.checks._asdict().items():
+            setattr(tally, name, getattr(tally, name) + count)
+        tally.digest = tally.digest or outcome.digest
+        self.on_event(
+            {
+                "event": "run", "round": self.result.rounds, "workload": workload.name, "device": outcome.device,
+                "digest": outcome.digest, "seconds": outcome.seconds,
+            }
+        )  # fmt: skip
 
     def _follow(self, workload: Workload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
         """Runs a difference again, and keeps what was found; those of the same place are counted after a while."""
-        tallies = [self.tallies[workload.name, device] for device in suspicion.devices]
-        for tally in tallies:
-            tally.differences += 1
-        if all(tally.differences > DETAILED for tally in tallies):
+        tallies = {device: self.tallies[workload.name, device] for device in self.kinds}
+        for device in suspicion.devices:
+            tallies[device].differences += 1
+        if all(tallies[device].differences > DETAILED for device in suspicion.devices):
             return
 
         def run(place: Place) -> list[RunOutcome] | Exception:
@@ -403,33 +356,35 @@ class _BurnIn:
         for place, error in confirmed.errors:
             self._end(workload, place, error)
         for device, digest in confirmed.baselines.items():
-            self.tallies[workload.name, device].digest = digest
-        self._keep(workload, confirmed, outcomes)
-
-    def _keep(self, workload: Workload, confirmed: Confirmation, outcomes: Sequence[RunOutcome]) -> None:
+            tallies[device].digest = digest
         finding = confirmed.finding
         finding.simulated = sum(outcome.simulated for outcome in outcomes if outcome.device in finding.devices)
         if finding.kinds == ("repeat",) and not finding.simulated:  # it may be the runs before that erred
-            finding.simulated = sum(self.tallies[workload.name, device].simulated for device in finding.devices)
-        self.kept.setdefault(workload.name, _kept(confirmed))
+            finding.simulated = sum(tallies[device].simulated for device in finding.devices)
+        if workload.name not in self.kept:
+            kept, sums = None, None
+            if confirmed.outputs is not None:
+                right, wrong = (list(map(np.asarray, jax.tree.leaves(each))) for each in confirmed.outputs)
+                kept = (right, wrong) if sum(array.nbytes for array in right) <= SMALL else None
+                sums = sum_of(right), sum_of(wrong)
+            self.kept[workload.name] = Kept(finding, kept, sums)
         self.result.findings.append(finding)
         self.on_event({"event": "finding", "workload": workload.name, "devices": list(finding.devices)})
 
     def _end(self, workload: Workload, place: Place, error: Exception) -> None:
         """What failed does not run again: a workload on a device, or all of a device that answers no more."""
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        lost = [index for index in self._devices_of(place) if self._is_lost(error, place, index)]
+        if isinstance(error, TimeoutError):  # a device that did not answer is not asked again
+            lost = [] if place is None else [place]
+        else:
+            lost = [index for index in self._devices_of(place) if not _alive(self.programs.devices[index])]
         ends: list[tuple[str | None, Place, str]] = [(None, index, f"device lost: {reason}") for index in lost]
         if place is None or place not in lost:
             ends.append((workload.name, place, reason))
         for name, device, why in ends:
             end = Ended(workload=name, device=device, round=self.result.rounds, reason=why)
             self.result.unfinished.append(end)
-            self.on_event({"event": "ended", "workload": end.workload, "device": end.device, "reason": end.reason})
-
-    def _is_lost(self, error: Exception, place: Place, index: int) -> bool:
-        """A device that did not answer is not asked again."""
-        return place is not None if isinstance(error, TimeoutError) else not _alive(self.programs.devices[index])
+            self.on_event({"event": "ended", "workload": name, "device": device, "reason": why})
 
 
 def _alive(device: jax.Device) -> bool:
@@ -437,11 +392,3 @@ def _alive(device: jax.Device) -> bool:
         return int(jax.device_put(1, device) + jax.device_put(1, device)) == 2
     except Exception:  # it does not matter what a lost device throws
         return False
-
-
-def _kept(confirmed: Confirmation) -> Kept:
-    if confirmed.outputs is None:
-        return Kept(confirmed.finding, None, None)
-    right, wrong = (list(map(np.asarray, jax.tree.leaves(each))) for each in confirmed.outputs)
-    small = sum(array.nbytes for array in right) <= SMALL
-    return Kept(confirmed.finding, (right, wrong) if small else None, (sum_of(right), sum_of(wrong)))

@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from .programs import Programs
 from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, BurninSettings, BurstOutlook, GoldenUse, now
 from .rounds import Kept, burn_in, planned_result
 from .sensors import Monitor
-from .workloads import Workload, find_level, workloads
+from .workloads import find_level, workloads
 
 EVERY = 10.0
 """Seconds from one snapshot of the result to the next."""
@@ -72,7 +71,8 @@ class Session:
         self._watch = time.monotonic()
         self._result: BurninResult | None = None
         self._monitor: Monitor | None = None
-        self._golden: _Golden | None = None
+        self._register: Register | str | None = None  # of golden digests, or what is wrong with the file
+        self._here: Mapping[str, str] = {}
 
     @property
     def hung(self) -> bool:
@@ -90,24 +90,51 @@ class Session:
         burn-in; a `RecordError` where that is damaged, or somebody else writes the folder; an `OSError` where the
         folder cannot be written, and `NotOnRecord` where something differed before.
         """
-        described = describe_devices(devices)
+        settings, described = self.settings, describe_devices(devices)
         earlier = BURN_IN.read(self.folder) if self.resume else None
-        with claimed(claim_names(described)) as problems, self._locked(), Monitor(described) as self._monitor:
-            found, programs = self._begin(devices, described, earlier, problems)
-            assert self._result is not None
-            kept: dict[str, Kept] = {}
+        length: dict[str, Any] = {"rounds": settings.rounds}
+        if settings.minutes is not None:
+            length = {"minutes": max(settings.minutes - (earlier.seconds if earlier else 0.0) / 60, 1e-3)}
+        with contextlib.ExitStack() as held:
+            problems = held.enter_context(claimed(claim_names(described)))
+            self.folder.mkdir(parents=True, exist_ok=True)  # when all else is right
+            held.callback(Lock(self.folder).release)
+            self._monitor = held.enter_context(Monitor(described))
+            found = workloads(settings.level, devices, settings.dtypes, only=settings.only, seed=settings.seed)
+            result = planned_result(
+                found, devices, described, settings=settings, command=self.command,
+                environment=msgspec.convert(environment(), Environment),
+            )  # fmt: skip
+            if earlier is not None:
+                go_on(result, earlier)
+            result.doubts += self.doubts
+            only = [f"only {', '.join(settings.only)} of the level's workloads were asked for"] if settings.only else []
+            result.notes += [note for note in (*problems, *only) if note not in result.notes]
+            if self.golden is not None:
+                result.golden = GoldenUse(file=str(self.golden))
+                self._here = surroundings(devices)
+                try:
+                    self._register = GOLDEN.read(self.golden)
+                except RecordError as error:
+                    self._register = str(error)
+            self._result, programs, kept = result, Programs(devices), dict[str, Kept]()
+            golden = lookup(self._register) if isinstance(self._register, Register) else {}
             self._tell({"event": "begin", "devices": described, "workloads": len(found)})
             try:
                 burn_in(
-                    found, devices, golden=self._golden.digests if self._golden is not None else None,
-                    accept=self.settings.accept, on_event=self._tell, stop=lambda: self.stopped is not None,
-                    inject=self.inject, programs=programs, result=self._result, kept=kept,
-                    pauses=find_level(self.settings.level).pauses,
-                    **self._length(earlier.seconds if earlier else 0.0),
+                    found, devices, golden=golden if self.golden is not None else None, accept=settings.accept,
+                    on_event=self._tell, stop=lambda: self.stopped is not None, inject=self.inject, programs=programs,
+                    result=result, kept=kept, pauses=find_level(settings.level).pauses, **length,
                 )  # fmt: skip
                 result = self.save(final=True)
                 if result.findings and not result.hung:
-                    self._bundle(result, programs, found, kept)
+                    path = self.folder / BUNDLE
+                    try:
+                        write_bundle(path, result, programs, found, kept)
+                    except Exception as error:  # a full disk, a device that has gone; it takes nothing from the verdict
+                        with contextlib.suppress(OSError):
+                            path.unlink()
+                        self._log({"event": "no bundle", "reason": f"{type(error).__name__}: {error}"})
                 self._log({"event": "end", "verdict": result.verdict.acceptance})
             except OSError as error:
                 if not self._result.findings:
@@ -121,47 +148,6 @@ class Session:
         self._result = BurninResult(settings=self.settings, command=self.command, doubts=[reason])
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.save(final=True)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The folder is made when all else is right, and nobody else writes it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock(self.folder)
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _length(self, seconds: float) -> dict[str, Any]:
-        """How long there is still to run."""
-        if self.settings.minutes is None:
-            return {"rounds": self.settings.rounds}
-        return {"minutes": max(self.settings.minutes - seconds / 60, 1e-3)}
-
-    def _begin(
-        self,
-        devices: Sequence[jax.Device],
-        described: Sequence[Mapping[str, Any]],
-        earlier: BurninResult | None,
-        problems: Sequence[str],
-    ) -> tuple[Sequence[Workload], Programs]:
-        settings = self.settings
-        found = workloads(settings.level, devices, settings.dtypes, only=settings.only, seed=settings.seed)
-        result = planned_result(
-            found, devices, described, settings=settings, command=self.command,
-            environment=msgspec.convert(environment(), Environment),
-        )  # fmt: skip
-        if earlier is not None:
-            go_on(result, earlier)
-        result.doubts += self.doubts
-        result.notes += [problem for problem in problems if problem not in result.notes]
-        if settings.only:
-            note = f"only {', '.join(settings.only)} of the level's workloads were asked for"
-            result.notes += [note] if note not in result.notes else []
-        self._golden = _Golden(self.golden, devices) if self.golden is not None else None
-        result.golden = GoldenUse(file=str(self.golden)) if self.golden is not None else None
-        self._result = result
-        return found, Programs(devices)
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         """Keeps the log, and a result that says what is known so far, in case that nobody gets to say more."""
@@ -208,31 +194,26 @@ class Session:
             ]
         shift = clock_shift(self._begun, datetime.datetime.now(datetime.UTC), time.monotonic() - self._watch)
         result.notes += [shift] if shift else []
-        if self._golden is not None and result.golden is not None:
-            doubt = self._golden.doubt(result, final=final)
-            result.golden = msgspec.structs.replace(result.golden, doubt=doubt)
-        steps = self._training_steps(result)
-        result.outlooks = list(self.outlooks(steps)) if self.outlooks is not None and steps else []
-        return judge(result)
-
-    def _training_steps(self, result: BurninResult) -> int:
-        """Steps that each device did at least."""
+        if result.golden is not None:
+            result.golden = msgspec.structs.replace(result.golden, doubt=self._doubt(result, final=final))
         runs = dict.fromkeys((device.index for device in result.devices), 0)
         for tally in result.workloads:
             runs[tally.device] += tally.runs if tally.family == STEPS_OF else 0
-        return self.steps * min(runs.values(), default=0)
+        steps = self.steps * min(runs.values(), default=0)  # that each device did at least
+        result.outlooks = list(self.outlooks(steps)) if self.outlooks is not None and steps else []
+        return judge(result)
 
-    def _bundle(
-        self, result: BurninResult, programs: Programs, found: Sequence[Workload], kept: Mapping[str, Kept]
-    ) -> None:
-        """A bundle that cannot be made takes nothing from the verdict."""
-        path = self.folder / BUNDLE
-        try:
-            write_bundle(path, result, programs, found, kept)
-        except Exception as error:  # a full disk, a device that has gone
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            self._log({"event": "no bundle", "reason": f"{type(error).__name__}: {error}"})
+    def _doubt(self, result: BurninResult, *, final: bool) -> str | None:
+        """What stands against a PASS: golden digests that could not be used, or are of nobody but the device itself."""
+        if not isinstance(self._register, Register):
+            return f"the golden digests were not used: {self._register}"
+        if not final:
+            return None
+        keys = [tally.key for tally in result.workloads if tally.key is not None]
+        if (missing := shortfall(self._register, keys, self._here)) is not None:
+            return f"golden digests: {missing}"
+        alone = itself_alone(self._register, result)
+        return None if any(tally.voted for tally in result.workloads) else alone
 
 
 def clock_shift(begun: datetime.datetime, ended: datetime.datetime, seconds: float) -> str | None:
@@ -245,6 +226,10 @@ def clock_shift(begun: datetime.datetime, ended: datetime.datetime, seconds: flo
 
 def go_on(result: BurninResult, earlier: BurninResult) -> None:
     """Fills a planned result with what an earlier burn-in of the same workloads, devices and faults saw."""
+
+    def short(values: Sequence[str | None]) -> str:
+        return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
+
     names = {tally.workload for tally in result.workloads}
     for what, before, here in (
         ("devices", [row.kind for row in earlier.devices], [row.kind for row in result.devices]),
@@ -253,7 +238,7 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
     ):
         if before != here:
             raise SettingError(
-                "resume", None, f"the {what} were {_short(before)}, and are {_short(here)}; give the same flags"
+                "resume", None, f"the {what} were {short(before)}, and are {short(here)}; give the same flags"
             )
     result.id, result.created = earlier.id, earlier.created
     result.rounds, result.seconds = earlier.rounds, earlier.seconds
@@ -261,33 +246,3 @@ def go_on(result: BurninResult, earlier: BurninResult) -> None:
     done = earlier.tallies
     result.workloads = [done.get((tally.workload, tally.device), tally) for tally in result.workloads]
     result.findings, result.unfinished = list(earlier.findings), list(earlier.unfinished)
-
-
-def _short(values: Sequence[str | None]) -> str:
-    return ", ".join(map(str, values[:3])) + (" ..." if len(values) > 3 else "") if values else "none"
-
-
-class _Golden:
-    """Golden digests as a burn-in uses them: what is damaged or foreign stands against a PASS."""
-
-    def __init__(self, file: Path, devices: Sequence[jax.Device]) -> None:
-        self.here = surroundings(devices)
-        self.register: Register | None = None
-        self.damage = ""
-        try:
-            self.register = GOLDEN.read(file)
-        except RecordError as error:
-            self.damage = str(error)
-        self.digests = lookup(self.register) if self.register is not None else {}
-
-    def doubt(self, result: BurninResult, *, final: bool) -> str | None:
-        """What stands against a PASS: a file that could not be used, or digests of nobody but the device itself."""
-        if self.register is None:
-            return f"the golden digests were not used: {self.damage}"
-        if not final:
-            return None
-        keys = [tally.key for tally in result.workloads if tally.key is not None]
-        if (missing := shortfall(self.register, keys, self.here)) is not None:
-            return f"golden digests: {missing}"
-        alone = itself_alone(self.register, result)
-        return None if any(tally.voted for tally in result.workloads) else alone

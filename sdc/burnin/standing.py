@@ -49,32 +49,23 @@ def standing_of(path: Path, max_age: float | None = None, *, now: datetime.datet
         verdict=result.verdict, reason=next(iter(result.sentences), result.verdict.acceptance),
         simulated=result.simulated, file=str(place), ended=result.ended,
     )  # fmt: skip
-    return _aged(found, result.ended, max_age, now or datetime.datetime.now(datetime.UTC), named=named)
-
-
-def _aged(found: Standing, ended: str, max_age: float | None, now: datetime.datetime, *, named: bool) -> Standing:
     if found.simulated and not named:
-        return _unknown("the newest result is of a simulation, which says nothing about the hardware", found.file)
+        return _unknown("the newest result is of a simulation, which says nothing about the hardware", place)
     try:
-        age = (now - datetime.datetime.fromisoformat(ended)).total_seconds()
+        now = now or datetime.datetime.now(datetime.UTC)
+        age = (now - datetime.datetime.fromisoformat(result.ended)).total_seconds()
     except (ValueError, TypeError):
-        return _unknown(f"{found.file} does not say when it was written ({ended!r})", found.file)
+        return _unknown(f"{place} does not say when it was written ({result.ended!r})", place)
     if age < -AHEAD:
-        return _unknown(f"{found.file} is of the future ({ended}): a clock was set; run sdc burnin again", found.file)
+        return _unknown(f"{place} is of the future ({result.ended}): a clock was set; run sdc burnin again", place)
     if max_age is not None and age > max_age:
-        return _unknown(
-            f"the last result is {_span(age)} old ({found.verdict.acceptance}); run sdc burnin again", found.file
-        )
+        divisor, unit = (1, "s") if age < 120 else (60, "min") if age < 7200 else (3600, "h")
+        old = f"{age / divisor:.0f} {unit}"
+        return _unknown(f"the last result is {old} old ({found.verdict.acceptance}); run sdc burnin again", place)
     return found
 
 
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-
-
-def _unknown(reason: str, place: object = None) -> Standing:
+def _unknown(reason: str, place: Path | None = None) -> Standing:
     return Standing(verdict=Verdict.INCONCLUSIVE, reason=reason, file=None if place is None else str(place))
 
 

@@ -15,7 +15,7 @@ from sdc.verdict import Exit
 ABSURD = ("nan", "-inf", "inf", "1e300", "1e400", "-1", str(2**31), str(2**63), str(10**30), 5_000 * "9", "0x10", "")
 SENSIBLE = ("0", "٣")
 """Python reads the digits of any script."""
-SENSIBLE_FOR = {"least_elements": (str(2**31),), "Load.seed": (str(2**31),)}
+SENSIBLE_FOR = {"least_elements": (str(2**31),), "BurninSettings.seed": (str(2**31),)}
 GOLDEN = Path(__file__).parents[1] / "sdc" / "burnin" / "schema_1.golden"
 COMMANDS = {
     runs.TwinCommand: "twin --corpus {text}",

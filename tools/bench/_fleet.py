@@ -84,7 +84,7 @@ def _result() -> BurninResult:
             version="0.1.0", id="host-name" * 2,
             host=Host(name="host-name", machine="host-name", boot="host-name", pid=1, process=0),
             created="2026-01-05T00:00:00+00:00", ended="2026-01-05T00:05:00+00:00", seconds=300.0,
-            settings=BurninSettings(level="quick", rounds=3, dtypes=["float32"]),
+            settings=BurninSettings(level="quick", rounds=3, dtypes=("float32",)),
             environment=Environment(
                 python="3.11.2", packages={"jax": "0.10.2", "jaxlib": "0.10.2"}, platform="gpu"
             ),

@@ -1,73 +1,39 @@
-"""`sdc burnin`: loads the devices of this host, and says what came of it."""
+"""`sdc burnin`: loads the devices of this host, and says what came of it: the verdict first, then what it rests on."""
 
 import contextlib
 import dataclasses
-import functools
+import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Any
 
-import tyro
+import msgspec
 
-from sdc.burnin import (
-    A_FOLDER,
-    BURN_IN,
-    BurninResult,
-    BurninSettings,
-    DeviceRequest,
-    check_metrics_file,
-    junit,
-    matching,
-    metrics,
-    parse_devices,
-    rehearsed,
-)
-from sdc.burnin.workloads import LEVELS, Family
-from sdc.records import RecordError, write_text
-from sdc.settings import SettingError, Within
+from sdc import burnin
+from sdc.burnin import BurninResult, BurninSettings, DeviceRequest
+from sdc.records import RecordError, to_json, write_text
+from sdc.settings import SettingError
 
 from .. import gently, give_up, new_folder, onward, require, run_errors, usage_errors
 
 if TYPE_CHECKING:
     import jax
 
-    from sdc.burnin import NotOnRecord, Session
+    from sdc.burnin import Session
 
 PATIENCE = 1.5
 """Seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once."""
 STARTING = 300.0
 """Seconds that devices have to start."""
-LONGEST = 60 * 24 * 366
-ROUNDS = 10**9
-SEEDS = 2**32
+SENTENCES = 12
+"""Sentences that are printed; all of them are in the result."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Load:
-    """What to load which devices with."""
-
-    level: Literal["quick", "prejob", "acceptance", "soak"] = "quick"
-    """Sizes and length: quick (2 rounds), prejob (5 minutes), acceptance (an hour) or soak (a day)."""
-    minutes: Annotated[float | None, Within(0, LONGEST, above=True)] = None
-    """How long; by default as the level says."""
-    rounds: Annotated[int | None, Within(1, ROUNDS)] = None
-    """How often instead: so many times through all workloads."""
-    devices: str | None = None
-    """Devices that there must be: gpu, tpu, cpu, gpu:8 for so many of them, or 4 to simulate as many on the CPU; by
-    default the best there are, and a host that has a CPU alone is inconclusive."""
-    only: Annotated[tuple[Family, ...], tyro.conf.UseAppendAction] = ()
-    """Only this family of workloads; may be repeated. By default all."""
-    dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
-    """Types of floating-point numbers."""
-    seed: Annotated[int, Within(0, SEEDS - 1)] = 0
-    """From which data are made: golden digests are of one seed."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BurninCommand(Load):
+class BurninCommand:
     """Burns a host in: loads its devices with programs whose bits are known, and says PASS, FAIL or INCONCLUSIVE.
 
     Example: sdc burnin --level prejob --golden fleet.golden --prometheus /var/lib/node_exporter/sdc.prom
@@ -78,15 +44,14 @@ class BurninCommand(Load):
     2 bad usage, 3 INCONCLUSIVE (docs/burnin.md).
     """
 
+    settings: BurninSettings
+    devices: str | None = None
+    """Devices that there must be: gpu, tpu, cpu, gpu:8 for so many of them, or 4 to simulate as many on the CPU; by
+    default the best there are, and a host that has a CPU alone is inconclusive."""
     golden: Path | None = None
     """File of golden digests, from sdc golden record."""
-    accept: Annotated[tuple[Literal["repeat"], ...], tyro.conf.UseAppendAction] = ()
-    """Accept that a device alone can only repeat itself (repeat), which is blind to faults that repeat themselves."""
     suspect: str | None = None
     """Simulated suspect, for rehearsals: node1 ... node15 of the published study, silicon:gpu and others."""
-    fault: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Simulated fault, as in bitflip,rate=1e-4,site=matrix/*,device=2; may be repeated. By default on the
-    last device."""
     run: Path | None = None
     """Folder for result.json, the log, and the bundle for the vendor; by default a new one below runs/."""
     resume: bool = False
@@ -98,14 +63,29 @@ class BurninCommand(Load):
     json: bool = False
     """Print the result as JSON, and nothing else, on standard output."""
 
+    def publish(self, result: BurninResult) -> None:
+        """Writes what others read, each time that there is something new to say."""
+        if self.junit is not None:
+            write_text(self.junit, burnin.junit(result))
+        if self.prometheus is not None:
+            write_text(self.prometheus, burnin.metrics(result))
+
+    def say(self, result: BurninResult, folder: Path | None) -> None:
+        """Prints the result; its folder is None where it could not be written."""
+        from .. import print_parts, write
+
+        if self.json:
+            write(json.dumps(to_json(msgspec.to_builtins(result)), allow_nan=False, indent=1))
+        else:
+            print_parts(_parts(result, folder))
+
 
 def run(options: BurninCommand) -> int:
     """Runs the burn-in and returns the exit code."""
     with usage_errors():
-        asked, settings = settings_of(options)
+        settings, asked = options.settings.resolved(), burnin.parse_devices(options.devices)
         _check_outputs(options)
-        settings.accept = list(dict.fromkeys(options.accept))
-        rehearsed(options.suspect, options.fault, 0)
+        burnin.rehearsed(options.suspect, settings.faults, 0)
         folder = _folder(options)
     from sdc.analysis import burst_outlooks
     from sdc.burnin import NotOnRecord, Session
@@ -117,20 +97,27 @@ def run(options: BurninCommand) -> int:
     onward.folder = folder
     with BurninProgress(settings.minutes, settings.rounds) as progress:
         session = Session(
-            settings, folder, resume=options.resume, command=["sdc", *sys.argv[1:]], outlooks=burst_outlooks,
-            steps=BURNIN_STEPS, on_event=progress.update, on_result=functools.partial(_publish, options),
+            settings, folder, golden=options.golden, resume=options.resume, command=["sdc", *sys.argv[1:]],
+            outlooks=burst_outlooks, steps=BURNIN_STEPS, on_event=progress.update, on_result=options.publish,
         )  # fmt: skip
-        gently(functools.partial(_end, session, options))
+
+        def end(why: str) -> None:
+            """A signal: the run that is at work is finished, if that does not take long."""
+            session.stop(why)
+            _start_timer(PATIENCE, options, session, why)
+
+        gently(end)
         unwritten = None
         with run_errors(folder):
             try:
                 result = _burn(options, asked, session)
-            except NotOnRecord as error:
+            except NotOnRecord as error:  # what was found is told, and where it can still be written
                 result, unwritten = error.result, error
-    if unwritten is None:
-        _say(options, result, folder)
-    else:
-        _say_unwritten(options, unwritten, folder)
+    options.say(result, folder if unwritten is None else None)
+    if unwritten is not None:
+        with contextlib.suppress(OSError):  # of the same disk
+            options.publish(result)
+        print(f"sdc: cannot write to {folder} ({unwritten}): what was found is not on record there", file=sys.stderr)
     if session.hung:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -142,23 +129,20 @@ def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> B
     """Starts the devices and tests them, or says why there are none to test."""
     from sdc.burnin.workloads import workloads
 
-    starting = threading.Timer(STARTING, _leave, [session, options, f"devices that do not start in {STARTING:g} s"])
-    starting.daemon = True
-    starting.start()
+    starting = _start_timer(STARTING, options, session, f"devices that do not start in {STARTING:g} s")
     try:
         devices, problem = start_devices(asked)
     finally:
         starting.cancel()
     platform = devices[0].platform if devices else None
-    doubts = asked.doubts(platform, len(devices))
+    session.doubts = asked.doubts(platform, len(devices))
     if problem is not None or platform is None or (asked.platform is not None and platform != asked.platform):
-        return session.without("; ".join([*doubts, *filter(None, [problem])]))
-    session.doubts = doubts
+        return session.without("; ".join([*session.doubts, *filter(None, [problem])]))
     settings = session.settings
     names = [each.name for each in workloads(settings.level, devices, settings.dtypes, only=settings.only)]
-    session.inject = matching(rehearsed(options.suspect, options.fault, len(devices) - 1), names)
-    session.settings.faults = list(map(str, session.inject))
-    session.golden = options.golden
+    faults = burnin.rehearsed(options.suspect, settings.faults, len(devices) - 1)
+    session.inject = burnin.matching(faults, names)
+    session.settings = dataclasses.replace(settings, faults=tuple(map(str, session.inject)))
     return session.run(devices)
 
 
@@ -178,58 +162,18 @@ def start_devices(asked: DeviceRequest) -> "tuple[Sequence[jax.Device], str | No
     return devices[: asked.simulated if devices[0].platform == "cpu" else asked.number], None
 
 
-def _end(session: "Session", options: BurninCommand, why: str) -> None:
-    """A signal: the run that is at work is finished, if that does not take long."""
-    session.stop(why)
-    timer = threading.Timer(PATIENCE, _leave, [session, options, why])
+def _start_timer(seconds: float, options: BurninCommand, session: "Session", why: str) -> threading.Timer:
+    """After so many seconds, ends the process: the main thread waits for a device or the compiler, perhaps for ever."""
+
+    def leave() -> None:
+        options.say(session.known(why), session.folder)
+        sys.stdout.flush()
+        give_up(f"ended by {why}, and no run came to its end within {PATIENCE:g} s")
+
+    timer = threading.Timer(seconds, leave)
     timer.daemon = True
     timer.start()
-
-
-def _leave(session: "Session", options: BurninCommand, why: str) -> None:
-    """The main thread waits for a device or for the compiler, perhaps for ever."""
-    result = session.known(why)
-    _say(options, result, session.folder)
-    sys.stdout.flush()
-    give_up(f"ended by {why}, and no run came to its end within {PATIENCE:g} s")
-
-
-def _publish(options: BurninCommand, result: BurninResult) -> None:
-    """Writes what others read, each time that there is something new to say."""
-    if options.junit is not None:
-        write_text(options.junit, junit(result))
-    if options.prometheus is not None:
-        write_text(options.prometheus, metrics(result))
-
-
-def _say_unwritten(options: BurninCommand, unwritten: "NotOnRecord", folder: Path) -> None:
-    """What was found is told, and where it can still be written."""
-    _say(options, unwritten.result, None)
-    with contextlib.suppress(OSError):  # of the same disk
-        _publish(options, unwritten.result)
-    print(f"sdc: cannot write to {folder} ({unwritten}): what was found is not on record there", file=sys.stderr)
-
-
-def _say(options: BurninCommand, result: BurninResult, folder: Path | None) -> None:
-    from .. import show_result
-
-    show_result(result, folder, as_json=options.json)
-
-
-def settings_of(options: Load) -> tuple[DeviceRequest, BurninSettings]:
-    """What the flags of a load ask for."""
-    if options.minutes is not None and options.rounds is not None:
-        raise SettingError("minutes", options.minutes, "rounds are given too; give one of them")
-    if not options.dtypes:
-        raise SettingError("dtypes", None, "expected one or several")
-    minutes, rounds = options.minutes, options.rounds
-    if minutes is None and rounds is None:
-        minutes = LEVELS[options.level].minutes
-        rounds = 2 if minutes is None else None
-    return parse_devices(options.devices), BurninSettings(
-        level=options.level, minutes=minutes, rounds=rounds, only=list(options.only) or None,
-        dtypes=list(options.dtypes), seed=options.seed,
-    )  # fmt: skip
+    return timer
 
 
 def _check_outputs(options: BurninCommand) -> None:
@@ -237,17 +181,15 @@ def _check_outputs(options: BurninCommand) -> None:
     if options.golden is not None and not options.golden.exists():
         raise SettingError("golden", options.golden, "there is no such file; sdc golden record writes one")
     if options.golden is not None and options.golden.is_dir():
-        raise SettingError("golden", options.golden, A_FOLDER)
+        raise SettingError("golden", options.golden, burnin.A_FOLDER)
     if options.prometheus is not None:
         require("--prometheus", "metrics")
-        check_metrics_file(options.prometheus)
-    for name in ("junit", "prometheus"):
-        path: Path | None = getattr(options, name)
-        if path is None:
-            continue
-        if path.is_dir():
-            raise SettingError(name, path, "is a folder; give the name of a file")
-        check_place(name, path)
+        burnin.check_metrics_file(options.prometheus)
+    for name, path in (("junit", options.junit), ("prometheus", options.prometheus)):
+        if path is not None:
+            if path.is_dir():
+                raise SettingError(name, path, "is a folder; give the name of a file")
+            check_place(name, path)
 
 
 def check_place(setting: str, file: Path) -> None:
@@ -264,7 +206,69 @@ def _folder(options: BurninCommand) -> Path:
     if options.run is None:
         raise SettingError("resume", None, "continues what is in the folder that --run names; give --run DIR")
     try:
-        BURN_IN.read(options.run)
+        burnin.BURN_IN.read(options.run)
     except RecordError as error:
         raise SettingError("resume", options.run, str(error)) from error
     return options.run.absolute()
+
+
+def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
+    """What a terminal shows of a result."""
+    from rich.text import Text
+
+    from .. import COLOURS, table
+
+    ran = [row for row in result.workloads if row.runs]
+    if ran:
+        rows = []
+        for family in dict.fromkeys(row.family for row in ran):
+            mine = [row for row in ran if row.family == family]
+            shares = [row.share for row in mine if row.share is not None]
+            rows.append(
+                [
+                    family,
+                    f"{len({row.workload for row in mine})}",
+                    f"{sum(row.runs for row in mine):,}",
+                    f"{sum(row.elements for row in mine):.3g}",
+                    f"{sum(row.seconds for row in mine):.3g}",
+                    f"{min(shares):.0%}" if shares else "-",
+                    f"{sum(row.differences for row in mine):,}",
+                ]
+            )
+        title = f"Level {result.settings.level}: {result.rounds} rounds in {result.seconds:.0f} s"
+        columns = ["family", "workloads", "runs", "elements", "s at load", "lowest throughput", "differences"]
+        yield table(title, columns, rows)
+        rows = []
+        for device in result.devices:
+            sensors, interval = device.sensors, device.excluded_interval
+            rows.append(
+                [
+                    f"{device.index} {device.kind or 'device'}{device.mark and f', {device.mark}'}",
+                    f"{device.elements:.3g}",
+                    f"{device.seconds:.3g}",
+                    f"{device.excluded_rate:.2g}",
+                    f"{interval:.3g} s" if interval is not None else "-",
+                    f"{sensors.hottest:.0f} °C" if sensors and sensors.hottest is not None else "-",
+                    f"{sensors.strongest:.0f} W" if sensors and sensors.strongest is not None else "-",
+                ]
+            )
+        columns = ["device", "elements", "s at load", "rate excluded", "bursts excluded", "hottest", "power"]
+        yield table("Devices: what would have been seen with 95 %, independent or in bursts", columns, rows)
+    for outlook in result.outlooks:
+        yield (
+            f"a burst like that of {outlook.node} (one in {outlook.interval:,} steps, observed once): "
+            f"{outlook.steps:,} training steps would show one with {outlook.probability:.0%} "
+            f"({outlook.low:.0%} to {outlook.high:.0%})"
+        )
+    yield Text.assemble(
+        ("SIMULATION  ", "bold magenta") if result.simulated else "",
+        (result.verdict.acceptance, COLOURS[result.verdict]),
+        f"  host {result.host.name}, evidence: {', '.join(result.evidence) or 'none'}",
+    )
+    yield from (f"  {sentence}" for sentence in result.sentences[:SENTENCES])
+    if (more := len(result.sentences) - SENTENCES) > 0:
+        yield f"  and {more} more in {burnin.RESULT}"
+    if folder is not None:
+        yield f"result: {folder / burnin.RESULT}"
+        if (folder / burnin.BUNDLE).exists():
+            yield f"evidence for the vendor, with a reproducer: {folder / burnin.BUNDLE}"

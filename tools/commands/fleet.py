@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -122,60 +121,39 @@ def run(options: FleetCommand) -> int:
 
 
 def _summarize(options: SummarizeCommand) -> int:
-    with _uncollected():
-        return _summarized(options)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the search for cycles, of which there are none: it would walk through all rows of a fleet many times."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _summarized(options: SummarizeCommand) -> int:
-    from sdc.analysis.fleet import (
-        collect,
-        device_rows,
-        find_results,
-        fleet_page,
-        prepare_folder,
-        read_ledger,
-        summarize_results,
-        update_ledger,
-        vote,
-        write_pages,
-    )
+    from sdc.analysis import fleet
 
     from .. import CountProgress, show
 
-    with usage_errors():
-        if not options.files:
-            raise SettingError("FILES", None, "expected results of sdc burnin, or folders that hold them")
-        files = list(find_results(options.files))
-        ledger, added, report = None, None, {}
-        if options.ledger is not None:
-            if not options.ledger.absolute().parent.is_dir():
-                raise SettingError("ledger", options.ledger, "its folder does not exist; make it, or name another")
-            read_ledger(options.ledger)  # what is wrong with it is told before the work
-        if options.output is not None:
-            prepare_folder(options.output)
-        with CountProgress("result", len(files)) as progress:
-            found = collect(files, lambda file: progress.advance(""))
-        votes = vote(found.results)
-        if options.ledger is not None and found.results:
-            ledger, added = update_ledger(options.ledger, found.results, votes)
-        summary = summarize_results(found, votes=votes, ledger=ledger, added=added)
-        if options.output is not None:
-            devices = device_rows(found.results, votes, summary.suspects, ledger)
-            report = {"report": str(write_pages(options.output, summary, devices))}
-    show({**msgspec.to_builtins(summary), **report}, fleet_page(summary), as_json=options.json)
-    return summary.verdict.code
+    # There are no cycles, and the search for them would walk through all rows of a fleet many times.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with usage_errors():
+            if not options.files:
+                raise SettingError("FILES", None, "expected results of sdc burnin, or folders that hold them")
+            files = list(fleet.find_results(options.files))
+            ledger, added, report = None, None, {}
+            if options.ledger is not None:
+                if not options.ledger.absolute().parent.is_dir():
+                    raise SettingError("ledger", options.ledger, "its folder does not exist; make it, or name another")
+                fleet.read_ledger(options.ledger)  # what is wrong with it is told before the work
+            if options.output is not None:
+                fleet.prepare_folder(options.output)
+            with CountProgress("result", len(files)) as progress:
+                found = fleet.collect(files, lambda file: progress.advance(""))
+            votes = fleet.vote(found.results)
+            if options.ledger is not None and found.results:
+                ledger, added = fleet.update_ledger(options.ledger, found.results, votes)
+            summary = fleet.summarize_results(found, votes=votes, ledger=ledger, added=added)
+            if options.output is not None:
+                devices = fleet.device_rows(found.results, votes, summary.suspects, ledger)
+                report = {"report": str(fleet.write_pages(options.output, summary, devices))}
+        show({**msgspec.to_builtins(summary), **report}, fleet.fleet_page(summary), as_json=options.json)
+        return summary.verdict.code
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _schedule(options: ScheduleCommand) -> int:
@@ -185,7 +163,7 @@ def _schedule(options: ScheduleCommand) -> int:
 
     with usage_errors():
         hosts = [*_named(options.hosts)]
-        suspects = [*_named(tuple(name.strip() for name in options.suspects.split(",") if name.strip()))]
+        suspects = [*_named([name.strip() for name in options.suspects.split(",") if name.strip()])]
         made = make_schedule(hosts, options.rounds, suspects=suspects, seed=options.seed)
         if options.format == "srun":
             text = "\n".join(srun_lines(made, options.folder))
@@ -207,16 +185,9 @@ def _simulate(options: SimulateCommand) -> int:
     from .. import show
 
     with usage_errors():
-        rows = simulate_naming(
-            options.hosts,
-            options.bad,
-            options.probability,
-            options.rounds,
-            trials=options.trials,
-            seed=options.seed,
-        )
-    asked = {"hosts": options.hosts, "bad": options.bad, "probability": options.probability, "trials": options.trials}
-    result = {"simulated": True, **asked, "seed": options.seed, "rounds": [row._asdict() for row in rows]}
+        asked = {name: getattr(options, name) for name in ("hosts", "bad", "probability", "trials", "seed")}
+        rows = simulate_naming(**asked, rounds=options.rounds)
+    result = {"simulated": True, **asked, "rounds": [row._asdict() for row in rows]}
     show(result, simulation_table(result), as_json=options.json)
     return Exit.CLEAN
 
@@ -224,11 +195,11 @@ def _simulate(options: SimulateCommand) -> int:
 def _named(words: Sequence[str]) -> Iterator[str]:
     """Names of hosts, those in files among them."""
     for word in words:
-        if not word.startswith("@"):
+        if word.startswith("@"):
+            lines = _text(word, Path(word[1:])).splitlines()
+            yield from (name for line in lines for name in line.partition("#")[0].replace(",", " ").split())
+        else:
             yield word
-            continue
-        lines = _text(word, Path(word[1:])).splitlines()
-        yield from (name for line in lines for name in line.partition("#")[0].replace(",", " ").split())
 
 
 def _text(word: str, path: Path) -> str:

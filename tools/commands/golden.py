@@ -1,40 +1,33 @@
 """`sdc golden`: records what healthy devices compute, and verifies, merges and lists such registers."""
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 import tyro
 
-from sdc.burnin import (
-    A_FOLDER,
-    GOLDEN,
-    DeviceRequest,
-    Register,
-    claim_names,
-    claimed,
-    describe_dispute,
-    merge,
-    parse_devices,
-)
+from sdc import burnin
+from sdc.burnin import GOLDEN, MOST_ROUNDS, BurninSettings, DeviceRequest, Register
 from sdc.records import RecordError
 from sdc.settings import SettingError, Within
 from sdc.verdict import Exit, Verdict
 
-from .. import CommandError, run_errors, usage_errors
-from .burnin import ROUNDS, Load, check_place, settings_of, start_devices
+from .. import CommandError, Only, run_errors, usage_errors
+from .burnin import check_place, start_devices
 
 if TYPE_CHECKING:
     import jax
 
     from sdc.burnin import Confirmed
 
+SHORT = ("platform_version", "driver", "jax", "jaxlib", "machine", "processor", "cpu_threads")
+"""What stands of an environment in a line; flags and options follow below."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordCommand(Load):
+class RecordCommand:
     """Records what the devices of this host compute, where runs or devices agree.
 
     Example: sdc golden record h100.golden --level prejob --devices gpu:8
@@ -45,6 +38,9 @@ class RecordCommand(Load):
 
     file: Annotated[Path, tyro.conf.Positional]
     """The register to write; a file that exists is not overwritten."""
+    settings: Annotated[BurninSettings, Only("level", "minutes", "rounds", "only", "dtypes", "seed")]
+    devices: str | None = None
+    """Devices that there must be, as for sdc burnin."""
     json: bool = False
     """Print what was recorded as JSON, and nothing else, on standard output."""
 
@@ -61,7 +57,7 @@ class VerifyCommand:
 
     file: Annotated[Path, tyro.conf.Positional]
     """The register."""
-    rounds: Annotated[int, Within(1, ROUNDS)] = 2
+    rounds: Annotated[int, Within(1, MOST_ROUNDS)] = 2
     """How often: so many times through all workloads."""
     devices: str | None = None
     """Devices, as for sdc burnin; for a register of CPUs by default as many as it was recorded with."""
@@ -125,31 +121,27 @@ class GoldenCommand:
 def run(options: GoldenCommand) -> int:
     """Runs the subcommand and returns the exit code."""
     match options.command:
-        case RecordCommand():
-            return _record(options.command)
-        case VerifyCommand():
-            return _verify(options.command)
-        case MergeCommand():
-            return _merge(options.command)
-        case ListCommand():
-            return _list(options.command)
+        case RecordCommand() as command:
+            return _record(command)
+        case VerifyCommand() as command:
+            return _verify(command)
+        case MergeCommand() as command:
+            return _merge(command)
+        case ListCommand() as command:
+            return _list(command)
 
 
 def _record(options: RecordCommand) -> int:
     with usage_errors():
-        asked, settings = settings_of(options)
+        settings, asked = options.settings.resolved(), burnin.parse_devices(options.devices)
         _check_new("FILE", options.file)
     devices = _devices(asked)
     from sdc.burnin import record
-    from sdc.train import register_training
 
-    from .. import BurninProgress
-
-    register_training()
     with (
-        BurninProgress(settings.minutes, settings.rounds) as progress,
+        _progress(settings.minutes, settings.rounds) as progress,
         run_errors(options.file, resumable=False),
-        _alone(devices),
+        burnin.claimed(_names(devices)),
     ):
         register, found = record(settings, devices, on_event=progress.update)
         if register is not None:
@@ -164,22 +156,23 @@ def _record(options: RecordCommand) -> int:
 
 def _verify(options: VerifyCommand) -> int:
     with usage_errors():
-        asked = parse_devices(options.devices)
-    register = _read([options.file])[0]
+        asked = burnin.parse_devices(options.devices)
+    (register,) = _read([options.file])
     if options.no_run:
-        return _whole(options, register)
+        counts = f"{len(register.entries)} digests, {len(register.disputed)} disputed"
+        said = f"{options.file} is whole: {counts}, none run here"
+        return _show({"file": str(options.file), "sentence": said}, options.json)
     if options.devices is None and all(each.subject.kind.startswith("cpu ") for each in register.entries):
         most = max((len(recording.devices) for recording in register.recordings.values()), default=1)
-        asked = parse_devices(str(max(1, most)))
+        asked = burnin.parse_devices(str(max(1, most)))
     devices = _devices(asked)
     from sdc.burnin import verify
-    from sdc.train import register_training
 
-    from .. import BurninProgress
-
-    register_training()
-    progress = BurninProgress(None, options.rounds)
-    with progress, run_errors(options.file, resumable=False), _alone(devices):
+    with (
+        _progress(None, options.rounds) as progress,
+        run_errors(options.file, resumable=False),
+        burnin.claimed(_names(devices)),
+    ):
         found = verify(register, devices, rounds=options.rounds, on_event=progress.update)
     about = {"file": str(options.file), "confirmed": found.confirmed, "elsewhere": found.elsewhere}
     said = f"{found.confirmed} digests confirmed by this host"
@@ -188,69 +181,37 @@ def _verify(options: VerifyCommand) -> int:
     return _end(found, about, said, options.json)
 
 
-def _alone(devices: "Sequence[jax.Device]") -> AbstractContextManager[list[str]]:
-    """Devices that a burn-in tests are not loaded a second time."""
-    from sdc.records import describe_devices
-
-    return claimed(claim_names(describe_devices(devices)))
-
-
-def _whole(options: VerifyCommand, register: Register) -> int:
-    from .. import show_golden
-
-    said = f"{options.file} is whole: {len(register.entries)} digests, {len(register.disputed)} disputed, none run here"
-    show_golden({"file": str(options.file), "sentence": said}, as_json=options.json)
-    return Exit.CLEAN
-
-
-def _end(found: "Confirmed", about: dict[str, Any], sentence: str, as_json: bool) -> int:
-    from .. import show_golden
-
-    summary = {"verdict": found.verdict, **about, "sentence": sentence, "sentences": found.sentences}
-    show_golden(summary, as_json=as_json)
-    return found.verdict.code
-
-
 def _merge(options: MergeCommand) -> int:
     with usage_errors():
         _check_new("OUT", options.out)
-        if not options.files:
-            raise SettingError("FILES", None, "expected registers to merge")
-    registers = _read(options.files)
-    from .. import show_golden
-
-    try:
-        merged = merge(registers)
-    except RecordError as error:
-        raise CommandError(str(error), Exit.INCONCLUSIVE) from error
+    merged = _merged(options.files, "expected registers to merge")
     with usage_errors():
         GOLDEN.write(options.out, merged)
-    disputes = [describe_dispute(merged, each) for each in merged.disputed]
+    disputes = [burnin.describe_dispute(merged, each) for each in merged.disputed]
     said = f"{len(merged.entries)} digests in {options.out}"
     if disputes:
         said += f"; {len(disputes)} that hosts disagree on are used of none of them"
     verdict = {"verdict": Verdict.CORRUPT} if disputes else {}  # without a dispute, perhaps nothing could be compared
     summary = {"file": str(options.out), "digests": len(merged.entries), "sentence": said, "sentences": disputes}
-    show_golden({**verdict, **summary}, as_json=options.json)
-    return int(Exit.CORRUPT if disputes else Exit.CLEAN)
+    return _show({**verdict, **summary}, options.json, Exit.CORRUPT if disputes else Exit.CLEAN)
 
 
 def _list(options: ListCommand) -> int:
-    with usage_errors():
-        if not options.files:
-            raise SettingError("FILES", None, "expected registers to list")
-    registers = _read(options.files)
-    from .. import show_golden
+    merged = _merged(options.files, "expected registers to list")
+    shown = ("environments", "recordings", "entries", "disputed")
+    summary = {name: msgspec.to_builtins(getattr(merged, name)) for name in shown}
+    summary["sentences"] = [f"disputed: {burnin.describe_dispute(merged, each)}" for each in merged.disputed]
+    return _show(summary, options.json)
 
+
+def _merged(files: Sequence[Path], expected: str) -> Register:
+    if not files:
+        raise CommandError(f"FILES: {expected}")
+    registers = _read(files)
     try:
-        merged = merge(registers)
+        return burnin.merge(registers)
     except RecordError as error:
         raise CommandError(str(error), Exit.INCONCLUSIVE) from error
-    summary = {name: msgspec.to_builtins(getattr(merged, name)) for name in ("environments", "recordings", "entries")}
-    summary["disputed"] = msgspec.to_builtins(merged.disputed)
-    summary["sentences"] = [f"disputed: {describe_dispute(merged, each)}" for each in merged.disputed]
-    show_golden(summary, as_json=options.json)
-    return Exit.CLEAN
 
 
 def _read(files: Sequence[Path]) -> list[Register]:
@@ -259,7 +220,7 @@ def _read(files: Sequence[Path]) -> list[Register]:
         if not file.exists():
             raise CommandError(f"{file}: there is no such file; sdc golden record {file} writes one")
         if file.is_dir():
-            raise CommandError(f"{file} {A_FOLDER}")
+            raise CommandError(f"{file} {burnin.A_FOLDER}")
     try:
         return [GOLDEN.read(file) for file in files]
     except RecordError as error:
@@ -281,3 +242,83 @@ def _devices(asked: DeviceRequest) -> "Sequence[jax.Device]":
     if doubts := asked.doubts(devices[0].platform, len(devices)):
         raise CommandError("; ".join(doubts), Exit.INCONCLUSIVE)
     return devices
+
+
+def _names(devices: "Sequence[jax.Device]") -> list[str]:
+    """What to claim: devices that a burn-in tests are not loaded a second time."""
+    from sdc.records import describe_devices
+
+    return burnin.claim_names(describe_devices(devices))
+
+
+def _progress(minutes: float | None, rounds: int | None) -> Any:
+    from sdc.train import register_training
+
+    from .. import BurninProgress
+
+    register_training()
+    return BurninProgress(minutes, rounds)
+
+
+def _end(found: "Confirmed", about: dict[str, Any], sentence: str, as_json: bool) -> int:
+    summary = {"verdict": found.verdict, **about, "sentence": sentence, "sentences": found.sentences}
+    return _show(summary, as_json, found.verdict.code)
+
+
+def _show(summary: Mapping[str, Any], as_json: bool, code: Exit = Exit.CLEAN) -> int:
+    """Prints what became of a register, or what is in registers, and returns the exit code."""
+    from rich.table import Table
+
+    from .. import Output, show
+
+    if as_json:
+        show(summary, as_json=True)
+    else:
+        console = Output()
+        for part in _parts(summary):
+            console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
+    return code
+
+
+def _parts(summary: Mapping[str, Any]) -> Iterator[Any]:
+    from rich.text import Text
+
+    from .. import COLOURS
+
+    if "entries" in summary:
+        yield from _listed(summary)
+    yield from summary.get("sentences", [])
+    if "verdict" in summary:
+        yield Text.assemble((summary["verdict"].upper(), COLOURS[summary["verdict"]]), f"  {summary['sentence']}")
+    elif "sentence" in summary:
+        yield summary["sentence"]
+
+
+def _listed(summary: Mapping[str, Any]) -> Iterator[Any]:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    for mark, environment in summary["environments"].items():
+        yield f"environment {mark}: " + ", ".join(
+            f"{name} {environment[name]}" for name in SHORT if name in environment
+        )
+        rest = {name: value for name, value in environment.items() if name not in (*SHORT, "platform")}
+        yield "  " + ", ".join(f"{name}={value}" for name, value in rest.items() if value != "")
+    for name, recording in summary["recordings"].items():
+        yield (
+            f"burn-in {name[:8]}: host {recording['host']['name']}, {len(recording['devices'])} devices, "
+            f"{recording['created']}, level {recording['level']}, {recording['rounds']} rounds"
+        )
+    table = Table(title="Golden digests", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("workload", "device", "environment", "digest", "devices", "runs", "agreed"):
+        table.add_column(column, justify="right" if column in ("devices", "runs") else "left", no_wrap=True)
+    for row in summary["entries"]:
+        subject, seen = row["subject"], row["seen"]
+        shard = "" if subject["shard"] is None else f" device {subject['shard']}"
+        agreed = dict.fromkeys(kind for each in seen for kind in each["agreed"])
+        counts = (sum(len(each["devices"]) for each in seen), sum(each["runs"] for each in seen))
+        table.add_row(
+            f"{subject['workload']}{shard}", subject["kind"], subject["environment"], row["digest"],
+            *map(str, counts), ", ".join(agreed),
+        )  # fmt: skip
+    yield table

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,20 +24,17 @@ from sdc.verdict import Exit
 from .. import CommandError, JobCommand, Joint, Only, check_job, given, onward, together, usage_errors
 
 if TYPE_CHECKING:
-    from sdc.analysis import Resolution
+    from sdc.analysis import Opening, Resolution
 
-Kind = Literal["pair", "pool"]
-FILES: Mapping[Kind, str] = {"pair": PAIR, "pool": POOL}
 FLAGS = ("config", "model", "data", "dtype", "steps", "seed", "corpus", "tokenizer")
 """Flags that decide what is computed, for commands that compare more hosts in the same way."""
-Load = Annotated[FullLoad, Only("workload", "steps", "data", "model", "folder", "suspect", "faults")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonCommand(JobCommand):
     """What the hosts compute, where they find one another, and what to simulate."""
 
-    job: Load
+    job: Annotated[FullLoad, Only("workload", "steps", "data", "model", "folder", "suspect", "faults")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,11 +72,15 @@ def pair(command: PairCommand) -> int:
     """Compares two hosts, or resolves several pairs, and returns the exit code."""
     if not command.resolve:
         return compare(command, "pair", 2)
+    from sdc.analysis import resolve_pairs
+
     with usage_errors():
         for name, value in given(command).items():
             if name not in ("resolve", "json"):
                 raise SettingError(name, value, "is without effect beside --resolve")
-    return resolve(command.resolve, as_json=command.json)
+        found = resolve_pairs([PAIR_FORMAT.read(file) for file in command.resolve])
+    whole = {**dataclasses.asdict(found), "code": found.verdict.code} if command.json else None
+    return _show(found, found.sentences, whole)
 
 
 def pool(command: PoolCommand) -> int:
@@ -94,7 +95,7 @@ def pool(command: PoolCommand) -> int:
     return compare(command, "pool", count)
 
 
-def compare(command: ComparisonCommand, kind: Kind, twins: int) -> int:
+def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: int) -> int:
     """Compares hosts and returns the exit code."""
     job, peers = dataclasses.replace(command.job, twins=twins), command.peers
     with usage_errors():
@@ -104,8 +105,8 @@ def compare(command: ComparisonCommand, kind: Kind, twins: int) -> int:
             )
     loaded = check_job(job, peers, command.devices, kind=kind)
     # Devices and peers from here on.
-    from sdc.analysis import stage_differs
-    from sdc.multihost import everyone
+    from sdc.analysis import Opening, stage_differs
+    from sdc.multihost import everyone, together as agreed
     from sdc.train import escalate
 
     result: _Result | None = None
@@ -113,8 +114,22 @@ def compare(command: ComparisonCommand, kind: Kind, twins: int) -> int:
         with together(job, peers, command.devices, kind=kind) as joint:
             import jax
 
-            _check_free(joint)
-            result = _Result(command, job, kind, joint)
+            def look() -> None:
+                if joint.first and joint.folder.is_dir() and any(joint.folder.iterdir()):
+                    raise SettingError("run", joint.folder, "exists already; name another folder")
+
+            agreed(look)  # in all processes, whether the folder is a new one
+            hosts, processes = _hosts(twins)
+            workload = {name: getattr(job.workload, name, getattr(job, name, None)) for name in (*FLAGS, "suspect")}
+            settings = {**workload, "corpus": list(job.workload.corpus), "fault": list(job.faults)}
+            # `healthy` simulates nothing.
+            faults = job.faults or ([job.suspect] if job.suspect not in (None, "healthy") else [])
+            opening = Opening(
+                kind=kind, id=uuid.uuid4().hex, created=_now(), hosts=hosts, processes=processes, steps=job.steps,
+                settings={**settings, "flags": _flags(command)}, faults=[str(fault) for fault in faults],
+                command=["sdc", *sys.argv[1:]],
+            )  # fmt: skip
+            result = _Result(opening, joint.folder / (PAIR if kind == "pair" else POOL))
             onward.last_words = result.last_words
             escalate(
                 dataclasses.replace(job, folder=joint.folder), differs=stage_differs, loaded=loaded,
@@ -128,33 +143,26 @@ def compare(command: ComparisonCommand, kind: Kind, twins: int) -> int:
     except CommandError as error:
         if result is None or error.code is not Exit.INCONCLUSIVE:
             raise
-        pair = result.write(str(error)) if result.first else result.judge(str(error))
-        _say(f"sdc: inconclusive: {error}")
+        pair = result.write(str(error)) if joint.first else result.judge(str(error))
+        print(f"sdc: inconclusive: {error}", file=sys.stderr, flush=True)
         code = pair.verdict.code
-        pair = pair if result.first else None
+        pair = pair if joint.first else None
     finally:
         onward.last_words = None
     if pair is not None and result is not None:
-        _show(pair, result.file, as_json=command.json)
+        sentences = [*pair.sentences, *(f"next: {step}" for step in pair.next), f"result: {result.file}"]
+        _show(pair, sentences, to_json(msgspec.to_builtins(pair)) if command.json else None)
     return code
 
 
 class _Result:
     """What is known so far, which any of the processes can write at any time, from any thread."""
 
-    def __init__(self, command: ComparisonCommand, job: FullLoad, kind: Kind, joint: Joint) -> None:
-        from sdc.analysis import Opening, judge_pair
+    def __init__(self, opening: "Opening", file: Path) -> None:
+        from sdc.analysis import judge_pair
 
         self._judge, self._started, self._lock = judge_pair, time.monotonic(), threading.Lock()
-        self.first, self.file = joint.first, joint.folder / FILES[kind]
-        hosts, processes = _hosts(job.twins)
-        # `healthy` simulates nothing.
-        faults = job.faults or ([job.suspect] if job.suspect not in (None, "healthy") else [])
-        self._opening = Opening(
-            kind=kind, id=uuid.uuid4().hex, created=_now(), hosts=hosts, processes=processes, steps=job.steps,
-            settings={**_settings(job), "flags": _flags(command)}, faults=[str(fault) for fault in faults],
-            command=["sdc", *sys.argv[1:]],
-        )  # fmt: skip
+        self._opening, self.file = opening, file
 
     def judge(self, lost: str | None) -> Pair:
         """What follows from the records so far."""
@@ -195,31 +203,15 @@ def _hosts(twins: int) -> tuple[list[TwinRow], int]:
     return rows, len(said)
 
 
-def _check_free(joint: Joint) -> None:
-    """Looks, in all processes, whether the folder is a new one."""
-    from sdc.multihost import together as agreed
-
-    def look() -> None:
-        if joint.first and joint.folder.is_dir() and any(joint.folder.iterdir()):
-            raise SettingError("run", joint.folder, "exists already; name another folder")
-
-    agreed(look)
-
-
 @contextlib.contextmanager
 def _watched(stage: Stage, job: FullLoad, joint: Joint) -> Iterator[Any]:
     if joint.first:
-        _say(f"stage {list(FOLDERS).index(stage) + 1} of {len(FOLDERS)} at most: {stage}")
+        number = f"{list(FOLDERS).index(stage) + 1} of {len(FOLDERS)} at most"
+        print(f"stage {number}: {stage}", file=sys.stderr, flush=True)
     from .. import Progress
 
     with Progress(job.steps, show=joint.first) as progress:
         yield progress.update
-
-
-def _settings(job: FullLoad) -> dict[str, Any]:
-    """What is computed, as the result says it."""
-    found = {name: getattr(job.workload if hasattr(job.workload, name) else job, name) for name in (*FLAGS, "suspect")}
-    return {**found, "corpus": list(job.workload.corpus), "fault": list(job.faults)}
 
 
 def _flags(command: ComparisonCommand) -> list[str]:
@@ -232,43 +224,20 @@ def _flags(command: ComparisonCommand) -> list[str]:
     ]
 
 
-def _show(pair: Pair, file: Path, *, as_json: bool) -> None:
-    if as_json:
-        from .. import write
+def _show(found: "Pair | Resolution", sentences: Sequence[str], whole: Any) -> int:
+    """Prints all of a result as JSON, or sentences where that is None; returns the exit code."""
+    from .. import COLOURS, Output, write
 
-        write(json.dumps(to_json(msgspec.to_builtins(pair)), allow_nan=False, indent=1))
-        return
-    _show_sentences(pair, [*pair.sentences, *(f"next: {step}" for step in pair.next), f"result: {file}"])
-
-
-def _show_sentences(found: "Pair | Resolution", sentences: Sequence[str]) -> None:
-    from .. import COLOURS, Output
-
+    if whole is not None:
+        write(json.dumps(whole, allow_nan=False, indent=1))
+        return found.verdict.code
     console = Output()
     mark = "  (simulated faults)" if found.simulated else ""
     console.print(f"{found.verdict.acceptance}{mark}", style=COLOURS[found.verdict], markup=False)
     for text in sentences:
         console.print(text, soft_wrap=True, markup=False)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return found.verdict.code
 
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def resolve(files: Sequence[Path], *, as_json: bool) -> int:
-    """Shows which hosts some pairs name, and returns the exit code."""
-    from sdc.analysis import resolve_pairs
-
-    with usage_errors():
-        found = resolve_pairs([PAIR_FORMAT.read(file) for file in files])
-    if as_json:
-        from .. import write
-
-        write(json.dumps({**dataclasses.asdict(found), "code": found.verdict.code}, indent=1))
-    else:
-        _show_sentences(found, found.sentences)
-    return found.verdict.code

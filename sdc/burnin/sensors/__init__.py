@@ -1,12 +1,9 @@
 """What drivers and the kernel report of devices while a burn-in runs.
 
-base         `SensorBackend`, the class that each source of readings implements, and the readings
-nvml         NVIDIA's GPUs, by NVML
-amd_smi      AMD's GPUs, by AMD SMI
-tpu_metrics  TPUs, by the metrics of their library
-hwmon        AMD's GPUs and processors, by files of the kernel
-kernel_log   errors that the kernel logs
-monitor      reads all of them in threads of their own
+base       `SensorBackend`, the class that each source of readings implements, and the readings
+libraries  NVIDIA's GPUs by NVML, AMD's by AMD SMI, TPUs by the metrics of their library
+kernel     AMD's GPUs and processors by files of the kernel, and errors that it logs
+monitor    reads all of them in threads of their own
 """
 
 from typing import TYPE_CHECKING

@@ -78,6 +78,15 @@ Described: TypeAlias = Sequence[Mapping[str, Any]]
 """What `sdc.records.describe_devices` says of the devices of a burn-in, in their order."""
 
 
+def amd_addresses(described: Described) -> dict[int, str]:
+    """PCI addresses of the devices that have one and are not NVIDIA's, by their place."""
+    return {
+        index: str(device["bus"])
+        for index, device in enumerate(described)
+        if device.get("bus") and not str(device.get("uuid", "")).startswith("GPU-")
+    }
+
+
 class SensorEvent(NamedTuple):
     """An error that was reported, such as `Xid 48`."""
 

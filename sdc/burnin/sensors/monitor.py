@@ -12,12 +12,9 @@ from types import MappingProxyType, TracebackType
 
 import msgspec
 
-from .amd_smi import open_amd_smi
 from .base import Course, Described, Opener, SensorBackend, Sensors, Silent
-from .hwmon import open_hwmon
-from .kernel_log import open_kernel_log
-from .nvml import open_nvml
-from .tpu_metrics import open_tpu_metrics
+from .kernel import open_hwmon, open_kernel_log
+from .libraries import open_amd_smi, open_nvml, open_tpu_metrics
 
 SOURCES: Mapping[str, Opener] = MappingProxyType(
     {
@@ -46,8 +43,8 @@ class Monitor:
         *,
         patience: float = PATIENCE,
     ) -> None:
-        self._described, self._patience = list(described), patience
-        self._watches = [_Watch(name, opener, self._described, every) for name, opener in sources.items()]
+        self._devices, self._patience = len(described), patience
+        self._watches = [_Watch(name, opener, described, every) for name, opener in sources.items()]
 
     def __enter__(self) -> "Monitor":
         until = time.monotonic() + self._patience
@@ -75,14 +72,14 @@ class Monitor:
 
     def courses(self) -> list[Course | None]:
         """What the sources reported of each device until now, in their order; None where no source knows it."""
-        return [self._course(index) for index in range(len(self._described))]
+        return [self._course(index) for index in range(self._devices)]
 
     def notes(self) -> list[str]:
         """Which sources report nothing although they should, or stopped, and why."""
-        return [note for watch in self._watches for note in watch.notes()]
+        return [note for watch in self._watches for note in list(watch.notes)]
 
     def _course(self, index: int) -> Course | None:
-        reports = [(watch.name, watch.course(index), watch.events(index)) for watch in self._watches]
+        reports = [(watch.name, *watch.said(index)) for watch in self._watches]
         course = next((course for _, course, _ in reports if course is not None), None)
         counts = {text: count for _, _, texts in reports for text, count in texts.items()}
         # NVML gives the number of an Xid, and the kernel's log the same one with more words.
@@ -91,13 +88,11 @@ class Monitor:
             for text, count in counts.items()
             if not any(other.startswith(f"{text}:") for other in counts)
         ]
-        if course is None and not words:
-            return None
-        if course is None:
+        if course is None and words:
             by = next(name for name, _, texts in reports if texts)
             course = Course(source=by, before=Sensors(), after=Sensors(), samples=0)
-        more = [f"and {len(words) - MOST} more"] if len(words) > MOST else []
-        course.events = [*words[:MOST], *more]
+        if course is not None:
+            course.events = words[:MOST] + [f"and {len(words) - MOST} more"] * (len(words) > MOST)
         return course
 
 
@@ -107,9 +102,9 @@ class _Watch(threading.Thread):
     def __init__(self, name: str, opener: Opener, described: Described, every: float) -> None:
         super().__init__(name=name, daemon=True)
         self.ready, self.over, self.given_up = threading.Event(), threading.Event(), False
+        self.notes: list[str] = []
         self._opener, self._described, self._every = opener, described, every
         self._lock = threading.Lock()
-        self._notes: list[str] = []
         self._courses: dict[int, Course] = {}
         self._events: Counter[tuple[int | None, str]] = Counter()
 
@@ -117,53 +112,42 @@ class _Watch(threading.Thread):
         """Nobody waits any more; later reports are not taken."""
         with self._lock:
             self.given_up = True
-            self._notes.append(note)
+            self.notes.append(note)
             if not keep:
                 self._courses.clear()
                 self._events.clear()
         self.over.set()
 
-    def notes(self) -> list[str]:
-        """What there is to say of the source."""
-        with self._lock:
-            return list(self._notes)
-
-    def course(self, index: int) -> Course | None:
-        """What it reported of a device until now."""
+    def said(self, index: int) -> tuple[Course | None, dict[str, int]]:
+        """What it reported of a device until now, and how often errors of it, or of the host, were reported."""
         with self._lock:
             known = self._courses.get(index)
-            return None if known is None else msgspec.structs.replace(known)
-
-    def events(self, index: int) -> dict[str, int]:
-        """How often errors of a device, or of the host, were reported."""
-        with self._lock:
-            return {text: count for (device, text), count in self._events.items() if device in (index, None)}
+            events = {text: count for (device, text), count in self._events.items() if device in (index, None)}
+            return None if known is None else msgspec.structs.replace(known), events
 
     def run(self) -> None:
+        source, failed = None, "reports nothing"
         try:
-            source = self._opener(self._described)
-        except Silent as silent:
-            self._note(f"{self.name}: {silent}")
-            source = None
+            if (source := self._opener(self._described)) is not None:
+                failed = "stopped reporting"
+                self._watch(source)
         except Exception as error:  # whatever a driver's library throws ends its reports, and nothing else
-            self._note(f"{self.name} reports nothing: {type(error).__name__}: {error}")
-            source = None
-        if source is None:
-            self.ready.set()
-            return
-        try:
-            self._watch(source)
-        except Exception as error:
-            self._note(f"{self.name} stopped reporting: {type(error).__name__}: {error}")
+            said = f": {error}" if isinstance(error, Silent) else f" {failed}: {type(error).__name__}: {error}"
+            with self._lock:
+                if not self.given_up:
+                    self.notes.append(f"{self.name}{said}")
         finally:
             self.ready.set()
-            source.close()
+            if source is not None:
+                source.close()
 
     def _watch(self, source: SensorBackend) -> None:
         for index in range(len(self._described)):
             if (found := source.read(index, between=False)) is not None:
-                course = Course(source=self.name, before=found, after=found, samples=0)
-                _widen(course, found)
+                course = Course(
+                    source=self.name, before=found, after=found, samples=0, hottest=found.temperature,
+                    strongest=found.power,
+                )  # fmt: skip
                 with self._lock:
                     if not self.given_up:
                         self._courses[index] = course
@@ -184,20 +168,11 @@ class _Watch(threading.Thread):
                 if self.given_up or (course := self._courses.get(index)) is None:
                     return
                 course.after = found
-                _widen(course, found)
+                course.hottest = _of(max, course.hottest, found.temperature)
+                course.strongest = _of(max, course.strongest, found.power)
                 if between:  # before and after, the device is idle
                     course.samples += 1
                     course.slowest = _of(min, course.slowest, found.clock)
-
-    def _note(self, text: str) -> None:
-        with self._lock:
-            if not self.given_up:
-                self._notes.append(text)
-
-
-def _widen(course: Course, found: Sensors) -> None:
-    course.hottest = _of(max, course.hottest, found.temperature)
-    course.strongest = _of(max, course.strongest, found.power)
 
 
 def _of(choose: Callable[[list[float]], float], *values: float | None) -> float | None:

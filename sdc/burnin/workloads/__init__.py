@@ -1,12 +1,9 @@
 """What a burn-in runs: programs whose bits are known to be the same each time, with data that provoke.
 
-workload     `Workload`, the class that each of them implements
-registry     levels, families, and the workloads of a level
-arrays       data as functions of a seed, with the same bits on every host
-arithmetic   matrix products, attention, and functions such as exponentials
-reductions   reductions; sorting, selecting, gathering and scattering
-memory       patterns in memory; copies between host and devices
-exchanges    collectives over the devices of a host
+workload    `Workload`, the class that each of them implements; levels, families, and the workloads of a level
+arrays      data as functions of a seed, with the same bits on every host
+arithmetic  matrix products, attention, functions such as exponentials; reductions and orderings
+movement    patterns in memory, copies between host and devices, collectives over the devices of a host
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +11,6 @@ from typing import TYPE_CHECKING
 from sdc._lazy import facade
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .workload import AXIS as AXIS, Bench as Bench, Family as Family, Workload as Workload
     from .arrays import (
         keeps_subnormals as keeps_subnormals,
         make_floats as make_floats,
@@ -22,11 +18,15 @@ if TYPE_CHECKING:  # for the other packages of this project
         normal as normal,
         random_words as random_words,
     )
-    from .registry import (
+    from .workload import (
+        AXIS as AXIS,
         LEVELS as LEVELS,
-        Level as Level,
-        FamilyRequest as FamilyRequest,
         SMALLEST as SMALLEST,
+        Bench as Bench,
+        Family as Family,
+        FamilyRequest as FamilyRequest,
+        Level as Level,
+        Workload as Workload,
         families as families,
         find_level as find_level,
         register as register,

@@ -31,8 +31,12 @@ def normal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "
     """Numbers of mean 0 and variance 1: the sum of 12 uniform ones, less 6, scaled so that all mantissa bits occur."""
     total = math.prod(shape)
     stream = _stream("normal", seed)
-    parts = [_sums(stream, min(BLOCK, total - start)) for start in range(0, total, BLOCK)]
-    flat = np.concatenate(parts) if parts else np.zeros(0)
+    flat = np.zeros(total)
+    for start in range(0, total, BLOCK):
+        count = min(BLOCK, total - start)
+        # Sums of whole numbers of 16 bits, which are exact, centred and scaled by a power of two.
+        lanes = np.asarray(stream.random_raw(3 * count), np.uint64).view(np.uint16).reshape(count, 12)
+        flat[start : start + count] = (lanes.sum(axis=1, dtype=np.int64) - 6 * 65535) / 65536.0
     return _typed(flat * 0.9999694831743187, dtype).reshape(shape)
 
 
@@ -40,7 +44,8 @@ def ones(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*s
     """Numbers whose mantissa bits are all ones, of 1/2 to 4 in size, of both signs."""
     raw = _raw("ones", seed, math.prod(shape))
     exponents = ((raw >> np.uint64(1)) % np.uint64(3)).astype(np.int32) - 1
-    x = _sign(raw) * np.ldexp(2.0 - 2.0 ** -_mantissa(dtype), exponents)
+    signs = 1.0 - 2.0 * (raw & np.uint64(1)).astype(np.float64)
+    x = signs * np.ldexp(2.0 - 2.0 ** -_mantissa(dtype), exponents)
     return _typed(x, dtype).reshape(shape)
 
 
@@ -87,13 +92,7 @@ def murmur(at: Any, word: Callable[[int], Any]) -> Any:
     return at ^ (at >> word(16))
 
 
-FLOATS: dict[str, Callable[[tuple[int, ...], str, int], Float[np.ndarray, "*shape"]]] = {
-    "normal": normal,
-    "ones": ones,
-    "subnormal": subnormal,
-    "alternating": alternating,
-    "activations": activations,
-}
+FLOATS = {make.__name__: make for make in (normal, ones, subnormal, alternating, activations)}
 """Kinds of floating-point data by name; each is a function of shape, type and seed."""
 
 
@@ -120,16 +119,6 @@ def _stream(kind: str, seed: int) -> np.random.Philox:
 
 def _raw(kind: str, seed: int, count: int) -> UInt64[np.ndarray, "count"]:
     return np.asarray(_stream(kind, seed).random_raw(count), np.uint64)
-
-
-def _sums(stream: np.random.Philox, count: int) -> Float64[np.ndarray, "count"]:
-    """Sums of 12 whole numbers of 16 bits, which are exact, centred and scaled by a power of two."""
-    lanes = np.asarray(stream.random_raw(3 * count), np.uint64).view(np.uint16).reshape(count, 12)
-    return (lanes.sum(axis=1, dtype=np.int64) - 6 * 65535) / 65536.0
-
-
-def _sign(raw: UInt64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-    return 1.0 - 2.0 * (raw & np.uint64(1)).astype(np.float64)
 
 
 def _mantissa(dtype: str) -> int:

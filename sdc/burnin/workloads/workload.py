@@ -1,7 +1,12 @@
-"""A workload: a program whose bits are known to be the same each time, with data that provoke."""
+"""A workload, a program whose bits are known to be the same each time; and which there are, by level and family.
+
+Whoever has other programs to load a device with, such as a training step, registers a family of them.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -15,14 +20,8 @@ Family: TypeAlias = Literal[
 ]
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        "matrix": "arithmetic",
-        "attention": "arithmetic",
-        "functions": "arithmetic",
-        "reductions": "reductions",
-        "ordering": "reductions",
-        "memory": "memory",
-        "transfers": "memory",
-        "collectives": "exchanges",
+        **dict.fromkeys(("matrix", "attention", "functions", "reductions", "ordering"), "arithmetic"),
+        **dict.fromkeys(("memory", "transfers", "collectives"), "movement"),
     }
 )
 """Module of this package whose `build_NAME` builds each family."""
@@ -60,15 +59,17 @@ class Workload:
     alike: bool = True  # all devices have equal outputs and can vote; not so for an exchange of shards
     checked: bool = False  # its matrix products are checked by checksums (`sdc.abft`) as well
     on_host: bool = False  # outputs are brought to the host and compared there: what is tested is the way
-    exact: bool = False  # the host computes the same bits (`reference`)
     way: str = ""  # what `drive` does, where more than a call is needed; the reproducer of a bundle repeats it
 
+    @property
+    def exact(self) -> bool:
+        """Whether the host computes the same bits: the family has a `reference`."""
+        return type(self).reference is not Workload.reference
+
     def __post_init__(self) -> None:
-        """Refuses, as a `SettingError`, what is unknown or cannot be, and what checks nothing."""
-        if self.family not in get_args(Family):
-            raise SettingError("family", self.family, f"expected one of {', '.join(get_args(Family))}")
-        if self.unit not in get_args(Unit):
-            raise SettingError("unit", self.unit, f"expected one of {', '.join(get_args(Unit))}")
+        for name, known in (("family", get_args(Family)), ("unit", get_args(Unit))):
+            if getattr(self, name) not in known:
+                raise SettingError(name, getattr(self, name), f"expected one of {', '.join(known)}")
         if self.elements < 1:
             raise SettingError("elements", self.elements, "expected at least one element that a run checks")
         if self.multi and (self.way or self.on_host or self.checked):
@@ -95,3 +96,119 @@ class Workload:
     def drive(self, bench: Bench) -> Any:
         """Runs the compiled program on a device and returns the outputs there."""
         return bench.call(*bench.arguments)
+
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """Sizes of the workloads and the course of their load."""
+
+    name: str
+    side: int  # rows of a square matrix product; the other shapes follow from it
+    positions: int  # of attention, and the width of training steps
+    numbers: int  # elements of an operand of functions, reductions and orderings
+    buffer: int  # bytes of a buffer of the memory patterns and of the copies
+    pauses: tuple[float, ...]  # seconds before each run, by round: 0 is load that stays, others load that swings
+    retention: float  # seconds between writing a buffer and reading it
+    data: tuple[str, ...]  # kinds of data of the workloads that take each of them; all others take normal ones
+    minutes: float | None = None  # how long where nothing else is asked for; None for two rounds
+
+    def __post_init__(self) -> None:
+        for setting, least in (("side", 8), ("positions", 8), ("numbers", 64), ("buffer", 256)):
+            if getattr(self, setting) < least:
+                raise SettingError(setting, getattr(self, setting), f"expected at least {least}")
+        if not self.pauses or min(self.pauses) < 0:
+            raise SettingError("pauses", self.pauses, "expected a number of seconds for each round, 0 or more")
+        if self.retention < 0:
+            raise SettingError("retention", self.retention, "expected a number of seconds, 0 or more")
+
+
+Build: TypeAlias = "Callable[[FamilyRequest], Iterable[Workload]]"
+ALL_DATA = ("normal", "ones", "subnormal", "alternating", "activations")
+SMALLEST = Level("smallest", 8, 8, 64, 256, (0.0,), 0.0, ("normal", "subnormal"))
+"""For rehearsals and tests: it loads nothing."""
+LEVELS: Mapping[str, Level] = MappingProxyType(
+    {
+        level.name: level
+        for level in (
+            Level("quick", 1024, 256, 2**16, 2**22, (0.0, 0.01), 0.05, ALL_DATA),
+            Level("prejob", 2304, 1024, 2**20, 2**26, (0.0, 0.05), 1.0, ALL_DATA, minutes=5.0),
+            Level("acceptance", 5120, 4096, 2**24, 2**30, (0.0, 0.0, 0.2), 5.0, ALL_DATA, minutes=60.0),
+            Level("soak", 5120, 4096, 2**24, 2**30, (0.0, 0.0, 0.0, 0.5), 30.0, ALL_DATA, minutes=1440.0),
+        )
+    }
+)
+
+
+def find_level(level: str | Level) -> Level:
+    """A level by its name, or itself."""
+    if isinstance(level, Level):
+        return level
+    if level not in LEVELS:
+        raise SettingError("level", level, f"expected one of {', '.join(LEVELS)}")
+    return LEVELS[level]
+
+
+class FamilyRequest(NamedTuple):
+    """What a family is asked for."""
+
+    level: Level
+    devices: "Sequence[jax.Device]"  # devices that the workloads are to run on
+    dtypes: tuple[str, ...]  # types of floating-point numbers
+    seed: int  # from which data are made
+
+
+_REGISTERED: dict[str, Build] = {}
+DTYPES = ("float32", "bfloat16")
+KNOWN = ("float32", "bfloat16", "float16")
+"""Types of floating-point numbers that the families have data for."""
+
+
+def register(name: str, build: Build) -> None:
+    """Adds a family of workloads, which `workloads` then gives too."""
+    if name in families():
+        raise SettingError("name", name, "is a family of workloads already; choose another name")
+    _REGISTERED[name] = build
+
+
+def unregister(name: str) -> None:
+    """Takes a family back that was registered."""
+    if name not in _REGISTERED:
+        raise SettingError("name", name, f"was not registered; registered are {', '.join(_REGISTERED) or 'none'}")
+    del _REGISTERED[name]
+
+
+def families() -> tuple[str, ...]:
+    """Names of all families, in the order in which they run."""
+    return (*BUILT_IN, *_REGISTERED)
+
+
+def workloads(
+    level: str | Level,
+    devices: "Sequence[jax.Device]",
+    dtypes: Sequence[str] = DTYPES,
+    *,
+    only: Sequence[str] | None = None,
+    seed: int = 0,
+) -> list[Workload]:
+    """The workloads of a level, of some families or all; collectives and copies between devices need two devices."""
+    if not devices:
+        raise SettingError("devices", None, "expected one device at least")
+    for setting, given, known in (("dtypes", dtypes, KNOWN), ("only", only or (), families())):
+        if unknown := [name for name in given if name not in known]:
+            raise SettingError(setting, unknown[0], f"expected some of {', '.join(known)}")
+    request = FamilyRequest(find_level(level), devices, tuple(dtypes), seed)
+    found: list[Workload] = []
+    for name in families():
+        if only is None or name in only:
+            build = _REGISTERED.get(name)
+            if build is None:
+                build = getattr(importlib.import_module(f".{BUILT_IN[name]}", __package__), f"build_{name}")
+            found += build(request)
+    counts = Counter(each.name for each in found)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
+        raise SettingError("name", twice[0], "two workloads have this name; give each its own")
+    return found

@@ -9,8 +9,7 @@ import pytest
 from sdc.analysis.fleet.collection import Collection, HostResult
 from sdc.analysis.fleet.fleet_summary import Moved, summarize_results
 from sdc.analysis.fleet.ledger import Account, Accusation, FleetLedger, enter, limits, read_ledger, update_ledger
-from sdc.analysis.fleet.suspects import find_suspects
-from sdc.analysis.fleet.votes import vote
+from sdc.analysis.fleet.suspects import find_suspects, vote
 from sdc.records.format import RecordError
 from sdc.records.lock import Lock, RecordBusy
 from tests.reports import DAY, WORKLOADS, make_finding, make_report, put_report

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from sdc.analysis.fleet.collection import Collection, HostKey, HostResult, _Reader
+from sdc.analysis.fleet import collection
+from sdc.analysis.fleet.collection import Collection, HostKey, HostResult
 from sdc.analysis.fleet.fleet_summary import outliers, summarize_results
-from sdc.analysis.fleet.suspects import find_suspects
-from sdc.analysis.fleet.votes import majority, vote
+from sdc.analysis.fleet.suspects import find_suspects, majority, vote
 from sdc.burnin.results import BurninResult
 from tests.reports import DAY, WORKLOADS, digest_of, make_finding, make_report
 
@@ -19,8 +19,7 @@ NEXT_DAY = DAY.replace("-05T", "-06T")
 
 
 def reduced(*reports: BurninResult) -> list[HostResult]:
-    reader = _Reader()
-    return [reader.reduced(f"{number}.json", report) for number, report in enumerate(reports)]
+    return [collection.reduced(f"{number}.json", report) for number, report in enumerate(reports)]
 
 
 def named(results: Sequence[HostResult]) -> dict[str, str]:

@@ -7,8 +7,7 @@ import jax
 import pytest
 
 from sdc.burnin.programs import Programs
-from sdc.burnin.workloads.registry import SMALLEST, workloads
-from sdc.burnin.workloads.workload import BUILT_IN, Workload
+from sdc.burnin.workloads.workload import BUILT_IN, SMALLEST, Workload, workloads
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ class Struck(NamedTuple):
 @pytest.fixture(scope="module")
 def struck(programs: Programs, few: list[Workload]) -> Struck:
     fault = Fault(BitFlip(), rate=0.1, site="*", at={"device": 1})
-    settings = BurninSettings(level="smallest", rounds=1, faults=[str(fault)])
+    settings = BurninSettings(level="smallest", rounds=1, faults=(str(fault),))
     result = planned_result(few, programs.devices, describe_devices(programs.devices), settings=settings)
     kept: dict[str, Kept] = {}
     burn_in(few, programs.devices, rounds=1, programs=programs, inject=[fault], result=result, kept=kept)

@@ -1,5 +1,6 @@
 """What follows from what was seen, path by path, with results written by hand."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
@@ -40,7 +41,7 @@ def result(
     workloads: list[Workload], devices: list[jax.Device], *, accept: tuple[str, ...] = (), **made: Tally
 ) -> BurninResult:
     """Of the devices `d0`, `d1` and so on of each workload; the others are healthy."""
-    found = planned(workloads, devices, accept=list(accept))
+    found = planned(workloads, devices, accept=tuple(accept))
     found.rounds = 10
     for number, row in enumerate(found.workloads):
         counts = made.get(f"d{row.device}") or tally()
@@ -49,7 +50,7 @@ def result(
     return found
 
 
-def planned(workloads: list[Workload], devices: list[jax.Device], **settings: list[str]) -> BurninResult:
+def planned(workloads: list[Workload], devices: list[jax.Device], **settings: tuple[str, ...]) -> BurninResult:
     host = Host(name="gpu-17")
     return planned_result(workloads, devices, host=host, settings=BurninSettings(**settings))  # type: ignore[arg-type]
 
@@ -109,7 +110,7 @@ def test_a_difference_fails_whatever_else_there_is(pair: list[Workload], devices
 
 def test_simulations_say_so(pair: list[Workload], devices: list[jax.Device]) -> None:
     seen = result(pair, devices)
-    seen.settings.faults = ["bitflip,rate=0.1"]
+    seen.settings = dataclasses.replace(seen.settings, faults=("bitflip,rate=0.1",))
     judged = judge(seen)
     assert judged.simulated
     assert judged.headline.startswith("SIMULATION: PASS")
@@ -134,7 +135,7 @@ def test_nothing_is_clean_by_default(pair: list[Workload], devices: list[jax.Dev
     assert (nothing.verdict.acceptance, nothing.verdict.code, nothing.evidence) == ("INCONCLUSIVE", 3, ())
     assert nothing.sentences[0] == "nothing was checked"
     assert {device.excluded_rate for device in nothing.devices} == {1.0}
-    assert judge(planned([], devices, accept=["repeat"])).verdict.acceptance == "INCONCLUSIVE"
+    assert judge(planned([], devices, accept=("repeat",))).verdict.acceptance == "INCONCLUSIVE"
 
     missing = result(pair, devices)
     missing.tallies[pair[1].name, 2].runs = 0

@@ -22,7 +22,7 @@ from sdc.burnin.workloads.workload import Workload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices
 
-ONCE = {"level": "quick", "only": ["ordering"], "dtypes": ["float32"]}
+ONCE = {"level": "quick", "only": ("ordering",), "dtypes": ("float32",)}
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ FAULT = Fault(BitFlip(), rate=0.1, site="ordering/*", at={"device": 2})
 
 
 def planned(programs: Programs, few: list[Workload], *faults: Fault) -> BurninResult:
-    settings = BurninSettings(level="smallest", rounds=2, faults=list(map(str, faults)))
+    settings = BurninSettings(level="smallest", rounds=2, faults=tuple(map(str, faults)))
     return planned_result(few, programs.devices, describe_devices(programs.devices), settings=settings)
 
 

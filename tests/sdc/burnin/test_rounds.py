@@ -395,7 +395,8 @@ def test_a_workload_that_checks_less_than_it_says_is_no_pass(
     empty: Any, programs: Programs, ordering: list[Workload]
 ) -> None:
     less = changed(
-        ordering[0], name="mine/less", program=f"mine/{empty}", run=lambda x, *more: empty(x), elements=64, exact=False,
+        ordering[0], name="mine/less", program=f"mine/{empty}", run=lambda x, *more: empty(x), elements=64,
+        reference=Workload.reference,
     )  # fmt: skip
     judged = judge(burn_in([less], programs.devices, rounds=2, programs=programs))
     assert judged.verdict.acceptance == "INCONCLUSIVE"

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from sdc.burnin.sensors.amd_smi import open_amd_smi
 from sdc.burnin.sensors.base import SensorEvent, Sensors, Silent
-from sdc.burnin.sensors.hwmon import open_hwmon
-from sdc.burnin.sensors.kernel_log import open_kernel_log, parse_message
-from sdc.burnin.sensors.nvml import open_nvml
-from sdc.burnin.sensors.tpu_metrics import open_tpu_metrics
+from sdc.burnin.sensors.kernel import open_hwmon, open_kernel_log, parse_message
+from sdc.burnin.sensors.libraries import open_amd_smi, open_nvml, open_tpu_metrics
 
 GPUS = [
     {"kind": "NVIDIA H100", "uuid": "GPU-0", "bus": "0000:3b:00.0"},
@@ -282,8 +279,8 @@ def test_metrics_of_tpus() -> None:
 def test_errors_in_the_log(line: str, bus: str | None, text: str) -> None:
     found = parse_message(line)
     assert found is not None
-    assert found.bus == bus
-    assert found.text.startswith(text)
+    assert found[0] == bus
+    assert found[1].startswith(text)
 
 
 @pytest.mark.parametrize(

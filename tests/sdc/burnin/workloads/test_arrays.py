@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdc.burnin.comparison import bits_of, host_digest
+from sdc.burnin.programs import bits_of, host_digest
 from sdc.burnin.workloads.arrays import (
     FLOATS,
     HIDDEN,
@@ -20,7 +20,7 @@ from sdc.burnin.workloads.arrays import (
     random_words,
     subnormal,
 )
-from sdc.burnin.workloads.memory import PATTERNS
+from sdc.burnin.workloads.movement import PATTERNS
 from sdc.settings import SettingError
 
 TYPES = {"float32": (23, 8), "bfloat16": (7, 8), "float16": (10, 5)}

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import scipy.special
 
-from sdc.burnin.comparison import compare_outputs
+from sdc.burnin.examination import compare_outputs
 from sdc.burnin.judgement import judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.rounds import burn_in
-from sdc.burnin.workloads.exchanges import COLLECTIVES
-from sdc.burnin.workloads.registry import SMALLEST, workloads
-from sdc.burnin.workloads.workload import BUILT_IN, Workload
+from sdc.burnin.workloads.movement import COLLECTIVES
+from sdc.burnin.workloads.workload import BUILT_IN, SMALLEST, Workload, workloads
 from sdc.faults import BitFlip, Fault
 from sdc.settings import SettingError
 

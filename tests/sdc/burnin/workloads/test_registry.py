@@ -3,19 +3,19 @@
 import jax
 import pytest
 
-from sdc.burnin.workloads.registry import (
+from sdc.burnin.workloads.workload import (
     BUILT_IN,
     LEVELS,
     SMALLEST,
     FamilyRequest,
     Level,
+    Workload,
     families,
     find_level,
     register,
     unregister,
     workloads,
 )
-from sdc.burnin.workloads.workload import Workload
 from sdc.settings import SettingError
 
 

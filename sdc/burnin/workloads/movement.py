@@ -1,8 +1,8 @@
-"""Memory and copies: buffers of patterns that one program writes and another one reads, and words that travel.
+"""Data on the move: patterns in memory, copies, and collectives over the local devices; the host knows all their bits.
 
 A pattern is made on the device, word by word from the index, and the digest of the buffer is a program of its own:
 the words have to go to memory and come back. Retention waits between the two. Copies go from the host to a device and
-back, or by way of the other devices, and are compared on the host.
+back, or by way of the other devices, and are compared on the host. Collectives are of numbers whose sums are exact.
 """
 
 import dataclasses
@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, UInt32
+from jaxtyping import Array, Shaped, UInt32
 
 from .arrays import murmur, random_words
-from .registry import FamilyRequest
-from .workload import Bench, Workload
+from .workload import AXIS, Bench, FamilyRequest, Workload
 
 
 def _walking(at: Any, word: Callable[[int], Any]) -> Any:
@@ -73,7 +72,6 @@ def build_memory(request: FamilyRequest) -> Iterator[Workload]:
             elements=words,
             work=8.0 * words,
             unit="byte",
-            exact=True,
             way="retention" if name == "retention" else "",
             seconds=request.level.retention,
         )
@@ -120,6 +118,83 @@ def build_transfers(request: FamilyRequest) -> Iterator[Workload]:
             unit="byte",
             seed=request.seed,
             on_host=True,
-            exact=True,
             way=way,
+        )
+
+
+def _of_all(x: Shaped[np.ndarray, "*shape"]) -> Shaped[np.ndarray, "n *shape"]:
+    """The same for each of as many devices as there are shards."""
+    return np.broadcast_to(x, (x.shape[-2], *x.shape))
+
+
+COLLECTIVES: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "psum": (lambda x: lax.psum(x, AXIS), lambda x: _of_all(x.sum(axis=0, dtype=x.dtype))),
+    "pmax": (lambda x: lax.pmax(x, AXIS), lambda x: _of_all(x.max(axis=0))),
+    "all_gather": (lambda x: lax.all_gather(x[0], AXIS)[None], _of_all),
+    "psum_scatter": (
+        lambda x: lax.psum_scatter(x[0], AXIS, scatter_dimension=0, tiled=True),
+        lambda x: x.sum(axis=0, dtype=x.dtype),
+    ),
+    "all_to_all": (
+        lambda x: lax.all_to_all(x[0], AXIS, 0, 0, tiled=True)[None],
+        lambda x: np.swapaxes(x, 0, 1),
+    ),
+    "ppermute": (
+        lambda x: lax.ppermute(x, AXIS, [(source, (source + 1) % x.shape[1]) for source in range(x.shape[1])]),
+        lambda x: np.roll(x, 1, axis=0),
+    ),
+}
+"""Each on a device, where it takes a shard `[1, n, m]` for n devices, and on the host, where it takes those of all,
+`[n, n, m]`, and the first axis of what it returns is the device."""
+ALIKE = ("psum", "pmax", "all_gather")
+"""Those of which all devices get the same."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Exchange(Workload):
+    """A collective of whole numbers and one of floating-point numbers."""
+
+    collective: str
+
+    def inputs(self) -> tuple[Shaped[np.ndarray, "n n m"], Shaped[np.ndarray, "n n m"]]:
+        """Whole numbers of 32 bits, which wrap, and multiples of 1/256 below 32 in size, whose sums float32 holds."""
+        count, width = self.sizes
+        words = random_words((2, count, count, width), self.seed)
+        real = (words[1] >> np.uint32(18)).astype(np.float32) / np.float32(256) - np.float32(32)
+        return words[0].view(np.int32), real
+
+    def run(self, whole: Shaped[Array, "1 n m"], real: Shaped[Array, "1 n m"]) -> dict[str, Shaped[Array, "1 ..."]]:
+        run, _ = COLLECTIVES[self.collective]
+        return {"int32": run(whole), "float32": run(real)}
+
+    def reference(
+        self, whole: Shaped[np.ndarray, "n n m"], real: Shaped[np.ndarray, "n n m"]
+    ) -> dict[str, Shaped[np.ndarray, "n ..."]]:
+        _, reference = COLLECTIVES[self.collective]
+        return {"int32": reference(whole), "float32": reference(real)}
+
+
+def build_collectives(request: FamilyRequest) -> Iterator[Workload]:
+    """Each collective, where there are two devices."""
+    count = len(request.devices)
+    if count < 2:
+        return
+    width = max(request.level.numbers // count, 1)
+    for name in COLLECTIVES:
+        program = f"collectives/{name}/{count}x{width}"
+        shards = {"psum_scatter": 1, "all_gather": count * count}.get(name, count)
+        yield Exchange(
+            name=program,
+            family="collectives",
+            dtype="float32",
+            data="whole",
+            sizes=(count, width),
+            program=program,
+            elements=2 * shards * width,
+            work=8.0 * count * width,
+            unit="byte",
+            seed=request.seed,
+            multi=True,
+            alike=name in ALIKE,
+            collective=name,
         )

@@ -4,13 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sdc.burnin.comparison import compare_outputs, digest_text, equal_bits, host_digest
+from sdc.burnin.examination import compare_outputs
+from sdc.burnin.programs import digest_text, equal_bits, host_digest
 from sdc.twins import tree_digest
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "bool"])
 def test_the_digest_is_that_of_the_device(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdc.burnin.comparison.BLOCK", 11)
+    monkeypatch.setattr("sdc.burnin.programs.BLOCK", 11)
     x = np.random.default_rng(0).normal(size=(3, 17)).astype(jnp.dtype(dtype))
     tree = {"b": x, "a": (x[1], np.float32(3))}
     assert host_digest(tree) == digest_text(np.asarray(tree_digest(tree)))
