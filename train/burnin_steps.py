@@ -15,10 +15,8 @@ from sdc.burnin.workloads import FamilyRequest, Workload, families, make_floats,
 
 from .programs import DATA, MODEL, ModelConfig, OptimizerConfig, TrainConfig, TrainState, abstract_state, device_step
 
-BURNIN_STEPS = 4
-"""Optimizer steps of a run; an error of one of them spreads over the parameters in those after it."""
-HEAD = 64
-"""Width of an attention head."""
+BURNIN_STEPS = 4  # optimizer steps of a run; an error of one of them spreads over the parameters in those after it
+HEAD = 64  # width of an attention head
 FAMILY = "training"
 
 
@@ -82,7 +80,6 @@ class TrainingSteps(Workload):
 
 
 def build(request: FamilyRequest) -> Iterator[Workload]:
-    """Steps in each type that the reference decoder computes in."""
     for dtype in request.dtypes:
         if dtype not in ("float32", "bfloat16"):
             continue

@@ -18,8 +18,7 @@ from .loop import run
 from .specs import Compared, FullLoad, Loaded, Operations
 
 JOBS: dict[Stage, type[Compared]] = {"step": FullLoad, "probes": Compared, "operations": Operations}
-Row: TypeAlias = Mapping[str, Any]
-OnStep: TypeAlias = Callable[[Row], None]
+OnStep: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 
 def _unwatched(stage: Stage) -> AbstractContextManager[OnStep]:
@@ -27,43 +26,19 @@ def _unwatched(stage: Stage) -> AbstractContextManager[OnStep]:
 
 
 def escalate(
-    job: FullLoad,
+    job: FullLoad,  # the first stage, whose folder is that of the comparison: each stage has one below it
     *,
-    differs: Callable[[Path], bool],
-    loaded: Loaded | None = None,
+    differs: Callable[[Path], bool],  # whether the record in the folder of a stage shows a difference
+    loaded: Loaded | None = None,  # what `job.load()` returned, where it was called before
     devices: Sequence[jax.Device] | None = None,
     command: Sequence[str] = (),
     stop: Callable[[], bool] = lambda: False,
-    watched: Callable[[Stage], AbstractContextManager[OnStep]] = _unwatched,
+    watched: Callable[[Stage], AbstractContextManager[OnStep]] = _unwatched,  # shows the lines of a stage
 ) -> list[Path]:
     """Compares twins at full load; if they differ, at each submodule, and operation by operation.
 
     The later stages run whenever the first one saw a difference, also if it does not come again. Of several processes
-    all call this alike, and go on as the first one says.
-
-    Args:
-        job: the first stage, whose folder is that of the comparison: each stage has one below it.
-        differs: says of the folder of a stage whether its record shows a difference.
-        loaded: what `job.load()` returned, where it was called before.
-        devices, command, stop: see `run`.
-        watched: given the stage, a context in which its lines are shown.
-
-    Returns:
-        The folders of the stages that were run.
-
-    Raises:
-        SettingError: the job names no folder.
-        Exception: what `run` raises.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from sdc.analysis.host_diff import stage_differs
-        >>> from sdc.train.specs import FullLoad
-        >>> from sdc.train.stages import escalate
-        >>> job = FullLoad(steps=1, placement="vmap", folder=Path(tempfile.mkdtemp()) / "run")
-        >>> [folder.name for folder in escalate(job, differs=stage_differs)]
-        ['1-step']
+    all call this alike, and go on as the first one says. Returns the folders of the stages that were run.
     """
     if job.folder is None:
         raise SettingError("folder", None, "a comparison needs a folder for its stages; name a new one")

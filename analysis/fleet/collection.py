@@ -48,8 +48,6 @@ class WorkloadResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceResult:
-    """A device in a result."""
-
     identity: str  # what it is recognized by
     names: tuple[str, ...]  # all that it could be recognized by, the surest first
     index: int
@@ -66,8 +64,6 @@ class DeviceResult:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostResult:
-    """What is used of the result of a burn-in."""
-
     file: str
     host: HostKey
     id: str
@@ -100,8 +96,6 @@ class Duplicate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """What files hold."""
-
     results: tuple[HostResult, ...]
     refused: tuple[Refused, ...] = ()
     duplicates: tuple[Duplicate, ...] = ()
@@ -274,7 +268,6 @@ def candidates(report: BurninResult, device: CheckedDevice) -> tuple[str, ...]:
 
 
 def _is(value: str | None) -> bool:
-    """Whether a text can be the identity of anything."""
     if value is None:
         return False
     plain = unicodedata.normalize("NFKC", value).strip().lower()

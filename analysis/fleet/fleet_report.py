@@ -18,10 +18,8 @@ from .fleet_summary import DeviceSheetRow, FleetSummary, SuspectRow
 PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv"
 LABELS = {Verdict.CORRUPT: "DIFFERENCES FOUND", Verdict.CLEAN: "NO SUSPECT", Verdict.INCONCLUSIVE: "INCONCLUSIVE"}
 MARKS = {"all": "SIMULATION: ", "some": "PARTLY SIMULATED: ", "none": ""}
-MOST = 200
-"""Rows of a table of the page; the sheets have all."""
-FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")
-"""What a cell begins with that some spreadsheet takes for a formula or a command."""
+MOST = 200  # rows of a table of the page; the sheets have all
+FORMULAS = tuple("=+-@＝＋－＠\t\r\n|%")  # what some spreadsheet takes for a formula or a command
 DEFINITIONS = (
     ("Confirmed", "Two independent kinds of evidence name this device alone, or two burn-ins do."),
     ("Probable", "One kind of evidence in one burn-in names this device alone."),
@@ -44,7 +42,6 @@ DEFINITIONS = (
 
 
 def prepare_folder(folder: Path) -> None:
-    """Makes the folder of a page, or finds that it may be written anew."""
     if folder.exists() and not folder.is_dir():
         raise SettingError("output", folder, "is no folder; name another")
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,14 +60,28 @@ def write_pages(folder: Path, summary: FleetSummary, devices: Sequence[DeviceShe
 
 
 def fleet_page(summary: FleetSummary) -> Report:
-    """The page, and what a terminal shows of it."""
-    simulated = _simulation_words(summary)
+    simulated = ""
+    if summary.simulated == "all":
+        simulated = "All results are of simulated faults: this is a rehearsal, and says nothing about the hardware."
+    elif summary.simulated == "some":
+        simulated = (
+            f"{summary.simulated_results:,} of {summary.results:,} results are of simulated faults. They say nothing "
+            "about the hardware, are marked SIMULATED, and have no vote where others have a majority."
+        )
     banner = Banner(summary.verdict, MARKS[summary.simulated] + LABELS[summary.verdict], summary.sentence, simulated)
     notes = tuple(Text(note, "note") for note in _notes(summary))
     suspects = _suspects(summary.suspects)
-    seen = (_seen(row, place) for place, row in enumerate(summary.suspects[:MOST]))
     tables = tuple(_tables(summary))
     facts = Facts(tuple(_facts(summary)))
+    todo = [
+        Section(f"next, for {_place(row)}:", (Items(tuple((step,) for step in row.next), numbered=True),))
+        for row in summary.suspects[:MOST]
+    ]
+    seen = []  # on each suspect, and what to do
+    for place, (row, steps) in enumerate(zip(summary.suspects, todo, strict=False)):
+        texts = [*row.seen, *([f"and {row.not_shown} more"] if row.not_shown else ())]
+        parts = (Items(tuple((text,) for text in texts)), *steps.parts)
+        seen.append(Section(f"{_place(row)}: {row.confidence}", parts, "folded" if place else "open"))
     sections = (
         Section("", notes),
         Section("Suspects, the surest first", (suspects, *seen) if summary.suspects else ()),
@@ -79,26 +90,11 @@ def fleet_page(summary: FleetSummary) -> Report:
         Section("Definitions", (Facts(DEFINITIONS, "definitions"),)),
     )
     marked = [Text(simulated, lead="SIMULATED FAULTS:", tone="simulated")] if simulated else []
-    todo = [_todo(row) for row in summary.suspects[:3]]
-    brief: list[Part] = [*marked, suspects, *(table for _, table in tables), facts, *notes, *todo]
+    brief: list[Part] = [*marked, suspects, *(table for _, table in tables), facts, *notes, *todo[:3]]
     return Report("Fleet", "burn-ins of a fleet", banner, tuple(one for one in sections if one.parts), tuple(brief))
 
 
-def _simulation_words(summary: FleetSummary) -> str:
-    """What is simulated, in words; empty where nothing is."""
-    if summary.simulated == "all":
-        return "All results are of simulated faults: this is a rehearsal, and says nothing about the hardware."
-    if summary.simulated == "some":
-        count, total = summary.simulated_results, summary.results
-        return (
-            f"{count:,} of {total:,} results are of simulated faults. They say nothing about the hardware, are marked "
-            "SIMULATED, and have no vote where others have a majority."
-        )
-    return ""
-
-
 def _notes(summary: FleetSummary) -> Iterator[str]:
-    """What to know before reading on."""
     if summary.refused:
         files = summary.results + len(summary.refused) + len(summary.duplicates)
         yield f"{len(summary.refused):,} of {files:,} files are refused, and count for nothing."
@@ -127,7 +123,6 @@ def _notes(summary: FleetSummary) -> Iterator[str]:
 
 
 def _facts(summary: FleetSummary) -> Iterator[tuple[str, str]]:
-    """How much was checked and compared."""
     compared = summary.compared
     yield "Results", f"{summary.results:,}, of {summary.hosts:,} hosts and {summary.devices:,} devices"
     yield "Numbers checked", show(float(summary.elements))
@@ -147,43 +142,26 @@ def _facts(summary: FleetSummary) -> Iterator[tuple[str, str]]:
 
 def _suspects(rows: Sequence[SuspectRow]) -> Table:
     header = ("host", "device", "part", "confidence", "points", "operation", "how often", "since", "evidence")
-    cells = tuple(
-        (
-            f"{_mark(row)}{row.host}", str(row.device), row.serial or row.uuid or row.bus or NOT_MEASURED,
-            row.confidence, f"{row.points:g}", _operations(row), _how_often(row), row.first, ", ".join(row.kinds),
-        )
-        for row in rows[:MOST]
-    )  # fmt: skip
-    return Table("Devices that differ", header, cells, _more(rows, SUSPECTS_SHEET), style="text")
+    cells = []
+    for row in rows[:MOST]:
+        more = f" and {len(row.workloads) - 1} more" if len(row.workloads) > 1 else ""
+        times = f"{row.burn_ins} burn-in{'s' if row.burn_ins > 1 else ''}"
+        came = f", {row.persistence}" if row.persistence else ""
+        cells.append(
+            (
+                f"{_mark(row)}{row.host}", str(row.device), row.serial or row.uuid or row.bus or NOT_MEASURED,
+                row.confidence, f"{row.points:g}", row.workloads[0] + more,
+                f"{row.wrong_runs:,} of {row.runs:,} runs, {times}{came}", row.first, ", ".join(row.kinds),
+            )
+        )  # fmt: skip
+    return Table("Devices that differ", header, tuple(cells), _more(rows, SUSPECTS_SHEET), style="text")
 
 
-def _seen(row: SuspectRow, place: int) -> Section:
-    """What was seen on a suspect, and what to do."""
-    seen = [*row.seen, *([f"and {row.not_shown} more"] if row.not_shown else ())]
-    parts = (Items(tuple((text,) for text in seen)), *_todo(row).parts)
-    return Section(f"{_device_of(row)}: {row.confidence}", parts, "folded" if place else "open")
-
-
-def _todo(row: SuspectRow) -> Section:
-    return Section(f"next, for {_device_of(row)}:", (Items(tuple((step,) for step in row.next), numbered=True),))
-
-
-def _device_of(row: SuspectRow) -> str:
+def _place(row: SuspectRow) -> str:
     return f"{_mark(row)}{row.host} device {row.device}"
 
 
-def _how_often(row: SuspectRow) -> str:
-    times = f"{row.burn_ins} burn-in{'s' if row.burn_ins > 1 else ''}"
-    came = f", {row.persistence}" if row.persistence else ""
-    return f"{row.wrong_runs:,} of {row.runs:,} runs, {times}{came}"
-
-
-def _operations(row: SuspectRow) -> str:
-    return row.workloads[0] + (f" and {len(row.workloads) - 1} more" if len(row.workloads) > 1 else "")
-
-
 def _tables(summary: FleetSummary) -> Iterator[tuple[str, Table]]:
-    """Tables under their headings."""
 
     def table(heading: str, caption: str, header: tuple[str, ...], every: Sequence[Any], cells: Callable[[Any], Any],
               note: str = "") -> Iterator[tuple[str, Table]]:  # fmt: skip
@@ -228,7 +206,6 @@ def _mark(row: Any) -> str:
 
 
 def _more(rows: Sequence[Any], file: str = "") -> str:
-    """What is left out of a table."""
     if len(rows) <= MOST:
         return ""
     return f"{len(rows) - MOST:,} more are left out{f'; {file} has all' if file else ''}."
@@ -262,7 +239,6 @@ def cell(value: Any) -> str:
 
 
 def sheet(row: type[msgspec.Struct], rows: Sequence[msgspec.Struct], without: Sequence[str] = ()) -> str:
-    """A CSV file with a column for each field."""
     columns = [name for name in row.__struct_fields__ if name not in without]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")

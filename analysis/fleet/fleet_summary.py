@@ -12,74 +12,15 @@ from sdc.verdict import Verdict
 
 from .collection import Collection, DeviceResult, Duplicate, HostKey, HostResult, Refused, printable
 from .ledger import Added, FleetLedger, enter, limits, past_of
-from .pair_schedule import is_host_name
-from .suspects import SuspectDevice, Votes, find_suspects, vote
+from .suspects import NamedDevice, SuspectRow, TieRow, Votes, find_suspects, named_device, vote
 
-SHOWN = 20
-"""Sightings of a suspect that are listed one by one."""
-NEXT_PAIRED = 4
-"""Healthy hosts that a suspect is to meet."""
-LEAST = 8
-"""Devices of a kind that it takes to say what is usual."""
-FAR = 5.0
-"""Deviations from the median that count as far."""
+LEAST = 8  # devices of a kind that it takes to say what is usual
+FAR = 5.0  # deviations from the median that count as far
 FLOOR = 0.02
 """The least deviation that is reckoned with, as a share of the median: devices that agree to a per mille would else all
 be outliers. Five of them are a tenth of the throughput."""
-NORMAL = 1.4826
-"""Median absolute deviation of a normal distribution, as a share of its standard deviation, inverted."""
-SHARE = 0.1
-"""Share of its workloads in which an outlier is far."""
-
-
-class NamedDevice(msgspec.Struct, kw_only=True):
-    """A device, and how to find it in a rack."""
-
-    host: str
-    device: int
-    identity: str
-    kind: str
-    serial: str | None
-    uuid: str | None
-    bus: str | None
-    driver: str | None
-    simulated: bool
-
-
-class SuspectRow(NamedDevice, kw_only=True):
-    """A device that differs."""
-
-    confidence: str
-    points: int | float
-    kinds: list[str]
-    workloads: list[str]
-    wrong_runs: int
-    runs: int
-    burn_ins: int
-    first: str
-    last: str
-    persistence: str | None
-    errors: list[str]
-    seen: list[str]
-    machine: str | None
-    not_shown: int  # sightings
-    next: list[str]  # what to do, as sentences and commands
-
-
-class Group(msgspec.Struct, kw_only=True):
-    """Devices of one digest."""
-
-    digest: str
-    devices: int
-    hosts: list[str]
-
-
-class TieRow(msgspec.Struct, kw_only=True):
-    """Devices that differ, where nothing says which of them are wrong."""
-
-    workload: str
-    simulated: bool
-    groups: list[Group]
+NORMAL = 1.4826  # median absolute deviation of a normal distribution, as a share of its standard deviation, inverted
+SHARE = 0.1  # share of its workloads in which an outlier is far
 
 
 class WatchRow(msgspec.Struct, kw_only=True):
@@ -116,8 +57,6 @@ class Moved(msgspec.Struct, kw_only=True):
 
 
 class Comparisons(msgspec.Struct, kw_only=True):
-    """How much could be compared."""
-
     programs: int
     programs_on_one_host: int
     workloads_of_several_versions: int
@@ -229,74 +168,35 @@ def summarize_results(
             hosts=len(voters),
             hosts_not_compared=sorted(host.name for host in hosts - votes.hosts),
         ),
-        suspects=[_suspect_row(each) for each in suspects],
-        ties=[
-            TieRow(
-                workload=tie.workload,
-                simulated=all(ballot.result.simulated for _, ballots in tie.groups for ballot in ballots),
-                groups=[
-                    Group(
-                        digest=digest,
-                        devices=len({ballot.part.identity for ballot in ballots}),
-                        hosts=sorted({ballot.result.host.name for ballot in ballots}),
-                    )
-                    for digest, ballots in tie.groups
-                ],
-            )
-            for tie in votes.ties
-        ],
+        suspects=suspects,
+        ties=list(votes.ties),
         watch=list(_watched(results, ledger, suspects)),
         outliers=far,
         refused=list(collection.refused),
         duplicates=list(collection.duplicates),
         doubtful_identities=list(collection.doubtful),
         moved=_moved(results, ledger),
-        ledger=None if ledger is None else _ledger(ledger, added),
+        ledger=None,
     )
+    if ledger is not None:
+        new = Added(0, 0, (), 0) if added is None else added
+        value.ledger = LedgerPart(
+            simulated=ledger.simulated, burn_ins=len(ledger.burn_ins), devices=len(ledger.devices),
+            elements=sum(account.elements for account in ledger.devices.values()),
+            seconds=sum(account.seconds for account in ledger.devices.values()),
+            added=new.added, known=new.known, changed=list(new.changed), foreign=new.foreign,
+        )  # fmt: skip
     value.verdict, value.sentence = _verdict(value)
     return _printable(value, FleetSummary)
 
 
 def simulation(results: Sequence[HostResult]) -> Literal["none", "some", "all"]:
-    """Whether results are of simulations."""
     count = sum(result.simulated for result in results)
     return "none" if not count else "all" if count == len(results) else "some"
 
 
-def _named_device(host: HostKey, part: DeviceResult, identity: str, simulated: bool) -> dict[str, Any]:
-    found = {name: getattr(part, name) for name in ("kind", "serial", "uuid", "bus", "driver")}
-    return {"host": host.name, "device": part.index, "identity": identity, "simulated": simulated, **found}
-
-
-def _suspect_row(suspect: SuspectDevice) -> SuspectRow:
-    same = ("confidence", "points", "wrong_runs", "runs", "burn_ins", "first", "last", "persistence")
-    return SuspectRow(
-        **_named_device(suspect.host, suspect.part, suspect.identity, suspect.simulated),
-        **{name: getattr(suspect, name) for name in same},
-        machine=suspect.host.machine, kinds=list(suspect.kinds), workloads=list(suspect.workloads),
-        errors=list(suspect.part.errors), seen=[each.text for each in suspect.sightings[:SHOWN]],
-        not_shown=max(0, len(suspect.sightings) - SHOWN), next=_next(suspect),
-    )  # fmt: skip
-
-
-def _next(suspect: SuspectDevice) -> list[str]:
-    """What to do, as sentences and commands."""
-    name = suspect.host.name
-    said = "nothing with the host: these faults are simulated" if suspect.simulated else f"take {name} out of service"
-    steps = [said]
-    if is_host_name(name):
-        healthy = " ".join(f"HEALTHY{number}" for number in range(1, NEXT_PAIRED + 1))
-        steps.append(f"sdc fleet schedule {name} {healthy} --rounds {NEXT_PAIRED} --suspects {name}")
-    if suspect.confidence == "possible":
-        steps.append("compare versions, firmware and settings of the hosts that differ before you accuse a device")
-    elif not suspect.simulated:
-        what = suspect.part.serial or suspect.part.uuid or f"device {suspect.part.index}"
-        steps.append(f"if it differs from healthy hosts again, send {what} back with the result and its evidence")
-    return steps
-
-
 def _watched(
-    results: Sequence[HostResult], ledger: FleetLedger | None, suspects: Sequence[SuspectDevice]
+    results: Sequence[HostResult], ledger: FleetLedger | None, suspects: Sequence[SuspectRow]
 ) -> Iterator[WatchRow]:
     """What is no suspect, but no clean result either: errors that drivers report first."""
     accused = {suspect.identity for suspect in suspects}
@@ -333,7 +233,6 @@ def _watched(
 
 
 def _moved(results: Sequence[HostResult], ledger: FleetLedger | None) -> list[Moved]:
-    """Devices that were in several hosts, in the order of time."""
     places: dict[str, dict[HostKey, str]] = {}
     if ledger is not None:
         for name, account in ledger.devices.items():
@@ -350,16 +249,6 @@ def _moved(results: Sequence[HostResult], ledger: FleetLedger | None) -> list[Mo
     ]
 
 
-def _ledger(ledger: FleetLedger, added: Added | None) -> LedgerPart:
-    new = Added(0, 0, (), 0) if added is None else added
-    return LedgerPart(
-        simulated=ledger.simulated, burn_ins=len(ledger.burn_ins), devices=len(ledger.devices),
-        elements=sum(account.elements for account in ledger.devices.values()),
-        seconds=sum(account.seconds for account in ledger.devices.values()),
-        added=new.added, known=new.known, changed=list(new.changed), foreign=new.foreign,
-    )  # fmt: skip
-
-
 def device_rows(
     results: Sequence[HostResult], votes: Votes, suspects: Sequence[SuspectRow], ledger: FleetLedger | None
 ) -> list[DeviceSheetRow]:
@@ -373,7 +262,7 @@ def device_rows(
     rows = []
     for (name, simulated), (result, part) in sorted(latest.items(), key=lambda item: item[0]):
         row = DeviceSheetRow(
-            **_named_device(result.host, part, name, simulated),
+            **named_device(result, part, simulated),
             suspect=standing.get((name, simulated), ""), agrees_with_other_hosts=name in votes.agreed,
         )  # fmt: skip
         account = whole.devices.get(name) if simulated == whole.simulated else None

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import msgspec
-
 from sdc.records import AnyPath, Format, Lock, RecordBusy, RecordError, identify, package_version
 from sdc.schema import Fields, Header, about
 
@@ -18,8 +16,7 @@ from ..statistics import excluded_interval, frequency_interval, frequency_upper_
 from .collection import HostResult
 from .suspects import FLEET, Accusation, Votes, wrong_runs
 
-PATIENCE = 30.0
-"""Seconds to wait for another writer."""
+PATIENCE = 30.0  # seconds to wait for another writer
 
 
 class Stay(Fields, kw_only=True):
@@ -41,14 +38,11 @@ class Account(Fields, kw_only=True):
     runs: Annotated[int, about("runs that were checked")] = 0
     elements: Annotated[int, about("numbers that were checked")] = 0
     seconds: Annotated[float, about("time at load")] = 0.0
-    places: Annotated[list[Stay], about("hosts that it was in")] = msgspec.field(default_factory=list)
-    accused: Annotated[dict[str, Accusation], about("burn-ins in which it differed, by id")] = msgspec.field(
-        default_factory=dict
-    )
+    places: Annotated[list[Stay], about("hosts that it was in")] = []
+    accused: Annotated[dict[str, Accusation], about("burn-ins in which it differed, by id")] = {}
 
     @property
     def wrong_runs(self) -> int:
-        """Runs with a difference, of all burn-ins."""
         return sum(each.wrong_runs for each in self.accused.values())
 
 
@@ -56,12 +50,8 @@ class FleetLedger(Header, kw_only=True, tag="jax-sdc fleet ledger"):
     """The whole file."""
 
     simulated: Annotated[bool, about("whether it is of simulations; it then takes nothing else")] = False
-    burn_ins: Annotated[dict[str, str], about("burn-ins that count, by id: when they ended")] = msgspec.field(
-        default_factory=dict
-    )
-    devices: Annotated[dict[str, Account], about("devices by what they are recognized by")] = msgspec.field(
-        default_factory=dict
-    )
+    burn_ins: Annotated[dict[str, str], about("burn-ins that count, by id: when they ended")] = {}
+    devices: Annotated[dict[str, Account], about("devices by what they are recognized by")] = {}
 
 
 LEDGER = Format(
@@ -79,7 +69,6 @@ class Added(NamedTuple):
 
 
 def read_ledger(path: AnyPath) -> FleetLedger | None:
-    """Reads a ledger; None where there is none."""
     place = os.fspath(path)
     if not Path(place).exists():
         return None
@@ -114,12 +103,12 @@ def enter(ledger: FleetLedger, results: Iterable[HostResult], votes: Votes) -> A
             account.elements += part.elements
             account.seconds += part.seconds
             name, machine = result.host
-            known = next((place for place in account.places if (place.host, place.machine) == result.host), None)
-            if known is None:
-                known = Stay(host=name, machine=machine, first=result.created, last=result.created)
-                account.places.append(known)
-                account.places.sort(key=lambda place: place.first)
-            known.first, known.last = min(known.first, result.created), max(known.last, result.created)
+            stay = next((each for each in account.places if (each.host, each.machine) == result.host), None)
+            if stay is None:
+                stay = Stay(host=name, machine=machine, first=result.created, last=result.created)
+                account.places.append(stay)
+                account.places.sort(key=lambda each: each.first)
+            stay.first, stay.last = min(stay.first, result.created), max(stay.last, result.created)
     _accuse(ledger, taken, votes)
     return Added(added, known, tuple(changed), foreign)
 
@@ -169,7 +158,6 @@ class Limits(NamedTuple):
 
 
 def limits(account: Account) -> Limits:
-    """The limits of a device."""
     wrong = account.wrong_runs
     if not account.accused:
         rate = frequency_upper_bound(0, account.elements) if account.elements > 0 else None

@@ -35,13 +35,10 @@ LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 HOST_NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*")
 MOST_HOSTS, MOST_ROUNDS = 10_000, 1_000
 Pair: TypeAlias = tuple[str, str]
-Seat: TypeAlias = str | None
-"""A host, or the empty seat."""
+Seat: TypeAlias = str | None  # a host, or the empty seat
 
 
 class Schedule(NamedTuple):
-    """Pairs by round."""
-
     rounds: tuple[tuple[Pair, ...], ...]
     resting: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
@@ -122,7 +119,6 @@ def _folded(few: list[Seat], many: list[Seat], rounds: int) -> Iterator[list[Pai
 
 
 def _circle(bad: list[str], good: list[str], rounds: int, draw: random.Random) -> list[list[Pair]]:
-    """Rounds of the circle method, those in which suspects meet each other last."""
     seats: list[Seat] = [*bad, *good]
     if len(seats) % 2:
         seats.append(None)
@@ -246,7 +242,6 @@ class Named(NamedTuple):
 
 
 def name_bad(pairs: Iterable[tuple[str, str]]) -> frozenset[str] | None:
-    """The hosts that pairs with a difference name."""
     found: set[str] = set()
     for part in _components(frozenset(map(frozenset, pairs))):
         covers: list[frozenset[str]] = []

@@ -26,18 +26,22 @@ three hosts or more outvote it, 1 if several families of workloads show it, 1 if
 group of devices is accused of counts half.
 """
 
-import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from sdc.schema import Fields, about
 
 from .collection import DeviceResult, HostKey, HostResult, WorkloadResult
+from .pair_schedule import is_host_name
 
 Confidence: TypeAlias = Literal["confirmed", "probable", "possible"]
 CONFIDENCES: tuple[Confidence, ...] = ("confirmed", "probable", "possible")
+SHOWN = 20  # sightings of a suspect that are listed one by one
+NEXT_PAIRED = 4  # healthy hosts that a suspect is to meet
 SEVERITY = {"persistent": 2, "intermittent": 1, "transient": 0, None: 0}
 FLEET = "fleet vote"
 Counts: TypeAlias = dict[tuple[str, str], tuple[int, int]]
@@ -53,7 +57,6 @@ class Ballot(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The digest, which ballots have."""
         return str(self.row.digest)
 
 
@@ -67,11 +70,20 @@ class Outvoted(NamedTuple):
     shared: tuple[HostKey, ...]  # other hosts with the same wrong digest, which independent faults do not give
 
 
-class Tie(NamedTuple):
+class Group(msgspec.Struct, kw_only=True):
+    """Devices of one digest."""
+
+    digest: str
+    devices: int
+    hosts: list[str]
+
+
+class TieRow(msgspec.Struct, kw_only=True):
     """Devices that differ, where nothing says which of them are wrong."""
 
     workload: str
-    groups: tuple[tuple[str, tuple[Ballot, ...]], ...]
+    simulated: bool
+    groups: list[Group]
 
 
 class Votes(NamedTuple):
@@ -83,7 +95,7 @@ class Votes(NamedTuple):
     agreed: frozenset[str]  # devices that agree with a majority in all that could be compared, by identity
     hosts: frozenset[HostKey]  # that were compared with others
     outvoted: tuple[Outvoted, ...]
-    ties: tuple[Tie, ...]
+    ties: tuple[TieRow, ...]
 
 
 def majority(votes: Iterable[tuple[HostKey, str]]) -> str | None:
@@ -103,7 +115,6 @@ def majority(votes: Iterable[tuple[HostKey, str]]) -> str | None:
 
 
 def vote(results: Sequence[HostResult]) -> Votes:
-    """Lets hosts vote on everything that several of them ran."""
     ballots: dict[str, list[Ballot]] = defaultdict(list)
     contexts: dict[str, set[str]] = defaultdict(set)
     for result in results:
@@ -115,7 +126,7 @@ def vote(results: Sequence[HostResult]) -> Votes:
     hosts: set[HostKey] = set()
     agreed: set[str] = set()
     outvoted: list[Outvoted] = []
-    ties: list[Tie] = []
+    ties: list[TieRow] = []
     for each in ballots.values():
         among = {ballot.result.host for ballot in each}
         if len(among) < 2:
@@ -131,39 +142,40 @@ def vote(results: Sequence[HostResult]) -> Votes:
         known = majority((ballot.result.host, ballot.digest) for ballot in real)
         simulated = [ballot for ballot in each if ballot.result.simulated]
         usual = known or majority((ballot.result.host, ballot.digest) for ballot in each)
+        holders: dict[str, set[HostKey]] = defaultdict(set)
+        for ballot in each:
+            holders[ballot.digest].add(ballot.result.host)
         for group, expected in ((real, known), (simulated, usual)):
             if expected is None:
                 ties += _tie(group)
                 continue
-            agreed.update(ballot.part.identity for ballot in group if ballot.digest == expected)
-            outvoted += _outvoted(group, each, expected)
+            for ballot in group:
+                own = {ballot.result.host}
+                if ballot.digest == expected:
+                    agreed.add(ballot.part.identity)
+                    continue
+                shared = tuple(sorted(holders[ballot.digest] - own, key=str))
+                outvoted.append(Outvoted(ballot, expected, len(holders[expected] - own), len(among - own), shared))
     agreed -= {each.ballot.part.identity for each in outvoted}
     split = sum(len(each) > 1 for each in contexts.values())
     return Votes(compared, alone, split, frozenset(agreed), frozenset(hosts), tuple(outvoted), tuple(ties))
 
 
-def _outvoted(group: Sequence[Ballot], every: Sequence[Ballot], expected: str) -> list[Outvoted]:
-    having: dict[str, set[HostKey]] = defaultdict(set)
-    for ballot in every:
-        having[ballot.digest].add(ballot.result.host)
-    among = {ballot.result.host for ballot in every}
-    found = []
-    for ballot in group:
-        if ballot.digest != expected:
-            own = {ballot.result.host}
-            shared = tuple(sorted(having[ballot.digest] - own, key=str))
-            found.append(Outvoted(ballot, expected, len(having[expected] - own), len(among - own), shared))
-    return found
-
-
-def _tie(group: Sequence[Ballot]) -> list[Tie]:
+def _tie(group: Sequence[Ballot]) -> Iterator[TieRow]:
     digests: dict[str, list[Ballot]] = defaultdict(list)
     for ballot in group:
         digests[ballot.digest].append(ballot)
-    if len(digests) < 2:
-        return []
-    ranked = sorted(digests.items(), key=lambda item: (-len(item[1]), item[0]))
-    return [Tie(group[0].row.workload, tuple((digest, tuple(ballots)) for digest, ballots in ranked))]
+    groups = [
+        Group(
+            digest=digest,
+            devices=len({ballot.part.identity for ballot in ballots}),
+            hosts=sorted({ballot.result.host.name for ballot in ballots}),
+        )
+        for digest, ballots in sorted(digests.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
+    if len(groups) > 1:
+        simulated = all(ballot.result.simulated for ballot in group)
+        yield TieRow(workload=group[0].row.workload, simulated=simulated, groups=groups)
 
 
 class Sighting(NamedTuple):
@@ -188,31 +200,49 @@ class Accusation(Fields, kw_only=True):
     wrong_runs: Annotated[int, about("runs with a difference")]
 
 
-@dataclasses.dataclass(frozen=True)
-class SuspectDevice:
+class NamedDevice(msgspec.Struct, kw_only=True):
+    """A device, and how to find it in a rack."""
+
+    host: str
+    device: int
+    identity: str
+    kind: str
+    serial: str | None
+    uuid: str | None
+    bus: str | None
+    driver: str | None
+    simulated: bool
+
+
+class SuspectRow(NamedDevice, kw_only=True):
     """A device that differs."""
 
-    identity: str
-    part: DeviceResult
-    host: HostKey
-    simulated: bool  # whether only simulations accuse it: then nothing here is about the hardware
     confidence: Confidence
     points: int | float
-    kinds: tuple[str, ...]
-    workloads: tuple[str, ...]
+    kinds: list[str]
+    workloads: list[str]
     wrong_runs: int
     runs: int
     burn_ins: int
     first: str
     last: str
     persistence: str | None
-    sightings: tuple[Sighting, ...]
+    errors: list[str]
+    seen: list[str]
+    machine: str | None
+    not_shown: int  # sightings
+    next: list[str]  # what to do, as sentences and commands
+
+
+def named_device(result: HostResult, part: DeviceResult, simulated: bool) -> dict[str, Any]:
+    """The fields of a `NamedDevice`."""
+    found = {name: getattr(part, name) for name in ("identity", "kind", "serial", "uuid", "bus", "driver")}
+    return {"host": result.host.name, "device": part.index, "simulated": simulated, **found}
 
 
 def find_suspects(
     results: Sequence[HostResult], votes: Votes, past: Mapping[str, Mapping[str, Accusation]] | None = None
-) -> list[SuspectDevice]:
-    """Devices that differ, the surest first."""
+) -> list[SuspectRow]:
     seen: dict[tuple[str, bool], list[Sighting]] = defaultdict(list)
     where: dict[tuple[str, bool], tuple[HostResult, DeviceResult]] = {}
     for result, part, sighting in _sightings(results, votes):
@@ -224,7 +254,7 @@ def find_suspects(
     found = []
     for place, sightings in seen.items():
         before = {} if place[1] else (past or {}).get(place[0], {})
-        found.append(_suspect(place, *where[place], sightings, before, wrong.get(place, {})))
+        found.append(_suspect(place[1], *where[place], sightings, before, wrong.get(place, {})))
     order = {confidence: number for number, confidence in enumerate(CONFIDENCES)}
     return sorted(found, key=lambda each: (each.simulated, order[each.confidence], -each.points, each.identity))
 
@@ -286,18 +316,18 @@ def _sightings(results: Sequence[HostResult], votes: Votes) -> Iterator[tuple[Ho
 
 
 def _suspect(
-    place: tuple[str, bool],
+    simulated: bool,
     result: HostResult,
     part: DeviceResult,
     sightings: list[Sighting],
     past: Mapping[str, Accusation],
     wrong: Counts,
-) -> SuspectDevice:
+) -> SuspectRow:
     past = {id: each for id, each in past.items() if id not in {one.burn_in for one in sightings}}
     alone = [each for each in sightings if each.alone]
     # Kinds of evidence, other devices of the host and other hosts being one.
     named = (kind for each in (alone or sightings) for kind in each.kinds)
-    kinds = tuple(dict.fromkeys("vote" if kind == FLEET else kind for kind in named))
+    kinds = list(dict.fromkeys("vote" if kind == FLEET else kind for kind in named))
     accusing = {each.burn_in for each in alone} | {id for id, each in past.items() if each.alone}
     several = {each.burn_in for each in sightings} | set(past)
     confidence: Confidence = "possible"
@@ -308,9 +338,27 @@ def _suspect(
     points += (max(each.hosts for each in sightings) >= 3) + bool(part.errors)
     points += len({each.workload.partition("/")[0] for each in sightings}) > 1
     times = sorted([*(each.created for each in sightings), *(each.created for each in past.values())])
-    return SuspectDevice(
-        place[0], part, result.host, place[1], confidence, points if alone else points / 2, kinds,
-        tuple(dict.fromkeys(each.workload for each in sightings)), sum(count for count, _ in wrong.values()),
-        sum(count for _, count in wrong.values()), len(several), times[0], times[-1], grave,
-        tuple(sorted(sightings, key=lambda each: each.created)),
+    ordered = sorted(sightings, key=lambda each: each.created)
+    return SuspectRow(
+        **named_device(result, part, simulated),
+        confidence=confidence, points=points if alone else points / 2, kinds=kinds,
+        workloads=list(dict.fromkeys(each.workload for each in sightings)),
+        wrong_runs=sum(count for count, _ in wrong.values()), runs=sum(count for _, count in wrong.values()),
+        burn_ins=len(several), first=times[0], last=times[-1], persistence=grave, errors=list(part.errors),
+        seen=[each.text for each in ordered[:SHOWN]], machine=result.host.machine,
+        not_shown=max(0, len(sightings) - SHOWN), next=_next(result.host.name, part, confidence, simulated=simulated),
     )  # fmt: skip
+
+
+def _next(host: str, part: DeviceResult, confidence: Confidence, *, simulated: bool) -> list[str]:
+    """What to do, as sentences and commands."""
+    steps = ["nothing with the host: these faults are simulated" if simulated else f"take {host} out of service"]
+    if is_host_name(host):
+        healthy = " ".join(f"HEALTHY{number}" for number in range(1, NEXT_PAIRED + 1))
+        steps.append(f"sdc fleet schedule {host} {healthy} --rounds {NEXT_PAIRED} --suspects {host}")
+    if confidence == "possible":
+        steps.append("compare versions, firmware and settings of the hosts that differ before you accuse a device")
+    elif not simulated:
+        what = part.serial or part.uuid or f"device {part.index}"
+        steps.append(f"if it differs from healthy hosts again, send {what} back with the result and its evidence")
+    return steps

@@ -20,12 +20,9 @@ from .programs import Programs, RunOutcome, bits_of
 from .results import Element, Elements, Evidence, Finding, Persistence
 from .workloads import Workload
 
-RERUNS = 3
-"""Runs right after a difference."""
-LISTED = 8
-"""Differing elements that are listed one by one."""
-Place = int | None
-"""Index of a device; None for all of them together."""
+RERUNS = 3  # runs right after a difference
+LISTED = 8  # differing elements that are listed one by one
+Place = int | None  # index of a device; None for all of them together
 Run = Callable[[Place], "list[RunOutcome] | Exception"]
 
 
@@ -112,7 +109,6 @@ class Confirmation(NamedTuple):
 def confirm(
     workload: Workload, suspicion: Suspicion, outcomes: Sequence[RunOutcome], run: Run, programs: Programs, round: int
 ) -> Confirmation:
-    """Runs a workload again where it differed."""
     first = {outcome.device: outcome for outcome in outcomes}
     again: dict[int, list[RunOutcome]] = {device: [] for device in suspicion.devices}
     errors: list[tuple[Place, Exception]] = []

@@ -39,8 +39,7 @@ TABLES: tuple[type[Any], ...] = (
     BurstOutlook,
 )  # fmt: skip
 """Types of which docs/burnin.md has a table."""
-SUFFIX = ".prom"
-"""The node exporter reads files of that name only."""
+SUFFIX = ".prom"  # the node exporter reads files of that name only
 
 
 BY_DEVICE = {

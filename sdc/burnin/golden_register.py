@@ -19,10 +19,8 @@ from ..records import Format, Host
 from ..schema import Device, Fields, Header, about
 from .results import BurninResult
 
-MARK = 12
-"""Hexadecimal digits of the SHA-256 by which a key names an environment."""
-SHOWN = 3
-"""Reasons that are given one by one."""
+MARK = 12  # hexadecimal digits of the SHA-256 by which a key names an environment
+SHOWN = 3  # reasons that are given one by one
 A_FOLDER = (
     "is a folder, expected the file of a golden register; name the file, or write one with sdc golden record FILE"
 )
@@ -104,9 +102,7 @@ class Register(Header, kw_only=True, tag="jax-sdc golden"):
     environments: Annotated[dict[str, dict[str, str]], about("versions, flags and options that decide bits, by name")]
     recordings: Annotated[dict[str, Recording], about("burn-ins, by random names")]
     entries: Annotated[list[GoldenEntry], about("golden digests, in the order of what they are of")]
-    disputed: Annotated[list[Disputed], about("what hosts disagree on, in the same order")] = msgspec.field(
-        default_factory=list
-    )
+    disputed: Annotated[list[Disputed], about("what hosts disagree on, in the same order")] = []
 
 
 def mark_of(environment: Mapping[str, str]) -> str:
@@ -121,7 +117,6 @@ def lookup(register: Register) -> dict[str, str]:
 
 
 def contradictions(register: Register) -> Iterator[str]:
-    """What in a register cannot be so, in words."""
     for mark, environment in register.environments.items():
         if mark_of(environment) != mark:
             yield f"environment {mark} is another one than its name says"
@@ -299,7 +294,6 @@ def _claims(register: Register) -> Iterator[tuple[GoldenSubject, Mapping[str, tu
 
 
 def describe_dispute(register: Register, disputed: Disputed) -> str:
-    """Who recorded which digest, in a sentence."""
     claims = []
     for digest, seen in disputed.claims.items():
         parts = []

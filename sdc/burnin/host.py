@@ -28,14 +28,11 @@ VARIABLES = {"gpu": ("NVIDIA_TF32_OVERRIDE",), "tpu": ("LIBTPU_INIT_ARGS",), "cp
 
 
 class DeviceRequest(NamedTuple):
-    """Devices that were asked for."""
-
     platform: str | None  # `cpu`, `gpu` or `tpu`; None for the best there is
     number: int | None  # None for all there are
 
     @property
     def simulated(self) -> int:
-        """Devices to simulate on a CPU."""
         return (self.number or 1) if self.platform in ("cpu", None) else 1
 
     def doubts(self, platform: str | None, count: int) -> list[str]:

@@ -18,8 +18,7 @@ from .sensors import driver_errors
 
 THROTTLED = 0.5
 """Share of its own best rate, or of the usual one of the other devices, below which a device was not at load."""
-MEASURABLE = 2e-3
-"""Seconds below which the time of a run says more about the host than about the device."""
+MEASURABLE = 2e-3  # seconds below which the time of a run says more about the host than about the device
 WAITS = -math.log(0.05)
 """Elements without a mismatch, or mean intervals of bursts, that exclude a rate with 95 %: the rule of three."""
 NO_KIND = "neither runs nor devices nor records could be compared in all workloads"
@@ -82,7 +81,6 @@ def judge(result: BurninResult) -> BurninResult:
 
 
 def shares_processor(result: BurninResult) -> bool:
-    """Whether the devices are simulated by one processor, and so slow each other down."""
     return len(result.devices) > 1 and all(device.kind == "cpu" for device in result.devices)
 
 

@@ -6,14 +6,11 @@ Reading and checking it does without JAX.
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeAlias
 
-import msgspec
-
 from ..records import Format
 from ..schema import Device, Environment, Fields, Header, Number, about
 from ..verdict import Verdict
 
-PAIR, POOL = "pair.json", "pool.json"
-"""Names of the file in the folder of a pair, and of a pool."""
+PAIR, POOL = "pair.json", "pool.json"  # names of the file in the folder of a pair, and of a pool
 Stage: TypeAlias = Literal["step", "probes", "operations"]
 FOLDERS: dict[Stage, str] = {"step": "1-step", "probes": "2-probes", "operations": "3-operations"}
 """Folders of the stages, in the order in which they are run."""
@@ -62,9 +59,7 @@ class OperationRow(Fields, kw_only=True):
     source: Annotated[str, about("line of the program, as far as JAX knows it")]
     layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
     agreeing: Annotated[int, about("digests before it in the step, all of which agree")] = 0
-    ranks: Annotated[list[dict[str, int]], about("where it differs: index on each axis of the mesh")] = msgspec.field(
-        default_factory=list
-    )
+    ranks: Annotated[list[dict[str, int]], about("where it differs: index on each axis of the mesh")] = []
 
 
 class PairDifference(Fields, kw_only=True):
@@ -101,11 +96,9 @@ class Pair(Header, kw_only=True, tag="jax-sdc pair"):
     stages: Annotated[list[StageRow], about("what was run, in order")]
     difference: Annotated[PairDifference | None, about("what differs; `null` if nothing was seen to")] = None
     lost: Annotated[str | None, about("why it ended early: a lost peer, a signal; `null` if it did not")] = None
-    next: Annotated[list[str], about("what to do next, the first thing first")] = msgspec.field(default_factory=list)
-    faults: Annotated[list[str], about("simulated faults, one readable line each")] = msgspec.field(
-        default_factory=list
-    )
-    settings: Annotated[dict[str, Any], about("what was asked for")] = msgspec.field(default_factory=dict)
+    next: Annotated[list[str], about("what to do next, the first thing first")] = []
+    faults: Annotated[list[str], about("simulated faults, one readable line each")] = []
+    settings: Annotated[dict[str, Any], about("what was asked for")] = {}
     environment: Annotated[Environment | None, about("what must be equal for bits to be comparable")] = None
     command: Annotated[list[str] | None, about("the command line")] = None
 

@@ -32,8 +32,7 @@ from ..twins import GOLDEN, MIX, tree_digest
 from .rehearsal import faults_of
 from .workloads import AXIS, Bench, Workload, murmur
 
-BLOCK = 2**20
-"""Elements whose digest is computed at a time on the host."""
+BLOCK = 2**20  # elements whose digest is computed at a time on the host
 
 
 def host_digest(tree: Any) -> str:
@@ -56,7 +55,6 @@ def host_digest(tree: Any) -> str:
 
 
 def digest_text(words: UInt32[np.ndarray, "2"]) -> str:
-    """A digest as text."""
     return f"{int(words[0]):08x}{int(words[1]):08x}"
 
 
@@ -66,7 +64,6 @@ def bits_of(x: Shaped[np.ndarray, "*shape"]) -> UInt[np.ndarray, "n"]:
 
 
 def equal_bits(a: Any, b: Any) -> bool:
-    """Whether two pytrees of arrays have the same bits."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(np.array_equal(bits_of(np.asarray(x)), bits_of(np.asarray(y))) for x, y in pairs)
 
@@ -171,7 +168,6 @@ class Programs:
         return self._ready[key]
 
     def _compile(self, workload: Workload, index: int | None, arguments: Any) -> tuple[Callable[..., Any], str]:
-        """Compiles a program, or loads what was compiled for another device of this kind."""
         kind = "" if index is None else self.devices[index].device_kind
         known = self._loadable.get((workload.program, kind))
         if known is not None and index is not None:

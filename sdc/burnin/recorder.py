@@ -38,7 +38,6 @@ class Confirmed:
 
     @property
     def verdict(self) -> Verdict:
-        """What follows."""
         return Verdict.CORRUPT if self.differs else Verdict.INCONCLUSIVE if self.problem else Verdict.CLEAN
 
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 SITES = {"fwd/attn": "attention/*", "fwd/ffn": "matrix/*", "bwd/attn": "training/*", "bwd/ffn": "training/*"}
 """Workloads whose outputs stand for those of the study's submodules: its frequencies are of elements of these."""
-POINTS = 4096
-"""Points at which the draw that varies a rate is averaged over."""
+POINTS = 4096  # points at which the draw that varies a rate is averaged over
 
 
 def rehearsed(suspect: str | None, faults: Sequence[str], device: int) -> list[Fault]:

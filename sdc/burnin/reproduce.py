@@ -20,12 +20,10 @@ from typing import Any
 import numpy as np
 
 FLAGS = ("XLA_FLAGS", "NPROC", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "JAX_DEFAULT_PRNG_IMPL")
-SHOWN = 8
-"""Elements that differ which are printed of an output."""
+SHOWN = 8  # elements that differ which are printed of an output
 
 
 def main(arguments: list[str], folder: Path) -> int:
-    """Runs cases and returns the exit code."""
     parser = argparse.ArgumentParser(description="Runs the cases of a bundle again; see the top of this file.")
     parser.add_argument("case", nargs="*", help="names of cases; by default all")
     parser.add_argument("--runs", type=int, default=10, help="runs on each device")
@@ -62,7 +60,6 @@ def main(arguments: list[str], folder: Path) -> int:
 
 
 def run_case(case: dict[str, Any], manifest: dict[str, Any], folder: Path, runs: int) -> int:
-    """Runs a case on every device, and says how often its bits were wrong."""
     import jax
     from jax import export
 
@@ -136,7 +133,6 @@ def _outputs(call: Any, arguments: Any, inputs: list[Any], place: Any, devices: 
 
 
 def show(expected: list[Any], found: list[Any]) -> None:
-    """Prints the first elements that differ, with their bits."""
     for number, (right, got) in enumerate(zip(expected, found, strict=True)):
         width = right.dtype.itemsize
         old, new = (np.ascontiguousarray(x).reshape(-1).view(f"u{width}") for x in (right, got))

@@ -17,12 +17,9 @@ from ..verdict import Verdict
 from .sensors import Course
 from .workloads import Family, find_level
 
-RESULT = "result.json"
-"""Name of the file in the folder of a burn-in."""
-EVENTS = "events.jsonl"
-"""Name of the log beside it."""
-BUNDLE = "bundle.tar.gz"
-"""Name of the evidence beside it, where something was found."""
+RESULT = "result.json"  # name of the file in the folder of a burn-in
+EVENTS = "events.jsonl"  # name of the log beside it
+BUNDLE = "bundle.tar.gz"  # name of the evidence beside it, where something was found
 UNDER_WAY, ON_REQUEST = "under way", "asked to stop"
 """Why a burn-in is not at its end: nothing stopped it, or its caller did."""
 MOST_ROUNDS = 10**9
@@ -95,7 +92,6 @@ class Tally(Fields, kw_only=True):
 
     @property
     def rate(self) -> float | None:
-        """Throughput at the median, `unit` per second."""
         return self.work / self.median if self.median else None
 
 
@@ -154,7 +150,6 @@ class Ended(Fields, kw_only=True):
 
     @property
     def where(self) -> str:
-        """Workload and device in words."""
         device = "all devices" if self.device is None else f"device {self.device}"
         return f"{self.workload or 'all workloads'} on {device}"
 
@@ -262,21 +257,13 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
     rounds: Annotated[int, about("rounds that were completed", ge=0)] = 0
     stopped: Annotated[str | None, about("why it was stopped early, such as `SIGTERM`; `null` if it was not")] = None
     hung: Annotated[bool, about("whether a device never answered")] = False
-    devices: Annotated[list[CheckedDevice], about("where, and how much was checked")] = msgspec.field(
-        default_factory=list
-    )
-    workloads: Annotated[list[Tally], about("counts by workload and device")] = msgspec.field(default_factory=list)
-    findings: Annotated[list[Finding], about("differences that were run again, in order")] = msgspec.field(
-        default_factory=list
-    )
-    unfinished: Annotated[list[Ended], about("what did not run to the end")] = msgspec.field(default_factory=list)
-    doubts: Annotated[list[str], about("what stands against a PASS whatever was compared")] = msgspec.field(
-        default_factory=list
-    )
-    notes: Annotated[list[str], about("what else there is to say")] = msgspec.field(default_factory=list)
-    outlooks: Annotated[list[BurstOutlook], about("what is known of published bursts")] = msgspec.field(
-        default_factory=list
-    )
+    devices: Annotated[list[CheckedDevice], about("where, and how much was checked")] = []
+    workloads: Annotated[list[Tally], about("counts by workload and device")] = []
+    findings: Annotated[list[Finding], about("differences that were run again, in order")] = []
+    unfinished: Annotated[list[Ended], about("what did not run to the end")] = []
+    doubts: Annotated[list[str], about("what stands against a PASS whatever was compared")] = []
+    notes: Annotated[list[str], about("what else there is to say")] = []
+    outlooks: Annotated[list[BurstOutlook], about("what is known of published bursts")] = []
     golden: Annotated[GoldenUse | None, about("the golden digests; `null` where none were given")] = None
     command: Annotated[list[str] | None, about("the command line")] = None
 
@@ -287,13 +274,11 @@ class BurninResult(Header, kw_only=True, tag="jax-sdc burn-in"):
 
     @property
     def headline(self) -> str:
-        """The verdict and what it rests on."""
         mark = "SIMULATION: " if self.simulated else ""
         return f"{mark}{self.verdict.acceptance} ({', '.join(self.evidence) or 'no evidence'})"
 
     @property
     def tallies(self) -> dict[tuple[str, int], Tally]:
-        """Counts by name of the workload and index of the device."""
         return {(tally.workload, tally.device): tally for tally in self.workloads}
 
     def has_ended(self, workload: str, devices: range) -> bool:

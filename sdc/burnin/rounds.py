@@ -27,22 +27,14 @@ from .reproduce import sum_of
 from .results import ON_REQUEST, BurninResult, BurninSettings, CheckedDevice, Ended, Finding, GoldenUse, Tally
 from .workloads import Workload, keeps_subnormals
 
-ACCEPTED = ("repeat",)
-"""What may be accepted."""
-DETAILED = 4
-"""Differences of a workload on a device that are run again and compared; those after them are counted."""
-NAP = 0.05
-"""Seconds between two questions whether to stop."""
-LIMIT = 1800.0
-"""Seconds after which a device that does not answer is given up: a large program compiles in less."""
-THREADS = 8
-"""Threads for each device: one that waits for a device for ever is not used again."""
-SMALL = 2**24
-"""Bytes of outputs that are kept whole; of larger ones the differing elements that the result lists."""
-STEPS = 16
-"""Classes of times in a doubling: a median is known to 4 %."""
-Listener: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Receives each round, run, finding and end, as JSON."""
+ACCEPTED = ("repeat",)  # what may be accepted
+DETAILED = 4  # differences of a workload on a device that are run again and compared; those after them are counted
+NAP = 0.05  # seconds between two questions whether to stop
+LIMIT = 1800.0  # seconds after which a device that does not answer is given up: a large program compiles in less
+THREADS = 8  # threads for each device: one that waits for a device for ever is not used again
+SMALL = 2**24  # bytes of outputs that are kept whole; of larger ones the differing elements that the result lists
+STEPS = 16  # classes of times in a doubling: a median is known to 4 %
+Listener: TypeAlias = Callable[[Mapping[str, Any]], None]  # receives each round, run, finding and end, as JSON
 
 
 class Kept(NamedTuple):
@@ -136,7 +128,6 @@ def step_of(seconds: float) -> int:
 
 
 def median_of(times: Counter[int]) -> float:
-    """The median of times by their classes."""
     rank, runs = 0, times.total()
     for step, count in sorted(times.items()):
         rank += count
@@ -147,8 +138,6 @@ def median_of(times: Counter[int]) -> float:
 
 @dataclasses.dataclass
 class _BurnIn:
-    """A burn-in at work."""
-
     workloads: Sequence[Workload]
     programs: Programs
     given: Mapping[str, str] | None
@@ -174,7 +163,6 @@ class _BurnIn:
         self.pool = ThreadPoolExecutor(max_workers=THREADS * len(devices))
 
     def go(self, minutes: float | None, rounds: int | None, pauses: Sequence[float]) -> BurninResult:
-        """All of it."""
         began, before = self.clock(), self.result.seconds
         try:
             self._prepare()
@@ -222,7 +210,6 @@ class _BurnIn:
         return [place for place in places if not self.result.has_ended(workload.name, self._devices_of(place))]
 
     def _devices_of(self, place: Place) -> range:
-        """Indices of a device, or of all."""
         return range(len(self.programs.devices)) if place is None else range(place, place + 1)
 
     def _note(self, text: str) -> None:
@@ -291,7 +278,6 @@ class _BurnIn:
         return self.programs.run(workload, place, faults=self.faults, moment=moment, seed=self.seed, rest=self._rest)
 
     def _turn(self, workload: Workload) -> None:
-        """Runs a workload once on each device, at the same time, and looks at what came out."""
         places = self._indices(workload)
         done = self._each(functools.partial(self._run, workload), places)
         outcomes: list[RunOutcome] = []

@@ -29,12 +29,9 @@ from .rounds import Kept, burn_in, planned_result
 from .sensors import Monitor
 from .workloads import find_level, workloads
 
-EVERY = 10.0
-"""Seconds from one snapshot of the result to the next."""
-STEPS_OF = "training"
-"""Family whose runs are training steps."""
-SHIFT = 5.0
-"""Seconds by which the clock of the host may be corrected during a burn-in without a word."""
+EVERY = 10.0  # seconds from one snapshot of the result to the next
+STEPS_OF = "training"  # family whose runs are training steps
+SHIFT = 5.0  # seconds by which the clock of the host may be corrected during a burn-in without a word
 
 
 class NotOnRecord(Exception):
@@ -47,8 +44,6 @@ class NotOnRecord(Exception):
 
 @dataclasses.dataclass
 class Session:
-    """A burn-in of the devices of this host."""
-
     settings: BurninSettings
     folder: Path  # where the result, the log and the bundle go
     golden: Path | None = None  # file of golden digests
@@ -144,7 +139,6 @@ class Session:
         return result
 
     def without(self, reason: str) -> BurninResult:
-        """The result where no device could be tested."""
         self._result = BurninResult(settings=self.settings, command=self.command, doubts=[reason])
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.save(final=True)

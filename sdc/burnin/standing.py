@@ -15,8 +15,7 @@ from .pair import PAIR, PAIR_FORMAT, POOL
 from .results import EVENTS, RESULT
 
 NAMES = (RESULT, PAIR, POOL)
-AHEAD = 300.0
-"""Seconds that a result may come from the future: clocks of hosts differ by less."""
+AHEAD = 300.0  # seconds that a result may come from the future: clocks of hosts differ by less
 
 
 class Standing(Fields, kw_only=True):
@@ -70,7 +69,6 @@ def _unknown(reason: str, place: Path | None = None) -> Standing:
 
 
 def _newest(path: Path) -> tuple[Path | None, bool]:
-    """The result at a path, and whether the path is its own or that of its folder."""
     if not path.is_dir():
         return (path if os.path.lexists(path) else None), True
     own = [path / name for name in NAMES if os.path.lexists(path / name)]

@@ -138,7 +138,7 @@ def _as_written(part: Any) -> Any:
     return {key: _as_written(each) for key, each in part.items()}
 
 
-def render_tables(page: str, types: Sequence[type[schema.Fields]] = TABLES) -> str:
+def render_tables(page: str, types: Sequence[type[Any]] = TABLES) -> str:
     """A page with current tables of fields, between `<!-- fields: TYPE -->` and `<!-- end -->`.
 
     A table has a line for each field that its type does not inherit, required ones first.
@@ -147,7 +147,7 @@ def render_tables(page: str, types: Sequence[type[schema.Fields]] = TABLES) -> s
 
     def table(match: re.Match[str]) -> str:
         type = tables[match[2]]
-        inherited = {} if type.__base__ is schema.Fields else _descriptions(type.__base__)
+        inherited = {} if type.__base__ in (schema.Fields, object) else _descriptions(type.__base__)
         shown = [f"| `{name}` | {text} |" for name, text in _descriptions(type).items() if inherited.get(name) != text]
         return "\n".join([match[1], "| field | meaning |", "|---|---|", *shown, "", match[3]])
 
@@ -157,8 +157,9 @@ def render_tables(page: str, types: Sequence[type[schema.Fields]] = TABLES) -> s
 def _descriptions(type: Any) -> dict[str, str]:
     """Required fields come first, so that the number of a line heads its table."""
     info = msgspec.inspect.type_info(type)
-    assert isinstance(info, msgspec.inspect.StructType)
-    found = {} if info.tag is None else {"format": f"`{info.tag}`"}
+    assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
+    tag = getattr(info, "tag", None)
+    found = {} if tag is None else {"format": f"`{tag}`"}
     for field in sorted(info.fields, key=lambda field: not field.required):
         assert isinstance(field.type, msgspec.inspect.Metadata), f"{type.__name__}.{field.name} has no description"
         found[field.encode_name] = str((field.type.extra_json_schema or {})["description"])

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
     from sdc.burnin import Session
 
-PATIENCE = 1.5
-"""Seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once."""
-STARTING = 300.0
-"""Seconds that devices have to start."""
-SENTENCES = 12
-"""Sentences that are printed; all of them are in the result."""
+PATIENCE = 1.5  # seconds after a signal until a burn-in whose devices do not come to the end of a run is ended at once
+STARTING = 300.0  # seconds that devices have to start
+SENTENCES = 12  # sentences that are printed; all of them are in the result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +78,6 @@ class BurninCommand:
 
 
 def run(options: BurninCommand) -> int:
-    """Runs the burn-in and returns the exit code."""
     with usage_errors():
         settings, asked = options.settings.resolved(), burnin.parse_devices(options.devices)
         _check_outputs(options)
@@ -126,7 +122,6 @@ def run(options: BurninCommand) -> int:
 
 
 def _burn(options: BurninCommand, asked: DeviceRequest, session: "Session") -> BurninResult:
-    """Starts the devices and tests them, or says why there are none to test."""
     from sdc.burnin.workloads import workloads
 
     starting = _start_timer(STARTING, options, session, f"devices that do not start in {STARTING:g} s")
@@ -213,7 +208,6 @@ def _folder(options: BurninCommand) -> Path:
 
 
 def _parts(result: BurninResult, folder: Path | None) -> Iterator[Any]:
-    """What a terminal shows of a result."""
     from rich.text import Text
 
     from .. import COLOURS, table

@@ -2,9 +2,9 @@
 
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import tyro
@@ -15,8 +15,7 @@ from sdc.verdict import Exit
 
 from .. import usage_errors
 
-LARGEST = 10_000_000
-"""Bytes of a file of host names."""
+LARGEST = 10_000_000  # bytes of a file of host names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,14 +109,9 @@ class FleetCommand:
 
 
 def run(options: FleetCommand) -> int:
-    """Summarizes, schedules or simulates."""
-    match options.command:
-        case SummarizeCommand() as command:
-            return _summarize(command)
-        case ScheduleCommand() as command:
-            return _schedule(command)
-        case SimulateCommand() as command:
-            return _simulate(command)
+    runs: dict[type, Callable[[Any], int]]
+    runs = {SummarizeCommand: _summarize, ScheduleCommand: _schedule, SimulateCommand: _simulate}
+    return runs[type(options.command)](options.command)
 
 
 def _summarize(options: SummarizeCommand) -> int:

@@ -1,7 +1,7 @@
 """`sdc golden`: records what healthy devices compute, and verifies, merges and lists such registers."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -119,16 +119,9 @@ class GoldenCommand:
 
 
 def run(options: GoldenCommand) -> int:
-    """Runs the subcommand and returns the exit code."""
-    match options.command:
-        case RecordCommand() as command:
-            return _record(command)
-        case VerifyCommand() as command:
-            return _verify(command)
-        case MergeCommand() as command:
-            return _merge(command)
-        case ListCommand() as command:
-            return _list(command)
+    runs: dict[type, Callable[[Any], int]]
+    runs = {RecordCommand: _record, VerifyCommand: _verify, MergeCommand: _merge, ListCommand: _list}
+    return runs[type(options.command)](options.command)
 
 
 def _record(options: RecordCommand) -> int:

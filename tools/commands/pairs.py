@@ -69,7 +69,6 @@ class PoolCommand(ComparisonCommand):
 
 
 def pair(command: PairCommand) -> int:
-    """Compares two hosts, or resolves several pairs, and returns the exit code."""
     if not command.resolve:
         return compare(command, "pair", 2)
     from sdc.analysis import resolve_pairs
@@ -96,7 +95,6 @@ def pool(command: PoolCommand) -> int:
 
 
 def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: int) -> int:
-    """Compares hosts and returns the exit code."""
     job, peers = dataclasses.replace(command.job, twins=twins), command.peers
     with usage_errors():
         if peers.processes is not None and peers.processes > 1 and peers.processes % twins:
@@ -165,12 +163,10 @@ class _Result:
         self._opening, self.file = opening, file
 
     def judge(self, lost: str | None) -> Pair:
-        """What follows from the records so far."""
         seconds = time.monotonic() - self._started
         return self._judge(self.file.parent, self._opening, ended=_now(), seconds=seconds, lost=lost)
 
     def write(self, lost: str | None) -> Pair:
-        """The same, written."""
         pair = self.judge(lost)
         with self._lock:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +211,6 @@ def _watched(stage: Stage, job: FullLoad, joint: Joint) -> Iterator[Any]:
 
 
 def _flags(command: ComparisonCommand) -> list[str]:
-    """The flags that are not as by default."""
     chosen = {name: value for name, value in given(command).items() if name in FLAGS}
     return [
         str(word)

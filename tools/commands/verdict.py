@@ -42,7 +42,6 @@ class VerdictCommand:
 
 
 def run(options: VerdictCommand) -> int:
-    """Prints the verdict and returns the exit code."""
     try:
         age = None if options.max_age is None else seconds_of(options.max_age)
     except SettingError as error:  # code 2 is critical for Nagios

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-import msgspec
-
 from sdc.schema import Fields, about
 
 XID = MappingProxyType(
@@ -50,9 +48,7 @@ class Course(Fields, kw_only=True):
     hottest: Annotated[float | None, about("highest temperature, degrees Celsius")] = None
     strongest: Annotated[float | None, about("highest power, watts")] = None
     slowest: Annotated[float | None, about("lowest clock of the processors under load, MHz")] = None
-    events: Annotated[list[str], about("errors that the driver reported meanwhile, such as `Xid 48`")] = msgspec.field(
-        default_factory=list
-    )
+    events: Annotated[list[str], about("errors that the driver reported meanwhile, such as `Xid 48`")] = []
 
 
 def driver_errors(course: Course) -> Iterator[str]:
@@ -88,8 +84,6 @@ def amd_addresses(described: Described) -> dict[int, str]:
 
 
 class SensorEvent(NamedTuple):
-    """An error that was reported, such as `Xid 48`."""
-
     device: int | None  # index; None for the host
     text: str
 

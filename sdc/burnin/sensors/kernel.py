@@ -12,10 +12,8 @@ from pathlib import Path
 
 from .base import Described, SensorBackend, SensorEvent, Sensors, Silent, amd_addresses, attempt
 
-PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-"""Names of hwmon drivers that measure processors."""
-ZONES = re.compile(r"x86_pkg_temp|cpu|soc", re.IGNORECASE)
-"""Thermal zones of processors."""
+PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")  # names of hwmon drivers that measure processors
+ZONES = re.compile(r"x86_pkg_temp|cpu|soc", re.IGNORECASE)  # thermal zones of processors
 
 
 def open_hwmon(described: Described, root: str = "/") -> "Hwmon | None":
@@ -26,8 +24,6 @@ def open_hwmon(described: Described, root: str = "/") -> "Hwmon | None":
 
 
 class Hwmon(SensorBackend):
-    """What files of the kernel report."""
-
     def __init__(self, root: Path, amd: Mapping[int, str], processors: set[int]) -> None:
         self._root, self._amd, self._processors = root, amd, processors
         self._checks = self._machine_checks()
@@ -87,7 +83,6 @@ class Hwmon(SensorBackend):
         return _numbers(self._root / "sys", "devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")
 
     def _machine_checks(self) -> int:
-        """Machine check exceptions of all processors."""
         lines = _text(self._root / "proc/interrupts").splitlines()
         line = next((line for line in lines if line.strip().startswith("MCE:")), "")
         return sum(int(word) for word in line.split()[1:] if word.isdecimal())
@@ -111,10 +106,8 @@ def _text(path: Path) -> str:
 
 
 LOG = "/dev/kmsg"
-LONGEST = 160
-"""Characters of a line that are kept."""
-RECORDS = 10_000
-"""Lines that are read at a time; a driver that fails for good writes without end."""
+LONGEST = 160  # characters of a line that are kept
+RECORDS = 10_000  # lines that are read at a time; a driver that fails for good writes without end
 _ADDRESS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
 ERRORS = (
     (rf"(?i)NVRM: Xid \(PCI:{_ADDRESS}\): (?P<number>\d+)(?:, ?(?P<rest>.*))?$", "Xid {number}"),

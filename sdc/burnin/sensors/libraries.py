@@ -17,10 +17,8 @@ SLOWED = {
     0x100: "display clocks",
 }
 """Bits of what NVML calls clocks event reasons, or throttle reasons."""
-MOST_EVENTS = 64
-"""Events that are taken at a time from one device."""
-PERSISTENT = 6
-"""Health of a TPU's link from which on its problem stays; below, 0 is healthy and the others come and go."""
+MOST_EVENTS = 64  # events that are taken at a time from one device
+PERSISTENT = 6  # health of a TPU's link from which on its problem stays; below, 0 is healthy and the others come and go
 
 
 def _first(*values: Any) -> float | None:
@@ -45,8 +43,6 @@ def open_nvml(described: Described, library: Any = None) -> "Nvml | None":
 
 
 class Nvml(SensorBackend):
-    """What NVML reports."""
-
     def __init__(self, library: Any, wanted: dict[int, str]) -> None:
         self._library = library
         found = {index: attempt(library.nvmlDeviceGetHandleByUUID, identity) for index, identity in wanted.items()}

@@ -26,10 +26,8 @@ SOURCES: Mapping[str, Opener] = MappingProxyType(
     }
 )
 """Sources by name. Of those that know a device, the first one's readings are taken, and the errors of all."""
-PATIENCE = 5.0
-"""Seconds that are waited for all sources before a burn-in, and as many after it."""
-MOST = 32
-"""Different errors of a device that are listed one by one."""
+PATIENCE = 5.0  # seconds that are waited for all sources before a burn-in, and as many after it
+MOST = 32  # different errors of a device that are listed one by one
 
 
 class Monitor:
@@ -97,8 +95,6 @@ class Monitor:
 
 
 class _Watch(threading.Thread):
-    """One source, asked again and again."""
-
     def __init__(self, name: str, opener: Opener, described: Described, every: float) -> None:
         super().__init__(name=name, daemon=True)
         self.ready, self.over, self.given_up = threading.Event(), threading.Event(), False

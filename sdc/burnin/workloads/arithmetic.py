@@ -79,7 +79,6 @@ class CausalAttention(Workload):
 
 
 def build_attention(request: FamilyRequest) -> Iterator[Workload]:
-    """Causal attention in each type."""
     length = request.level.positions
     sizes = (HEADS, length, DEPTH)
     for dtype in request.dtypes:
@@ -102,12 +101,10 @@ Function = Callable[[Any], Any]
 
 
 def _size(x: Any) -> Any:
-    """A positive number, nowhere near zero."""
     return jnp.abs(x) + jnp.asarray(0.25, x.dtype)
 
 
 def _inside(x: Any) -> Any:
-    """A number between -1 and 1."""
     return x / (jnp.abs(x) + jnp.asarray(1, x.dtype))
 
 
@@ -178,8 +175,7 @@ def build_functions(request: FamilyRequest) -> Iterator[Workload]:
 
 
 ROWS = 8
-LARGEST = 8
-"""Elements that `top_k` returns."""
+LARGEST = 8  # elements that `top_k` returns
 
 
 class ExactReductions(Workload):
@@ -297,7 +293,6 @@ class Ordering(Workload):
 
 
 def build_ordering(request: FamilyRequest) -> Iterator[Workload]:
-    """One workload."""
     count = request.level.numbers
     program = f"ordering/int32/{count}"
     yield Ordering(

@@ -20,10 +20,8 @@ from jaxtyping import Float, Float64, Shaped, UInt32, UInt64
 
 from sdc.settings import SettingError
 
-BLOCK = 2**20
-"""Elements that are drawn at a time."""
-TOKENS = 2**10
-"""Rows of the small network's outputs; more data repeat them."""
+BLOCK = 2**20  # elements that are drawn at a time
+TOKENS = 2**10  # rows of the small network's outputs; more data repeat them
 WIDTH, HIDDEN = 8, 16
 
 
@@ -50,7 +48,6 @@ def ones(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*s
 
 
 def subnormal(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:
-    """Subnormal numbers of both signs, none of them zero."""
     raw = _raw("subnormal", seed, math.prod(shape))
     kind, mantissa = jnp.dtype(dtype), _mantissa(dtype)
     bits = (raw >> np.uint64(1)) % np.uint64(2**mantissa - 1) + np.uint64(1)
@@ -81,7 +78,6 @@ def activations(shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarr
 
 
 def random_words(shape: tuple[int, ...], seed: int) -> UInt32[np.ndarray, "*shape"]:
-    """Random 32-bit words."""
     return (_raw("words", seed, math.prod(shape)) >> np.uint64(32)).astype(np.uint32).reshape(shape)
 
 

@@ -59,7 +59,6 @@ class Pattern(Workload):
 
 
 def build_memory(request: FamilyRequest) -> Iterator[Workload]:
-    """Each pattern, and retention of the random one."""
     words = request.level.buffer // 4
     for name, pattern in [*((pattern, pattern) for pattern in PATTERNS), ("retention", "random")]:
         yield Pattern(
@@ -100,7 +99,6 @@ class Transfers(Workload):
 
 
 def build_transfers(request: FamilyRequest) -> Iterator[Workload]:
-    """Copies between host and device, and between devices where there are two."""
     words = request.level.buffer // 4
     ways = {"host-device-host": 1}
     if len(request.devices) > 1:
@@ -146,8 +144,7 @@ COLLECTIVES: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 """Each on a device, where it takes a shard `[1, n, m]` for n devices, and on the host, where it takes those of all,
 `[n, n, m]`, and the first axis of what it returns is the device."""
-ALIKE = ("psum", "pmax", "all_gather")
-"""Those of which all devices get the same."""
+ALIKE = ("psum", "pmax", "all_gather")  # those of which all devices get the same
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -175,7 +172,6 @@ class Exchange(Workload):
 
 
 def build_collectives(request: FamilyRequest) -> Iterator[Workload]:
-    """Each collective, where there are two devices."""
     count = len(request.devices)
     if count < 2:
         return

@@ -26,8 +26,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
 )
 """Module of this package whose `build_NAME` builds each family."""
 Unit: TypeAlias = Literal["flop", "byte"]
-AXIS = "device"
-"""Axis over the local devices, under which the program of a workload that spans all of them runs."""
+AXIS = "device"  # axis over the local devices, under which the program of a workload that spans all of them runs
 
 
 class Bench(NamedTuple):
@@ -144,7 +143,6 @@ LEVELS: Mapping[str, Level] = MappingProxyType(
 
 
 def find_level(level: str | Level) -> Level:
-    """A level by its name, or itself."""
     if isinstance(level, Level):
         return level
     if level not in LEVELS:
@@ -153,8 +151,6 @@ def find_level(level: str | Level) -> Level:
 
 
 class FamilyRequest(NamedTuple):
-    """What a family is asked for."""
-
     level: Level
     devices: "Sequence[jax.Device]"  # devices that the workloads are to run on
     dtypes: tuple[str, ...]  # types of floating-point numbers
@@ -163,26 +159,22 @@ class FamilyRequest(NamedTuple):
 
 _REGISTERED: dict[str, Build] = {}
 DTYPES = ("float32", "bfloat16")
-KNOWN = ("float32", "bfloat16", "float16")
-"""Types of floating-point numbers that the families have data for."""
+KNOWN = ("float32", "bfloat16", "float16")  # types of floating-point numbers that the families have data for
 
 
 def register(name: str, build: Build) -> None:
-    """Adds a family of workloads, which `workloads` then gives too."""
     if name in families():
         raise SettingError("name", name, "is a family of workloads already; choose another name")
     _REGISTERED[name] = build
 
 
 def unregister(name: str) -> None:
-    """Takes a family back that was registered."""
     if name not in _REGISTERED:
         raise SettingError("name", name, f"was not registered; registered are {', '.join(_REGISTERED) or 'none'}")
     del _REGISTERED[name]
 
 
 def families() -> tuple[str, ...]:
-    """Names of all families, in the order in which they run."""
     return (*BUILT_IN, *_REGISTERED)
 
 

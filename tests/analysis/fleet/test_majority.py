@@ -23,7 +23,7 @@ def reduced(*reports: BurninResult) -> list[HostResult]:
 
 
 def named(results: Sequence[HostResult]) -> dict[str, str]:
-    return {each.host.name: each.confidence for each in find_suspects(results, vote(results))}
+    return {each.host: each.confidence for each in find_suspects(results, vote(results))}
 
 
 def wrong(host: str, device: int = 1, workload: str = WORKLOADS[1]) -> dict[tuple[str, int], str]:
@@ -93,7 +93,7 @@ def test_one_wrong_digest_on_several_hosts_is_less_sure() -> None:
     reports = [make_report(f"gpu-{number}", digests=same if number < 3 else None) for number in range(30)]
     results = reduced(*reports)
     assert named(results) == dict.fromkeys(("gpu-0", "gpu-1", "gpu-2"), "possible")
-    text = find_suspects(results, vote(results))[0].sightings[0].text
+    text = find_suspects(results, vote(results))[0].seen[0]
     assert "29 of 29 other hosts have" in text
     assert "gpu-1, gpu-2 gave the same wrong one: look for a common cause" in text
 
@@ -176,7 +176,7 @@ def test_classes_and_points_order_as_truth_does() -> None:
                     findings = [make_finding(kinds=[draw.choice(["golden", "repeat"])], devices=devices, host=name)]
                 reports.append(make_report(name, findings=findings, digests=digests, created=day))
         for suspect in find_suspects(results := reduced(*reports), vote(results)):
-            is_bad = suspect.host.name in truth
+            is_bad = suspect.host in truth
             counts[suspect.confidence][is_bad] += 1
             points.append((suspect.points, is_bad))
     right = [bad / (good + bad) for good, bad in counts.values()]
