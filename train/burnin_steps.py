@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from sdc.burnin.workloads import FamilyRequest, Workload, families, make_floats, random_words, register
+from sdc.burnin.workloads import BurninWorkload, FamilyRequest, families, make_floats, random_words, register
 
 from .programs import DATA, MODEL, ModelConfig, OptimizerConfig, TrainConfig, TrainState, abstract_state, device_step
 
@@ -43,7 +43,7 @@ def configuration(side: int, dtype: str) -> TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class TrainingSteps(Workload):
+class TrainingSteps(BurninWorkload):
     """Some steps on one device, and the loss of each."""
 
     config: TrainConfig
@@ -79,7 +79,7 @@ class TrainingSteps(Workload):
         return jax.tree.map(lambda x: x[0, 0], after), losses[:, 0, 0]
 
 
-def build(request: FamilyRequest) -> Iterator[Workload]:
+def build(request: FamilyRequest) -> Iterator[BurninWorkload]:
     for dtype in request.dtypes:
         if dtype not in ("float32", "bfloat16"):
             continue

@@ -27,7 +27,7 @@ from . import reproduce
 from .programs import Programs
 from .results import EVENTS, RESULT, BurninResult, Finding
 from .rounds import Kept
-from .workloads import Workload
+from .workloads import BurninWorkload
 
 LARGEST = 2**28  # bytes of inputs that a case may have
 PLUGINS = ("libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin")
@@ -40,7 +40,7 @@ def write_bundle(
     path: AnyPath,
     result: BurninResult,
     programs: Programs,
-    workloads: Sequence[Workload],
+    workloads: Sequence[BurninWorkload],
     kept: Mapping[str, Kept],
 ) -> list[str]:
     """Writes the bundle of a burn-in that found something, whole or not at all; names cases that can be run again.
@@ -92,7 +92,7 @@ def write_bundle(
 
 
 def _case(
-    workload: Workload, first: Finding, kept: Kept, programs: Programs, files: dict[str, bytes]
+    workload: BurninWorkload, first: Finding, kept: Kept, programs: Programs, files: dict[str, bytes]
 ) -> dict[str, Any]:
     slug = "".join(c if c.isalnum() else "-" for c in workload.name)
     finding = kept.finding

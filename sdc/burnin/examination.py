@@ -18,7 +18,7 @@ import numpy as np
 
 from .programs import Programs, RunOutcome, bits_of
 from .results import Element, Elements, Evidence, Finding, Persistence
-from .workloads import Workload
+from .workloads import BurninWorkload
 
 RERUNS = 3  # runs right after a difference
 LISTED = 8  # differing elements that are listed one by one
@@ -107,7 +107,12 @@ class Confirmation(NamedTuple):
 
 
 def confirm(
-    workload: Workload, suspicion: Suspicion, outcomes: Sequence[RunOutcome], run: Run, programs: Programs, round: int
+    workload: BurninWorkload,
+    suspicion: Suspicion,
+    outcomes: Sequence[RunOutcome],
+    run: Run,
+    programs: Programs,
+    round: int,
 ) -> Confirmation:
     first = {outcome.device: outcome for outcome in outcomes}
     again: dict[int, list[RunOutcome]] = {device: [] for device in suspicion.devices}
@@ -169,7 +174,7 @@ def confirm(
 
 
 def _outputs(
-    workload: Workload,
+    workload: BurninWorkload,
     first: Mapping[int, RunOutcome],
     again: Mapping[int, Sequence[RunOutcome]],
     devices: Sequence[int],

@@ -30,7 +30,7 @@ from sdc.program import probe
 from ..records import program_fingerprint
 from ..twins import GOLDEN, MIX, tree_digest
 from .rehearsal import faults_of
-from .workloads import AXIS, Bench, Workload, murmur
+from .workloads import AXIS, Bench, BurninWorkload, murmur
 
 BLOCK = 2**20  # elements whose digest is computed at a time on the host
 
@@ -122,7 +122,7 @@ class Programs:
         self._corruptions: dict[tuple[str, ...], Callable[..., Any]] = {}
         self._digest = jax.jit(tree_digest)
 
-    def host(self, workload: Workload) -> tuple[Any, ...]:
+    def host(self, workload: BurninWorkload) -> tuple[Any, ...]:
         """Its arguments as NumPy arrays; kept for those that may need them at each run, and for the last one."""
         key = _identity(workload)
         if key not in self._host:
@@ -132,14 +132,14 @@ class Programs:
                 self._travelling.add(key)
         return self._host[key]
 
-    def expected(self, workload: Workload, index: int) -> Any:
+    def expected(self, workload: BurninWorkload, index: int) -> Any:
         """Outputs of a device as the host computes them; None where the host cannot."""
         if not workload.exact:
             return None
         outputs = jax.tree.map(np.asarray, workload.reference(*self.host(workload)))
         return jax.tree.map(lambda x: x[index : index + 1], outputs) if workload.multi else outputs
 
-    def reference(self, workload: Workload, index: int) -> Reference | None:
+    def reference(self, workload: BurninWorkload, index: int) -> Reference | None:
         """Digest of the outputs of a device as the host computes them; None where the host cannot."""
         if not workload.exact:
             return None
@@ -149,7 +149,7 @@ class Programs:
             self._references[key] = Reference(host_digest(outputs), outputs if workload.on_host else None)
         return self._references[key]
 
-    def prepare(self, workload: Workload, index: int | None) -> Ready:
+    def prepare(self, workload: BurninWorkload, index: int | None) -> Ready:
         """Compiles a workload for a device, or for all together, and places its arguments, unless that was done.
 
         Threads may do so for several devices at a time.
@@ -167,7 +167,7 @@ class Programs:
         self._ready[key] = Ready(self._compiled[program][0], arguments, self._compiled[program][1])
         return self._ready[key]
 
-    def _compile(self, workload: Workload, index: int | None, arguments: Any) -> tuple[Callable[..., Any], str]:
+    def _compile(self, workload: BurninWorkload, index: int | None, arguments: Any) -> tuple[Callable[..., Any], str]:
         kind = "" if index is None else self.devices[index].device_kind
         known = self._loadable.get((workload.program, kind))
         if known is not None and index is not None:
@@ -188,7 +188,7 @@ class Programs:
 
     def run(
         self,
-        workload: Workload,
+        workload: BurninWorkload,
         index: int | None,
         *,
         faults: Sequence[Fault] = (),
@@ -235,7 +235,7 @@ class Programs:
         return next(shard.data for shard in x.addressable_shards if shard.device == self.devices[index])
 
     def _outcome(
-        self, workload: Workload, index: int, outputs: Any, checks: CheckedRows, seconds: float,
+        self, workload: BurninWorkload, index: int, outputs: Any, checks: CheckedRows, seconds: float,
         faults: Sequence[Fault], moment: int, seed: int,
     ) -> RunOutcome:  # fmt: skip
         if (counted := sum(x.size for x in jax.tree.leaves(outputs))) < workload.elements:
@@ -262,7 +262,7 @@ class Programs:
         right = None if known is None else digest == known.digest
         return RunOutcome(workload.name, index, digest, right, checks, workload.elements, seconds, changed, outputs)
 
-    def exported(self, workload: Workload) -> tuple[bytes, int]:
+    def exported(self, workload: BurninWorkload) -> tuple[bytes, int]:
         """A program of plain arrays, as bytes, for those who have JAX alone; and how many of its outputs count.
 
         Counts of checks follow after the outputs of the workload.
@@ -283,7 +283,7 @@ class Programs:
     def _mesh(self) -> Mesh:
         return Mesh(np.asarray(self.devices), (AXIS,))
 
-    def _traceable(self, workload: Workload) -> Callable[..., Any]:
+    def _traceable(self, workload: BurninWorkload) -> Callable[..., Any]:
         if workload.multi:
             spec = PartitionSpec(AXIS)
             mapped = jax.shard_map(workload.run, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -303,7 +303,7 @@ class Programs:
         return checked
 
 
-def _identity(workload: Workload) -> str:
+def _identity(workload: BurninWorkload) -> str:
     """Workloads of one name and other data are two."""
     return f"{workload.name} {workload.seed}"
 

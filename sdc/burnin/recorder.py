@@ -20,7 +20,7 @@ from .judgement import judge
 from .results import BurninResult, BurninSettings, Tally, now
 from .rounds import Listener, burn_in, planned_result
 from .sensors import Monitor, driver_errors
-from .workloads import Workload, find_level, workloads
+from .workloads import BurninWorkload, find_level, workloads
 
 DOUBT = "checksums flag rows that come out the same again"
 
@@ -111,7 +111,7 @@ def verify(
 
 
 def _run(
-    found: Sequence[Workload], devices: Sequence[jax.Device], level: str, **length: Any
+    found: Sequence[BurninWorkload], devices: Sequence[jax.Device], level: str, **length: Any
 ) -> tuple[BurninResult, Confirmed]:
     """A burn-in, and what is to be said of it. How fast it was does not matter."""
     described = describe_devices(devices)

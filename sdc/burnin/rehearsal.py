@@ -16,7 +16,7 @@ from sdc.settings import SettingError
 
 from ..faults import Fault, parse_fault
 from ..nodes import node_faults
-from .workloads import AXIS, Workload
+from .workloads import AXIS, BurninWorkload
 
 if TYPE_CHECKING:
     import jax
@@ -65,7 +65,7 @@ def matching(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
     return found
 
 
-def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workloads: Sequence[Workload]) -> None:
+def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workloads: Sequence[BurninWorkload]) -> None:
     """Refuses faults that have no rate, are no pattern of names, or hit no device or workload here."""
     for fault in faults:
         if not isinstance(fault, Fault):
@@ -88,7 +88,7 @@ def check_faults(faults: Sequence[Fault], devices: "Sequence[jax.Device]", workl
                 raise SettingError("inject", fault, problem)
 
 
-def faults_of(faults: Sequence[Fault], workload: Workload, index: int) -> tuple[Fault, ...]:
+def faults_of(faults: Sequence[Fault], workload: BurninWorkload, index: int) -> tuple[Fault, ...]:
     """The faults that hit a workload on a device, without their place."""
     mine = [fault for fault in faults if fault.at.get(AXIS, index) == index and strikes(fault, workload.name)]
     return tuple(dataclasses.replace(fault, at={}, site="*") for fault in mine)
@@ -108,7 +108,7 @@ def chance_of_run(fault: Fault, elements: int) -> float:
     return float(fault.when.spike * np.mean(-np.expm1(elements * np.log1p(-np.minimum(most, 1 - 1e-12)))))
 
 
-def chance_of_round(faults: Iterable[Fault], workloads: Sequence[Workload]) -> float:
+def chance_of_round(faults: Iterable[Fault], workloads: Sequence[BurninWorkload]) -> float:
     """Probability that a round through workloads shows a difference on the device that has the faults."""
     quiet = 0.0
     for fault in faults:

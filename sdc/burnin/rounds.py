@@ -25,7 +25,7 @@ from .programs import Programs, RunOutcome
 from .rehearsal import check_faults
 from .reproduce import sum_of
 from .results import ON_REQUEST, BurninResult, BurninSettings, CheckedDevice, Ended, Finding, GoldenUse, Tally
-from .workloads import Workload, keeps_subnormals
+from .workloads import BurninWorkload, keeps_subnormals
 
 ACCEPTED = ("repeat",)  # what may be accepted
 DETAILED = 4  # differences of a workload on a device that are run again and compared; those after them are counted
@@ -46,7 +46,7 @@ class Kept(NamedTuple):
 
 
 def planned_result(
-    workloads: Sequence[Workload],
+    workloads: Sequence[BurninWorkload],
     devices: Sequence[jax.Device],
     described: Sequence[Mapping[str, Any]] = (),
     **fields: Any,
@@ -72,7 +72,7 @@ def planned_result(
 
 
 def burn_in(
-    workloads: Sequence[Workload],
+    workloads: Sequence[BurninWorkload],
     devices: Sequence[jax.Device],
     *,
     minutes: float | None = None,  # how long; the run that is at work when they are over is finished
@@ -138,7 +138,7 @@ def median_of(times: Counter[int]) -> float:
 
 @dataclasses.dataclass
 class _BurnIn:
-    workloads: Sequence[Workload]
+    workloads: Sequence[BurninWorkload]
     programs: Programs
     given: Mapping[str, str] | None
     faults: Sequence[Fault]
@@ -204,7 +204,7 @@ class _BurnIn:
         while (left := until - self.clock()) > 0 and not self.stop():
             time.sleep(min(left, NAP))
 
-    def _indices(self, workload: Workload) -> list[Place]:
+    def _indices(self, workload: BurninWorkload) -> list[Place]:
         """Devices that a workload runs on; None stands for all of them together."""
         places: list[Place] = [None] if workload.multi else list(range(len(self.programs.devices)))
         return [place for place in places if not self.result.has_ended(workload.name, self._devices_of(place))]
@@ -271,13 +271,13 @@ class _BurnIn:
                     if not keeps_subnormals(dtype, self.programs.devices[index]):
                         self._note(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
 
-    def _run(self, workload: Workload, place: Place) -> list[RunOutcome]:
+    def _run(self, workload: BurninWorkload, place: Place) -> list[RunOutcome]:
         moment = max(self.moments[index] for index in self._devices_of(place))
         for index in self._devices_of(place):
             self.moments[index] = moment + 1
         return self.programs.run(workload, place, faults=self.faults, moment=moment, seed=self.seed, rest=self._rest)
 
-    def _turn(self, workload: Workload) -> None:
+    def _turn(self, workload: BurninWorkload) -> None:
         places = self._indices(workload)
         done = self._each(functools.partial(self._run, workload), places)
         outcomes: list[RunOutcome] = []
@@ -303,7 +303,7 @@ class _BurnIn:
         for suspicion in suspicions:
             self._follow(workload, suspicion, outcomes)
 
-    def _count(self, workload: Workload, outcome: RunOutcome, voted: Vote, golden: Mapping[int, str]) -> None:
+    def _count(self, workload: BurninWorkload, outcome: RunOutcome, voted: Vote, golden: Mapping[int, str]) -> None:
         place = (workload.name, outcome.device)
         tally, times = self.tallies[place], self.times[place]
         times[step_of(outcome.seconds)] += 1
@@ -326,7 +326,7 @@ class _BurnIn:
             }
         )  # fmt: skip
 
-    def _follow(self, workload: Workload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
+    def _follow(self, workload: BurninWorkload, suspicion: Suspicion, outcomes: Sequence[RunOutcome]) -> None:
         """Runs a difference again, and keeps what was found; those of the same place are counted after a while."""
         tallies = {device: self.tallies[workload.name, device] for device in self.kinds}
         for device in suspicion.devices:
@@ -357,7 +357,7 @@ class _BurnIn:
         self.result.findings.append(finding)
         self.on_event({"event": "finding", "workload": workload.name, "devices": list(finding.devices)})
 
-    def _end(self, workload: Workload, place: Place, error: Exception) -> None:
+    def _end(self, workload: BurninWorkload, place: Place, error: Exception) -> None:
         """What failed does not run again: a workload on a device, or all of a device that answers no more."""
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if isinstance(error, TimeoutError):  # a device that did not answer is not asked again

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from sdc.burnin import Programs, burn_in
-from sdc.burnin.workloads import LEVELS, SMALLEST, Level, Workload, workloads
+from sdc.burnin.workloads import LEVELS, SMALLEST, BurninWorkload, Level, workloads
 from sdc.train import get_config, register_training
 
 from ._fleet import summarize_results
@@ -102,14 +102,14 @@ def _healthy(rounds: int = 1000) -> tuple[int, int]:
     return len(result.findings) + len(result.unfinished), result.rounds
 
 
-def _round(programs: Programs, workload: Workload) -> tuple[float, float]:
+def _round(programs: Programs, workload: BurninWorkload) -> tuple[float, float]:
     """Seconds of a run at load, and with digest and comparison."""
     began = time.perf_counter()
     (outcome,) = programs.run(workload, 0, rest=lambda seconds: None)
     return outcome.seconds, time.perf_counter() - began
 
 
-def _against_unchecked(programs: Programs, workload: Workload, steps: int) -> tuple[float, float]:
+def _against_unchecked(programs: Programs, workload: BurninWorkload, steps: int) -> tuple[float, float]:
     """Median seconds of the checked program, and of the product alone; they take turns."""
     ready = programs.prepare(workload, 0)
     calls: tuple[Callable[..., Any], ...] = (ready.call, jax.jit(workload.run))

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from sdc.burnin import Programs, burn_in, chance_of_round, planned_result, rehearsed, rounds_for
-from sdc.burnin.workloads import Workload, workloads
+from sdc.burnin.workloads import BurninWorkload, workloads
 from sdc.nodes import NODES
 from sdc.train import register_training
 from sdc.train.studies import find_node
@@ -57,7 +57,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     return columns
 
 
-def _simulated(found: Sequence[Workload], faults: Any, programs: Programs) -> dict[str, float]:
+def _simulated(found: Sequence[BurninWorkload], faults: Any, programs: Programs) -> dict[str, float]:
     rounds, missed, seconds = [], 0, []
     for trial in range(TRIALS):
         result = planned_result(found, programs.devices)

@@ -1,6 +1,6 @@
 """What a burn-in runs: programs whose bits are known to be the same each time, with data that provoke.
 
-workload    `Workload`, the class that each of them implements; levels, families, and the workloads of a level
+workload    `BurninWorkload`, the class that each of them implements; levels, families, and the workloads of a level
 arrays      data as functions of a seed, with the same bits on every host
 arithmetic  matrix products, attention, functions such as exponentials; reductions and orderings
 movement    patterns in memory, copies between host and devices, collectives over the devices of a host
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         Family as Family,
         FamilyRequest as FamilyRequest,
         Level as Level,
-        Workload as Workload,
+        BurninWorkload as BurninWorkload,
         families as families,
         find_level as find_level,
         register as register,

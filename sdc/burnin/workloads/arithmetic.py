@@ -18,12 +18,12 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Float32, Int32, UInt32
 
 from .arrays import make_floats, random_words
-from .workload import FamilyRequest, Workload
+from .workload import BurninWorkload, FamilyRequest
 
 HEADS, DEPTH = 2, 32
 
 
-class MatrixProduct(Workload):
+class MatrixProduct(BurninWorkload):
     """A product of two matrices in float32: what a narrow type rounds away would hide errors."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "m k"], Float[np.ndarray, "k n"]]:
@@ -35,7 +35,7 @@ class MatrixProduct(Workload):
         return jnp.matmul(a, b, preferred_element_type=jnp.float32, precision=lax.Precision.HIGHEST)
 
 
-def build_matrix(request: FamilyRequest) -> Iterator[Workload]:
+def build_matrix(request: FamilyRequest) -> Iterator[BurninWorkload]:
     """Normal data in each shape, and all other kinds in the square one."""
     side = request.level.side
     shapes = [(side, side, side), (side + 1, side - 1, side // 2 + 1), (side // 8, 4 * side, side)]
@@ -57,7 +57,7 @@ def build_matrix(request: FamilyRequest) -> Iterator[Workload]:
                 )
 
 
-class CausalAttention(Workload):
+class CausalAttention(BurninWorkload):
     """Causal attention; scores and weights are in float32, the factors of the products in the type of the data."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "heads length depth"], ...]:
@@ -78,7 +78,7 @@ class CausalAttention(Workload):
         return jnp.einsum("hts,hsd->htd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
 
-def build_attention(request: FamilyRequest) -> Iterator[Workload]:
+def build_attention(request: FamilyRequest) -> Iterator[BurninWorkload]:
     length = request.level.positions
     sizes = (HEADS, length, DEPTH)
     for dtype in request.dtypes:
@@ -141,7 +141,7 @@ GROUPS: Mapping[str, Mapping[str, Function]] = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Functions(Workload):
+class Functions(BurninWorkload):
     """Each function of a group, of the same numbers."""
 
     group: str
@@ -153,7 +153,7 @@ class Functions(Workload):
         return {name: function(x) for name, function in GROUPS[self.group].items()}
 
 
-def build_functions(request: FamilyRequest) -> Iterator[Workload]:
+def build_functions(request: FamilyRequest) -> Iterator[BurninWorkload]:
     """Each group of functions; exponentials take every kind of data."""
     count = request.level.numbers
     for dtype in request.dtypes:
@@ -178,7 +178,7 @@ ROWS = 8
 LARGEST = 8  # elements that `top_k` returns
 
 
-class ExactReductions(Workload):
+class ExactReductions(BurninWorkload):
     """Reductions of whole numbers: in whatever order they are added, the host gets the same bits."""
 
     def inputs(self) -> tuple[Float32[np.ndarray, "rows columns"]]:
@@ -207,7 +207,7 @@ class ExactReductions(Workload):
         }
 
 
-class RoundedReductions(Workload):
+class RoundedReductions(BurninWorkload):
     """Reductions in float32 that depend on their order, which a compiled program keeps."""
 
     def inputs(self) -> tuple[Float[np.ndarray, "rows columns"]]:
@@ -224,7 +224,7 @@ class RoundedReductions(Workload):
         }
 
 
-def build_reductions(request: FamilyRequest) -> Iterator[Workload]:
+def build_reductions(request: FamilyRequest) -> Iterator[BurninWorkload]:
     """Exact reductions once, rounded ones for each type and each kind of data."""
     columns = max(request.level.numbers // ROWS, 8)
     count = ROWS * columns
@@ -256,7 +256,7 @@ def build_reductions(request: FamilyRequest) -> Iterator[Workload]:
             )
 
 
-class Ordering(Workload):
+class Ordering(BurninWorkload):
     """Each operation that orders, of the same keys and places; of equal keys the first one comes first."""
 
     def inputs(self) -> tuple[Int32[np.ndarray, "n"], UInt32[np.ndarray, "n"]]:
@@ -292,7 +292,7 @@ class Ordering(Workload):
         }
 
 
-def build_ordering(request: FamilyRequest) -> Iterator[Workload]:
+def build_ordering(request: FamilyRequest) -> Iterator[BurninWorkload]:
     count = request.level.numbers
     program = f"ordering/int32/{count}"
     yield Ordering(

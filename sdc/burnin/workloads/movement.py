@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Shaped, UInt32
 
 from .arrays import murmur, random_words
-from .workload import AXIS, Bench, FamilyRequest, Workload
+from .workload import AXIS, Bench, BurninWorkload, FamilyRequest
 
 
 def _walking(at: Any, word: Callable[[int], Any]) -> Any:
@@ -35,7 +35,7 @@ PATTERNS: Mapping[str, Callable[[Any, Callable[[int], Any]], Any]] = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Pattern(Workload):
+class Pattern(BurninWorkload):
     """A buffer of a pattern, left alone for a while where there are seconds of retention."""
 
     seconds: float = 0.0
@@ -58,7 +58,7 @@ class Pattern(Workload):
         return written
 
 
-def build_memory(request: FamilyRequest) -> Iterator[Workload]:
+def build_memory(request: FamilyRequest) -> Iterator[BurninWorkload]:
     words = request.level.buffer // 4
     for name, pattern in [*((pattern, pattern) for pattern in PATTERNS), ("retention", "random")]:
         yield Pattern(
@@ -76,7 +76,7 @@ def build_memory(request: FamilyRequest) -> Iterator[Workload]:
         )
 
 
-class Transfers(Workload):
+class Transfers(BurninWorkload):
     """Words to which a device adds one, so that what comes back was there."""
 
     def inputs(self) -> tuple[UInt32[np.ndarray, "words"]]:
@@ -98,7 +98,7 @@ class Transfers(Workload):
         return out
 
 
-def build_transfers(request: FamilyRequest) -> Iterator[Workload]:
+def build_transfers(request: FamilyRequest) -> Iterator[BurninWorkload]:
     words = request.level.buffer // 4
     ways = {"host-device-host": 1}
     if len(request.devices) > 1:
@@ -148,7 +148,7 @@ ALIKE = ("psum", "pmax", "all_gather")  # those of which all devices get the sam
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Exchange(Workload):
+class Exchange(BurninWorkload):
     """A collective of whole numbers and one of floating-point numbers."""
 
     collective: str
@@ -171,7 +171,7 @@ class Exchange(Workload):
         return {"int32": reference(whole), "float32": reference(real)}
 
 
-def build_collectives(request: FamilyRequest) -> Iterator[Workload]:
+def build_collectives(request: FamilyRequest) -> Iterator[BurninWorkload]:
     count = len(request.devices)
     if count < 2:
         return

@@ -41,7 +41,7 @@ class Bench(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Workload:
+class BurninWorkload:
     """A program, its data, and what is known of them: a family is a subclass with `inputs`, `run` and `reference`."""
 
     name: str  # family, type, sizes and data, as in `matrix/float32/8x8x8/normal`; unique within a burn-in
@@ -63,7 +63,7 @@ class Workload:
     @property
     def exact(self) -> bool:
         """Whether the host computes the same bits: the family has a `reference`."""
-        return type(self).reference is not Workload.reference
+        return type(self).reference is not BurninWorkload.reference
 
     def __post_init__(self) -> None:
         for name, known in (("family", get_args(Family)), ("unit", get_args(Unit))):
@@ -125,7 +125,7 @@ class Level:
             raise SettingError("retention", self.retention, "expected a number of seconds, 0 or more")
 
 
-Build: TypeAlias = "Callable[[FamilyRequest], Iterable[Workload]]"
+Build: TypeAlias = "Callable[[FamilyRequest], Iterable[BurninWorkload]]"
 ALL_DATA = ("normal", "ones", "subnormal", "alternating", "activations")
 SMALLEST = Level("smallest", 8, 8, 64, 256, (0.0,), 0.0, ("normal", "subnormal"))
 """For rehearsals and tests: it loads nothing."""
@@ -185,7 +185,7 @@ def workloads(
     *,
     only: Sequence[str] | None = None,
     seed: int = 0,
-) -> list[Workload]:
+) -> list[BurninWorkload]:
     """The workloads of a level, of some families or all; collectives and copies between devices need two devices."""
     if not devices:
         raise SettingError("devices", None, "expected one device at least")
@@ -193,7 +193,7 @@ def workloads(
         if unknown := [name for name in given if name not in known]:
             raise SettingError(setting, unknown[0], f"expected some of {', '.join(known)}")
     request = FamilyRequest(find_level(level), devices, tuple(dtypes), seed)
-    found: list[Workload] = []
+    found: list[BurninWorkload] = []
     for name in families():
         if only is None or name in only:
             build = _REGISTERED.get(name)

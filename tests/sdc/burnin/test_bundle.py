@@ -17,7 +17,7 @@ from sdc.burnin.judgement import BURN_IN, judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.results import EVENTS, RESULT, BurninResult, BurninSettings
 from sdc.burnin.rounds import Kept, burn_in, planned_result
-from sdc.burnin.workloads.workload import Workload
+from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices
 
@@ -32,12 +32,12 @@ runpy.run_path("reproduce.py", run_name="__main__")
 
 class Struck(NamedTuple):
     result: BurninResult
-    workloads: list[Workload]
+    workloads: list[BurninWorkload]
     kept: dict[str, Kept]
 
 
 @pytest.fixture(scope="module")
-def struck(programs: Programs, few: list[Workload]) -> Struck:
+def struck(programs: Programs, few: list[BurninWorkload]) -> Struck:
     fault = Fault(BitFlip(), rate=0.1, site="*", at={"device": 1})
     settings = BurninSettings(level="smallest", rounds=1, faults=(str(fault),))
     result = planned_result(few, programs.devices, describe_devices(programs.devices), settings=settings)
@@ -67,7 +67,7 @@ def reproduce(folder: Path, *words: str) -> tuple[int, str]:
 
 
 def test_the_cases_run_again_without_this_package(
-    programs: Programs, few: list[Workload], struck: Struck, tmp_path: Path
+    programs: Programs, few: list[BurninWorkload], struck: Struck, tmp_path: Path
 ) -> None:
     assert len(struck.result.findings) == len(few), struck.result.unfinished
     folder = bundled(tmp_path, struck, programs)
@@ -87,7 +87,7 @@ def test_the_cases_run_again_without_this_package(
 
 
 def test_wrong_bits_are_told_element_by_element(
-    programs: Programs, few: list[Workload], struck: Struck, tmp_path: Path
+    programs: Programs, few: list[BurninWorkload], struck: Struck, tmp_path: Path
 ) -> None:
     """The found outputs are put in the place of the right ones: then every run is wrong, as on a faulty device."""
     finding = struck.result.findings[0]

@@ -11,7 +11,7 @@ import pytest
 from sdc.burnin.judgement import judge
 from sdc.burnin.results import ON_REQUEST, BurninResult, BurninSettings, Element, Elements, Ended, Finding, Tally
 from sdc.burnin.rounds import median_of, planned_result, step_of
-from sdc.burnin.workloads.workload import Workload
+from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.schema import Host
 
 
@@ -38,7 +38,7 @@ def tally(*, seconds: Sequence[float] = (1.0,) * 10, voted: int = 10, golden: in
 
 
 def result(
-    workloads: list[Workload], devices: list[jax.Device], *, accept: tuple[str, ...] = (), **made: Tally
+    workloads: list[BurninWorkload], devices: list[jax.Device], *, accept: tuple[str, ...] = (), **made: Tally
 ) -> BurninResult:
     """Of the devices `d0`, `d1` and so on of each workload; the others are healthy."""
     found = planned(workloads, devices, accept=tuple(accept))
@@ -50,17 +50,17 @@ def result(
     return found
 
 
-def planned(workloads: list[Workload], devices: list[jax.Device], **settings: tuple[str, ...]) -> BurninResult:
+def planned(workloads: list[BurninWorkload], devices: list[jax.Device], **settings: tuple[str, ...]) -> BurninResult:
     host = Host(name="gpu-17")
     return planned_result(workloads, devices, host=host, settings=BurninSettings(**settings))  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def pair(few: list[Workload]) -> list[Workload]:
+def pair(few: list[BurninWorkload]) -> list[BurninWorkload]:
     return few[:2]
 
 
-def test_pass_says_what_was_checked(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_pass_says_what_was_checked(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
     judged = judge(result(pair, devices))
     assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence, judged.simulated) == (
         "PASS",
@@ -78,7 +78,7 @@ def test_pass_says_what_was_checked(pair: list[Workload], devices: list[jax.Devi
     assert judged.headline == "PASS (repeat, vote)"
 
 
-def test_the_device_that_was_checked_least_decides(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_the_device_that_was_checked_least_decides(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
     least = tally()
     least.elements = 10
     judged = judge(result(pair, devices, d3=least))
@@ -86,7 +86,7 @@ def test_the_device_that_was_checked_least_decides(pair: list[Workload], devices
     assert "above a rate of 0.15 would" in judged.sentences[0]
 
 
-def test_a_difference_fails_whatever_else_there_is(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_a_difference_fails_whatever_else_there_is(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
     seen = result(pair, devices, accept=("repeat",))
     first = Element(output="", index=5, old="3f800000", new="3f800001", expected="1.0", found="1.0000001")
     elements = Elements(differing=4, total=9_000_000_000, first=(first,), largest=1e-7, relative=1e-7, nonfinite=0)
@@ -108,7 +108,7 @@ def test_a_difference_fails_whatever_else_there_is(pair: list[Workload], devices
     assert "ended in round 8: RuntimeError: gone" in judged.sentences[1]
 
 
-def test_simulations_say_so(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_simulations_say_so(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
     seen = result(pair, devices)
     seen.settings = dataclasses.replace(seen.settings, faults=("bitflip,rate=0.1",))
     judged = judge(seen)
@@ -116,7 +116,7 @@ def test_simulations_say_so(pair: list[Workload], devices: list[jax.Device]) -> 
     assert judged.headline.startswith("SIMULATION: PASS")
 
 
-def test_more_differences_than_findings_are_counted(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_more_differences_than_findings_are_counted(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
     seen = result(pair, devices)
     seen.tallies[pair[0].name, 1].differences = 9
     seen.findings.append(
@@ -130,7 +130,7 @@ def test_more_differences_than_findings_are_counted(pair: list[Workload], device
     assert judged.sentences[1] == f"host gpu-17, device 1, {pair[0].name}: differences in 9 of 10 runs"
 
 
-def test_nothing_is_clean_by_default(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_nothing_is_clean_by_default(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
     nothing = judge(planned(pair, devices))
     assert (nothing.verdict.acceptance, nothing.verdict.code, nothing.evidence) == ("INCONCLUSIVE", 3, ())
     assert nothing.sentences[0] == "nothing was checked"
@@ -151,7 +151,7 @@ def test_nothing_is_clean_by_default(pair: list[Workload], devices: list[jax.Dev
     assert judge(stopped).verdict.code == 3
 
 
-def test_one_device(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_one_device(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
     alone = {"d0": tally(voted=0)}
     judged = judge(result(pair, devices[:1], **alone))
     assert (judged.verdict.acceptance, judged.evidence) == ("INCONCLUSIVE", ("repeat",))
@@ -166,13 +166,15 @@ def test_one_device(pair: list[Workload], devices: list[jax.Device]) -> None:
     assert judge(half).verdict.acceptance == "INCONCLUSIVE"
 
 
-def test_a_device_of_a_kind_of_its_own_has_nobody_to_vote_with(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_a_device_of_a_kind_of_its_own_has_nobody_to_vote_with(
+    pair: list[BurninWorkload], devices: list[jax.Device]
+) -> None:
     judged = judge(result(pair, devices, d1=tally(voted=0)))
     assert (judged.verdict.acceptance, judged.evidence) == ("INCONCLUSIVE", ("repeat",))
 
 
 def test_time_at_load_of_a_slow_device_is_void(
-    pair: list[Workload], devices: list[jax.Device], monkeypatch: pytest.MonkeyPatch
+    pair: list[BurninWorkload], devices: list[jax.Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slower = [1.0] + [3.0] * 9
     seen = result(pair, devices, d2=tally(seconds=slower))
@@ -196,7 +198,7 @@ def test_time_at_load_of_a_slow_device_is_void(
 
 
 def test_a_device_that_was_slow_all_the_time_is_seen_by_the_others(
-    pair: list[Workload], devices: list[jax.Device], monkeypatch: pytest.MonkeyPatch
+    pair: list[BurninWorkload], devices: list[jax.Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sdc.burnin.judgement.shares_processor", lambda result: False)
     always = result(pair, devices, d0=tally(seconds=[4.0] * 10))
@@ -207,7 +209,7 @@ def test_a_device_that_was_slow_all_the_time_is_seen_by_the_others(
     assert {each.share for each in judge(short).workloads if each.device < 2} == {None}
 
 
-def test_flags_that_are_not_confirmed(pair: list[Workload], devices: list[jax.Device]) -> None:
+def test_flags_that_are_not_confirmed(pair: list[BurninWorkload], devices: list[jax.Device]) -> None:
     one = judge(result(pair, devices, d1=tally(flagged=10)))
     assert one.verdict.acceptance == "INCONCLUSIVE"
     assert "device 1" in one.sentences[0]

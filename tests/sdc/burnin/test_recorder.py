@@ -18,7 +18,7 @@ from sdc.burnin.results import BurninSettings
 from sdc.burnin.rounds import burn_in, planned_result
 from sdc.burnin.sensors.base import Course, Sensors
 from sdc.burnin.sensors.monitor import Monitor
-from sdc.burnin.workloads.workload import Workload
+from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices
 
@@ -106,7 +106,7 @@ def test_digests_of_elsewhere_are_explained(pair: list[jax.Device]) -> None:
     assert verify(register, pair).sentences == ["none of its workloads can run on the devices of this host"]
 
 
-def test_a_workload_that_checksums_doubt_is_left_out(few: list[Workload], programs: Programs) -> None:
+def test_a_workload_that_checksums_doubt_is_left_out(few: list[BurninWorkload], programs: Programs) -> None:
     chosen = [each for each in few if each.family in ("matrix", "ordering", "collectives")]
     planned = planned_result(chosen, programs.devices, describe_devices(programs.devices))
     result = burn_in(chosen, programs.devices, rounds=2, programs=programs, result=planned)

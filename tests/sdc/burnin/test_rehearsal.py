@@ -8,7 +8,7 @@ import pytest
 from sdc.burnin.programs import Programs
 from sdc.burnin.rehearsal import SITES, chance_of_round, chance_of_run, faults_of, matching, rehearsed, rounds_for
 from sdc.burnin.rounds import burn_in
-from sdc.burnin.workloads.workload import Workload
+from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault, Tailed, When
 from sdc.nodes.published_tables import NODES
 from sdc.settings import SettingError
@@ -28,7 +28,7 @@ def test_the_chance_of_a_run_is_that_of_its_model(spike: float, few: float) -> N
     assert abs(seen.mean() - chance) < 5 * math.sqrt(chance * (1 - chance) / u.size)
 
 
-def test_rounds_until_a_fault_is_seen(programs: Programs, few: list[Workload]) -> None:
+def test_rounds_until_a_fault_is_seen(programs: Programs, few: list[BurninWorkload]) -> None:
     """Of 60 burn-ins of one round: as many find it as predicted, within four standard deviations."""
     work = [workload for workload in few if workload.family == "memory"]
     fault = Fault(BitFlip(), rate=0.01, site="memory/*", at={"device": 2})
@@ -41,7 +41,7 @@ def test_rounds_until_a_fault_is_seen(programs: Programs, few: list[Workload]) -
     assert abs(found - 60 * chance) < 4 * math.sqrt(60 * chance * (1 - chance))
 
 
-def test_a_fault_hits_the_workloads_of_its_name_on_its_device(few: list[Workload]) -> None:
+def test_a_fault_hits_the_workloads_of_its_name_on_its_device(few: list[BurninWorkload]) -> None:
     (work,) = (workload for workload in few if workload.family == "memory")
     there, elsewhere, everywhere = (
         Fault(BitFlip(), rate=rate, site=site, at=at)

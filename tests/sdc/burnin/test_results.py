@@ -13,7 +13,7 @@ from sdc.burnin.programs import Programs
 from sdc.burnin.results import BurninResult, BurninSettings
 from sdc.burnin.rounds import burn_in, planned_result
 from sdc.burnin.session import clock_shift, go_on
-from sdc.burnin.workloads.workload import Workload
+from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault
 from sdc.records import describe_devices, write_sealed
 from sdc.records.storage import RecordError
@@ -23,13 +23,13 @@ from sdc.verdict import Verdict
 FAULT = Fault(BitFlip(), rate=0.1, site="ordering/*", at={"device": 2})
 
 
-def planned(programs: Programs, few: list[Workload], *faults: Fault) -> BurninResult:
+def planned(programs: Programs, few: list[BurninWorkload], *faults: Fault) -> BurninResult:
     settings = BurninSettings(level="smallest", rounds=2, faults=tuple(map(str, faults)))
     return planned_result(few, programs.devices, describe_devices(programs.devices), settings=settings)
 
 
 def going_on(
-    earlier: BurninResult, programs: Programs, few: list[Workload], *faults: Fault, devices: int = 4
+    earlier: BurninResult, programs: Programs, few: list[BurninWorkload], *faults: Fault, devices: int = 4
 ) -> BurninResult:
     result = planned(programs, few, *faults)
     result.devices = result.devices[:devices]
@@ -38,17 +38,17 @@ def going_on(
 
 
 @pytest.fixture(scope="module")
-def healthy(programs: Programs, few: list[Workload]) -> BurninResult:
+def healthy(programs: Programs, few: list[BurninWorkload]) -> BurninResult:
     return judge(burn_in(few, programs.devices, rounds=2, programs=programs, result=planned(programs, few)))
 
 
 @pytest.fixture(scope="module")
-def struck(programs: Programs, few: list[Workload]) -> BurninResult:
+def struck(programs: Programs, few: list[BurninWorkload]) -> BurninResult:
     result = planned(programs, few, FAULT)
     return judge(burn_in(few, programs.devices, rounds=2, programs=programs, inject=[FAULT], result=result))
 
 
-def test_the_report_of_healthy_devices(healthy: BurninResult, few: list[Workload]) -> None:
+def test_the_report_of_healthy_devices(healthy: BurninResult, few: list[BurninWorkload]) -> None:
     assert (healthy.verdict, healthy.evidence) == ("clean", ("repeat", "vote"))
     assert len(healthy.workloads) == 4 * len(few)
     assert [row.index for row in healthy.devices] == [0, 1, 2, 3]
@@ -146,7 +146,7 @@ def test_damaged_and_foreign_files_are_refused(healthy: BurninResult, tmp_path: 
 
 
 def test_going_on_from_a_report(
-    healthy: BurninResult, struck: BurninResult, programs: Programs, few: list[Workload]
+    healthy: BurninResult, struck: BurninResult, programs: Programs, few: list[BurninWorkload]
 ) -> None:
     again = going_on(healthy, programs, few)
     assert judge(again).workloads == healthy.workloads
@@ -165,7 +165,7 @@ def test_going_on_from_a_report(
 
 
 def test_another_program_is_not_compared_with_earlier_runs(
-    healthy: BurninResult, programs: Programs, few: list[Workload]
+    healthy: BurninResult, programs: Programs, few: list[BurninWorkload]
 ) -> None:
     again = going_on(healthy, programs, few)
     place = (few[0].name, 1)

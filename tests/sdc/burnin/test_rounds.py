@@ -13,7 +13,7 @@ from sdc.burnin.programs import Programs
 from sdc.burnin.recorder import recorded
 from sdc.burnin.results import ON_REQUEST
 from sdc.burnin.rounds import DETAILED, burn_in
-from sdc.burnin.workloads.workload import Workload
+from sdc.burnin.workloads.workload import BurninWorkload
 from sdc.faults import BitFlip, Fault, When
 from sdc.settings import SettingError
 
@@ -29,17 +29,17 @@ def alone(devices: list[jax.Device]) -> Programs:
 
 
 @pytest.fixture(scope="module")
-def ordering(few: list[Workload]) -> list[Workload]:
+def ordering(few: list[BurninWorkload]) -> list[BurninWorkload]:
     return [workload for workload in few if workload.family == "ordering"]
 
 
 @pytest.fixture(scope="module")
-def rounding(few: list[Workload]) -> list[Workload]:
+def rounding(few: list[BurninWorkload]) -> list[BurninWorkload]:
     """Of which the host knows nothing."""
     return [workload for workload in few if workload.family == "functions"]
 
 
-def test_fifty_random_faults_are_attributed_by_vote(programs: Programs, few: list[Workload]) -> None:
+def test_fifty_random_faults_are_attributed_by_vote(programs: Programs, few: list[BurninWorkload]) -> None:
     random = np.random.default_rng(0)
     seen = []
     for case in range(50):
@@ -59,7 +59,7 @@ def test_fifty_random_faults_are_attributed_by_vote(programs: Programs, few: lis
     assert len(set(seen)) > 15
 
 
-def test_right_bits_after_wrong_ones_are_no_finding(programs: Programs, rounding: list[Workload]) -> None:
+def test_right_bits_after_wrong_ones_are_no_finding(programs: Programs, rounding: list[BurninWorkload]) -> None:
     """Even if all runs right after a difference were wrong, each in its own way."""
     (workload,) = rounding
     (count,) = (tally.elements for tally in burn_in([workload], programs.devices[:1], rounds=1).tallies.values())
@@ -73,7 +73,7 @@ def test_right_bits_after_wrong_ones_are_no_finding(programs: Programs, rounding
     assert {"transient", "intermittent", "persistent"} <= set(seen)
 
 
-def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, rounding: list[Workload]) -> None:
+def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, rounding: list[BurninWorkload]) -> None:
     fault = dataclasses.replace(ALWAYS, site="functions/*")
     good = burn_in(rounding, alone.devices, rounds=2, programs=alone)
     digests = recorded(good)
@@ -98,7 +98,7 @@ def test_a_fault_that_repeats_itself(programs: Programs, alone: Programs, roundi
     assert voted.findings[0].persistence == "persistent"
 
 
-def test_golden_digests(alone: Programs, ordering: list[Workload]) -> None:
+def test_golden_digests(alone: Programs, ordering: list[BurninWorkload]) -> None:
     digests = recorded(burn_in(ordering, alone.devices, rounds=2, programs=alone))
     result = burn_in(ordering, alone.devices, rounds=1, programs=alone, golden={**digests, "another program": "00"})
     assert (result.findings, result.golden and result.golden.foreign) == ([], 1)
@@ -114,7 +114,7 @@ def test_golden_digests(alone: Programs, ordering: list[Workload]) -> None:
     assert (foreign.verdict.acceptance, foreign.evidence) == ("INCONCLUSIVE", ("repeat",))
 
 
-def test_a_golden_digest_of_each_shard(programs: Programs, few: list[Workload]) -> None:
+def test_a_golden_digest_of_each_shard(programs: Programs, few: list[BurninWorkload]) -> None:
     (workload,) = (each for each in few if each.multi)
     digests = recorded(burn_in([workload], programs.devices, rounds=2, programs=programs))
     assert len(digests) == 4
@@ -127,7 +127,9 @@ def test_a_golden_digest_of_each_shard(programs: Programs, few: list[Workload]) 
     ("when", "persistence"),
     [(When(onset=2, end=3), "transient"), (When(onset=2, end=4), "intermittent"), (When(onset=2), "persistent")],
 )
-def test_what_differs_is_run_again(when: When, persistence: str, alone: Programs, rounding: list[Workload]) -> None:
+def test_what_differs_is_run_again(
+    when: When, persistence: str, alone: Programs, rounding: list[BurninWorkload]
+) -> None:
     fault = dataclasses.replace(ALWAYS, site="*", when=when)
     result = burn_in(rounding, alone.devices, rounds=5, programs=alone, inject=[fault])
     (first,) = result.findings  # what stays is what later rounds are compared with
@@ -142,7 +144,7 @@ def test_what_differs_is_run_again(when: When, persistence: str, alone: Programs
     assert judge(result).verdict.acceptance == "FAIL"
 
 
-def test_bits_and_magnitudes_are_evidence(programs: Programs, rounding: list[Workload]) -> None:
+def test_bits_and_magnitudes_are_evidence(programs: Programs, rounding: list[BurninWorkload]) -> None:
     fault = Fault(BitFlip(bits=(31,)), rate=1.0, at={"device": 2})
     (finding,) = burn_in(rounding, programs.devices, rounds=1, programs=programs, inject=[fault]).findings
     assert finding.elements is not None
@@ -152,14 +154,14 @@ def test_bits_and_magnitudes_are_evidence(programs: Programs, rounding: list[Wor
     assert finding.elements.largest > 0
 
 
-def test_what_differs_each_time_is_counted(programs: Programs, ordering: list[Workload]) -> None:
+def test_what_differs_each_time_is_counted(programs: Programs, ordering: list[BurninWorkload]) -> None:
     result = burn_in(ordering, programs.devices, rounds=DETAILED + 3, programs=programs, inject=[ALWAYS])
     assert len(result.findings) == DETAILED
     assert result.tallies[ordering[0].name, 0].differences == DETAILED + 3
     assert result.tallies[ordering[0].name, 1].differences == 0
 
 
-def test_a_tie_is_said(devices: list[jax.Device], rounding: list[Workload]) -> None:
+def test_a_tie_is_said(devices: list[jax.Device], rounding: list[BurninWorkload]) -> None:
     programs = Programs(devices[:2])
     fault = dataclasses.replace(ALWAYS, site="*", at={"device": 1})
     result = burn_in(rounding, devices[:2], rounds=1, programs=programs, inject=[fault])
@@ -177,7 +179,7 @@ def test_a_tie_is_said(devices: list[jax.Device], rounding: list[Workload]) -> N
     assert (finding.devices, finding.kinds, finding.persistence) == ((1,), ("vote", "repeat"), "transient")
 
 
-def test_a_collective_names_the_device_whose_outputs_differ(programs: Programs, every: list[Workload]) -> None:
+def test_a_collective_names_the_device_whose_outputs_differ(programs: Programs, every: list[BurninWorkload]) -> None:
     chosen = [each for each in every if each.name.startswith(("collectives/psum_scatter", "collectives/psum/"))]
     fault = Fault(BitFlip(bits=(3,)), rate=0.2, at={"device": 2})
     result = burn_in(chosen, programs.devices, rounds=1, programs=programs, inject=[fault])
@@ -191,7 +193,7 @@ def test_a_collective_names_the_device_whose_outputs_differ(programs: Programs, 
         assert finding.elements.differing == finding.simulated
 
 
-def test_repetition_may_be_accepted(alone: Programs, ordering: list[Workload]) -> None:
+def test_repetition_may_be_accepted(alone: Programs, ordering: list[BurninWorkload]) -> None:
     judged = judge(burn_in(ordering, alone.devices, rounds=2, programs=alone, accept=["repeat"]))
     assert (judged.verdict.acceptance, judged.verdict.code, judged.evidence) == ("PASS", 0, ("repeat",))
     assert judged.sentences[1] == "accepted: repeat only: blind to faults that repeat themselves"
@@ -199,7 +201,7 @@ def test_repetition_may_be_accepted(alone: Programs, ordering: list[Workload]) -
     assert (once.verdict.acceptance, once.evidence) == ("INCONCLUSIVE", ())
 
 
-def failing(workload: Workload, device: jax.Device, message: str) -> Workload:
+def failing(workload: BurninWorkload, device: jax.Device, message: str) -> BurninWorkload:
     """Fails on one device, from its third run on."""
     runs = []
 
@@ -213,7 +215,7 @@ def failing(workload: Workload, device: jax.Device, message: str) -> Workload:
     return changed(workload, name="failing", drive=drive)
 
 
-def test_an_exception_midway_ends_a_workload_on_a_device(programs: Programs, ordering: list[Workload]) -> None:
+def test_an_exception_midway_ends_a_workload_on_a_device(programs: Programs, ordering: list[BurninWorkload]) -> None:
     broken = failing(ordering[0], programs.devices[1], "RESOURCE_EXHAUSTED: out of memory")
     result = burn_in([broken, *ordering], programs.devices, rounds=5, programs=programs)
     (end,) = result.unfinished
@@ -227,7 +229,7 @@ def test_an_exception_midway_ends_a_workload_on_a_device(programs: Programs, ord
 
 
 def test_a_lost_device_ends(
-    programs: Programs, few: list[Workload], ordering: list[Workload], monkeypatch: pytest.MonkeyPatch
+    programs: Programs, few: list[BurninWorkload], ordering: list[BurninWorkload], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = programs.devices[1]
     monkeypatch.setattr("sdc.burnin.rounds._alive", lambda device: device != lost)
@@ -240,7 +242,7 @@ def test_a_lost_device_ends(
     assert judge(result).verdict.acceptance == "INCONCLUSIVE"
 
 
-def test_what_does_not_compile_is_missing(programs: Programs, ordering: list[Workload]) -> None:
+def test_what_does_not_compile_is_missing(programs: Programs, ordering: list[BurninWorkload]) -> None:
     def run(*arguments: Any) -> Any:
         raise NotImplementedError("no such operation here")
 
@@ -260,7 +262,7 @@ def test_what_does_not_compile_is_missing(programs: Programs, ordering: list[Wor
     assert judge(only).sentences[0] == "nothing was checked"
 
 
-def test_it_stops_between_runs(programs: Programs, few: list[Workload]) -> None:
+def test_it_stops_between_runs(programs: Programs, few: list[BurninWorkload]) -> None:
     events: list[str] = []
 
     def stop() -> bool:
@@ -282,7 +284,7 @@ def test_it_stops_between_runs(programs: Programs, few: list[Workload]) -> None:
     assert any("and 11 more did not run" in sentence for sentence in judged.sentences)
 
 
-def test_a_pause_ends_when_it_is_told_to(programs: Programs, ordering: list[Workload]) -> None:
+def test_a_pause_ends_when_it_is_told_to(programs: Programs, ordering: list[BurninWorkload]) -> None:
     asked: list[int] = []
 
     def stop() -> bool:
@@ -294,14 +296,14 @@ def test_a_pause_ends_when_it_is_told_to(programs: Programs, ordering: list[Work
     assert result.seconds < 60
 
 
-def test_load_swings(programs: Programs, ordering: list[Workload], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_swings(programs: Programs, ordering: list[BurninWorkload], monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("sdc.burnin.rounds._BurnIn._rest", lambda self, seconds: slept.append(seconds))
     burn_in(ordering, programs.devices, rounds=5, programs=programs, pauses=(0.0, 0.25))
     assert slept == [0.0, 0.25, 0.0, 0.25, 0.0]
 
 
-def test_minutes(programs: Programs, ordering: list[Workload]) -> None:
+def test_minutes(programs: Programs, ordering: list[BurninWorkload]) -> None:
     now = [0.0]
 
     def clock() -> float:
@@ -314,7 +316,7 @@ def test_minutes(programs: Programs, ordering: list[Workload]) -> None:
     assert judge(result).verdict.acceptance == "PASS"
 
 
-def test_events(programs: Programs, ordering: list[Workload]) -> None:
+def test_events(programs: Programs, ordering: list[BurninWorkload]) -> None:
     events: list[Any] = []
     burn_in(ordering, programs.devices, rounds=2, programs=programs, inject=[ALWAYS], on_event=events.append)
     kinds = [event["event"] for event in events]
@@ -323,7 +325,7 @@ def test_events(programs: Programs, ordering: list[Workload]) -> None:
     assert [event["device"] for event in events if event["event"] == "run"] == [0, 1, 2, 3] * 2
 
 
-def test_subnormal_data_on_a_device_that_flushes(every: list[Workload], programs: Programs) -> None:
+def test_subnormal_data_on_a_device_that_flushes(every: list[BurninWorkload], programs: Programs) -> None:
     (workload,) = (each for each in every if each.name == "reductions/float32/8x8/subnormal")
     assert (programs.host(workload)[0] != 0).all()
     (outcome,) = programs.run(workload, 0)
@@ -332,7 +334,7 @@ def test_subnormal_data_on_a_device_that_flushes(every: list[Workload], programs
     assert result.notes == ["cpu cpu takes subnormal numbers of float32 for zero: such data are zeros"]
 
 
-def test_what_is_refused(programs: Programs, few: list[Workload]) -> None:
+def test_what_is_refused(programs: Programs, few: list[BurninWorkload]) -> None:
     devices: Any = programs.devices
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "minutes: expected either minutes or rounds"),
@@ -360,12 +362,14 @@ def test_what_is_refused(programs: Programs, few: list[Workload]) -> None:
         burn_in([few[0], few[0]], devices, rounds=1, programs=programs)
 
 
-def test_a_device_that_never_answers(programs: Programs, few: list[Workload], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_never_answers(
+    programs: Programs, few: list[BurninWorkload], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others go on, nothing waits for it, and it is no pass."""
     ended = threading.Event()
     run = programs.run
 
-    def stuck(workload: Workload, index: int | None, **settings: Any) -> Any:
+    def stuck(workload: BurninWorkload, index: int | None, **settings: Any) -> Any:
         if index == 2:
             ended.wait(20)
         return run(workload, index, **settings)
@@ -381,7 +385,7 @@ def test_a_device_that_never_answers(programs: Programs, few: list[Workload], mo
     assert judge(result).verdict.acceptance == "INCONCLUSIVE"
 
 
-def test_going_on_where_an_earlier_burn_in_ended(programs: Programs, few: list[Workload]) -> None:
+def test_going_on_where_an_earlier_burn_in_ended(programs: Programs, few: list[BurninWorkload]) -> None:
     first = burn_in(few, programs.devices, rounds=1, programs=programs)
     both = burn_in(few, programs.devices, rounds=3, programs=programs, result=first)
     assert both is first
@@ -392,11 +396,11 @@ def test_going_on_where_an_earlier_burn_in_ended(programs: Programs, few: list[W
 
 @pytest.mark.parametrize("empty", [lambda x: x[:0], lambda x: (), lambda x: 3.0, lambda x: x[:32]])
 def test_a_workload_that_checks_less_than_it_says_is_no_pass(
-    empty: Any, programs: Programs, ordering: list[Workload]
+    empty: Any, programs: Programs, ordering: list[BurninWorkload]
 ) -> None:
     less = changed(
         ordering[0], name="mine/less", program=f"mine/{empty}", run=lambda x, *more: empty(x), elements=64,
-        reference=Workload.reference,
+        reference=BurninWorkload.reference,
     )  # fmt: skip
     judged = judge(burn_in([less], programs.devices, rounds=2, programs=programs))
     assert judged.verdict.acceptance == "INCONCLUSIVE"

@@ -16,20 +16,20 @@ from sdc.burnin.judgement import judge
 from sdc.burnin.programs import Programs
 from sdc.burnin.rounds import burn_in
 from sdc.burnin.workloads.movement import COLLECTIVES
-from sdc.burnin.workloads.workload import BUILT_IN, SMALLEST, Workload, workloads
+from sdc.burnin.workloads.workload import BUILT_IN, SMALLEST, BurninWorkload, workloads
 from sdc.faults import BitFlip, Fault
 from sdc.settings import SettingError
 
 from ..conftest import changed
 
 
-def outputs_of(programs: Programs, workload: Workload) -> list[Any]:
+def outputs_of(programs: Programs, workload: BurninWorkload) -> list[Any]:
     """Outputs on each device."""
     places: list[int | None] = [None] if workload.multi else list(range(len(programs.devices)))
     return [jax.device_get(outcome.outputs) for place in places for outcome in programs.run(workload, place)]
 
 
-def test_healthy_devices_repeat_themselves_and_agree(programs: Programs, every: list[Workload]) -> None:
+def test_healthy_devices_repeat_themselves_and_agree(programs: Programs, every: list[BurninWorkload]) -> None:
     """Fifty rounds of everything without a false alarm, of the programs of the other tests."""
     result = burn_in(every, programs.devices, rounds=50, programs=programs)
     assert (result.rounds, result.findings, result.unfinished) == (50, [], [])
@@ -51,13 +51,13 @@ def test_healthy_devices_repeat_themselves_and_agree(programs: Programs, every: 
     assert any("takes subnormal numbers of float32 for zero" in sentence for sentence in judged.sentences)
 
 
-def test_elements_are_those_of_the_outputs(programs: Programs, every: list[Workload]) -> None:
+def test_elements_are_those_of_the_outputs(programs: Programs, every: list[BurninWorkload]) -> None:
     for workload in every:
         for outputs in outputs_of(programs, workload):
             assert sum(leaf.size for leaf in jax.tree.leaves(outputs)) == workload.elements, workload.name
 
 
-def test_products_are_products(programs: Programs, every: list[Workload]) -> None:
+def test_products_are_products(programs: Programs, every: list[BurninWorkload]) -> None:
     for workload in (each for each in every if each.family == "matrix" and each.data != "subnormal"):
         a, b = (x.astype(np.float64) for x in programs.host(workload))
         for out in outputs_of(programs, workload):
@@ -66,7 +66,7 @@ def test_products_are_products(programs: Programs, every: list[Workload]) -> Non
             np.testing.assert_allclose(out, a @ b, atol=32 * 2**-24 * (np.abs(a) @ np.abs(b)).max(), rtol=0)
 
 
-def test_attention_is_attention(programs: Programs, every: list[Workload]) -> None:
+def test_attention_is_attention(programs: Programs, every: list[BurninWorkload]) -> None:
     for workload in (each for each in every if each.family == "attention"):
         q, k, v = (x.astype(np.float64) for x in programs.host(workload))
         length = q.shape[1]
@@ -81,7 +81,7 @@ def test_attention_is_attention(programs: Programs, every: list[Workload]) -> No
             np.testing.assert_allclose(out, expected, atol=tolerance * 4)
 
 
-def test_functions_are_those_of_their_names(programs: Programs, every: list[Workload]) -> None:
+def test_functions_are_those_of_their_names(programs: Programs, every: list[BurninWorkload]) -> None:
     plain: dict[str, Any] = {
         "exp": np.exp,
         "exp2": np.exp2,
@@ -115,7 +115,7 @@ def test_functions_are_those_of_their_names(programs: Programs, every: list[Work
     assert seen == set(plain)
 
 
-def test_rounded_reductions(programs: Programs, every: list[Workload]) -> None:
+def test_rounded_reductions(programs: Programs, every: list[BurninWorkload]) -> None:
     for workload in (each for each in every if each.family == "reductions" and each.data == "normal"):
         x = programs.host(workload)[0].astype(np.float64)
         expected = {
@@ -131,7 +131,7 @@ def test_rounded_reductions(programs: Programs, every: list[Workload]) -> None:
                 np.testing.assert_allclose(out[name], value, rtol=1e-5, atol=1e-5)
 
 
-def test_ordering_by_plain_loops(programs: Programs, every: list[Workload]) -> None:
+def test_ordering_by_plain_loops(programs: Programs, every: list[BurninWorkload]) -> None:
     (workload,) = (each for each in every if each.family == "ordering")
     keys, at = (x.tolist() for x in programs.host(workload))
     n = len(keys)
@@ -150,7 +150,7 @@ def test_ordering_by_plain_loops(programs: Programs, every: list[Workload]) -> N
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_by_plain_loops(name: str, programs: Programs, every: list[Workload]) -> None:
+def test_collectives_by_plain_loops(name: str, programs: Programs, every: list[BurninWorkload]) -> None:
     (workload,) = (each for each in every if each.name.startswith(f"collectives/{name}/"))
     shards = dict(zip(("int32", "float32"), programs.host(workload), strict=True))
     n = len(programs.devices)
@@ -175,7 +175,7 @@ def test_collectives_by_plain_loops(name: str, programs: Programs, every: list[W
 @pytest.mark.parametrize(
     "name", ["walking-ones", "walking-zeros", "address", "address-inverted", "random", "retention"]
 )
-def test_each_memory_pattern_sees_one_bit(name: str, programs: Programs, every: list[Workload]) -> None:
+def test_each_memory_pattern_sees_one_bit(name: str, programs: Programs, every: list[BurninWorkload]) -> None:
     (workload,) = (each for each in every if each.name.startswith(f"memory/{name}/"))
     fault = Fault(BitFlip(bits=(13,)), rate=0.02, site=workload.name, at={"device": 1})
     outcome = next(
@@ -192,7 +192,7 @@ def test_each_memory_pattern_sees_one_bit(name: str, programs: Programs, every: 
     assert int(found.first[0].old, 16) ^ int(found.first[0].new, 16) == 1 << 13
 
 
-def test_patterns_say_what_they_are_called(programs: Programs, every: list[Workload]) -> None:
+def test_patterns_say_what_they_are_called(programs: Programs, every: list[BurninWorkload]) -> None:
     words = {
         each.data: outputs_of(programs, each)[0].tolist()
         for each in every
@@ -220,7 +220,7 @@ def test_retention_waits_and_its_wait_is_no_load(devices: list[jax.Device]) -> N
     assert outcome.right
 
 
-def test_copies_go_by_way_of_the_others(programs: Programs, every: list[Workload]) -> None:
+def test_copies_go_by_way_of_the_others(programs: Programs, every: list[BurninWorkload]) -> None:
     both = [each for each in every if each.family == "transfers"]
     assert [each.name.split("/")[1] for each in both] == ["host-device-host", "device-device"]
     for workload in both:
@@ -233,7 +233,9 @@ def test_copies_go_by_way_of_the_others(programs: Programs, every: list[Workload
         assert (outcome.right, outcome.simulated) == (False, 64)
 
 
-def test_checksums_see_what_goes_wrong_inside_of_a_product(devices: list[jax.Device], few: list[Workload]) -> None:
+def test_checksums_see_what_goes_wrong_inside_of_a_product(
+    devices: list[jax.Device], few: list[BurninWorkload]
+) -> None:
     """What corrupts the product before its check is flagged; a program of its own stands for the faulty unit."""
     from sdc import Moment, inject
     from sdc.burnin.workloads.arithmetic import MatrixProduct
@@ -266,7 +268,7 @@ def test_half_precision(devices: list[jax.Device]) -> None:
     np.testing.assert_allclose(outputs_of(programs, chosen[0])[0], a @ b, atol=1e-5)
 
 
-def test_programs_are_compiled_once(few: list[Workload], devices: list[jax.Device]) -> None:
+def test_programs_are_compiled_once(few: list[BurninWorkload], devices: list[jax.Device]) -> None:
     traced: list[str] = []
 
     def run(x: Any) -> Any:
@@ -283,7 +285,7 @@ def test_programs_are_compiled_once(few: list[Workload], devices: list[jax.Devic
     assert programs.prepare(other, 1).call is programs.prepare(workload, 1).call
 
 
-def test_impossible_workloads_are_refused(few: list[Workload]) -> None:
+def test_impossible_workloads_are_refused(few: list[BurninWorkload]) -> None:
     for change, message in (
         ({"family": "dancing"}, "family=dancing"),
         ({"unit": "stone"}, "unit=stone"),

@@ -7,9 +7,9 @@ from sdc.burnin.workloads.workload import (
     BUILT_IN,
     LEVELS,
     SMALLEST,
+    BurninWorkload,
     FamilyRequest,
     Level,
-    Workload,
     families,
     find_level,
     register,
@@ -38,8 +38,8 @@ def test_one_device_has_no_collectives_and_copies_to_no_other(devices: list[jax.
     assert "transfers/device-device/64" in missing
 
 
-def test_a_family_from_outside(devices: list[jax.Device], few: list[Workload]) -> None:
-    def build(request: FamilyRequest) -> list[Workload]:
+def test_a_family_from_outside(devices: list[jax.Device], few: list[BurninWorkload]) -> None:
+    def build(request: FamilyRequest) -> list[BurninWorkload]:
         assert request.dtypes == ("float32",)
         return few[:1]
 
