@@ -13,7 +13,7 @@ from sdc.records import describe_devices
 
 from ..records import identify, package_version
 from ..schema import Device
-from ..verdict import Verdict
+from ..verdict import Verdict, gravest
 from .golden_register import Agreed, GoldenEntry, Recording, Register, Seen, foreign, lookup, mark_of, parse_key
 from .host import surroundings
 from .judgement import judge
@@ -29,16 +29,16 @@ DOUBT = "checksums flag rows that come out the same again"
 class Confirmed:
     """What became of it."""
 
-    differs: bool = False
-    problem: bool = False  # whether something stands against relying on it
+    verdict: Verdict = Verdict.CLEAN  # inconclusive where something stands against relying on it
     sentences: list[str] = dataclasses.field(default_factory=list)  # the gravest first
     confirmed: int = 0  # digests that this host computed too
     elsewhere: int = 0  # digests that are of nothing that ran here
     repeated_only: int = 0  # recorded digests that only repetition on one device agreed on
 
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict.CORRUPT if self.differs else Verdict.INCONCLUSIVE if self.problem else Verdict.CLEAN
+    def add(self, verdict: Verdict, *sentences: str) -> None:
+        """Adds what was found, and keeps the gravest verdict."""
+        self.verdict = gravest([self.verdict, verdict]) or verdict
+        self.sentences += sentences
 
 
 def record(
@@ -53,12 +53,11 @@ def record(
         found, devices, settings.level, minutes=settings.minutes, rounds=settings.rounds, on_event=on_event
     )
     summary.sentences += [f"not recorded: {name}: {DOUBT}" for name in doubtful(result)]
-    if summary.differs or summary.problem:
+    if summary.verdict is not Verdict.CLEAN:
         return None, summary
     register = register_of(result, surroundings(devices), level=settings.level, dtypes=settings.dtypes)
     if not register.entries:
-        summary.problem = True
-        summary.sentences.append("no workload ran twice on a device, or on two devices of a kind")
+        summary.add(Verdict.INCONCLUSIVE, "no workload ran twice on a device, or on two devices of a kind")
         return None, summary
     confirmed = {tally.key for tally in result.workloads if tally.voted or tally.referred}
     summary.repeated_only = sum(entry.subject.key not in confirmed for entry in register.entries)
@@ -95,15 +94,12 @@ def verify(
         if not found:
             continue
         result, part = _run(found, devices, level, rounds=rounds, golden=golden, on_event=on_event)
-        summary.differs |= part.differs
-        summary.problem |= part.problem
-        summary.sentences += part.sentences
+        summary.add(part.verdict, *part.sentences)
         used |= {tally.key for tally in result.workloads if tally.golden}
         wrong |= {tally.key for tally in result.workloads if tally.differences}
         missing |= {tally.key for tally in result.workloads if tally.key is not None and tally.key not in golden}
     if missing or not used:
-        summary.problem = True
-        summary.sentences += foreign(register, missing, surroundings(devices))
+        summary.add(Verdict.INCONCLUSIVE, *foreign(register, missing, surroundings(devices)))
     if not used and not missing:
         summary.sentences.append("none of its workloads can run on the devices of this host")
     summary.confirmed, summary.elsewhere = len(used - wrong), len(golden) - len(used)
@@ -118,17 +114,14 @@ def _run(
     planned = planned_result(found, devices, described)
     with Monitor(described) as monitor:
         result = burn_in(found, devices, result=planned, pauses=find_level(level).pauses, **length)
-    judged = judge(result)
-    summary = Confirmed(differs=judged.verdict is Verdict.CORRUPT)
-    if summary.differs:
-        summary.sentences += judged.sentences
-    for end in result.unfinished:
-        summary.problem = True
-        summary.sentences.append(f"{end.where} did not run to the end: {end.reason}")
+    judged, summary = judge(result), Confirmed()
+    if judged.verdict is Verdict.CORRUPT:
+        summary.add(Verdict.CORRUPT, *judged.sentences)
+    problems = [f"{end.where} did not run to the end: {end.reason}" for end in result.unfinished]
     courses = enumerate(monitor.courses())
-    errors = [f"device {index}: {each}" for index, course in courses if course for each in driver_errors(course)]
-    summary.sentences += errors
-    summary.problem |= bool(errors) or result.stopped is not None
+    problems += [f"device {index}: {each}" for index, course in courses if course for each in driver_errors(course)]
+    if problems or result.stopped is not None:
+        summary.add(Verdict.INCONCLUSIVE, *problems)
     return result, summary
 
 

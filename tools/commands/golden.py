@@ -140,7 +140,11 @@ def _record(options: RecordCommand) -> int:
         if register is not None:
             GOLDEN.write(options.file, register)
     if register is None:
-        said = "a difference was found" if found.differs else "there is nothing that healthy devices agree on"
+        said = (
+            "a difference was found"
+            if found.verdict is Verdict.CORRUPT
+            else "there is nothing that healthy devices agree on"
+        )
         return _end(found, {"file": str(options.file), "recorded": 0}, f"nothing is recorded: {said}", options.json)
     count = len(register.entries)
     about = {"file": str(options.file), "recorded": count, "repeated_only": found.repeated_only}

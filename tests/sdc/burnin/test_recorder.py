@@ -39,7 +39,7 @@ def test_what_devices_agree_on_is_recorded_and_confirmed(pair: list[jax.Device],
     events: list[Any] = []
     register, found = record(BurninSettings(rounds=1, **ONCE), pair, on_event=events.append)
     assert register is not None
-    assert (found.differs, found.problem, found.sentences) == (False, False, [])
+    assert (found.verdict, found.sentences) == ("clean", [])
     (entry,), (name, recording) = register.entries, *register.recordings.items()
     (seen,) = entry.seen
     assert (seen.recording, seen.devices, seen.runs, seen.agreed) == (name, (0, 1), 2, ("vote",))
@@ -50,13 +50,13 @@ def test_what_devices_agree_on_is_recorded_and_confirmed(pair: list[jax.Device],
     assert [event["event"] for event in events][-2:] == ["run", "run"]
     GOLDEN.write(tmp_path / "a.golden", register)
     confirmed = verify(GOLDEN.read(tmp_path / "a.golden"), pair[:1])
-    assert (confirmed.confirmed, confirmed.elsewhere, confirmed.differs, confirmed.problem) == (1, 0, False, False)
+    assert (confirmed.confirmed, confirmed.elsewhere, confirmed.verdict) == (1, 0, "clean")
 
 
 def test_a_single_run_of_a_single_device_is_not_recorded(pair: list[jax.Device]) -> None:
     register, found = record(BurninSettings(rounds=1, **ONCE), pair[:1])
     assert register is None
-    assert found.problem
+    assert found.verdict == "inconclusive"
     assert found.sentences == ["no workload ran twice on a device, or on two devices of a kind"]
     again, _ = record(BurninSettings(rounds=2, **ONCE), pair[:1])
     assert again is not None
@@ -67,7 +67,7 @@ def test_nothing_is_recorded_where_anything_differs(pair: list[jax.Device], monk
     faulty(monkeypatch, at={"device": 1})
     register, found = record(BurninSettings(rounds=1, **ONCE), pair)
     assert register is None
-    assert found.differs
+    assert found.verdict == "corrupt"
     assert "device 1, ordering/int32/65536/random: 262160 of" in found.sentences[0]  # values, places and counts
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_recorded_where_a_driver_reports_errors(
     course = Course(source="nvml", before=Sensors(), after=Sensors(), samples=1, events=["Xid 48"])
     monkeypatch.setattr(Monitor, "courses", lambda self: [None, course])
     register, found = record(BurninSettings(rounds=1, **ONCE), pair)
-    assert (register, found.problem) == (None, True)
+    assert (register, found.verdict) == (None, "inconclusive")
     assert found.sentences == ["device 1: Xid 48 (double-bit ECC error)"]
 
 
@@ -86,7 +86,7 @@ def test_a_digest_that_this_host_does_not_compute(pair: list[jax.Device], monkey
     assert register is not None
     register.entries[0] = msgspec.structs.replace(register.entries[0], digest="0" * 16)
     found = verify(register, pair[:1])
-    assert (found.differs, found.confirmed) == (True, 0)
+    assert (found.verdict, found.confirmed) == ("corrupt", 0)
     assert "seen by golden" in found.sentences[0]
 
 
@@ -100,7 +100,7 @@ def test_digests_of_elsewhere_are_explained(pair: list[jax.Device]) -> None:
     register.environments = {mark_of(there): there}
     register.entries = [msgspec.structs.replace(entry, subject=subject)]
     found = verify(register, pair[:1])
-    assert (found.differs, found.problem, found.confirmed, found.elsewhere) == (False, True, 0, 1)
+    assert (found.verdict, found.confirmed, found.elsewhere) == ("inconclusive", 0, 1)
     assert found.sentences == [f"jaxlib {here['jaxlib']} here, 0.0.1 there (1 workload)"]
     register.entries = []
     assert verify(register, pair).sentences == ["none of its workloads can run on the devices of this host"]
