@@ -222,8 +222,8 @@ def _settled(results: Sequence[HostResult]) -> tuple[list[HostResult], tuple[str
             began, ended = (time.replace(tzinfo=time.tzinfo or datetime.UTC) for time in times)
         except ValueError:
             continue
-        for part in result.parts.values() if began <= ended else ():  # else its clock jumped back
-            for name in part.names[:-1]:
+        if began <= ended:  # else its clock jumped back
+            for name in (name for part in result.parts.values() for name in part.names[:-1]):
                 claims[name].append((began, ended, result.host))
     doubtful = set()
     for name, each in claims.items():

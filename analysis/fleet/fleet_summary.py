@@ -183,8 +183,7 @@ def summarize_results(
         value.ledger = LedgerPart(
             simulated=ledger.simulated, burn_ins=len(ledger.burn_ins), devices=len(ledger.devices),
             elements=sum(account.elements for account in ledger.devices.values()),
-            seconds=sum(account.seconds for account in ledger.devices.values()),
-            added=new.added, known=new.known, changed=list(new.changed), foreign=new.foreign,
+            seconds=sum(account.seconds for account in ledger.devices.values()), **new._asdict(),
         )  # fmt: skip
     value.verdict, value.sentence = _verdict(value)
     return _printable(value, FleetSummary)

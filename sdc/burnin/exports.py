@@ -143,7 +143,7 @@ def metrics(result: BurninResult) -> str:
     verdict = gauge("verdict", "1 for the verdict of the last burn-in, 0 for the others", ["verdict"])
     for each in Verdict:
         verdict.labels(simulated, each.acceptance).set(each is result.verdict)
-    for name, text, value in (
+    for name, said, value in (
         ("exit_code", "Exit code: 0 pass, 1 fail, 3 inconclusive", int(result.verdict.code)),
         (
             "end_time_seconds",
@@ -153,7 +153,7 @@ def metrics(result: BurninResult) -> str:
         ("duration_seconds", "How long it took", result.seconds),
         ("rounds", "Rounds that were completed", result.rounds),
     ):
-        gauge(name, text).labels(simulated).set(value)
+        gauge(name, said).labels(simulated).set(value)
     about = gauge("info", "What was tested with what", ["level", "version", "schema", "evidence"])
     about.labels(simulated, result.settings.level, result.version, str(result.schema), ",".join(result.evidence)).set(1)
 

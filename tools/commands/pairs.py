@@ -71,12 +71,12 @@ class PoolCommand(ComparisonCommand):
 def pair(command: PairCommand) -> int:
     if not command.resolve:
         return compare(command, "pair", 2)
-    from sdc.analysis import resolve_pairs
-
     with usage_errors():
         for name, value in given(command).items():
             if name not in ("resolve", "json"):
                 raise SettingError(name, value, "is without effect beside --resolve")
+        from sdc.analysis import resolve_pairs
+
         found = resolve_pairs([PAIR_FORMAT.read(file) for file in command.resolve])
     whole = {**dataclasses.asdict(found), "code": found.verdict.code} if command.json else None
     return _show(found, found.sentences, whole)

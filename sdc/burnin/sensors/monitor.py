@@ -122,7 +122,8 @@ class _Watch(threading.Thread):
             return None if known is None else msgspec.structs.replace(known), events
 
     def run(self) -> None:
-        source, failed = None, "reports nothing"
+        source: SensorBackend | None = None
+        failed = "reports nothing"
         try:
             if (source := self._opener(self._described)) is not None:
                 failed = "stopped reporting"
