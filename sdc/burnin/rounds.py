@@ -115,8 +115,8 @@ def burn_in(
             raise SettingError(setting, given, problem)
     check_faults(inject, devices, workloads)
     if result is None:
-        settings = BurninSettings(accept=tuple(accepted), faults=tuple(map(str, inject)))
-        result = planned_result(workloads, devices, settings=settings)
+        asked = BurninSettings(level="", dtypes=(), accept=tuple(accepted), faults=tuple(map(str, inject)))
+        result = planned_result(workloads, devices, settings=asked)
     programs, kept = programs or Programs(devices), {} if kept is None else kept
     running = _BurnIn(workloads, programs, golden, inject, on_event, stop, seed, clock, result, kept, limit)
     return running.go(minutes, rounds, pauses)
