@@ -7,17 +7,15 @@ that takes another way than its peers is told apart, and a wait has an end.
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from jax._src import distributed
 
 Result = TypeVar("Result")
 
-LIMIT = 1800.0
-"""Seconds to wait for a peer that is alive but does not come, as one that still compiles."""
-_WAIT_MS = 500
-"""A wait is cut into parts of so many milliseconds, so that signals are seen in between."""
+LIMIT = 1800.0  # seconds to wait for a peer that is alive but does not come, as one that still compiles
+_WAIT_MS = 500  # a wait is cut into parts of so many milliseconds, so that signals are seen in between
 
 _said = itertools.count()
 
@@ -38,22 +36,20 @@ def everyone(text: str, *, at: str = "") -> list[str]:
     number, me = next(_said), jax.process_index()
     client.key_value_set(f"sdc/said/{number}/{me}", text)
     deadline = time.monotonic() + LIMIT
-    said = [_listen(client, f"sdc/said/{number}/{peer}", peer, at, deadline) for peer in range(jax.process_count())]
-    if number:  # all are here, so all have heard what was said before
-        client.key_value_delete(f"sdc/said/{number - 1}/{me}")
-    return said
-
-
-def _listen(client: Any, key: str, peer: int, at: str, deadline: float) -> str:
-    while True:
+    said: list[str] = []
+    while (peer := len(said)) < jax.process_count():
         try:
-            return str(client.blocking_key_value_get(key, _WAIT_MS))
+            said.append(str(client.blocking_key_value_get(f"sdc/said/{number}/{peer}", _WAIT_MS)))
+            continue
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
         if time.monotonic() > deadline:
             where = f" ({at})" if at else ""
             raise Unreachable(f"process {peer} lives but did not come within {LIMIT:g} s{where}; look at its output")
+    if number:  # all are here, so all have heard what was said before
+        client.key_value_delete(f"sdc/said/{number - 1}/{me}")
+    return said
 
 
 def together(action: Callable[[], Result]) -> Result:

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import jax
@@ -22,14 +21,12 @@ from sdc.multihost import everyone, first_line
 from sdc.records import endless, to_json
 from sdc.settings import SettingError
 
-State = TypeVar("State")
-"""A pytree of arrays."""
+State = TypeVar("State")  # a pytree of arrays
 
+# A part of a state: a path such as `params/layers`, several, or what says yes to the paths of its arrays.
 Only = str | Iterable[str] | Callable[[str], bool]
-"""A part of a state: a path such as `params/layers`, several, or what says yes to the paths of its arrays."""
 
-STATE, POSITION = "state", "position"
-"""Orbax's names of the two trees."""
+STATE, POSITION = "state", "position"  # Orbax's names of the two trees
 
 
 class CheckpointError(ValueError):
@@ -163,10 +160,8 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(CheckpointError) if error else contextlib.nullcontext():
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(*[CheckpointError] if kind else ()):  # what went wrong first is what to say
             self.close()
 
     def protect(self, step: int) -> None:
@@ -209,7 +204,11 @@ class Checkpoints:
             raise CheckpointError(f"no complete checkpoint in {self.folder}; start the run anew")
         step = self._exists(steps, steps[-1] if step is None else step)
         chosen = _chosen(abstract, only)
-        wanted = jax.tree.map(lambda leaf, take: _shape(leaf) if take else ..., abstract, chosen)
+
+        def shape(leaf: Any, take: bool) -> Any:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) if take else ...
+
+        wanted = jax.tree.map(shape, abstract, chosen)
         try:
             with self._reader() as orbax:
                 loaded = orbax.load_checkpointables(step, {STATE: wanted, POSITION: None})
@@ -274,7 +273,7 @@ class Checkpoints:
 
     def _abandon(self) -> None:
         writer, self._writer = self._writer, None
-        with contextlib.suppress(Exception):  # said already
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # said already
             if writer is not None:
                 writer.close()
 
@@ -316,7 +315,3 @@ def _chosen(abstract: Any, only: Only | None) -> Any:
         some = ", ".join(jax.tree.leaves(names)[:8])
         raise SettingError("only", only, f"the state has no such part; it has {some}")
     return chosen
-
-
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

@@ -21,18 +21,14 @@ from sdc.settings import Flag, SettingError
 from sdc.text import Form, form, read_term
 
 if TYPE_CHECKING:
-    from sdc.checkpoints import Outlook, Reader, Recovered, Timings
+    from sdc.checkpoints import Outlook, Recovered
 
 LOG = logging.getLogger("sdc.checkpoints")
 FOLDER = "running"
-LOST = (0.125, 0.5, 1.0)
-"""Fractions of the state of which the record has the cost of a loss."""
-LOGGED = 0.5
-"""The one of them that the log has,"""
+LOST = (0.125, 0.5, 1.0)  # fractions of the state of which the record has the cost of a loss
+LOGGED = 0.5  # the one of them that the log has, each time that it has grown or shrunk by
 TIMES = 2.0
-"""when it has become so many times what was logged last, or so many times less."""
-DIGITS = 4
-"""Of speeds in the record."""
+DIGITS = 4  # of speeds in the record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +76,6 @@ class Running:
 
     @property
     def lost(self) -> list[LostShards]:
-        """The losses, read."""
         return [read_term("loss", text, LOSSES, noun="loss", example=EXAMPLE).value for text in self.losses]
 
     def check(self, steps: int) -> None:
@@ -107,18 +102,8 @@ class Running:
         running = {"fraction": self.fraction, "losses": list(self.losses)}
         return {**told, "running": running, "suspect": suspect}
 
-    def place(self, run: str, process: int) -> Path:
-        """The folder of a process's copies, which no other run and no other process of the host has."""
-        return Path(self.local_copies or tempfile.gettempdir()).absolute() / f"sdc-copies-{run}" / f"process-{process}"
-
-    def every(self, checkpoint_every: int) -> int:
-        """Steps from one save to the next."""
-        return max(1, round(checkpoint_every * self.fraction))
-
 
 class Restart(NamedTuple):
-    """From where a run goes on."""
-
     state: Any
     step: int  # steps done
     position: Mapping[str, Any]  # of the data
@@ -146,11 +131,15 @@ class Keeper:
         self.checkpoint: RunningCheckpoint = RunningCheckpoint(
             folder / FOLDER, initial, fraction=settings.fraction, moving="params", again=again
         )
-        self.copies = Copies(settings.place(run, jax.process_index()), run, initial)
-        self._every, self._copied = settings.every(checkpoint_every), checkpoint_every
+        # No other run and no other process of the host has this folder.
+        place = Path(settings.local_copies or tempfile.gettempdir()).absolute() / f"sdc-copies-{run}"
+        self.copies = Copies(place / f"process-{jax.process_index()}", run, initial)
+        self._every, self._copied = max(1, round(checkpoint_every * settings.fraction)), checkpoint_every
         self._lost = settings.lost
         self._restarted: dict[str, Any] = {}
-        self._predictions = Predictions(checkpoint_every)
+        self._newest: dict[str, Any] | None = None
+        self._said: dict[str, Any] | None = None
+        self._cost = math.nan
 
     def due(self, step: int) -> bool:
         """Whether so many steps end with a save or a copy."""
@@ -168,11 +157,10 @@ class Keeper:
         if (number + 1) % self._every == 0:
             found = self.checkpoint.look(state, number + 1)
             if found is not None:
-                told["outlook"] = self._predictions.row(found, self.checkpoint.timings)
+                told["outlook"] = self._row(found)
         return state, told
 
     def save(self, state: Any, step: int, position: Mapping[str, Any]) -> None:
-        """Saves and copies what is due after so many steps, in the background."""
         if step % self._every == 0:
             self.checkpoint.save(state, step, note=position)
         if step % self._copied == 0:
@@ -191,7 +179,15 @@ class Keeper:
         reader = self.checkpoint.reader()
         survivors = agree(self.copies, after=after, until=lines)
         if survivors is None:
-            return self._from_running(state, reader, after=after, lines=lines)
+            if reader.step <= after:
+                return None
+            # What the checkpoint holds, each block of its own step.
+            whole = reader.recover([], state, policy="full")
+            step, blocks = reader.step, len(self.checkpoint.partition.blocks)
+            told = {"policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes)}
+            self._tell(step, lines, whole, told)
+            self.checkpoint.went_back(range(blocks), step)
+            return Restart(whole.state, step, reader.note)
         step, position = survivors.step, survivors.note
         found = gather(state, survivors, self.checkpoint.partition, reader)
         told = {"policy": "partial", "lost": len(found.lost), "bytes": found.bytes, "processes": found.shares}
@@ -205,17 +201,6 @@ class Keeper:
         if survivors.mine is None:
             self.copies.save(state, step, position)
         return Restart(state, step, position)
-
-    def _from_running(self, state: Any, reader: "Reader", *, after: int, lines: int) -> Restart | None:
-        """What the checkpoint holds, each block of its own step."""
-        if reader.step <= after:
-            return None
-        found = reader.recover([], state, policy="full")
-        step, blocks = reader.step, len(self.checkpoint.partition.blocks)
-        told = {"policy": "full", "lost": blocks, "bytes": sum(self.checkpoint.partition.sizes)}
-        self._tell(step, lines, found, told)
-        self.checkpoint.went_back(range(blocks), step)
-        return Restart(found.state, step, reader.note)
 
     def _tell(self, step: int, lines: int, found: "Recovered[Any]", told: Mapping[str, Any]) -> None:
         """What a restart comes to, in the log and on record."""
@@ -239,7 +224,8 @@ class Keeper:
 
     def close(self, *, done: bool = False) -> None:
         """Waits for what is being saved; of a run that is done nobody needs the copies."""
-        self._predictions.end()
+        if self._newest is not None and self._newest["losses"] and self._newest is not self._said:
+            self._log(self._newest)  # how things stand at the end
         self.checkpoint.close()
         if done:
             self.copies.remove()
@@ -268,20 +254,9 @@ class Keeper:
             told["predicted"] = {"steps": now.behind(back), "bound": now.bound(perturbation)}
         return found.state, told
 
-
-class Predictions:
-    """Makes fields of the record of what a running checkpoint knows, and tells of it in the log now and then."""
-
-    def __init__(self, checkpoint_every: int) -> None:
-        """A rollback to a full checkpoint loses half of the steps between two, on average."""
-        self._rollback = checkpoint_every / 2
-        self._newest: dict[str, Any] | None = None
-        self._said: dict[str, Any] | None = None
-        self._told = math.nan
-
-    def row(self, outlook: "Outlook", timings: "Timings | None") -> dict[str, Any]:
-        """What the record has of an outlook: plain numbers. It is told in the log if it is news."""
-        converging = outlook.convergence
+    def _row(self, outlook: "Outlook") -> dict[str, Any]:
+        """What the record has of an outlook: plain numbers. The log has it too if it is news."""
+        converging, timings = outlook.convergence, self.checkpoint.timings
         moving = bool(outlook.speeds.any())
         found: dict[str, Any] = {
             "step": outlook.step, "every": outlook.every,
@@ -289,26 +264,22 @@ class Predictions:
             "interval": None if converging is None else list(converging.interval),
             "distance": None if converging is None else converging.distance,
             "losses": [outlook.loss(fraction)._asdict() for fraction in LOST] if moving else [],
-            "rollback": self._rollback, "bytes": sum(outlook.sizes),
+            # A rollback to a full checkpoint loses half of the steps between two, on average.
+            "rollback": self._copied / 2, "bytes": sum(outlook.sizes),
             "speeds": [float(f"{speed:.{DIGITS}g}") for speed in outlook.profile()] if moving else [],
             "timings": None if timings is None else timings._asdict(),
         }  # fmt: skip
         self._newest = found
         cost = outlook.loss(LOGGED).steps
-        if moving and not self._told / TIMES < cost < self._told * TIMES:
-            self._tell(found)
+        if moving and not self._cost / TIMES < cost < self._cost * TIMES:
+            self._log(found)
         return found
 
-    def end(self) -> None:
-        """Tells how things stand at the end."""
-        if self._newest is not None and self._newest["losses"] and self._newest is not self._said:
-            self._tell(self._newest)
-
-    def _tell(self, found: dict[str, Any]) -> None:
+    def _log(self, found: dict[str, Any]) -> None:
         import jax
 
         cost = next(one for one in found["losses"] if one["fraction"] == LOGGED)
-        self._told, self._said = cost["steps"], found
+        self._cost, self._said = cost["steps"], found
         if jax.process_index() == 0:
             bound = "" if cost["bound"] is None else f", at most {cost['bound']:.3g} by theorem 3.2"
             LOG.info(

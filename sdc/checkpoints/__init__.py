@@ -3,10 +3,10 @@
 Everything works on anybody's tree of arrays, and on Orbax's own checkpointers and files.
 
 - `blocks`: digests of arrays, block by block, taken where the arrays are
-- `certificate`, `status`: what a checkpoint must restore to, and who vouches for it; `certified`: Orbax's checkpointer
-  with certificates; `folder`: what a folder of checkpoints holds
+- `certificate`: what a checkpoint must restore to, and who vouches for it
+- `certified`: Orbax's checkpointer with certificates, and what a folder of checkpoints holds
 - `partitions`: how a state is cut into blocks; `scar`: a running checkpoint of those that moved most, with its `store`;
-  `outlook`: which to save, and what losing some would cost, by the theory of `perturbations`
+  `outlook`: which to save, and what losing some would cost
 - `recovery`: lost or wrong blocks put back, and nothing else; `copies`: of each host's, a state together after a loss
 """
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
         Wrong as Wrong,
     )
     from .certified import Certified as Certified, certify as certify
-    from .folder import (
+    from .certified import (
         Audit as Audit,
         audit as audit,
         certify_folder as certify_folder,
         checkpoints_in as checkpoints_in,
     )
-    from .status import Status as Status
+    from .certificate import Status as Status
 
     # A running checkpoint: the blocks that moved most, and parts of a state given back.
     from .outlook import choose as choose
@@ -61,8 +61,8 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .blocks import bits_of as bits_of, take as take
     from .certificate import OtherState as OtherState, certified_steps as certified_steps
     from .copies import Copies as Copies, agree as agree, gather as gather
-    from .outlook import POLICIES as POLICIES, Policy as Policy, Timings as Timings
-    from .perturbations import (
+    from .outlook import POLICIES as POLICIES, Policy as Policy
+    from .outlook import (
         Convergence as Convergence,
         error_floor as error_floor,
         fit_convergence as fit_convergence,

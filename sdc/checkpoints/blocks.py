@@ -18,18 +18,14 @@ from jaxtyping import Array, UInt32
 
 from ..twins import row_digests
 
-MOST = 64
-"""Blocks of an array."""
-LEAST = 1 << 16
-"""Bytes of a block, unless the array has fewer."""
-AT_ONCE = 64
-"""Arrays whose digests one program takes."""
+MOST = 64  # blocks of an array
+LEAST = 1 << 16  # bytes of a block, unless the array has fewer
+AT_ONCE = 64  # arrays whose digests one program takes
 DEVICES = "devices"
 
-Box: TypeAlias = tuple[tuple[int, int], ...]
-"""Where a shard lies in a global array: a pair of ends for each axis."""
+Box: TypeAlias = tuple[tuple[int, int], ...]  # where a shard lies in a global array: a pair of ends for each axis
+# By the index range of a shard its shares of all blocks of the array, uint32 of shape (blocks, 2).
 Shares: TypeAlias = dict[Box, np.ndarray]
-"""By the index range of a shard its shares of all blocks of the array, uint32 of shape (blocks, 2)."""
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
@@ -48,7 +44,6 @@ def within(part: Box, whole: Box) -> tuple[slice, ...]:
 
 
 def volume(box: Box) -> int:
-    """Number of elements."""
     return math.prod(stop - start for start, stop in box)
 
 
@@ -66,26 +61,16 @@ def parse_box(text: str) -> Box:
 
 
 class Cut(NamedTuple):
-    """How an array is cut."""
-
     shape: tuple[int, ...]  # that of the data, for PRNG keys, and (1,) for a scalar
     rows: int  # of a block
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
         return max(1, -(-self.shape[0] // self.rows))
 
     def block(self, number: int) -> tuple[int, int]:
         """First row of a block, and the one behind its last."""
         return number * self.rows, min((number + 1) * self.rows, self.shape[0])
-
-
-class Apart(NamedTuple):
-    """Devices that should hold the same and do not."""
-
-    name: str
-    box: Box
 
 
 def cut_of(array: Any) -> Cut:
@@ -111,39 +96,49 @@ def bits_of(array: Any) -> Any:
     return array
 
 
-def take(arrays: Mapping[str, jax.Array]) -> Callable[[], tuple[dict[str, Shares], list[Apart]]]:
+def take(arrays: Mapping[str, jax.Array]) -> Callable[[], tuple[dict[str, Shares], list[str]]]:
     """Starts taking digests of this process's shards. The arrays may be donated as soon as this returns.
 
-    What it returns waits for them, in any thread: shares by name, and what differs between devices that should hold
-    the same.
+    What it returns waits for them, in any thread: shares by name, and in words what devices that should hold the same
+    do not (`apart_text`).
     """
-    laid = {name: _laid_out(array) for name, array in arrays.items()}
-    batches: list[tuple[list[str], list[Array]]] = []
-    for mesh in dict.fromkeys(one.plan.mesh for one in laid.values()):
-        names = [name for name, one in laid.items() if one.plan.mesh == mesh]
+    plans: dict[str, _Plan] = {}
+    laid: dict[str, Array] = {}
+    for name, array in arrays.items():  # without a copy
+        bits = bits_of(array)
+        plan = plans[name] = _plan(bits.sharding, bits.shape, bits.dtype.itemsize)
+        shards = {shard.device: shard.data for shard in bits.addressable_shards}
+        parts = [shards[device] if bits.ndim else shards[device].reshape(1) for device in plan.mesh.devices.flat]
+        laid[name] = jax.make_array_from_single_device_arrays(plan.shape, plan.sharding, parts)
+    sums: dict[str, Array] = {}
+    for mesh in dict.fromkeys(plan.mesh for plan in plans.values()):
+        names = [name for name, plan in plans.items() if plan.mesh == mesh]
         for first in range(0, len(names), AT_ONCE):
             batch = names[first : first + AT_ONCE]
-            program = _shares(mesh, tuple(laid[name].plan.cut for name in batch))
-            batches.append(
-                (batch, program([laid[name].array for name in batch], [laid[name].plan.starts for name in batch]))
-            )
+            program = _shares(mesh, tuple(plans[name].cut for name in batch))
+            found = program([laid[name] for name in batch], [plans[name].starts for name in batch])
+            sums |= zip(batch, found, strict=True)
 
-    def finish() -> tuple[dict[str, Shares], list[Apart]]:
+    def finish() -> tuple[dict[str, Shares], list[str]]:
         shares: dict[str, Shares] = {}
         apart = []
-        sums = {name: found for batch, several in batches for name, found in zip(batch, several, strict=True)}
-        for name, one in laid.items():
+        for name, plan in plans.items():
             held = shares.setdefault(name, {})
-            for box, share in zip(one.plan.boxes, np.asarray(sums[name]), strict=True):
+            for box, share in zip(plan.boxes, np.asarray(sums[name]), strict=True):
                 if not np.array_equal(held.setdefault(box, share), share):
-                    apart.append(Apart(name, box))
+                    apart.append(apart_text(name, box))
         return shares, apart
 
     return finish
 
 
+def apart_text(name: str, box: Box) -> str:
+    """An array, and where in it devices that should hold the same do not."""
+    return f"{name} at {box_text(box) or 'its only element'}"
+
+
 class _Plan(NamedTuple):
-    """How this process's shards of an array lie side by side on a mesh of their own."""
+    """How this process's shards of an array lie side by side on a mesh of their own: no other process is waited for."""
 
     boxes: list[Box]
     cut: Cut
@@ -151,22 +146,6 @@ class _Plan(NamedTuple):
     mesh: Mesh
     sharding: NamedSharding
     shape: tuple[int, ...]
-
-
-class _Laid(NamedTuple):
-    """An array so, without a copy."""
-
-    plan: _Plan
-    array: Array
-
-
-def _laid_out(array: jax.Array) -> _Laid:
-    """No other process is waited for: the mesh is of this one's devices alone."""
-    bits = bits_of(array)
-    plan = _plan(bits.sharding, bits.shape, bits.dtype.itemsize)
-    shards = {shard.device: shard.data for shard in bits.addressable_shards}
-    parts = [shards[device] if bits.ndim else shards[device].reshape(1) for device in plan.mesh.devices.flat]
-    return _Laid(plan, jax.make_array_from_single_device_arrays(plan.shape, plan.sharding, parts))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -203,7 +182,7 @@ def _share(x: Array, cut: Cut, start: UInt32[Array, " axes"]) -> UInt32[Array, "
 
 def whole(boxes: Iterable[Box], shape: Sequence[int]) -> bool:
     """Whether boxes of different shards make up an array of that shape."""
-    return sum(math.prod(stop - start for start, stop in box) for box in boxes) == math.prod(shape)
+    return sum(map(volume, boxes)) == math.prod(shape)
 
 
 def total(shares: Mapping[Box, np.ndarray]) -> np.ndarray:

@@ -1,16 +1,19 @@
 """Certificates: what a checkpoint must restore to, in files beside it, and how restored arrays are compared with that.
 
     FOLDER/certificates/STEP/process-N.json   process N's: digests of what its devices held when the step was saved
-    FOLDER/certificates/STEP/status.json      who vouches for it, see `status.py`
+    FOLDER/certificates/STEP/status.json      who vouches for it
 
-docs/checkpoints.md has the fields. The algorithm of the digests is named; those of two are never compared.
+docs/checkpoints.md has the fields. The algorithm of the digests is named; those of two are never compared. The first
+process of a run keeps the status. What cannot be read of it counts as good where something would be deleted, and as
+unknown where somebody asks.
 """
 
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +22,12 @@ import numpy as np
 from etils import epath
 
 from ..multihost import everyone
-from ..records import Format, RecordError, read_bytes
+from ..records import Format, Lock, RecordError, read_bytes, reason
 from ..schema import Header
 from ..twins import ALGORITHM
-from .blocks import Apart, Cut, Shares, box_text, cut_of, parse_box, take, whole
+from .blocks import Cut, Shares, apart_text, box_text, cut_of, parse_box, take, whole
 
 FOLDER = "certificates"
-COMMITTED = "commit_success.txt"
-"""Orbax's file, written last."""
 MISSING = "is missing"
 
 
@@ -54,11 +55,6 @@ class Wrong(NamedTuple):
     name: str
     what: str
     rows: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def missing(self) -> bool:
-        """Whether it is not there at all."""
-        return self.what == MISSING
 
     def __str__(self) -> str:
         some = ", ".join(f"{start}:{stop}" for start, stop in self.rows[:4])
@@ -139,7 +135,6 @@ class Certificate:
 
     @property
     def names(self) -> list[str]:
-        """Of everything that is covered."""
         return sorted({*self.arrays, *self.values})
 
 
@@ -156,13 +151,21 @@ class Draft:
     def part(self, step: int, *, history: bool = True) -> CertificatePart:
         """Waits for the digests: what this process certifies."""
         shares, apart = self._digests()
+
+        def words(share: np.ndarray) -> dict[str, str]:  # of the blocks that a shard touches, by number
+            return {
+                str(number): f"{h:08x}{squares:08x}"
+                for number, (h, squares) in enumerate(share.tolist())
+                if h or squares
+            }
+
         arrays = {
-            name: Digests(*about, {box_text(box): _words(share) for box, share in shares[name].items()})
+            name: Digests(*about, {box_text(box): words(share) for box, share in shares[name].items()})
             for name, about in self._types.items()
         }
         return CertificatePart(
             step=step, process=jax.process_index(), processes=jax.process_count(), history=history, arrays=arrays,
-            values=self._values, uncovered=self._uncovered, apart=list(map(_apart_text, apart)),
+            values=self._values, uncovered=self._uncovered, apart=apart,
         )  # fmt: skip
 
     def write(self, folder: epath.Path, step: int, *, history: bool = True) -> None:
@@ -180,14 +183,14 @@ def path_of(folder: str | os.PathLike[str]) -> epath.Path:
 
 
 def step_folder(folder: epath.Path, step: int) -> epath.Path:
-    """Where the certificate of a step lies."""
     return folder / FOLDER / str(step)
 
 
 def certified_steps(folder: epath.Path) -> list[int]:
     """Steps that Orbax and all processes' certificates finished, below folders whose names are numbers."""
     paths = folder.iterdir() if folder.is_dir() else ()
-    done = (int(path.name) for path in paths if path.name.isdecimal() and (path / COMMITTED).exists())
+    # Orbax writes this file last.
+    done = (int(path.name) for path in paths if path.name.isdecimal() and (path / "commit_success.txt").exists())
     return sorted(step for step in done if _finished(step_folder(folder, step)))
 
 
@@ -207,6 +210,9 @@ class _Processes(msgspec.Struct):
     processes: int
 
 
+COVERED = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str)  # what digests can be taken of
+
+
 def named(checkpointables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Everything that digests can be taken of, by name, and the checkpointables that hold anything else.
 
@@ -216,7 +222,7 @@ def named(checkpointables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     uncovered = []
     for key, tree in checkpointables.items():
         leaves = named_tree(key, tree)
-        if all(map(_is_covered, leaves.values())):
+        if all(leaf is ... or isinstance(leaf, COVERED) for leaf in leaves.values()):
             found |= {name: leaf for name, leaf in leaves.items() if leaf is not ...}
         else:
             uncovered.append(key)
@@ -232,10 +238,6 @@ def named_tree(key: str, tree: Any) -> dict[str, Any]:
     return {f"{key}/{name}" if name else key: leaf for name, (_, leaf) in zip(simple, leaves, strict=True)}
 
 
-def _is_covered(leaf: Any) -> bool:
-    return leaf is ... or isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex | str)
-
-
 def value_digest(value: Any) -> str:
     """SHA-256 of a NumPy array, number or string, with its type and shape."""
     if isinstance(value, str):
@@ -246,12 +248,11 @@ def value_digest(value: Any) -> str:
 
 
 def read_certificate(folder: epath.Path, step: int) -> Certificate:
-    """Reads the certificate of a step, from the files of all processes."""
     place = step_folder(folder, step)
     first = _read(place, 0, step)
     parts = [first, *(_read(place, process, step) for process in range(1, first.processes))]
     try:
-        return _merged(parts, lambda name: f"step {step}: its certificate does not cover the whole of {name}")
+        return _merged(parts, f"step {step}: its certificate does not cover the whole of {{}}")
     except CertificateError:
         raise
     except (ValueError, AttributeError) as error:
@@ -274,8 +275,8 @@ def _read(place: epath.Path, process: int, step: int) -> CertificatePart:
     return part
 
 
-def _merged(parts: Sequence[CertificatePart], incomplete: Callable[[str], str]) -> Certificate:
-    """What all processes certify together; `incomplete` says that of an array there is a part only."""
+def _merged(parts: Sequence[CertificatePart], incomplete: str) -> Certificate:
+    """What all processes certify together; `incomplete` says that of an array, `{}`, there is only a part."""
     arrays: dict[str, CertifiedArray] = {}
     values: dict[str, str] = {}
     apart = [text for part in parts for text in part.apart]
@@ -286,34 +287,20 @@ def _merged(parts: Sequence[CertificatePart], incomplete: Callable[[str], str]) 
                 name, CertifiedArray(entry.dtype, entry.shape, Cut(entry.shape or (1,), entry.rows), {})
             )
             for text, words in entry.blocks.items():
-                box, share = parse_box(text), _shares(words)
+                box, share = parse_box(text), np.zeros((max(map(int, words), default=-1) + 1, 2), np.uint32)
+                for number, word in words.items():
+                    share[int(number)] = int(word[:8], 16), int(word[8:], 16)
                 if not np.array_equal(there.shares.setdefault(box, share), share):
-                    apart.append(_apart_text(Apart(name, box)))
+                    apart.append(apart_text(name, box))
     for name, found in arrays.items():
         data = next(iter(found.shares), ())
         # The data of PRNG keys has an axis more than the keys.
         shape = (*found.shape, *(stop for _, stop in data[len(found.shape) :]))
         if not whole(found.shares, shape):
-            raise CertificateError(incomplete(name))
+            raise CertificateError(incomplete.format(name))
         arrays[name] = dataclasses.replace(found, cut=Cut(shape or (1,), found.cut.rows))
     uncovered = sorted({key for part in parts for key in part.uncovered})
     return Certificate(parts[0].step, all(part.history for part in parts), arrays, values, uncovered, apart)
-
-
-def _words(share: np.ndarray) -> dict[str, str]:
-    """The blocks that a shard touches, by number, each as two words."""
-    return {str(number): f"{h:08x}{squares:08x}" for number, (h, squares) in enumerate(share.tolist()) if h or squares}
-
-
-def _shares(words: Mapping[str, str]) -> np.ndarray:
-    found = np.zeros((max(map(int, words), default=-1) + 1, 2), np.uint32)
-    for number, text in words.items():
-        found[int(number)] = int(text[:8], 16), int(text[8:], 16)
-    return found
-
-
-def _apart_text(apart: Apart) -> str:
-    return f"{apart.name} at {box_text(apart.box) or 'its only element'}"
 
 
 def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
@@ -330,18 +317,20 @@ def compare(certificate: Certificate, leaves: Mapping[str, Any]) -> list[Wrong]:
     covered: dict[str, Any] = {}
     for name, leaf in leaves.items():
         if name in certificate.values:
-            covered[name] = _host(leaf)
+            covered[name] = leaf
+            if isinstance(leaf, jax.Array):
+                covered[name] = np.asarray(leaf) if leaf.is_fully_addressable else "it lies on several processes"
         elif name in certificate.arrays:
-            array = _array(leaf)
-            if problem := _misfit(certificate.arrays[name], leaf, array):
+            array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+            if not isinstance(leaf, jax.Array) and array.dtype != (dtype := np.asarray(leaf).dtype):
+                wrong.append(Wrong(name, f"has type {dtype}, which JAX would convert; set jax_enable_x64"))
+            elif problem := _misfit(certificate.arrays[name], array):
                 wrong.append(Wrong(name, problem))
             else:
                 covered[name] = array
     said = everyone(msgspec.json.encode(Draft(covered).part(certificate.step)).decode(), at="verifying a checkpoint")
     parts = [msgspec.json.decode(text, type=CertificatePart) for text in said]
-    found = _merged(
-        parts, lambda name: f"{name}: these processes do not hold all of it; restore it on all their devices"
-    )
+    found = _merged(parts, "{}: these processes do not hold all of it; restore it on all their devices")
     for text in found.apart:
         name, _, where = text.rpartition(" at ")
         wrong.append(Wrong(name, f"differs between devices at {where}"))
@@ -370,31 +359,172 @@ def misfits(certificate: Certificate, abstract: Mapping[str, Any]) -> list[str]:
             if name in certificate.values and isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
                 found.append(f"{name} was saved as a NumPy array, a number or text; give one such there")
             elif name in certificate.arrays and isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):
-                problem = _misfit(certificate.arrays[name], leaf, leaf)
+                problem = _misfit(certificate.arrays[name], leaf)
                 found += [f"{name} {problem}"] if problem else []
     return found
 
 
-def _host(leaf: Any) -> Any:
-    """As something that is no JAX array."""
-    if isinstance(leaf, jax.Array):
-        return np.asarray(leaf) if leaf.is_fully_addressable else "it lies on several processes"
-    return leaf
-
-
-def _array(leaf: Any) -> Any:
-    """As a JAX array of the same type; None where there is none."""
-    if isinstance(leaf, jax.Array):
-        return leaf
-    array = jnp.asarray(leaf)
-    return array if array.dtype == np.asarray(leaf).dtype else None
-
-
-def _misfit(entry: CertifiedArray, leaf: Any, array: Any) -> str | None:
-    if array is None:
-        return f"has type {np.asarray(leaf).dtype}, which JAX would convert; set jax_enable_x64"
+def _misfit(entry: CertifiedArray, array: Any) -> str | None:
     if str(array.dtype) != entry.dtype:
         return f"was certified as {entry.dtype} and not as {array.dtype}; restore it so, and convert it afterwards"
     if tuple(array.shape) != entry.shape:
         return f"was certified with shape {list(entry.shape)} and not {list(array.shape)}"
     return None
+
+
+STATUS = "status.json"
+Reason: TypeAlias = Literal["digest", "twins", "guard"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+CANDIDATE, VERIFIED = "CANDIDATE", "VERIFIED"
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What is known of a checkpoint.
+
+    Attributes:
+        step: of the checkpoint.
+        state: `CANDIDATE`, or `VERIFIED`: compared with its digests after a restore, or vouched for.
+        reasons: who vouches: `digest`, `twins`, `guard`.
+        history: whether its digests were taken before it was saved.
+    """
+
+    step: int
+    state: str
+    reasons: tuple[Reason, ...]
+    history: bool
+
+
+class Known(Header, kw_only=True, tag="jax-sdc checkpoint status"):
+    """The file of a step."""
+
+    step: int
+    reasons: tuple[Reason, ...] = ()
+    doubt: bool = False  # it could not be read, which the storage may have been at fault for
+    leaving: bool = False  # it is about to be deleted
+    protected: bool = False  # no policy may delete it
+
+
+KNOWN = Format(type=Known, noun="status of a checkpoint", remedy="delete it")
+
+
+class Statuses:
+    """Of one folder of checkpoints. What cannot be written is an OSError."""
+
+    def __init__(self, folder: epath.Path) -> None:
+        self._folder = folder
+        self._lock: Lock | None = None
+
+    def status(self, step: int, *, history: bool) -> Status:
+        """What is known of a step. One that cannot be read, or is in doubt, is one of a candidate."""
+        known = self._known(step)
+        found = () if known is None or known.doubt else known.reasons
+        return Status(step, VERIFIED if found else CANDIDATE, found, history)
+
+    def vouch(self, step: int, reason: Reason) -> None:
+        """Somebody vouches for a step, which ends all doubt, and all that was known of its deletion."""
+        known = self._known(step) or Known(step=step)
+        if reason not in known.reasons or known.doubt:
+            reasons = tuple(sorted({*known.reasons, reason}))
+            self._write(step, Known(step=step, reasons=reasons, protected=known.protected))
+
+    def revoke(self, step: int) -> None:
+        """Nobody vouches for a step any more: it was compared, and is not what was saved."""
+        known = self._known(step)
+        if known is None or known.reasons or known.doubt:
+            stays = known or Known(step=step)
+            self._write(step, Known(step=step, leaving=stays.leaving, protected=stays.protected))
+
+    def doubt(self, step: int) -> None:
+        """A step could not be read: it stays, and so does an older one; but not what is left after a deletion."""
+        known = self._known(step)
+        if known is not None and known.leaving:
+            self.revoke(step)
+        elif known is not None and known.reasons and not known.doubt:
+            self._write(step, msgspec.structs.replace(known, doubt=True))
+
+    def leaving(self, step: int) -> None:
+        """A step is about to be deleted. If a run is killed over that, its remains are no damaged checkpoint."""
+        if step_folder(self._folder, step).exists() and not self.left(step):
+            self._write(step, msgspec.structs.replace(self._known(step) or Known(step=step), leaving=True))
+
+    def left(self, step: int) -> bool:
+        """Whether a step was about to be deleted. It may be whole all the same."""
+        return (self._known(step) or Known(step=step)).leaving
+
+    def protect(self, step: int, protected: bool) -> None:
+        """No policy deletes this step, or one may again."""
+        self._write(step, msgspec.structs.replace(self._known(step) or Known(step=step), protected=protected))
+
+    def is_protected(self, step: int) -> bool:
+        """Whether no policy deletes this step; where that cannot be read, none does."""
+        known = self._known(step)
+        return known is None or known.protected
+
+    def kept(self, steps: Iterable[int]) -> set[int]:
+        """What no policy may delete: the newest step that is verified, those of which that may be so, the protected."""
+        known = {step: self._known(step) for step in steps}
+        stays = {step for step, one in known.items() if one is None or one.doubt or one.protected}
+        return stays | {*sorted(step for step, one in known.items() if one and one.reasons and not one.doubt)[-1:]}
+
+    def forget(self, step: int) -> None:
+        """Another state is saved in the place of one: nothing that is known of that is of this, but its protection."""
+        place = step_folder(self._folder, step)
+        if _first():
+            if (place / STATUS).exists() and self.is_protected(step):
+                self._write(step, Known(step=step, protected=True))
+            else:
+                (place / STATUS).unlink(missing_ok=True)
+        # Each process its own: none deletes what another one is writing already.
+        (place / f"process-{jax.process_index()}.json").unlink(missing_ok=True)
+
+    def discard(self, step: int) -> None:
+        if _first() and (place := step_folder(self._folder, step)).exists():
+            place.rmtree()
+
+    def prune(self) -> None:
+        """Deletes certificates whose checkpoints are gone from the folder, whatever these are called there."""
+        place = self._folder / FOLDER
+        if not _first() or not place.exists():
+            return
+        found = (re.search(r"(\d+)\D*$", path.name) for path in self._folder.iterdir())
+        there = {int(number[1]) for number in found if number}
+        for stale in (path for path in place.iterdir() if path.name.isdecimal() and int(path.name) not in there):
+            stale.rmtree()
+
+    def lock(self) -> None:
+        """Takes the folder for this run, until it is released; a CertificateError if another process writes it."""
+        if not _first() or self._lock is not None:
+            return
+        place = self._folder / FOLDER
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(place)
+        except RecordError as error:
+            raise CertificateError(str(error)) from error
+        except OSError as error:
+            raise CertificateError(f"{place} cannot be written ({reason(error)})") from error
+
+    def release(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def _write(self, step: int, known: Known) -> None:
+        if _first():
+            KNOWN.write(step_folder(self._folder, step) / STATUS, known)
+
+    def _known(self, step: int) -> Known | None:
+        """What is noted of a step; None if that cannot be read."""
+        path = step_folder(self._folder, step) / STATUS
+        if not path.exists():
+            return Known(step=step)
+        try:
+            known = KNOWN.read(path)
+        except RecordError:
+            return None
+        return known if known.step == step else None
+
+
+def _first() -> bool:
+    return jax.process_index() == 0

@@ -2,40 +2,48 @@
 
 Orbax restores a flipped bit of an array without a word, and checksums of files come too late for what was corrupted on
 the way from the device to the host. So digests are taken on the devices before anything is copied, kept beside the
-checkpoint, and compared on the devices after it was restored.
+checkpoint, and compared on the devices after it was restored. `audit` does the last without the program that saved.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import logging
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import jax
 from etils import epath
+from jax.sharding import SingleDeviceSharding
 
 from ..multihost import PeerError, Unreachable, everyone, first_line, together
 from ..records import RecordError, endless
 from .certificate import (
     MISSING,
+    REASONS,
     CertificateError,
     Damaged,
     Draft,
     OtherState,
+    Reason,
+    Status,
+    Statuses,
     Wrong,
     compare,
     misfits,
     named,
+    path_of,
     read_certificate,
     step_folder,
 )
-from .status import REASONS, Reason, Status, Statuses
 
 LOG = logging.getLogger("sdc.checkpoints")
 Result = TypeVar("Result")
+FAILURES = (OSError, RuntimeError, ValueError)  # what Orbax, its storage and devices raise
+AT_ONCE = 1 << 28  # bytes of arrays that an audit reads at a time
 
 
 class Certified:
@@ -54,11 +62,14 @@ class Certified:
         Raises:
             CertificateError: it is no such checkpointer.
         """
-        _keep_also(
-            checkpointer,
-            lambda: self._statuses.kept(steps_of(checkpointer)),
-            lambda step: self._noted(self._statuses.leaving, step),
-        )
+        manager: Any = getattr(checkpointer, "_manager", None)
+        policy = getattr(manager, "_preservation_policy", None)
+        if not hasattr(policy, "should_preserve") or not hasattr(manager, "all_steps"):
+            raise CertificateError(
+                f"{type(checkpointer).__name__} is no training.Checkpointer of Orbax's version 1, as far as this "
+                "version of it goes; expected orbax.checkpoint.v1.training.Checkpointer"
+            )
+        manager._preservation_policy = _Keeping(policy, self)
         self._orbax = checkpointer
         self._folder = epath.Path(checkpointer.directory)
         self._statuses = Statuses(self._folder)
@@ -66,8 +77,7 @@ class Certified:
         self._writing: Future[None] | None = None
         self._saving: Any = None  # Orbax's answer to the last save, which has a thread until it is asked for its result
         self._locks, self._owned = lock, False
-        self.rejected: list[tuple[int, str]] = []
-        """Steps that the last `restore_verified` passed over, and why."""
+        self.rejected: list[tuple[int, str]] = []  # steps that the last `restore_verified` passed over, and why
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("_", "load", "save", "restore")):
@@ -84,7 +94,7 @@ class Certified:
             CertificateError: the certificate cannot be written.
         """
         response = self.save_async(step, state, **options)
-        return False if response is None else bool(response.result())
+        return response is not None and response.result()
 
     def save_async(self, step: int, state: Any, **options: Any) -> "SaveResponse | None":
         """Saves a tree of arrays in the background, as the checkpointer does. It may be donated at once."""
@@ -94,7 +104,7 @@ class Certified:
     def save_checkpointables(self, step: int, checkpointables: dict[str, Any], **options: Any) -> bool:
         """Saves several, as the checkpointer does. Those that hold anything else than arrays are not certified."""
         response = self.save_checkpointables_async(step, checkpointables, **options)
-        return False if response is None else bool(response.result())
+        return response is not None and response.result()
 
     def save_checkpointables_async(
         self, step: int, checkpointables: dict[str, Any], **options: Any
@@ -134,22 +144,23 @@ class Certified:
         number = self._existing(step)
         certificate = _agreed(number, lambda: read_certificate(self._folder, number))
         if problems := misfits(certificate, abstract_checkpointables or {}):
-            raise OtherState(
-                f"the abstract state is not that of checkpoint {number}: {'; '.join(problems[:3])}{_more(problems)}"
-            )
+            raise OtherState(f"the abstract state is not that of checkpoint {number}: {_some(problems)}")
         loaded = self._loaded(number, abstract_checkpointables)
         found, uncovered = named(loaded)
         if not found and uncovered:
             raise CertificateError(f"nothing of checkpoint {number} is certified: {', '.join(uncovered)}")
         if uncovered:
             LOG.warning("step %d: %s cannot be verified (no arrays)", number, ", ".join(uncovered))
-        wrong = [Wrong(name, MISSING) for name in _missing(certificate.names, found, loaded, uncovered)]
+        # Parts that were not asked for are no matter.
+        partly = {key for key, tree in loaded.items() if any(leaf is ... for leaf in jax.tree.leaves(tree))}
+        whole = set(loaded) - partly - set(uncovered)
+        lost = [name for name in certificate.names if name not in found and name.split("/")[0] in whole]
+        wrong = [Wrong(name, MISSING) for name in lost]
         wrong += compare(certificate, found)
         if wrong:
             self._noted(self._statuses.revoke, number)
-            remains = self._statuses.left(number) and all(one.missing for one in wrong)
-            words = f"is damaged: {'; '.join(map(str, wrong[:3]))}{_more(wrong)}"
-            raise Damaged(number, self._folder, words, wrong, remains=remains)
+            remains = self._statuses.left(number) and all(one.what == MISSING for one in wrong)
+            raise Damaged(number, self._folder, f"is damaged: {_some(wrong)}", wrong, remains=remains)
         if set(certificate.names) <= set(found) and found:
             self._noted(self._statuses.vouch, number, "digest")
         return loaded
@@ -274,10 +285,8 @@ class Certified:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(*FAILURES if kind else ()):  # what went wrong first is what to say
             self.close()
 
     def _saved(
@@ -318,7 +327,12 @@ class Certified:
 
     def _loaded(self, step: int, abstract: dict[str, Any] | None) -> dict[str, Any]:
         def load() -> dict[str, Any]:
-            _refuse_endless(_folder_of(self._orbax, step))
+            # Orbax would wait for what comes out of a pipe, and read a device for ever.
+            folder = self._orbax.directory / self._orbax._step_name_format.build_name(step)
+            for place, _, files in os.walk(folder):  # nothing, of an object store
+                for path in (os.path.join(place, name) for name in files):
+                    if what := endless(path):
+                        raise OSError(f"{path} is {what}, not a file")
             return dict(self._orbax.load_checkpointables(step, abstract))
 
         try:
@@ -415,33 +429,16 @@ def _agreed(step: int, action: Callable[[], Result]) -> Result:
         raise CertificateError(f"step {step}: another process says: {error}") from error
 
 
-def _more(problems: Sequence[object]) -> str:
-    return f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-
-
-def _missing(
-    names: Sequence[str], found: Mapping[str, Any], loaded: Mapping[str, Any], uncovered: Sequence[str]
-) -> list[str]:
-    """What a checkpointable must have and has not. Parts that were not asked for are no matter."""
-    partly = {key for key, tree in loaded.items() if any(leaf is ... for leaf in jax.tree.leaves(tree))}
-    whole = set(loaded) - partly - set(uncovered)
-    return [name for name in names if name not in found and name.split("/")[0] in whole]
-
-
-def _refuse_endless(folder: epath.Path) -> None:
-    """Orbax would wait for what comes out of a pipe, and read a device for ever."""
-    for place, _, files in os.walk(folder):  # nothing, of an object store
-        for name in files:
-            if what := endless(path := os.path.join(place, name)):
-                raise OSError(f"{path} is {what}, not a file")
-
-
-# What is asked of an Orbax checkpointer beyond its public doors. Versions of Orbax in which one of them is closed are
-# told apart when a checkpointer is certified.
+def _some(problems: Sequence[object]) -> str:
+    more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return "; ".join(map(str, problems[:3])) + more
 
 
 def steps_of(checkpointer: Any) -> list[int]:
-    """Steps of the complete checkpoints. The checkpointer's own list asks for times, which it may not have read."""
+    """Steps of the complete checkpoints. The checkpointer's own list asks for times, which it may not have read.
+
+    Versions of Orbax in which what is no public name of it has gone are refused when a checkpointer is certified.
+    """
     return sorted(map(int, checkpointer._manager.all_steps()))
 
 
@@ -450,36 +447,170 @@ def _state_key(checkpointer: Any) -> str:
     return str(inspect.signature(checkpointer.save).parameters["checkpointable_name"].default)
 
 
-def _folder_of(checkpointer: Any, step: int) -> epath.Path:
-    return epath.Path(checkpointer.directory / checkpointer._step_name_format.build_name(step))
-
-
-def _keep_also(checkpointer: Any, more: Callable[[], set[int]], leaving: Callable[[int], None]) -> None:
-    """Puts what must stay (`more`) around the policy, which is fixed when a checkpointer is made.
-
-    `leaving` is called with each step that does not stay, before it is deleted.
-    """
-    manager: Any = getattr(checkpointer, "_manager", None)
-    policy = getattr(manager, "_preservation_policy", None)
-    if not hasattr(policy, "should_preserve") or not hasattr(manager, "all_steps"):
-        raise CertificateError(
-            f"{type(checkpointer).__name__} is no training.Checkpointer of Orbax's version 1, as far as this version "
-            "of it goes; expected orbax.checkpoint.v1.training.Checkpointer"
-        )
-    manager._preservation_policy = _Keeping(policy, more, leaving)
-
-
 class _Keeping:
-    """A preservation policy that keeps some more."""
+    """A preservation policy that keeps some more, and notes what leaves before it is deleted."""
 
-    def __init__(self, policy: Any, more: Callable[[], set[int]], leaving: Callable[[int], None]) -> None:
-        self._policy, self._more, self._leaving = policy, more, leaving
+    def __init__(self, policy: Any, certified: Certified) -> None:
+        self._policy, self._certified = policy, certified
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        more = self._more()
+        mine = self._certified
+        more = mine._statuses.kept(steps_of(mine._orbax))
         kept = self._policy.should_preserve(checkpoints, context=context)
         found = [bool(stays) or one.step in more for one, stays in zip(checkpoints, kept, strict=True)]
         for one, stays in zip(checkpoints, found, strict=True):
             if not stays:
-                self._leaving(int(one.step))
+                mine._noted(mine._statuses.leaving, int(one.step))
         return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """What was found of a checkpoint.
+
+    Attributes:
+        step: of the checkpoint.
+        status: what its certificate says; None if it has none that can be read.
+        covered: number of arrays and values that are certified.
+        bytes: of the arrays.
+        uncovered: checkpointables of which the certificate knows nothing.
+        compared: whether it was restored and compared.
+        problem: why it could not be verified, in words; empty if nothing is wrong.
+        remains: whether it is what is left of one that was being deleted when a run ended.
+        wrong: what is not as certified.
+    """
+
+    step: int
+    status: Status | None
+    covered: int
+    bytes: int
+    uncovered: Sequence[str]
+    compared: bool
+    problem: str
+    wrong: Sequence[Wrong]
+    remains: bool = False
+
+
+def checkpoints_in(folder: str) -> list[int]:
+    """Steps of the complete checkpoints below a folder of Orbax's.
+
+    Raises:
+        CertificateError: there is no such folder, or it holds none.
+    """
+    place = path_of(folder)
+    if not place.is_dir():
+        raise CertificateError(f"{folder} is no folder; expected one that an Orbax checkpointer wrote")
+    with _opened(place) as checkpointer:
+        steps = steps_of(checkpointer)
+    if (place / "process-0" / "layout.json").exists():
+        raise CertificateError(f"{folder} is a running checkpoint; sdc.checkpoints.RunningCheckpoint.read reads it")
+    if not steps:
+        raise CertificateError(
+            f"there are no complete checkpoints in {folder}; name the folder that holds them, in folders whose names "
+            "are numbers"
+        )
+    return steps
+
+
+def audit(folder: str, step: int, *, restore: bool = True) -> Audit:
+    """Looks at one checkpoint, and restores it array by array on this process's first device.
+
+    Args:
+        folder: that an Orbax checkpointer wrote.
+        step: of the checkpoint.
+        restore: whether to restore and compare it, or to read its certificate alone.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> from orbax.checkpoint import v1 as ocp
+        >>> import sdc
+        >>> from sdc.checkpoints import audit
+        >>> folder = tempfile.mkdtemp()
+        >>> with sdc.certify(ocp.training.Checkpointer(folder)) as checkpointer:
+        ...     saved = checkpointer.save(10, {"w": jnp.arange(4.0)})
+        >>> audit(folder, 10).problem
+        ''
+    """
+    place = path_of(folder)
+    try:
+        certificate = read_certificate(place, step)
+    except CertificateError as error:
+        return Audit(step, None, 0, 0, (), False, str(error), ())
+    status = Statuses(place).status(step, history=certificate.history)
+    size = 0
+    for entry in certificate.arrays.values():
+        try:
+            width = jax.numpy.dtype(entry.dtype).itemsize
+        except TypeError:  # PRNG keys: as good as nothing
+            width = 8
+        size += width * math.prod(entry.shape)
+    about = Audit(step, status, len(certificate.names), size, certificate.uncovered, restore, "", ())
+    if not certificate.names:
+        return dataclasses.replace(about, compared=False, problem="nothing of it is certified")
+    if not restore:
+        return about
+    wrong: list[Wrong] = []
+    seen: set[str] = set()
+    problem = ""
+    try:
+        with _opened(place) as checkpointer:
+            for part in _parts(checkpointer, step, set(certificate.uncovered)):
+                seen |= set(part)
+                wrong += [one for one in compare(certificate, part) if one not in wrong]
+        if lost := [name for name in certificate.names if name not in seen]:
+            problem = f"{lost[0]}{f' and {len(lost) - 1} more' if lost[1:] else ''} cannot be found in it"
+    except Exception as error:  # Orbax and its storage layer raise many kinds
+        problem = f"it cannot be read ({first_line(error)})"
+    if problem and not wrong and Statuses(place).left(step):
+        problem = "it was being deleted when a run ended; the next save of that run deletes the rest"
+        return dataclasses.replace(about, compared=False, problem=problem, remains=True)
+    return dataclasses.replace(about, wrong=wrong, problem=problem or "; ".join(map(str, wrong[:3])))
+
+
+def certify_folder(folder: str, step: int) -> None:
+    """Gives a checkpoint that has none a certificate of what it restores to now, all of it at once.
+
+    Raises:
+        CertificateError: it has one, or cannot be restored.
+    """
+    with _opened(path_of(folder)) as checkpointer:
+        place = SingleDeviceSharding(jax.local_devices()[0])
+        metadata = checkpointer.checkpointables_metadata(step).metadata
+        Certified(checkpointer).certify_all(step, jax.tree.map(lambda leaf: _abstract(leaf, place), metadata))
+
+
+def _parts(checkpointer: Any, step: int, left_out: set[str]) -> Iterator[dict[str, Any]]:
+    """All leaves of a checkpoint, some at a time."""
+    place = SingleDeviceSharding(jax.local_devices()[0])
+    for key, tree in checkpointer.checkpointables_metadata(step).metadata.items():
+        if key in left_out:
+            continue
+        if tree is None:  # Orbax describes no tree that holds Python's True or False, and restores it as a whole
+            yield named(checkpointer.load_checkpointables(step, {key: None}))[0]
+            continue
+        leaves, structure = jax.tree.flatten(tree)
+        sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) if hasattr(leaf, "dtype") else 0 for leaf in leaves]
+        first = 0
+        while first < len(leaves):
+            last, held = first + 1, sizes[first]
+            while last < len(leaves) and held + sizes[last] <= AT_ONCE:
+                last, held = last + 1, held + sizes[last]
+            wanted = [_abstract(leaf, place) if first <= n < last else ... for n, leaf in enumerate(leaves)]
+            loaded = checkpointer.load_checkpointables(step, {key: jax.tree.unflatten(structure, wanted)})
+            yield named(loaded)[0]
+            first = last
+
+
+def _abstract(leaf: Any, place: SingleDeviceSharding) -> Any:
+    if hasattr(leaf, "sharding_metadata"):  # one that was on devices
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+    return leaf
+
+
+@contextlib.contextmanager
+def _opened(place: epath.Path) -> Iterator[Any]:
+    from orbax.checkpoint import v1 as ocp
+
+    with contextlib.closing(ocp.training.Checkpointer(place)) as checkpointer:
+        yield checkpointer

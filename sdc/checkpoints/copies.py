@@ -76,7 +76,13 @@ class Copies:
         """
         self.folder = Path(folder)
         self._held = list(shards_here(named_leaves(state)))
-        self._run, self._process, self._processes = run, jax.process_index(), jax.process_count()
+        self._mine: dict[str, Any] = {
+            "algorithm": ALGORITHM,
+            "run": run,
+            "process": jax.process_index(),
+            "processes": jax.process_count(),
+            "held": self._held,
+        }
         self._pool = ThreadPoolExecutor(1, "sdc-local-copies")
         self._writing: Future[None] | None = None
 
@@ -94,7 +100,7 @@ class Copies:
         # No views: on a CPU they would be of the memory that the next step takes over.
         arrays = [np.array(data) for data in shards.values()]
         texts = [digest_text(np.asarray(digest)) for digest in digests]
-        about = self._about(step, list(shards), note=to_json(note), digests=texts)
+        about = Description(**self._mine | {"held": list(shards)}, step=step, note=to_json(note), digests=texts)
         self._writing = self._pool.submit(self._write, arrays, about)
 
     def wait(self) -> bool:
@@ -112,8 +118,7 @@ class Copies:
     @property
     def steps(self) -> list[int]:
         """Steps of the copies of this run that are there, whole as far as their sizes tell."""
-        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
-        return sorted(step for step in map(int, filter(str.isdecimal, names)) if self._described(step) is not None)
+        return [step for step in (int(path.name) for path in self._places()) if self._described(step) is not None]
 
     def read(self, step: int) -> Copy | None:
         """A copy, if all of it is as it was on the devices; else the log says why it is none."""
@@ -147,7 +152,6 @@ class Copies:
             self.folder.parent.rmdir()
 
     def close(self) -> None:
-        """Waits for the copy that is being written."""
         self.wait()
         self._pool.shutdown()
 
@@ -155,14 +159,6 @@ class Copies:
         """Folders of copies, the oldest first."""
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted((path for path in paths if path.name.isdecimal()), key=lambda path: int(path.name))
-
-    def _about(
-        self, step: int, held: list[Fragment], *, note: Mapping[str, Any] = NOTHING, digests: Sequence[str] = ()
-    ) -> Description:
-        return Description(
-            run=self._run, process=self._process, processes=self._processes, held=held, step=step, note=dict(note),
-            digests=list(digests),
-        )  # fmt: skip
 
     def _described(self, step: int) -> Description | None:
         """What a copy says of itself; None if it is damaged, or of another run or state."""
@@ -173,9 +169,8 @@ class Copies:
         except (RecordError, OSError) as error:
             LOG.warning("the copy of step %d in %s is damaged (%s); going on without it", step, self.folder, error)
             return None
-        expected = self._about(step, self._held)
-        same = ("algorithm", "run", "process", "processes", "step", "held")
-        if differ := [name for name in same if getattr(about, name) != getattr(expected, name)]:
+        expected = {**self._mine, "step": step}
+        if differ := [name for name, value in expected.items() if getattr(about, name) != value]:
             LOG.warning("%s is a copy of another run or state (%s); going on without it", place, ", ".join(differ))
             return None
         if size != sum(one.bytes for one in self._held):
@@ -203,8 +198,7 @@ class Copies:
 
 
 State = TypeVar("State")
-CHUNK = 1 << 26
-"""Bytes that cross the devices at once."""
+CHUNK = 1 << 26  # bytes that cross the devices at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,9 +218,7 @@ class Assembled(Generic[State]):
     recovered: Recovered[State]  # the state, and what of it was read of the running checkpoint
     lost: Sequence[int]  # numbers of the blocks of which a part was in no copy
     bytes: int  # size of these parts in the state
-    shares: Sequence[
-        Mapping[str, Mapping[str, int]]
-    ]  # of each process `shards` and `bytes` by `own`, `peers`, `running`
+    shares: Sequence[Mapping[str, Mapping[str, int]]]  # of each process `shards`, `bytes` by `own`, `peers`, `running`
 
 
 def agree(copies: Copies, *, after: int, until: int) -> Survivors | None:
@@ -260,7 +252,14 @@ def gather(state: State, survivors: Survivors, cut: Partition, reader: Reader) -
     places = _places(leaves)
     sources = {held: min(living & processes, default=None) for held, processes in places.items()}
     lost = [held for held, source in sources.items() if source is None]
-    blocks = _blocks(cut, lost)
+    rows: dict[str, list[tuple[int, int]]] = {}
+    for held in lost:
+        rows.setdefault(held.name, []).append(held.box[0])
+    blocks = [
+        number
+        for number, pieces in enumerate(cut.blocks)
+        if any(one.start < stop and start < one.stop for one in pieces for start, stop in rows.get(one.name, ()))
+    ]
     found = reader.recover(blocks, state) if blocks else Recovered(state, {}, [], [], [], 0)
     mine = {} if survivors.mine is None else {(name, box): array for name, box, array in survivors.mine.parts}
     for source in sorted(living):
@@ -290,20 +289,6 @@ def _places(leaves: Mapping[str, jax.Array]) -> dict[Fragment, set[int]]:
     return found
 
 
-def _blocks(cut: Partition, lost: Sequence[Fragment]) -> list[int]:
-    """Numbers of the blocks that hold any of these parts."""
-    rows: dict[str, list[tuple[int, int]]] = {}
-    for held in lost:
-        rows.setdefault(held.name, []).append(held.box[0])
-    return [
-        number
-        for number, pieces in enumerate(cut.blocks)
-        if any(
-            piece.start < stop and start < piece.stop for piece in pieces for start, stop in rows.get(piece.name, ())
-        )
-    ]
-
-
 def _sent(
     sent: Sequence[Fragment], source: int, mine: Mapping[tuple[str, Box], np.ndarray]
 ) -> dict[tuple[str, Box], np.ndarray]:
@@ -315,7 +300,8 @@ def _sent(
     has = jax.process_index() == source
     content = np.zeros(-(-size // 4) * 4, np.uint8)
     if has:
-        np.concatenate([_flat(mine[held.name, held.box]) for held in sent], out=content[:size])
+        arrays = (np.ascontiguousarray(mine[held.name, held.box]) for held in sent)
+        np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays], out=content[:size])
     words = content.view(np.uint32)
     for start in range(0, len(words), CHUNK // 4):
         part = words[start : start + CHUNK // 4]
@@ -326,7 +312,3 @@ def _sent(
         found[held.name, held.box] = np.frombuffer(numbers, jax.numpy.dtype(held.dtype)).reshape(held.shape)
         place += held.bytes
     return found
-
-
-def _flat(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -98,7 +98,6 @@ class Partition:
 
 
 def path_name(path: Any) -> str:
-    """The name of a leaf by its path in a state."""
     return jax.tree_util.keystr(path, simple=True, separator="/") or "state"
 
 
@@ -146,50 +145,45 @@ def partition(
     if rows is not None and (rows < 1 or by != "rows"):
         raise SettingError("rows", rows, "expected at least 1, and blocks by rows")
     leaves = named_leaves(state)
-    chosen = _moving(leaves, moving)
+
+    def hit(name: str) -> bool:
+        return bool(moving(name)) if callable(moving) else not moving or f"{name}/".startswith(f"{moving}/")
+
+    chosen = [name for name, leaf in leaves.items() if hit(name) and jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if not chosen:
+        raise SettingError("moving", moving, f"no array of floating-point numbers; there are {', '.join(leaves)[:200]}")
     companions = _companions(leaves, chosen, moving)
+    parents = {name: name.rpartition("/")[0] for name in chosen}
     stacked = {
-        (_parent(name), row_count(leaves[name])) for name in chosen if by == "experts" and leaves[name].ndim >= 3
+        (parents[name], row_count(leaves[name])) for name in chosen if by == "experts" and leaves[name].ndim >= 3
     }
-    grouped: dict[Any, list[Piece]] = {}
+    grouped: dict[tuple[str, int, int], list[Piece]] = {}
     for name in chosen:
-        array = leaves[name]
-        count = array.shape[0] if array.ndim else 1
-        expert = bool(array.ndim) and (_parent(name), count) in stacked
-        key = (_parent(name), count) if expert else _parent(name) if by == "layers" else name
-        each = 1 if expert else _together(by, array, rows)
+        array, key = leaves[name], (name, 0)
+        count, each = array.shape[0] if array.ndim else 1, max(row_count(array), 1)
+        if array.ndim and (parents[name], count) in stacked:
+            key, each = (parents[name], count), 1
+        elif by == "rows":
+            each = rows or cut_of(array).rows
+        elif by == "shards" and array.ndim:
+            each = max(array.sharding.shard_shape(array.shape)[0], 1)
+        elif by == "layers":
+            key = (parents[name], -1)
         for start in range(0, max(count, 1), each):
             stop = min(start + each, count)
             pieces = [Piece(one, start, stop) for one in (name, *companions[name])]
-            grouped.setdefault((key, start), []).extend(pieces)
+            grouped.setdefault((*key, start), []).extend(pieces)
     placed = {piece.name for pieces in grouped.values() for piece in pieces}
     rest = [Piece(name, 0, row_count(leaf)) for name, leaf in leaves.items() if name not in placed]
     blocks = [*grouped.values(), rest]
     types = {name: (str(leaf.dtype), tuple(leaf.shape)) for name, leaf in leaves.items()}
-    return Partition(types, blocks, chosen, [sum(_bytes(leaves[one.name], one) for one in pieces) for pieces in blocks])
-
-
-def _parent(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _together(by: By, array: jax.Array, rows: int | None) -> int:
-    """Rows of an array that are in one block."""
-    if by == "rows":
-        return rows or cut_of(array).rows
-    if by == "shards" and array.ndim:
-        return max(array.sharding.shard_shape(array.shape)[0], 1)
-    return max(row_count(array), 1)
-
-
-def _moving(leaves: Mapping[str, jax.Array], moving: str | Callable[[str], bool]) -> list[str]:
-    def hit(name: str) -> bool:
-        return bool(moving(name)) if callable(moving) else not moving or f"{name}/".startswith(f"{moving}/")
-
-    found = [name for name, leaf in leaves.items() if hit(name) and jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    if not found:
-        raise SettingError("moving", moving, f"no array of floating-point numbers; there are {', '.join(leaves)[:200]}")
-    return found
+    bits = {name: jax.eval_shape(bits_of, leaf) for name, leaf in leaves.items()}
+    counts = {name: max(row_count(leaf), 1) for name, leaf in leaves.items()}
+    sizes = [
+        sum(bits[one].size * bits[one].dtype.itemsize * (stop - start) // counts[one] for one, start, stop in pieces)
+        for pieces in blocks
+    ]
+    return Partition(types, blocks, chosen, sizes)
 
 
 def _companions(
@@ -207,11 +201,6 @@ def _companions(
     return found
 
 
-def _bytes(array: jax.Array, piece: Piece) -> int:
-    bits = jax.eval_shape(bits_of, array)
-    return bits.size * bits.dtype.itemsize * (piece.stop - piece.start) // max(row_count(array), 1)
-
-
 def row_count(array: Any) -> int:
     """Of an array's numbers: a PRNG key has several."""
     bits = jax.eval_shape(bits_of, array)
@@ -227,12 +216,10 @@ class Fragment(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its numbers."""
         return tuple(stop - start for start, stop in self.box)
 
     @property
     def bytes(self) -> int:
-        """Of its numbers."""
         return volume(self.box) * jnp.dtype(self.dtype).itemsize
 
 
@@ -327,7 +314,6 @@ def parts_of(content: bytes, held: Sequence[Fragment], digests: Sequence[str]) -
 
 
 def digest_text(words: Any) -> str:
-    """Two words in hexadecimal."""
     return f"{int(words[0]):08x}{int(words[1]):08x}"
 
 
@@ -337,5 +323,4 @@ def _slice(x: jax.Array, start: Any, rows: int) -> tuple[jax.Array, jax.Array]:
     return found, digest(found)
 
 
-digest_of = jax.jit(digest)
-"""Taken where the array is."""
+digest_of = jax.jit(digest)  # taken where the array is

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("sdc.checkpoints")
 RecoveryPolicy: TypeAlias = Literal["partial", "full", "replica"]
 State = TypeVar("State")
-Part: TypeAlias = tuple[str, Box, np.ndarray]
-"""Name of an array, where in it the numbers lie, and the numbers."""
+Part: TypeAlias = tuple[str, Box, np.ndarray]  # name of an array, where in it the numbers lie, and the numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,14 +165,20 @@ class Reader:
         """
         if policy not in get_args(RecoveryPolicy):
             raise SettingError("policy", policy, f"expected one of {', '.join(get_args(RecoveryPolicy))}")
-        numbers = _numbers(self.cut, lost)
+        numbers = set(self.cut.of([one for one in lost if isinstance(one, str)]))
+        for one in lost:
+            whole = isinstance(one, int | np.integer) and not isinstance(one, bool)
+            if not isinstance(one, str) and not (whole and 0 <= one < len(self.cut.blocks)):
+                blocks = len(self.cut.blocks)
+                raise SettingError("lost", one, f"expected a name, or a number of one of the {blocks} blocks")
+            numbers |= set() if isinstance(one, str) else {int(one)}
         leaves = named_leaves(state)
         self.cut.check(leaves)
         if policy == "replica":
             if zeroed:
                 raise SettingError("zeroed", zeroed, "a replica has the optimizer's arrays as they are")
-            return _from_replicas(self.cut, numbers, state, leaves, devices)
-        every = range(len(self.cut.blocks)) if policy == "full" else numbers
+            return _from_replicas(self.cut, sorted(numbers), state, leaves, devices)
+        every = range(len(self.cut.blocks)) if policy == "full" else sorted(numbers)
         wanted = [number for number in every if self.cut.sizes[number]]
         while True:
             try:
@@ -229,44 +234,27 @@ def put_back(state: State, parts: Iterable[Part]) -> State:
         of.setdefault(part[0], []).append(part)
 
     def one(path: Any, leaf: Any) -> Any:
-        several = of.get(path_name(path))
-        return leaf if several is None else _as(leaf, _patched(rows_of(leaf), several))
+        if (several := of.get(path_name(path))) is None:
+            return leaf
+        array, pieces = rows_of(leaf), []
+        for shard in array.addressable_shards:
+            box = box_of(shard.index, array.shape)
+            hits = [(part, data, common) for _, part, data in several if volume(common := overlap(box, part))]
+            if not hits:
+                pieces.append(shard.data)
+                continue
+            host = np.array(shard.data)
+            for part, data, common in hits:
+                host[within(common, box)] = data[within(common, part)]
+            pieces.append(jax.device_put(host, shard.device))
+        bits = jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            key = bits.reshape(jax.random.key_data(leaf).shape)
+            return jax.random.wrap_key_data(key, impl=jax.random.key_impl(leaf))
+        found = bits if bits.dtype == leaf.dtype else bits.astype(leaf.dtype)
+        return found.reshape(leaf.shape) if found.shape != leaf.shape else found
 
     return jax.tree_util.tree_map_with_path(one, state)
-
-
-def _patched(array: jax.Array, parts: Sequence[Part]) -> jax.Array:
-    """An array of the same sharding with parts replaced, shard by shard."""
-    pieces = []
-    for shard in array.addressable_shards:
-        box = box_of(shard.index, array.shape)
-        hits = [(part, data, common) for _, part, data in parts if volume(common := overlap(box, part))]
-        if not hits:
-            pieces.append(shard.data)
-            continue
-        host = np.array(shard.data)
-        for part, data, common in hits:
-            host[within(common, box)] = data[within(common, part)]
-        pieces.append(jax.device_put(host, shard.device))
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
-
-
-def _as(leaf: jax.Array, bits: jax.Array) -> jax.Array:
-    """Numbers in the type, shape and sharding of a leaf."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(bits.reshape(jax.random.key_data(leaf).shape), impl=jax.random.key_impl(leaf))
-    found = bits if bits.dtype == leaf.dtype else bits.astype(leaf.dtype)
-    return found.reshape(leaf.shape) if found.shape != leaf.shape else found
-
-
-def _numbers(cut: Partition, lost: Sequence[str | int]) -> list[int]:
-    numbers = set(cut.of([one for one in lost if isinstance(one, str)]))
-    for one in lost:
-        if not isinstance(one, str):
-            if isinstance(one, bool) or not isinstance(one, int | np.integer) or not 0 <= one < len(cut.blocks):
-                raise SettingError("lost", one, f"expected a name, or a number of one of the {len(cut.blocks)} blocks")
-            numbers.add(int(one))
-    return sorted(numbers)
 
 
 def _from_replicas(
@@ -282,13 +270,9 @@ def _from_replicas(
     parts: list[Part] = []
     for name in sorted({piece.name for number in numbers for piece in cut.blocks[number]}):
         array = rows_of(leaves[name])
-        living = {
-            box_of(shard.index, array.shape): shard.data
-            for shard in array.addressable_shards
-            if shard.device not in gone
-        }
-        for shard in array.addressable_shards:
-            box = box_of(shard.index, array.shape)
+        shards = [(box_of(shard.index, array.shape), shard) for shard in array.addressable_shards]
+        living = {box: shard.data for box, shard in shards if shard.device not in gone}
+        for box, shard in shards:
             if shard.device not in gone:
                 continue
             if box not in living:
@@ -358,7 +342,6 @@ class FromState:
     name: str = "another state"
 
     def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
-        """See `RowSource`."""
         return [_part(named_leaves(self.state)[name], name, start, stop)], self.step
 
     def __str__(self) -> str:
@@ -380,8 +363,6 @@ class FromCheckpoint:
     abstract: Any
 
     def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
-        """See `RowSource`."""
-
         def wanted(path: Any, leaf: Any) -> Any:
             return leaf if path_name(path) == name else ...
 
@@ -404,7 +385,6 @@ class FromRunning:
     running: "RunningCheckpoint | Reader"
 
     def rows(self, name: str, start: int, stop: int) -> tuple[Sequence[Part], int]:
-        """See `RowSource`."""
         reader = self.running if isinstance(self.running, Reader) else self.running.reader()
         parts: list[Part] = []
         steps = []
@@ -475,7 +455,10 @@ def repair(state: State, wrong: Sequence[Wrong], sources: Sequence[RowSource]) -
     left: list[Wrong] = []
     parts: list[Part] = []
     for one in wrong:
-        name = _name(one.name, leaves)
+        # Names of certificates begin with that of the checkpointable.
+        name = next((name for name in (one.name, one.name.partition("/")[2]) if name in leaves), None)
+        if name is None:
+            raise CertificateError(f"the state has no {one.name}; it has {', '.join(list(leaves)[:8])}")
         missing = []
         rows = row_count(leaves[name])
         for start, stop in one.rows or ((0, rows),):
@@ -511,22 +494,10 @@ def _first(
         except (CertificateError, KeyError):
             continue
         fits = all(len(box) == bits.ndim and array.dtype == bits.dtype for _, box, array in given)
-        parts = [_only(part, start, stop) for part in given]
+        parts: list[Part] = []
+        for one, ((first, last), *rest), array in given:  # without the rows that nobody asked for
+            begin, end = max(first, start), max(min(last, stop), max(first, start))
+            parts.append((one, ((begin, end), *rest), array[begin - first : end - first]))
         if fits and sum(volume(overlap(box, rows)) for _, box, _ in parts) == volume(rows):
             return str(source), parts, step
     return None
-
-
-def _only(part: Part, start: int, stop: int) -> Part:
-    """A part without the rows that nobody asked for."""
-    name, ((first, last), *rest), array = part
-    begin, end = max(first, start), max(min(last, stop), max(first, start))
-    return name, ((begin, end), *rest), array[begin - first : end - first]
-
-
-def _name(name: str, leaves: Mapping[str, Any]) -> str:
-    """Names of certificates begin with that of the checkpointable."""
-    for one in (name, name.partition("/")[2]):
-        if one in leaves:
-            return one
-    raise CertificateError(f"the state has no {name}; it has {', '.join(list(leaves)[:8])}")

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import jax
@@ -31,15 +30,13 @@ from ..text import NOTHING
 from .certificate import StoreError, path_of
 from .outlook import POLICIES, Outlook, Policy, SaveClock, Timings, Watch, choose
 from .partitions import By, Fragment, Partition, fetch, held_by, named_leaves, partition
-from .recovery import Reader, Recovered, RecoveryPolicy
+from .recovery import Reader, Recovered
 from .store import SEAL, SEALS, Seal, Store, StoreLayout, last_save
 
 LOG = logging.getLogger("sdc.checkpoints")
 State = TypeVar("State")
-WAIT_MS = 600_000
-"""How long a save waits in the background for those of the other processes."""
-_openings = itertools.count()
-"""All processes open their running checkpoints in the same order."""
+WAIT_MS = 600_000  # how long a save waits in the background for those of the other processes
+_openings = itertools.count()  # all processes open their running checkpoints in the same order
 
 
 Distance: TypeAlias = Callable[[Array, Array], Array]
@@ -65,16 +62,15 @@ def total_variation(lengths: Float[Array, " rows"] | None = None) -> Distance:
     """
 
     def distance(new: Float[Array, "rows topics"], old: Float[Array, "rows topics"]) -> Float32[Array, " rows"]:
-        p, q = (_distribution(x.astype(jnp.float32)) for x in (new, old))
+        def share(x: Float32[Array, "rows *topics"]) -> Float32[Array, "rows *topics"]:
+            total = jnp.sum(x, axis=tuple(range(1, x.ndim)), keepdims=True)
+            return x / jnp.where(total == 0, jnp.float32(1), total)
+
+        p, q = (share(x.astype(jnp.float32)) for x in (new, old))
         apart = 0.5 * jnp.sum(jnp.abs(p - q), axis=tuple(range(1, p.ndim)))
         return apart if lengths is None else apart * lengths.astype(jnp.float32)
 
     return distance
-
-
-def _distribution(x: Float32[Array, "rows *topics"]) -> Float32[Array, "rows *topics"]:
-    total = jnp.sum(x, axis=tuple(range(1, x.ndim)), keepdims=True)
-    return x / jnp.where(total == 0, jnp.float32(1), total)
 
 
 class RunningCheckpoint:
@@ -172,14 +168,20 @@ class RunningCheckpoint:
         self._looked: _Looked | None = None
         self._pool = ThreadPoolExecutor(1, "sdc-running-checkpoint")
         self._writing: Future[int] | None = None
-        self.bytes = 0
-        """That this process wrote so far."""
+        self.bytes = 0  # that this process wrote so far
         try:
-            sealed = together(lambda: self._opened(layout))
+            together(lambda: self._store.create(layout))
+            sealed = together(lambda: last_save(self.folder))
             # Of a save that was cut off some processes may have their part: none takes its number again.
             self._saves = max(map(int, everyone(str(max(self._store.saves(), default=0)), at="opening a checkpoint")))
-            if sealed:
-                self._continue(initial)
+            if sealed is not None:  # the copy becomes what the store holds
+                reader = self.reader()
+                self._saves = max(self._saves, reader.save)
+                self._store.versions = reader.versions(self._store)
+                found = reader.recover(list(range(len(self.partition.blocks))), initial)
+                self.copy = auto(self._moving(named_leaves(found.state)))
+                for block, step in found.steps.items():
+                    self.steps[block] = step
         except PeerError as error:
             self._lock.release()
             raise StoreError(f"another process cannot open {self.folder} ({error})") from error
@@ -205,7 +207,8 @@ class RunningCheckpoint:
         """
         leaves = named_leaves(state)
         looked, self._looked = self._looked, None
-        if looked is None or not looked.at(self._moving(leaves), step):
+        same = looked is not None and all(leaves.get(name) is leaf for name, leaf in looked.moving.items())
+        if looked is None or not same or looked.step != step:
             looked = self._look(leaves, step)
         started = time.perf_counter()
         moving, moved = auto(looked.moving), looked.moved
@@ -268,21 +271,17 @@ class RunningCheckpoint:
             LOG.error("a save of the running checkpoint failed: %s; the training goes on without it", error)
             return False
 
-    def recover(
-        self,
-        lost: Sequence[str | int],
-        state: State,
-        *,
-        policy: RecoveryPolicy = "partial",
-        devices: Sequence[jax.Device] = (),
-        zeroed: bool = False,
-    ) -> Recovered[State]:
-        """Gives a state in which some blocks were lost its blocks back; see `Reader.recover`.
+    def recover(self, lost: Sequence[str | int], state: State, **options: Any) -> Recovered[State]:
+        """Gives a state in which some blocks were lost its blocks back.
+
+        Args:
+            lost, state: see `Reader.recover`.
+            **options: its `policy`, `devices` and `zeroed`.
 
         Raises:
             StoreError: a block that is needed has no version that is as it was saved.
         """
-        return self.reader().recover(lost, state, policy=policy, devices=devices, zeroed=zeroed)
+        return self.reader().recover(lost, state, **options)
 
     def reader(self) -> Reader:
         """Reads what is saved by now."""
@@ -331,25 +330,8 @@ class RunningCheckpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _opened(self, layout: StoreLayout) -> bool:
-        """Whether there is something to go on with."""
-        self._store.create(layout)
-        return last_save(self.folder) is not None
-
-    def _continue(self, initial: Any) -> None:
-        """Goes on with a store: the copy becomes what it holds."""
-        reader = self.reader()
-        self._saves = max(self._saves, reader.save)
-        self._store.versions = reader.versions(self._store)
-        found = reader.recover(list(range(len(self.partition.blocks))), initial)
-        self.copy = auto(self._moving(named_leaves(found.state)))
-        for block, step in found.steps.items():
-            self.steps[block] = step
 
     def _write(self, save: int, step: int, blocks: Sequence[int], pieces: Any, note: Mapping[str, Any]) -> int:
         failure, written, started = "", 0, time.perf_counter()
@@ -395,10 +377,6 @@ class _Looked(NamedTuple):
     step: int
     moved: np.ndarray
     seconds: float
-
-    def at(self, moving: Mapping[str, jax.Array], step: int) -> bool:
-        """Whether it is of the very arrays."""
-        return step == self.step and all(moving.get(name) is leaf for name, leaf in self.moving.items())
 
 
 def auto(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -27,8 +27,7 @@ from .certificate import StoreError
 from .partitions import Fragment
 
 LOG = logging.getLogger("sdc.checkpoints")
-KEPT = 2
-"""Manifests that stay, and versions of a block."""
+KEPT = 2  # manifests that stay, and versions of a block
 SEAL, LAYOUT = "seal.json", "layout.json"
 
 
@@ -40,8 +39,7 @@ class Version(NamedTuple):
     digests: tuple[str, ...]  # of its pieces
 
 
-Versions: TypeAlias = dict[int, tuple[Version, ...]]
-"""Of each block, the newest first."""
+Versions: TypeAlias = dict[int, tuple[Version, ...]]  # of each block, the newest first
 
 
 class StoreLayout(Header, kw_only=True, tag="jax-sdc layout of a running checkpoint"):
@@ -63,7 +61,6 @@ class StoreManifest(Header, kw_only=True, tag="jax-sdc manifest of a running che
 
     @property
     def blocks(self) -> Versions:
-        """The versions by numbers of blocks."""
         return {int(block): several for block, several in self.versions.items()}
 
 
@@ -88,10 +85,10 @@ class Store:
         self.folder = folder
         self.place = folder / f"process-{process}"
         self.process = process
-        self._blocks = ts.KvStore.open(_spec(self.place)).result()
+        place = f"{self.place}".rstrip("/") + "/"  # a local path may have characters that an URL must not
+        self._blocks = ts.KvStore.open(place if "://" in place else {"driver": "file", "path": place}).result()
         self._asked: dict[str, Any] = {}
-        self.versions: Versions = {}
-        """Of each block that was ever saved, as the last manifest has them."""
+        self.versions: Versions = {}  # of each block that was ever saved, as the last manifest has them
 
     def create(self, layout: StoreLayout) -> None:
         """Writes what the blocks are made of, or compares it with what is there: a StoreError if it is of another."""
@@ -116,7 +113,6 @@ class Store:
                 )
 
     def layout(self) -> StoreLayout:
-        """What the blocks are made of."""
         try:
             return LAYOUTS.read(self.place / LAYOUT)
         except RecordError as error:
@@ -129,7 +125,6 @@ class Store:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def manifest(self, save: int) -> StoreManifest:
-        """What this process had after a save."""
         try:
             found = MANIFESTS.read(self._manifest(save))
         except RecordError as error:
@@ -164,7 +159,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             MANIFESTS.write(path, manifest)
         except (OSError, ValueError) as error:  # TensorStore raises the latter for whatever the storage says
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(OSError, ValueError):
                 self._delete([_key(block, save) for block in blocks])
             why = reason(error) if isinstance(error, OSError) else str(error).partition("\n")[0]
             raise StoreError(f"cannot write to {self.place} ({why}); what was saved before is still there") from error
@@ -187,11 +182,9 @@ class Store:
             self._manifest(save).unlink(missing_ok=True)
 
     def ask(self, blocks: Sequence[tuple[int, Version]]) -> None:
-        """Begins to read blocks that `read` will be asked for."""
         self._asked = {_key(block, one.save): self._blocks.read(_key(block, one.save)) for block, one in blocks}
 
     def read(self, block: int, version: Version) -> bytes:
-        """The bytes of a block."""
         try:
             key = _key(block, version.save)
             found = (self._asked.pop(key, None) or self._blocks.read(key)).result()
@@ -248,9 +241,3 @@ def last_save(folder: epath.Path) -> Seal | None:
 
 def _key(block: int, save: int) -> str:
     return f"blocks/{block}.{save}"
-
-
-def _spec(place: epath.Path) -> Any:
-    """What TensorStore opens; a local path may have characters that an URL must not."""
-    text = str(place).rstrip("/") + "/"
-    return text if "://" in text else {"driver": "file", "path": text}

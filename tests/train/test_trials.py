@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from sdc.checkpoints import RunningCheckpoint
-from sdc.checkpoints.outlook import POLICIES, Policy
-from sdc.checkpoints.perturbations import iteration_cost_bound
+from sdc.checkpoints.outlook import POLICIES, Policy, iteration_cost_bound
 from sdc.train.iterative import Iterative, logistic_regression
 from sdc.train.iterative.models import State, rows_of
 from sdc.train.studies import trials

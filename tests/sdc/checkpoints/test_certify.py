@@ -15,7 +15,7 @@ from orbax.checkpoint import v1 as ocp
 from orbax.checkpoint._src.serialization import replica_slices
 
 import sdc
-from sdc.checkpoints import CertificateError, Certified, Damaged, Status, audit, status as statuses
+from sdc.checkpoints import CertificateError, Certified, Damaged, Status, audit, certificate
 from sdc.checkpoints.certificate import Draft
 from sdc.records.format import read_json, write_sealed
 from tests.storms import bits
@@ -335,7 +335,7 @@ def test_a_status_that_cannot_be_written_keeps_nobody_from_restoring(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(statuses.KNOWN), "write", full)
+    monkeypatch.setattr(type(certificate.KNOWN), "write", full)
     assert same(checkpointer.load(1, abstract(state(1))), state(1))
     assert "cannot note in" in caplog.text
     with pytest.raises(CertificateError, match=r"cannot write to .*No space left"):

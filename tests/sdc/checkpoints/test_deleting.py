@@ -10,7 +10,7 @@ from etils import epath
 from orbax.checkpoint import v1 as ocp
 
 from sdc.checkpoints import Certified, Damaged, audit, certify, checkpoints_in
-from sdc.checkpoints.status import Statuses
+from sdc.checkpoints.certificate import Statuses
 from tests.storms.bits import quiet
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

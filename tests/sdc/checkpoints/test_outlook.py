@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from sdc.checkpoints import Outlook, RunningCheckpoint, Watch, advise, daly_interval, total_variation
-from sdc.checkpoints.outlook import FRACTIONS, SaveClock
-from sdc.checkpoints.perturbations import LEAST, iteration_cost_bound
+from sdc.checkpoints.outlook import FRACTIONS, LEAST, SaveClock, iteration_cost_bound
 
 from .states import moved, opened, start
 

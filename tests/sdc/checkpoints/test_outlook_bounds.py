@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sdc.checkpoints import Outlook, Watch, choose
-from sdc.checkpoints.perturbations import LEAST
+from sdc.checkpoints.outlook import LEAST
 
 Saves = list[tuple[Outlook | None, np.ndarray, np.ndarray]]
 
