@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         InjectionProgress as InjectionProgress,
         Progress as Progress,
         StageProgress as StageProgress,
+        waiting as waiting,
     )
     from .runtime import (
         CommandError as CommandError,

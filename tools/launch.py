@@ -14,10 +14,12 @@ import warnings
 from collections.abc import Generator, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+from sdc import analysis, records, tools, train
+from sdc._lazy import jax
 from sdc.settings import SettingError
-from sdc.train import CampaignJob, Job, Loaded, Peers, Training
+from sdc.train import CampaignJob, Job, Loaded, Peers, Training, studies
 from sdc.verdict import Exit, exit_code
 
 from .runtime import (
@@ -30,9 +32,6 @@ from .runtime import (
     run_errors,
     usage_errors,
 )
-
-if TYPE_CHECKING:
-    from sdc.train import Stop
 
 Found = TypeVar("Found")
 
@@ -52,29 +51,22 @@ class JobCommand:
 def execute(command: JobCommand) -> int:
     loaded = check_job(command.job, command.peers, command.devices)
     # Devices and peers from here on.
-    from sdc.analysis import draw_conclusion
     from sdc.multihost import everyone
-    from sdc.train import run
-
-    from .output import show
-    from .progress import Progress
 
     job = command.job
     with together(job, command.peers, command.devices) as joint:
-        import jax
-
         folder = joint.folder
-        with Progress(job.steps, show=joint.first) as progress:
-            record = run(
+        with tools.Progress(job.steps, show=joint.first) as progress:
+            record = train.run(
                 dataclasses.replace(job, folder=folder), loaded=loaded, devices=jax.devices(),
                 on_step=progress.update, command=["sdc", *sys.argv[1:]], stop=joint.stop.reached,
             )  # fmt: skip
         joint.stop.over()
-        found = draw_conclusion(folder) if record is not None else None
+        found = analysis.draw_conclusion(folder) if record is not None else None
         ended = record is None or record.ended
         verdict, ended = json.loads(everyone(json.dumps([found and found.verdict, ended]))[0])
     if found is not None:
-        show(found.contents, found.report, as_json=command.json)
+        tools.show(found.contents, found.report, as_json=command.json)
     if not ended:
         raise CommandError(f"interrupted by {joint.stop.asked}. {onward.how()}", Exit.INCONCLUSIVE)
     return exit_code(verdict)
@@ -99,7 +91,7 @@ def check_job(job: Job, peers: Peers, devices: int | None, *, kind: str | None =
 class Joint(NamedTuple):
     folder: Path  # of the run, of which all have heard
     first: bool  # whether this is the process that writes
-    stop: "Stop"  # whether to end early
+    stop: "train.Stop"  # whether to end early
 
 
 @contextlib.contextmanager
@@ -109,9 +101,6 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
     A record of a kind has no flag `--resume`, see `check_job`.
     """
     from sdc.multihost import everyone
-    from sdc.train import Incomparable, Stop, joined
-
-    from .progress import waiting
 
     def start(processes: int) -> None:
         there.set()
@@ -127,20 +116,18 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
     end_aborts_well()
     onward.resumable = kind is None
     onward.folder = Path(job.folder or "runs")  # until the processes have agreed on one
-    stop = Stop(too_late)
+    stop = train.Stop(too_late)
     with (
         run_errors(job.folder, resumable=kind is None),
-        waiting(peers) as there,
-        joined(peers, start, give_up, stop),
+        tools.waiting(peers) as there,
+        train.joined(peers, start, give_up, stop),
     ):
-        import jax
-
         # The first process makes the run folder; another one that a peer was given is a mistake.
         named = everyone(str(Path(job.folder).absolute()) if job.folder else "")
         onward.folder = folder = Path(everyone(named[0] or str(new_folder(kind or job.kind)))[0])
         for process, other in enumerate(named):
             if other and Path(other) != folder:
-                raise Incomparable(
+                raise train.Incomparable(
                     f"process {process} was given --run {other}, but process 0 writes to {folder}; give all the same "
                     "folder"
                 )
@@ -150,9 +137,7 @@ def together(job: Job, peers: Peers, devices: int | None, *, kind: str | None = 
 
 def prepare_devices(job: Job | CampaignJob, given: int | None, count: int) -> None:
     """Prepares a number of devices for this process, where the flags ask for a number over all processes."""
-    from sdc.records import prepare
-
-    prepare(
+    records.prepare(
         cpu_devices=count,
         # The same for one process and several, for twins (up to four) and `sdc train`: their bits are compared.
         cpu_threads=max(os.cpu_count() or 1, 4 * job.data * job.model, given or 0),
@@ -162,15 +147,10 @@ def prepare_devices(job: Job | CampaignJob, given: int | None, count: int) -> No
 
 def experiment(name: str, count: int, parts: Generator[str, None, Found]) -> Found:
     """Runs an experiment of so many parts on one device, and shows how far it is."""
-    from sdc.records import prepare
-    from sdc.train.studies import finish
-
-    from .progress import CountProgress
-
     with usage_errors():
-        prepare(cpu_devices=1, cpu_threads=os.cpu_count())
-    with CountProgress(name, count) as progress:
-        return finish(parts, progress.advance)
+        records.prepare(cpu_devices=1, cpu_threads=os.cpu_count())
+    with tools.CountProgress(name, count) as progress:
+        return studies.finish(parts, progress.advance)
 
 
 def new_folder(kind: str, named: Path | None = None) -> Path:
@@ -183,9 +163,7 @@ def new_folder(kind: str, named: Path | None = None) -> Path:
 def check_folder(folder: str | PathLike[str], resume: bool, kind: str, *, resumable: bool = True) -> None:
     """Looks at the run folder that the flags name: whether it can be made or, with `resume`, be continued."""
     if resume:
-        from sdc.records import read_manifest
-
-        read_manifest(folder, kind)
+        records.read_manifest(folder, kind)
         return
     folder = Path(folder)
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from sdc import campaigns, train, twins
+from sdc._lazy import jax
 from sdc.settings import SettingError
 from sdc.verdict import Exit
 
@@ -72,16 +74,11 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
     What was written stays readable. The message names the folder that the command writes to, and says how to go on with
     it where the command has the flag `--resume`.
     """
-    import jax
-
-    from sdc.campaigns import NotDeterministic
     from sdc.multihost import Unreachable
-    from sdc.train import Incomparable, NotWritten
-    from sdc.twins import NotComparable
 
     try:
         yield
-    except (Incomparable, NotComparable, NotDeterministic, Unreachable) as error:
+    except (train.Incomparable, twins.NotComparable, campaigns.NotDeterministic, Unreachable) as error:
         raise CommandError(str(error), Exit.INCONCLUSIVE) from error
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
@@ -91,7 +88,7 @@ def run_errors(folder: object, *, resumable: bool = True) -> Iterator[None]:
             f"the devices have too little memory for this run ({said}); take a smaller configuration, more ranks, or "
             "fewer states on one device"
         ) from error
-    except NotWritten as error:
+    except train.NotWritten as error:
         raise CommandError(f"{error} with --resume") from error
     except ValueError as error:
         raise CommandError(flag(error) if isinstance(error, SettingError) else str(error)) from error

@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from sdc import costs
+from sdc._lazy import jax
 from sdc.costs import Tool, find_target
-from sdc.program import as_selector
+from sdc.program import as_selector, compiling_for
 from sdc.settings import SettingError, Within, check_fields
 
+from . import programs
 from .programs import DType, check, get_config
 
 
@@ -97,39 +100,32 @@ def estimate_subject(subject: Subject) -> Any:
         DoesNotFit: the step needs more memory than the chips have.
         Uncharged: it has a kernel without a schedule.
     """
-    import jax
-
-    from sdc.costs import devices_of, estimate, measure, with_tool
-    from sdc.program import compiling_for
-
-    from .programs import TwinProgram, described, described_batch, place, plain, sharded
-
     subject.check()
-    tool, devices = subject.tool, devices_of(subject.target)
+    tool, devices = subject.tool, costs.devices_of(subject.target)
     if subject.config is None:
         step, args = _imported(str(subject.step), devices)
-        variant = with_tool(
+        variant = costs.with_tool(
             tool, step, args, devices, where=subject.where, twins=subject.twins, exchange=subject.exchange
         )
-        return estimate(variant.step, *variant.args, target=subject.target, options=subject.options)
+        return costs.estimate(variant.step, *variant.args, target=subject.target, options=subject.options)
     with compiling_for(find_target(subject.target).chip.platform, whole=False, kind=str(devices[0].device_kind)):
         config = get_config(subject.config)
-        work = sharded(config if subject.dtype is None else config.of_type(subject.dtype))
+        work = programs.sharded(config if subject.dtype is None else config.of_type(subject.dtype))
         devices = devices[: subject.needed]
         twins = subject.twins if tool == "lockstep" else None
-        placement = place(twins=twins, data=subject.data, model=subject.model, devices=devices)
+        placement = programs.place(twins=twins, data=subject.data, model=subject.model, devices=devices)
         if tool == "lockstep":
-            program = TwinProgram(
+            program = programs.TwinProgram(
                 work, placement, sync=subject.sync, compare=subject.compare, exchange=subject.exchange
             )
             lowered = program.compiled.lower(program.abstract(), (program.batch, program.beside()))
         else:
-            state = described(work.abstract(), placement.sharding(placement.spec(work.state_specs)))
-            inputs = state, described_batch(work.config, placement)
-            variant = with_tool(tool, plain(work, placement), inputs, devices, where=subject.where)
+            state = programs.described(work.abstract(), placement.sharding(placement.spec(work.state_specs)))
+            inputs = state, programs.described_batch(work.config, placement)
+            variant = costs.with_tool(tool, programs.plain(work, placement), inputs, devices, where=subject.where)
             donated = len(variant.args) - len(inputs)
             lowered = jax.jit(variant.step, donate_argnums=donated).lower(*variant.args)
-    return measure(lowered, subject.target, options=subject.options)
+    return costs.measure(lowered, subject.target, options=subject.options)
 
 
 def _imported(name: str, devices: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:

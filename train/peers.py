@@ -17,16 +17,7 @@ REMEDY = "give the address that the others reach, as in --coordinator 10.0.0.1:4
 
 
 def resolved(host: str) -> Sequence[str]:
-    """The addresses of a host by its name, as this host looks it up, in the order in which they are tried.
-
-    Raises:
-        OSError: it has none.
-
-    Example:
-        >>> from sdc.train.peers import resolved
-        >>> resolved("127.0.0.1")
-        ['127.0.0.1']
-    """
+    """The addresses of a host by its name, as this host looks it up, in the order in which they are tried."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:
@@ -47,19 +38,6 @@ def route(coordinator: str, *, own: str | None = None, resolve: Resolver = resol
     Debian gives every host's own name an address that leads back to that host (127.0.1.1). Named as coordinator, such a
     host is sought by every process on its own host; and CPU processes tell the others to reach them by the address of
     their own name. On one host this is as it should be: a hint is no error.
-
-    Args:
-        coordinator: `HOST:PORT`.
-        own: name of this host; by default the one that the system knows.
-        resolve: looks names up.
-
-    Example:
-        >>> from sdc.train.peers import route
-        >>> found = route("gpu-1:4321", resolve=lambda host: ["127.0.1.1"])
-        >>> found.address
-        '127.0.1.1:4321'
-        >>> found.hint.partition("; ")[0]
-        'gpu-1 resolves to 127.0.1.1 on this host, which leads back to it'
     """
     host, _, port = coordinator.rpartition(":")
     bare = _bare(host)
@@ -110,11 +88,7 @@ class Peers:
     """Seconds to wait for the other processes at the start."""
 
     def check(self) -> None:
-        """Checks what is said of the processes.
-
-        Raises:
-            SettingError: it makes no sense.
-        """
+        """Checks what is said of the processes; a SettingError where it makes no sense."""
         given = {name: getattr(self, name) for name in ("coordinator", "processes", "process")}
         missing = [name for name, value in given.items() if value is None]
         if 0 < len(missing) < len(given):

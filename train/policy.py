@@ -90,15 +90,11 @@ class Golden:
         return Decision.STOP
 
     def conclude(self) -> dict[str, Any]:
-        """Verdict, reason, and the first difference if there is one."""
         path = self.trace.path
         if self.found is not None:
             step, place = self.found
-            return {
-                "verdict": "corrupt",
-                "reason": f"it parts from {path} at step {step}: {place}",
-                "first_difference": {"step": step, **place.describe()},
-            }
+            reason = f"it parts from {path} at step {step}: {place}"
+            return {"verdict": "corrupt", "reason": reason, "first_difference": {"step": step, **place.describe()}}
         if not self.compared:
             return {"verdict": "inconclusive", "reason": f"{path} has none of its steps"}
         return {"verdict": "clean", "reason": f"{self.compared:,} steps agree with {path} in every digest"}

@@ -24,13 +24,13 @@ from sdc.program import Direction, Selector, as_selector, direction, matching, p
 from sdc.records import read_manifest
 from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields
 
+from . import programs
 from .keeper import Running
 from .policy import Attempt, Decision, Golden, StepPolicy
 from .programs import DType, TrainConfig, check, get_config
 
 if TYPE_CHECKING:
     from .data import Dataset
-    from .programs import Placement, Program, Transform
 
 LARGEST_COUNT = 2**31 - 1
 """Steps and injections are numbered by integers of 32 bits in compiled programs."""
@@ -121,7 +121,7 @@ class Checks:
             except ValueError as error:
                 raise SettingError("profile", str(self.profile), str(error)) from error
 
-    def transform(self) -> "Transform":
+    def transform(self) -> "programs.Transform":
         """The transformation of a step; JAX's devices have started."""
         return functools.partial(
             sdc.abft, where=as_selector(self.where), mode=self.mode, scheme=self.scheme, profile=self.read_profile()
@@ -299,7 +299,7 @@ class Job(Planned, abc.ABC):
         return "mesh"
 
     @abc.abstractmethod
-    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
+    def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
         """The program of the job."""
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
@@ -429,17 +429,15 @@ class Training(CheckedJob):
             problem = "a real clock takes no simulated faults and no checks of products"
             raise SettingError("aggregate", self.aggregate, problem)
 
-    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
-        from .programs import ClockedProgram, SingleProgram, make_replicas, replicated, sharded
-
-        work = sharded(config)
+    def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
+        work = programs.sharded(config)
         if (aggregation := self.aggregation) is not None:
-            replicas = make_replicas(config, aggregation, placement, seed=self.workload.seed, steps=self.steps)
-            work = replicated(replicas, placement)
+            replicas = programs.make_replicas(config, aggregation, placement, seed=self.workload.seed, steps=self.steps)
+            work = programs.replicated(replicas, placement)
             if aggregation.clocked:
                 self._check_clock(aggregation)
-                return ClockedProgram(work, placement, replicas, donate=donate)
-        return SingleProgram(work, placement, donate=donate, **self.tools(config))
+                return programs.ClockedProgram(work, placement, replicas, donate=donate)
+        return programs.SingleProgram(work, placement, donate=donate, **self.tools(config))
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         told = super().manifest(config)
@@ -525,13 +523,9 @@ class Twins(CheckedJob):
                 "(require_processes): nothing would be said of the hardware; start a process on each host"
             )
 
-    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
-        from .programs import TwinProgram, sharded
-
-        return TwinProgram(
-            sharded(config), placement, donate=donate, sync=self.sync, compare=self.compare, exchange=self.exchange,
-            **self.tools(config),
-        )  # fmt: skip
+    def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
+        ways: dict[str, Any] = {"sync": self.sync, "compare": self.compare, "exchange": self.exchange}
+        return programs.TwinProgram(programs.sharded(config), placement, donate=donate, **ways, **self.tools(config))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -573,11 +567,11 @@ class Tracing(Job):
         read_manifest(self.against, "trace")  # what is no trace is told before JAX is imported
         return Golden(self.against)
 
-    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
-        from .programs import TraceProgram, sharded
-
+    def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
         struck = None if self.simulation is None else self.simulation.strike
-        return TraceProgram(sharded(config), placement, as_selector(self.where), struck, donate=donate)
+        return programs.TraceProgram(
+            programs.sharded(config), placement, as_selector(self.where), struck, donate=donate
+        )
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         simulation = self.simulation
@@ -672,10 +666,10 @@ class Operations(Compared):
 
     sync: Literal["compute", "params", "none"] = "params"
 
-    def program(self, config: TrainConfig, placement: "Placement", *, donate: bool) -> "Program":
-        from .programs import OperationsProgram, sharded
-
-        return OperationsProgram(sharded(config), placement, donate=donate, sync=self.sync, **self.tools(config))
+    def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
+        return programs.OperationsProgram(
+            programs.sharded(config), placement, donate=donate, sync=self.sync, **self.tools(config)
+        )
 
     def policy(self) -> StepPolicy | None:
         return stop_at_operation

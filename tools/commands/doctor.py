@@ -2,16 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from sdc import tools
+from sdc.analysis import report as pages
 from sdc.train.doctor import Examination, Examined, examine
 
 from .. import usage_errors
-
-if TYPE_CHECKING:
-    from sdc.analysis.report import Part
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,26 +32,22 @@ class DoctorCommand:
 def run(options: DoctorCommand) -> int:
     with usage_errors():
         options.asked.check()
-    from .. import StageProgress, show
-
-    with StageProgress("doctor") as progress:
+    with tools.StageProgress("doctor") as progress:
         found = examine(options.asked, tell=progress.begin)
-    show(msgspec.to_builtins(found), _parts(found), as_json=options.json)
+    tools.show(msgspec.to_builtins(found), _parts(found), as_json=options.json)
     return int(found.verdict.code)
 
 
-def _parts(found: Examined) -> "Iterator[Part]":
+def _parts(found: Examined) -> "Iterator[pages.Part]":
     """Checks that say something, what to set, and the verdict."""
-    from sdc.analysis.report import Text
-
     to_set: dict[str, str] = {}  # by variable: what makes this host like another one comes last
     tones = {"differs": "corrupt", "ok": "clean", "not applicable": "quiet", "information": "known"}
     for each in found.checks:
         tone = tones.get(each.outcome, "inconclusive")
-        yield Text(f"{each.name}: {each.sentence}", lead=f"{each.outcome:<14}", tone=tone)
+        yield pages.Text(f"{each.name}: {each.sentence}", lead=f"{each.outcome:<14}", tone=tone)
         if each.outcome not in ("ok", "not applicable"):
             to_set |= {line.partition("=")[0].split()[-1]: line for line in each.lines}
     if to_set:
-        yield Text("to make bits comparable, set")
-        yield from (Text(f"  {line}") for line in to_set.values())
-    yield Text(found.sentence, lead=found.verdict.fitness, tone=found.verdict.value)
+        yield pages.Text("to make bits comparable, set")
+        yield from (pages.Text(f"  {line}") for line in to_set.values())
+    yield pages.Text(found.sentence, lead=found.verdict.fitness, tone=found.verdict.value)

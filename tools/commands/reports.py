@@ -4,17 +4,16 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
+from sdc import analysis, checkpoints, tools, twins
+from sdc.analysis import report as pages, studies
 from sdc.records import MANIFEST, read_manifest
 from sdc.verdict import Exit, Verdict, exit_code
 
 from .. import CommandError, run_errors, usage_errors
-
-if TYPE_CHECKING:
-    from sdc.analysis.report import Part, Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,69 +90,58 @@ def report(options: ReportCommand) -> int:
         several = os.path.isdir(first) and not os.path.exists(first / MANIFEST) and any(first.glob(f"*/{MANIFEST}"))
         for folder in options.runs if more or not several else ():
             read_manifest(folder)
-        from sdc.analysis import draw_conclusion, write_beside, write_overview
-
         if more or several:
-            result = write_beside(first, more[0], options.output, more=more[1:]) if more else write_overview(first)
-            shown: Report | Iterator[Part] = _several(result)
+            result = (
+                analysis.write_beside(first, more[0], options.output, more=more[1:])
+                if more
+                else analysis.write_overview(first)
+            )
+            shown: pages.Report | Iterator[pages.Part] = _several(result)
         else:
-            found = draw_conclusion(first, write=False)
+            found = analysis.draw_conclusion(first, write=False)
             result, shown = found.contents, found.report
-    from .. import show
-
-    show(result, shown, as_json=options.json)
+    tools.show(result, shown, as_json=options.json)
     return exit_code(result.get("verdict"))
 
 
-def _several(result: dict[str, Any]) -> "Iterator[Part]":
+def _several(result: dict[str, Any]) -> "Iterator[pages.Part]":
     """Several runs, a line for each, and which settings differ."""
-    from sdc.analysis.report import Text
-
     for one in result["runs"]:
-        yield Text(f"{one['run']}  {one['sentence']}", lead=one["label"], tone=one["verdict"] or "")
+        yield pages.Text(f"{one['run']}  {one['sentence']}", lead=one["label"], tone=one["verdict"] or "")
     for name, values in result.get("settings", {}).items():
-        yield Text(f"  {name}: {' | '.join(values)}")
+        yield pages.Text(f"  {name}: {' | '.join(values)}")
 
 
 def diff(options: DiffCommand) -> int:
     with usage_errors():
         for folder in (options.run_a, options.run_b):  # what is no trace is told before JAX is imported
             read_manifest(folder, "trace")
-    from sdc import twins
-    from sdc.analysis import describe_difference, difference_page, write_difference
-
-    from .. import show
-
     with usage_errors():
         a, b = twins.read_trace(options.run_a), twins.read_trace(options.run_b)
     with run_errors(options.run_a, resumable=False):
         found = twins.diff(a, b)
-        result = describe_difference(a, b, found)
+        result = analysis.describe_difference(a, b, found)
         if options.output is not None:
-            result["report"] = str(write_difference(options.output, a, b, found))
-    show(result, difference_page(a, b, found, result), as_json=options.json)
+            result["report"] = str(analysis.write_difference(options.output, a, b, found))
+    tools.show(result, analysis.difference_page(a, b, found, result), as_json=options.json)
     return exit_code(result["verdict"])
 
 
 def checkpoint(options: CheckpointCommand) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing is computed but digests
-    from sdc.checkpoints import audit, certify_folder, checkpoints_in
-
-    from .. import CountProgress, show
-
     with usage_errors():
-        there = checkpoints_in(options.folder)
+        there = checkpoints.checkpoints_in(options.folder)
         if unknown := sorted({*options.step} - {*there}):
             raise ValueError(f"--step {unknown[0]}: {options.folder} has the steps {', '.join(map(str, there))}")
     rows: list[dict[str, Any]] = []
     steps = options.step or there
-    with CountProgress("checkpoint", len(steps)) as progress:
+    with tools.CountProgress("checkpoint", len(steps)) as progress:
         for step in steps:
-            found = audit(options.folder, step, restore=options.action == "verify")
+            found = checkpoints.audit(options.folder, step, restore=options.action == "verify")
             if options.action == "certify" and found.status is None and "there is no certificate" in found.problem:
                 with usage_errors():
-                    certify_folder(options.folder, step)
-                found = audit(options.folder, step, restore=False)
+                    checkpoints.certify_folder(options.folder, step)
+                found = checkpoints.audit(options.folder, step, restore=False)
             rows.append(dataclasses.asdict(found))
             progress.advance(f"step {step}")
     # What differs was compared; what has a problem and does not differ was not. Remains of others do not count.
@@ -165,27 +153,26 @@ def checkpoint(options: CheckpointCommand) -> int:
         verdict = Verdict.INCONCLUSIVE
     compared = options.action == "verify"
     shown = verdict if compared else None
-    show({"verdict": shown, "checkpoints": rows}, _listed(shown, rows), as_json=options.json)
+    tools.show({"verdict": shown, "checkpoints": rows}, _listed(shown, rows), as_json=options.json)
     return verdict.code if compared or verdict is Verdict.INCONCLUSIVE else Exit.CLEAN
 
 
-def _listed(verdict: Verdict | None, rows: list[dict[str, Any]]) -> "Iterator[Part]":
+def _listed(verdict: Verdict | None, rows: list[dict[str, Any]]) -> "Iterator[pages.Part]":
     """The checkpoints, a line each, what is wrong with them, and the verdict."""
-    from sdc.analysis.report import Table, Text
-    from sdc.analysis.studies import size
-
     cells = []
     for row in rows:
         status = row["status"] or {"state": "-", "reasons": [], "history": True}
         by = ", ".join(status["reasons"]) + ("" if status["history"] else " (history not verified)")
         found = "not compared" if not row["compared"] else "differs" if row["wrong"] else "as saved"
         found = "-" if row["compared"] and not row["wrong"] and row["problem"] else found
-        cells.append((row["step"], status["state"], by or "-", f"{row['covered']:,}", size(row["bytes"]), found))
-    yield Table("Checkpoints", ("step", "state", "by", "arrays", "size", "restored"), tuple(cells))
+        cells.append(
+            (row["step"], status["state"], by or "-", f"{row['covered']:,}", studies.size(row["bytes"]), found)
+        )
+    yield pages.Table("Checkpoints", ("step", "state", "by", "arrays", "size", "restored"), tuple(cells))
     for row in rows:
         if row["problem"]:
-            yield Text(f"step {row['step']}: {row['problem']}")
+            yield pages.Text(f"step {row['step']}: {row['problem']}")
         if row["uncovered"]:
-            yield Text(f"step {row['step']}: not certified: {', '.join(row['uncovered'])}")
+            yield pages.Text(f"step {row['step']}: not certified: {', '.join(row['uncovered'])}")
     if verdict is not None:
-        yield Text("", lead=verdict.upper(), tone=verdict)
+        yield pages.Text("", lead=verdict.upper(), tone=verdict)

@@ -4,20 +4,11 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from sdc import analysis, tools, train
 from sdc.train import CampaignJob, Tracing, Training, Twins
 from sdc.verdict import Exit
 
-from .. import (
-    JobCommand,
-    check_devices,
-    check_folder,
-    execute as execute,
-    new_folder,
-    onward,
-    prepare_devices,
-    run_errors,
-    usage_errors,
-)
+from .. import JobCommand, execute as execute, onward, run_errors, usage_errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,22 +73,17 @@ class CampaignCommand:
 def campaign(command: CampaignCommand) -> int:
     with usage_errors():
         command.job.check()
-        folder = Path(command.job.folder).absolute() if command.job.folder else new_folder("campaign")
+        folder = Path(command.job.folder).absolute() if command.job.folder else tools.new_folder("campaign")
         job = dataclasses.replace(command.job, folder=folder)
-        devices = check_devices(command.devices, job, 1)
-        check_folder(folder, job.resume, "campaign")
+        devices = tools.check_devices(command.devices, job, 1)
+        tools.check_folder(folder, job.resume, "campaign")
         loaded = job.load()
-    from sdc.analysis import draw_conclusion
-    from sdc.train import rows_done, run_campaign
-
-    from .. import InjectionProgress, show
-
     with usage_errors():
-        done = rows_done(job, folder)
-        prepare_devices(job, command.devices, devices)
+        done = train.rows_done(job, folder)
+        tools.prepare_devices(job, command.devices, devices)
     onward.folder = folder
-    with run_errors(folder), InjectionProgress(job.injections, first=done) as progress:
-        run_campaign(job, loaded=loaded, on_row=progress.update, command=["sdc", *sys.argv[1:]])
-        found = draw_conclusion(folder)
-    show(found.contents, found.report, as_json=command.json)
+    with run_errors(folder), tools.InjectionProgress(job.injections, first=done) as progress:
+        train.run_campaign(job, loaded=loaded, on_row=progress.update, command=["sdc", *sys.argv[1:]])
+        found = analysis.draw_conclusion(folder)
+    tools.show(found.contents, found.report, as_json=command.json)
     return Exit.CLEAN

@@ -234,22 +234,15 @@ Holding: TypeAlias = Callable[[frozenset[str]], frozenset[str]]
 
 
 def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> list[str]:
-    """The fewest of some settings with which something holds, by halving (QuickXplain).
+    """The fewest of some settings with which something holds: none of them can be left out.
 
-    Args:
-        names: the settings; with all of them it holds.
-        holds: whether it does with some of them. What holds with some is taken to hold with more.
-
-    Returns:
-        Settings with which it holds, none of which can be left out; empty if it holds without any.
+    It holds with all of them, and what holds with some is taken to hold with more. By halving: U. Junker, QuickXplain:
+    Preferred explanations and relaxations for over-constrained problems, AAAI 2004.
 
     Example:
         >>> from sdc.train.doctor.diagnosis import minimal
         >>> minimal("abcdefgh", lambda some: {"b", "g"} <= some)
         ['b', 'g']
-
-    References:
-        U. Junker, QuickXplain: Preferred explanations and relaxations for over-constrained problems, AAAI 2004.
     """
 
     def go(given: frozenset[str], more: bool, rest: Sequence[str]) -> list[str]:
@@ -285,8 +278,7 @@ def narrow_down(
 ) -> Callable[[Sequence[str]], tuple[str, list[str], list[str]]]:
     """Runs what differed again, two processes at a time, with settings that may make it repeat itself.
 
-    Returns:
-        What gives sentences on some of the operations, the settings that decide, and what to set.
+    What it returns gives sentences on some of the operations, the settings that decide, and what to set.
     """
     tried = candidates(scene)
     again: list[str] = []

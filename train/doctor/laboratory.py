@@ -32,34 +32,22 @@ LAST = 300
 
 
 class ChildFailed(RuntimeError):
-    """A child told nothing.
-
-    Attributes:
-        unknown: flags that its XLA does not know, and therefore ended it.
-    """
+    """A child gave no answer; `unknown` are flags that its XLA does not know, and therefore ended it."""
 
     def __init__(self, reason: str, unknown: Sequence[str] = ()) -> None:
         super().__init__(reason)
-        self.unknown = tuple(unknown)
+        self.unknown = unknown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a child is asked to measure.
+    """What a child is asked to measure."""
 
-    Attributes:
-        suite: `MODULE:FUNCTION`, a function of `options` that returns operations.
-        options: for it.
-        only: names of the operations to run; None for all.
-        runs: of each operation.
-        devices: CPU devices to simulate; None for what there is.
-    """
-
-    suite: str = SUITE
+    suite: str = SUITE  # `MODULE:FUNCTION`, a function of `options` that returns operations
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    only: Sequence[str] | None = None
-    runs: int = 3
-    devices: int | None = None
+    only: Sequence[str] | None = None  # names of the operations to run; None for all
+    runs: int = 3  # of each operation
+    devices: int | None = None  # CPU devices to simulate; None for what there is
 
 
 def ask(request: Request, environ: Mapping[str, str], *, limit: float, command: Sequence[str] = CHILD) -> Answer:
@@ -128,23 +116,14 @@ LONGEST = 150.0
 
 @dataclasses.dataclass
 class Laboratory:
-    """Starts processes, and knows how much time is left.
+    """Starts processes, and knows how much time is left."""
 
-    Attributes:
-        environ: the environment that is examined.
-        request: what is measured.
-        seconds: all that may be taken, from now on.
-        workers: processes at a time: one where devices cannot be shared.
-        tell: hears what is done next.
-        command: what is started.
-    """
-
-    environ: Mapping[str, str]
+    environ: Mapping[str, str]  # the environment that is examined
     request: Request
-    seconds: float
-    workers: int = 1
-    tell: Callable[[str], None] = lambda text: None
-    command: Sequence[str] = CHILD
+    seconds: float  # all that may be taken, from now on
+    workers: int = 1  # processes at a time: one where devices cannot be shared
+    tell: Callable[[str], None] = lambda text: None  # hears what is done next
+    command: Sequence[str] = CHILD  # what is started
 
     def __post_init__(self) -> None:
         self._ends = time.monotonic() + self.seconds

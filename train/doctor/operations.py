@@ -31,18 +31,12 @@ class Built(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Something to run.
-
-    Attributes:
-        name: how it is called in the result.
-        build: makes the function and its arguments for devices in an order; one that runs on a single device takes the
-            first.
-        several: whether it runs on all devices.
-    """
+    """Something to run."""
 
     name: str
+    # makes the function and its arguments for devices in an order; one that runs on a single device takes the first
     build: Callable[[Sequence[jax.Device]], Built]
-    several: bool = False
+    several: bool = False  # whether it runs on all devices
 
 
 def single(name: str, fn: Callable[..., Any], *inputs: Callable[[], np.ndarray]) -> Operation:

@@ -120,16 +120,10 @@ PLAIN = {
 
 
 class Scene(NamedTuple):
-    """What is looked at.
-
-    Attributes:
-        environ: environment variables.
-        environment: what the first process computed with; None if it could not be run.
-        machine: the host's processors.
-    """
+    """What is looked at."""
 
     environ: Mapping[str, str]
-    environment: Environment | None
+    environment: Environment | None  # what the first process computed with; None if it could not be run
     machine: HostPart
 
     @property

@@ -208,14 +208,8 @@ def get_config(name: str) -> TrainConfig:
 def check(config: TrainConfig, data: int, model: int, *, copies: int = 1) -> None:
     """Checks that a configuration divides over a mesh, and that what it keeps could lie in a memory.
 
-    Args:
-        config: the configuration.
-        data: ranks of the `data` axis: data parallelism, optimizer state sharded over the width.
-        model: ranks of the `model` axis: heads, feed-forward, vocabulary and sequence are sharded over it.
-        copies: states that lie on the same devices, such as those of twins under `vmap`.
-
-    Raises:
-        SettingError: a size is not positive, does not divide, or is absurd.
+    `copies` are states that lie on the same devices, such as those of twins under `vmap`. A SettingError says which
+    size is not positive, does not divide, or is absurd.
     """
     model_names = ("vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "ffn_width")
     sizes = {name: getattr(config.model, name) for name in model_names}

@@ -89,27 +89,10 @@ def device_step(
     specs = param_specs(config.model)
     with jax.named_scope("gather_params"):
         params = gather_width(state.params, specs, config.model.dtype)
-    loss, gradient = _loss_and_gradient(params, tokens, config)
-    with jax.named_scope("reduce_gradient"):
-        gradient = scatter_width(gradient, specs)
-        norm = global_norm(gradient, specs)
-    with jax.named_scope("optimizer"):
-        clip = config.optimizer.clip
-        clipped = jax.tree.map(lambda leaf: leaf * (clip / jnp.maximum(norm, clip)), gradient)
-        rate = learning_rate(config.optimizer, state.step)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
-            direction, optimizer = adamw(config.optimizer, specs).update(clipped, state.optimizer, state.params)
-        master = jax.tree.map(lambda param, leaf: param - rate * leaf, state.params, direction)
-    return TrainState(state.step + 1, master, optimizer), Metrics(loss, norm, rate, gradient)
-
-
-def _loss_and_gradient(
-    params: Params, tokens: Int[Array, "microsteps batch length"], config: TrainConfig
-) -> tuple[Float[Array, ""], Params]:
-    """The mean loss over the global batch, and this rank's summand of its gradient (float32)."""
     ranks = lax.axis_size(DATA) * lax.axis_size(MODEL)
 
     def share(params: Params, tokens_BS: Int[Array, "batch length"]) -> Float[Array, ""]:
+        """This rank's summand of the mean loss: every model rank sees the loss of the same tokens."""
         nll_BS = cross_entropy(logits(config.model, params, tokens_BS[:, :-1]), tokens_BS[:, 1:])
         return jnp.mean(nll_BS) / (ranks * tokens.shape[0])
 
@@ -121,7 +104,18 @@ def _loss_and_gradient(
     run = jax.value_and_grad(share)
     zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), params)
     (loss, gradient), _ = lax.scan(microstep, (jnp.zeros((), jnp.float32), zeros), tokens)
-    return lax.psum(loss, (DATA, MODEL)), gradient
+    loss = lax.psum(loss, (DATA, MODEL))
+    with jax.named_scope("reduce_gradient"):
+        gradient = scatter_width(gradient, specs)
+        norm = global_norm(gradient, specs)
+    with jax.named_scope("optimizer"):
+        clip = config.optimizer.clip
+        clipped = jax.tree.map(lambda leaf: leaf * (clip / jnp.maximum(norm, clip)), gradient)
+        rate = learning_rate(config.optimizer, state.step)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises Python floats to integer powers
+            direction, optimizer = adamw(config.optimizer, specs).update(clipped, state.optimizer, state.params)
+        master = jax.tree.map(lambda param, leaf: param - rate * leaf, state.params, direction)
+    return TrainState(state.step + 1, master, optimizer), Metrics(loss, norm, rate, gradient)
 
 
 def adamw(config: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
