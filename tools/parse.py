@@ -163,10 +163,11 @@ def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequ
 def _default(field: "dataclasses.Field[Any]", flag: Flag) -> Any:
     if flag.without:
         return False if flag.type is bool else typing.get_args(flag.type)[0]
-    if not flag.argument and field.default is not dataclasses.MISSING:
+    if flag.argument:
+        return tyro.MISSING
+    if field.default is not dataclasses.MISSING:
         return () if flag.repeated and field.default is None else field.default
-    has_none = flag.argument or field.default_factory is dataclasses.MISSING
-    return tyro.MISSING if has_none else field.default_factory()  # type: ignore[misc] # looked at
+    return tyro.MISSING if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _optional(switch: StructFieldSpec, without: str, below: Sequence[Offered], make: Maker) -> Maker:

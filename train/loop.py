@@ -208,7 +208,11 @@ def run(
         finished = not done.stopped
         if finished:
             tell("at the comparison of the final states")
-            found = {"steps": done.steps, "state_digest": program.digest(done.state), **program.conclude(done.state)}
+            found: dict[str, Any] = {
+                "steps": done.steps,
+                "state_digest": program.digest(done.state),
+                **program.conclude(done.state),
+            }
             for golden in goldens:
                 found |= golden.conclude()
             if done.reruns or done.rollbacks:
