@@ -122,6 +122,4 @@ def show_profile(profile: Profile, path: Path, *, as_json: bool) -> None:
     lines.append(f"products that begin with the second tier: {', '.join(profile.second_tier) or 'none'}")
     if found["kernel_seconds"]:
         lines.append(f"fused kernel: {json.dumps(found['kernel_seconds'])}; {'used' if profile.fused else 'not used'}")
-    console = Output()
-    for line in [*lines, f"profile: {path}"]:
-        console.print(line, soft_wrap=True, markup=False)
+    print_parts([*lines, f"profile: {path}"])
