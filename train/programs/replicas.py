@@ -232,11 +232,10 @@ class Replicas:
 
     def _until_threshold(self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"]) -> Given:
         """The sum over the micro-batches that a simulated or recorded worker completes."""
-        rank = lax.axis_index(DATA)
         if self.completed is not None:
-            completed = jnp.asarray(self.completed, jnp.int32)[state.step, rank]
+            completed = jnp.asarray(self.completed, jnp.int32)[state.step, lax.axis_index(DATA)]
         else:
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), state.step), rank)
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), state.step), lax.axis_index(DATA))
             latencies = self.aggregation.dropcompute.latency.sample(key, (self.micro_batches,))  # type: ignore[union-attr] # it is simulated
             completed = completed_before(latencies, jnp.float32(self.threshold))
         return Given(
