@@ -319,13 +319,6 @@ def overlap_options(platform: str | None = None) -> dict[str, bool]:
 
     Returns:
         What `jax.jit` takes as `compiler_options`; empty where none is needed.
-
-    Example:
-        >>> import jax
-        >>> from sdc.aggregation import overlap_options
-        >>> step = jax.jit(lambda x: x + 1, compiler_options=overlap_options())
-        >>> overlap_options("tpu")
-        {'xla_tpu_enable_async_all_to_all': True}
     """
     return dict(_OPTIONS.get(compiled_for().platform if platform is None else platform, {}))
 

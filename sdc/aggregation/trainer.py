@@ -221,22 +221,6 @@ def data_parallel(
     Raises:
         ValueError: the mesh has no such axis, or fewer than two ranks on it; in `init` and `step`: parameters or rows
             that do not fit the mesh, and what the method raises.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, optax, sdc
-        >>> from jax.sharding import NamedSharding, PartitionSpec as P
-        >>> from sdc.aggregation import data_parallel, gradient_noise, paft
-        >>> mesh = jax.make_mesh((2, 2), ("data", "fsdp"), devices=jax.devices()[:4])
-        >>> def loss(w, x):
-        ...     return jnp.mean((x @ w) ** 2)
-        >>> optimizer = optax.chain(gradient_noise("data", 0.01), paft(optax.sgd(0.1), "data"))
-        >>> trainer = data_parallel(jax.value_and_grad(loss), optimizer, mesh)
-        >>> w = jax.device_put(jnp.ones((4, 2)), NamedSharding(trainer.mesh, P("fsdp")))
-        >>> workers = trainer.init(w)
-        >>> workers, report = jax.jit(trainer.step, donate_argnums=0)(workers, trainer.place(jnp.ones((8, 4))))
-        >>> expected = NamedSharding(trainer.mesh, P("data", "fsdp"))
-        >>> workers.params.shape, workers.params.sharding.is_equivalent_to(expected, 3)
-        ((2, 4, 2), True)
     """
     check_axis("axis_name", axis_name)
     if not isinstance(mesh, Mesh):

@@ -53,13 +53,6 @@ def abft(
     Raises:
         ValueError: a setting is unknown, nothing is selected, or only what cannot be checked.
         TypeError: `profile` is no `Profile`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, sdc
-        >>> w, x = jnp.ones((8, 4)) / 3, jnp.ones((16, 8))
-        >>> out, flags = sdc.abft(lambda w, x: x @ w)(w, x)
-        >>> int(flags["fwd/dot_general"].checked), int(flags["fwd/dot_general"].flagged)
-        (16, 0)
     """
     check_choice("output", output, get_args(Output))
     if profile is not None:
@@ -278,13 +271,6 @@ def coverage(flags: program.Reports) -> float:
     Returns:
         A number from 0 to 1. What `where` left out is not counted; rows of factors that are not finite count as left
         out. 0 where something was left out of which nobody knows how much it computes, such as a call of foreign code.
-
-    Example:
-        >>> import jax.numpy as jnp, sdc
-        >>> x = jnp.ones((4, 4))
-        >>> half = sdc.abft(lambda x, y: (x @ x, y @ y))(x, x.astype(jnp.int8))[1]
-        >>> sdc.checksums.coverage(half), half.skipped[0].reason
-        (0.5, 'the round-off of int8 is not known')
 
     Raises:
         ValueError: these are no reports, or it is asked inside of `jax.jit`.

@@ -74,12 +74,6 @@ def published_layers(name: str) -> dict[str, Layers]:
 
     Raises:
         ValueError: there is no such node.
-
-    Example:
-        >>> from sdc.nodes import published_layers
-        >>> counts = published_layers("node15")["bwd/ffn"].counts
-        >>> counts.round().astype(int).tolist()
-        [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3]
     """
     found: Mapping[str, list[tuple[int, float, float]]] = defaultdict(list)
     for row in _rows("sdc_node_layers.csv", name):
@@ -94,11 +88,6 @@ def published_noise(name: str) -> float:
 
     Raises:
         ValueError: there is no such node.
-
-    Example:
-        >>> from sdc.nodes import published_noise
-        >>> published_noise("node11")
-        0.051
     """
     [row] = _rows("sdc_wcnts.csv", name)
     return float(row["worst_case_noise_to_signal"])
@@ -109,11 +98,6 @@ def published_disagreement(name: str) -> dict[str, float]:
 
     Raises:
         ValueError: there is no such node.
-
-    Example:
-        >>> from sdc.nodes import published_disagreement
-        >>> published_disagreement("node12")["BoolQ"]
-        0.0
     """
     number = node_number(name)
     [row] = [row for row in read_table("sdc_finetune.csv") if row["configuration"] == f"Unhealthy Node {number}"]

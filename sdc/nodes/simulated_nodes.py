@@ -130,14 +130,6 @@ def node_faults(
 
     Raises:
         ValueError: there is no such node, or there are no layers.
-
-    Example:
-        >>> from sdc.nodes import node_faults
-        >>> len(node_faults("node11", layers=16)), node_faults("healthy", layers=16)
-        (4, [])
-        >>> [fault, *_] = node_faults("node11", layers=2, at={"host": 3}, where=lambda name: f'probed("my_{name[4:]}")')
-        >>> fault.site, fault.at
-        ('probed("my_attn")', {'host': 3})
     """
     suspect = parse_suspect(name)
     if not isinstance(layers, int) or layers < 1:
@@ -297,13 +289,6 @@ def smallest_draws(
     has u < x and hits one, no step of the run is below x with the probability (1 - q(x))^steps, about exp(-steps q(x)).
 
     Values lie in (0, 1], given that a step of the run hits anything; `hits` are those expected in a step.
-
-    Example:
-        >>> import numpy as np
-        >>> from sdc.nodes import smallest_draws
-        >>> [often] = smallest_draws(np.asarray([1e6]), steps=1000, few=0.0)
-        >>> round(float(np.median(often)), 6)  # ln 2 / 1000
-        0.000693
     """
     edges = np.concatenate([[0.0], np.geomspace(1e-7, 1, 2048)])
     middle = (edges[1:] + edges[:-1]) / 2
@@ -330,12 +315,6 @@ def least_severity(
     the smallest draw, as it is where the tail is heavy or hits are many.
 
     `largest` are zero where nothing was hit. Of a step's `cells`, devices times microsteps, the largest mean counts.
-
-    Example:
-        >>> import numpy as np
-        >>> from sdc.nodes.simulated_nodes import least_severity
-        >>> round(least_severity(np.full(16, 7.0), np.full(16, 1e9), steps=4500, cells=1, tail=0.0, few=0.0), 2)
-        7.0
     """
     known = (largest > 0) & (hits > 0)
     hits = hits[known]
@@ -349,12 +328,6 @@ def largest_mean(hits: Float64[np.ndarray, "*n"], cells: int) -> Float64[np.ndar
 
     Where cells have one hit each, the largest of n is 2 n / (n + 1) on average; where they have many, their means are
     normal with the variance 1/3 over the number of hits.
-
-    Example:
-        >>> import numpy as np
-        >>> from sdc.nodes import largest_mean
-        >>> largest_mean(np.asarray([1.0, 512.0, 1e9]), 512).round(2).tolist()
-        [1.0, 2.0, 1.0]
     """
     each, used = np.maximum(hits / cells, 1.0), np.clip(hits, 1, cells)
     many = 1 + np.sqrt(2 * np.log(cells) / (3 * each))
