@@ -15,7 +15,7 @@ from sdc.checkpoints import Outlook, advise, daly_interval
 from sdc.schema import Number, OutlookRow, RecoveryRow, RunManifest, RunSummary, StepRow
 
 from .figures import over_steps
-from .report import NOT_MEASURED, Figure, LeftOut, Table, show
+from .report import NOT_MEASURED, Figure, LeftOut, Table, filled, show
 from .series import per_twin, real, whole
 
 LOST_PARTS, COSTS = "Parts of the state that were lost", "What losing parts of the state would cost"
@@ -135,7 +135,7 @@ def losses_table(lines: Sequence[StepRow]) -> Table | LeftOut:
         "the change of the parameters; after a real loss it is not known. Own copies: those that survivors had on "
         "their hosts. Blocks that were never saved come back as they were at the start."
     )
-    return Table(LOST_PARTS, header, rows, note) if rows else LeftOut(LOST_PARTS, "nothing was lost")
+    return filled(Table(LOST_PARTS, header, rows, note), "nothing was lost")
 
 
 def losses_compared(runs: Sequence[tuple[str, Sequence[StepRow]]]) -> Table | None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from sdc.schema import Counts, MismatchRow, ProductTotals, PublishedSite, RankRow, RunSummary, ShadowTotals, StepRow
 
-from .report import NOT_MEASURED, LeftOut, Table, show
+from .report import NOT_MEASURED, LeftOut, Table, filled, show
 from .run_verdict import COMPARED, COUNTS, PRODUCTS
 from .series import per_method, real, whole, worst
 from .statistics import bootstrap_interval, frequency_upper_bound
@@ -37,13 +37,12 @@ def submodules(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
     rows = []
     for name, site in summary.sites.items():
         interval = _interval([row.sites[name] for row in steps if name in row.sites], site)
-        row = [name, show(site.frequency), interval, *([show(expected.get(name))] if expected else [])]
-        for quantity in ("frequency", "severity"):
-            measured, known = getattr(site, quantity), getattr(published.get(name, PublishedSite()), quantity)
-            row += [show(measured)] * (quantity == "severity")
-            if published:
-                row += [show(known), NOT_MEASURED if measured is None or not known else show(measured / known)]
-        rows.append(tuple(row))
+        known, likely = published.get(name, PublishedSite()), [show(expected.get(name))] if expected else []
+        frequency, severity = (
+            [show(there), NOT_MEASURED if here is None or not there else show(here / there)] if published else []
+            for here, there in ((site.frequency, known.frequency), (site.severity, known.severity))
+        )
+        rows.append((name, show(site.frequency), interval, *likely, *frequency, show(site.severity), *severity))
     note = RESTS_ON
     if expected:
         note += " Expected here: the published mean, shaped in time as the node's bursts are, over the planned steps."
@@ -93,9 +92,7 @@ def whole_step(summary: RunSummary, steps: Sequence[StepRow]) -> Table | LeftOut
     )
     title, header = "Whole-step comparison", ("compared", "checked", "mismatched", "frequency", "95 % interval")
     note = f"Elements summed over steps. {RESTS_ON}{persists * free}"
-    return (
-        Table(title, header, tuple(rows), note) if rows else LeftOut(title, "no gradient and no parameter was compared")
-    )
+    return filled(Table(title, header, tuple(rows), note), "no gradient and no parameter was compared")
 
 
 def training(summary: RunSummary) -> Table | LeftOut:
@@ -110,7 +107,7 @@ def training(summary: RunSummary) -> Table | LeftOut:
         "seconds per step, median": summary.seconds_per_step,
     }
     rows += [(name, show(value)) for name, value in scalars.items() if value is not None]
-    return Table(TRAINING, ("quantity", "value"), tuple(rows)) if rows else LeftOut(TRAINING, "no step was done")
+    return filled(Table(TRAINING, ("quantity", "value"), tuple(rows)), "no step was done")
 
 
 def ranks(mismatches: Sequence[MismatchRow]) -> Table | LeftOut:
@@ -130,7 +127,7 @@ def ranks(mismatches: Sequence[MismatchRow]) -> Table | LeftOut:
         for place, hits in sorted(found.items())
     )
     header = ("twin / data / model", "mismatched", "largest relative error", "sites")
-    return Table(RANKS, header, rows) if rows else LeftOut(RANKS, UNSEEN)
+    return filled(Table(RANKS, header, rows), UNSEEN)
 
 
 def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Table | LeftOut:
@@ -142,7 +139,7 @@ def first_mismatches(mismatches: Sequence[MismatchRow], limit: int = 10) -> Tabl
     rows = tuple((str(row.site), *(show(getattr(row, name)) for name in names)) for row in hits[:limit])
     note = f"{len(rows):,} of {len(hits):,} recorded; layers count from 0."
     header = ("site", *(name.replace("_", " ") for name in names))
-    return Table(FIRST, header, rows, note) if rows else LeftOut(FIRST, UNSEEN)
+    return filled(Table(FIRST, header, rows, note), UNSEEN)
 
 
 def products(found: ProductTotals | None) -> list[Table | LeftOut]:
@@ -156,35 +153,22 @@ def products(found: ProductTotals | None) -> list[Table | LeftOut]:
     keys = (*PLACE[1:], "flagged", "confirmed")
     flagged = [(str(place.site), *(show(getattr(place, key)) for key in keys)) for place in found.places[:20]]
     more = len(found.places) - len(flagged)
+    note = (
+        "Rows. Examined: passed on by the first tier. Confirmed: flagged, and right when computed again. Nonfinite: "
+        "rows of inputs that are not finite, of which nothing can be said. Margin: largest |r| / bound in the tier "
+        "that decides; above 1 is a flag, 0 means that no row came so far. The first tier decides nothing: rows above "
+        "1 are examined."
+    )
+    share = (
+        f"Checked: {show(found.coverage)} of the work of the products that were asked for. Products of unknown work "
+        "count as all of it."
+    )
+    rest = f"The most often flagged; {more:,} more are in steps.jsonl." if more else ""
+    header = ("product", "line", "reason", "share of the step")
     return [
-        Table(
-            CHECKED,
-            ("product", *PRODUCTS, *margins),
-            tuple(checked),
-            "Rows. Examined: passed on by the first tier. Confirmed: flagged, and right when computed again. "
-            "Nonfinite: rows of inputs that are not finite, of which nothing can be said. Margin: largest |r| / bound "
-            "in the tier that decides; above 1 is a flag, 0 means that no row came so far. The first tier decides "
-            "nothing: rows above 1 are examined.",
-        )
-        if checked
-        else LeftOut(CHECKED, "no step was done"),
-        Table(
-            UNCHECKED,
-            ("product", "line", "reason", "share of the step"),
-            tuple(unchecked),
-            f"Checked: {show(found.coverage)} of the work of the products that were asked for. Products of unknown "
-            "work count as all of it.",
-        )
-        if unchecked
-        else LeftOut(UNCHECKED, "every product was checked"),
-        Table(
-            FLAGGED,
-            ("product", *keys),
-            tuple(flagged),
-            f"The most often flagged; {more:,} more are in steps.jsonl." if more else "",
-        )
-        if flagged
-        else LeftOut(FLAGGED, "no row was flagged"),
+        filled(Table(CHECKED, ("product", *PRODUCTS, *margins), tuple(checked), note), "no step was done"),
+        filled(Table(UNCHECKED, header, tuple(unchecked), share), "every product was checked"),
+        filled(Table(FLAGGED, ("product", *keys), tuple(flagged), rest), "no row was flagged"),
     ]
 
 

@@ -186,6 +186,11 @@ def marked(part: Marked, mark: str) -> Marked:
     return dataclasses.replace(part, caption=caption)
 
 
+def filled(table: Table, lacking: str) -> Table | LeftOut:
+    """A table, or why it has no rows."""
+    return table if table.rows else LeftOut(table.caption, lacking)
+
+
 def show(value: Any, *, digits: int = 3) -> str:
     """A number for reading: some digits; counts in full with separators; a dash for what was not measured."""
     if isinstance(value, bool) or not isinstance(value, int | float):
