@@ -48,7 +48,7 @@ def summarize_campaign(manifest: CampaignManifest, rows: Sequence[InjectionRow])
         are of all that were not masked).
 
     Example:
-        >>> from sdc.records import CampaignManifest, InjectionRow
+        >>> from sdc.schema import CampaignManifest, InjectionRow
         >>> row = InjectionRow(injection=0, outcome="spike", operation="exp", detected={"loss_spike": 1})
         >>> summary = summarize_campaign(CampaignManifest(kind="campaign", injections=1), [row])
         >>> summary.outcomes["spike"].count, summary.groups["operation"]["exp"].harm.share

@@ -47,7 +47,7 @@ def summarize(
         none was measured.
 
     Example:
-        >>> from sdc.records import RunManifest, SiteCounts, StepRow
+        >>> from sdc.schema import RunManifest, SiteCounts, StepRow
         >>> site = SiteCounts(checked=1000, mismatched=2, injected=2, severity=3.0)
         >>> row = StepRow(step=0, loss=[2.0, 2.0], sites={"fwd/attn": site})
         >>> summary = summarize(RunManifest(kind="twin", layers=2), [row], [])
