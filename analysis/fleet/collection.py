@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding
+from sdc.burnin import BURN_IN, RESULT, BurninResult, CheckedDevice, Ended, Finding, Tally
 from sdc.records import AnyPath, RecordError, reason
 from sdc.settings import SettingError
 from sdc.verdict import Verdict
@@ -171,7 +171,8 @@ def _impossible(report: BurninResult) -> Iterator[str]:
     indices = [device.index for device in report.devices]
     if len(set(indices)) < len(indices):
         yield "a device stands there twice"
-    for row in (*report.devices, *report.workloads):
+    rows: list[CheckedDevice | Tally] = [*report.devices, *report.workloads]
+    for row in rows:
         if min(row.elements, row.runs) < 0 or not 0 <= row.seconds < math.inf:
             yield f"{row.elements} elements, {row.runs} runs, {row.seconds} seconds"
     for each in report.workloads:

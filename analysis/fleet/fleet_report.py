@@ -13,7 +13,8 @@ from sdc.settings import SettingError
 from sdc.verdict import Verdict
 
 from ..report import NOT_MEASURED, Banner, Facts, Items, Part, Report, Section, Table, Text, show, write_page
-from .fleet_summary import DeviceSheetRow, FleetSummary, SuspectRow
+from .fleet_summary import DeviceSheetRow, FleetSummary
+from .suspects import SuspectRow
 
 PAGE, SUSPECTS_SHEET, DEVICES_SHEET = "index.html", "suspects.csv", "devices.csv"
 LABELS = {Verdict.CORRUPT: "DIFFERENCES FOUND", Verdict.CLEAN: "NO SUSPECT", Verdict.INCONCLUSIVE: "INCONCLUSIVE"}

@@ -168,9 +168,9 @@ def metrics(result: BurninResult) -> str:
             sum(end.device in (None, device.index) for end in result.unfinished),
             *((sensors.hottest, sensors.strongest, len(sensors.events)) if sensors else (None, None, None)),
         )  # fmt: skip
-        for each, found in zip(gauges.values(), values, strict=True):
+        for shown, found in zip(gauges.values(), values, strict=True):
             if found is not None:
-                each.labels(*labels).set(found)
+                shown.labels(*labels).set(found)
     rate = gauge("throughput", "Median throughput by workload, in unit a second", ["device", "workload", "unit"])
     for row in result.workloads:
         if row.rate is not None and not row.void:

@@ -64,8 +64,9 @@ class Nvml(SensorBackend):
         nvml = self._library
         power = attempt(nvml.nvmlDeviceGetPowerUsage, handle)
         # They were called throttle reasons before driver 535.
-        reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        bits = attempt(reasons or getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None), handle)
+        names = (f"nvmlDeviceGetCurrentClocks{kind}Reasons" for kind in ("Event", "Throttle"))
+        reasons = next(filter(None, (getattr(nvml, name, None) for name in names)), None)
+        bits = None if reasons is None else attempt(reasons, handle)
         idle = between and bits is not None and bits & IDLE
         found = Sensors(
             temperature=_first(attempt(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)),
