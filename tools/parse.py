@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
@@ -153,7 +154,7 @@ def _read_as(hint: Any, field: "dataclasses.Field[Any]", flag: Flag, marks: Sequ
         kind = kind | None
     if typing.get_origin(kind) is collections.abc.Sequence:
         kind = types.GenericAlias(tuple, (typing.get_args(kind)[0], ...))
-    own = [mark for mark in marks if not isinstance(mark, Flag | Only | Within)]
+    own = [mark for mark in marks if not isinstance(mark, Flag | Only | Within | msgspec.Meta)]
     own += [tyro.conf.UseAppendAction] * flag.repeated + [tyro.conf.Positional] * flag.argument
     for mark in own:
         kind = Annotated[kind, mark]
