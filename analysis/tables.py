@@ -208,13 +208,13 @@ def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
         cells = [(name, show(float(np.nanmean(each)))) for name, each in means.items() if np.isfinite(each).any()]
         tables.append(Table("Lost packets: mean over the steps", quantity, tuple(cells)))
     shadow = summary.shadow or ShadowTotals()
-    shares = [
+    named = [
         (f"data rank {rank}", show(share), "wrong" if rank in shadow.suspects else NOT_MEASURED)
         for rank, share in enumerate(shadow.shares)
     ]
     note = f"{show(shadow.differences)} of {show(shadow.comparisons)} comparisons differed."
     header = ("rank", "share that differed", "named")
-    tables.append(Table("Ranks compared by the shadow", header, tuple(shares), note))
+    tables.append(Table("Ranks compared by the shadow", header, tuple(named), note))
     return [table for table in tables if table.rows]
 
 

@@ -120,7 +120,7 @@ def _initialize(peers: Peers, patience: int, gave_up: Callable[[], None]) -> int
         time.sleep(BEAT)
     # Where it can, the runtime calls a function, rather than to abort the process with a stack trace.
     library: Any = getattr(distributed, "_jax", None)
-    make = getattr(library, "get_distributed_runtime_client", None)
+    make: Any = getattr(library, "get_distributed_runtime_client", None)
     told = make is not None and "missed_heartbeat_callback" in (make.__doc__ or "")
     if told:
         library.get_distributed_runtime_client = functools.partial(make, missed_heartbeat_callback=lambda *_: gave_up())

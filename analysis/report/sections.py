@@ -181,9 +181,8 @@ def marked(part: Marked, mark: str) -> Marked:
     if not mark:
         return part
     caption = f"[{mark}] {part.caption}"
-    if isinstance(part, Figure):
-        return dataclasses.replace(part, caption=caption, mark=mark)
-    return dataclasses.replace(part, caption=caption)
+    drawn = {"mark": mark} if isinstance(part, Figure) else {}
+    return dataclasses.replace(part, caption=caption, **drawn)
 
 
 def filled(table: Table, lacking: str) -> Table | LeftOut:

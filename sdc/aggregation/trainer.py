@@ -293,7 +293,8 @@ def data_parallel(
         specs = tuple(P(axis_name, *spec) for spec in _specs(shapes, params, mesh, others))
         placed = jax.tree.unflatten(jax.tree.structure(shapes), [NamedSharding(mesh, spec) for spec in specs])
         with jax.set_mesh(mesh):
-            return Workers(*jax.jit(begin, out_shardings=placed)(jax.device_put(params, shardings)), specs)
+            held = jax.jit(begin, out_shardings=placed)(jax.device_put(params, shardings))
+            return Workers(held[0], held[1], held[2], specs)
 
     def step(workers: Workers, batch: Tree) -> tuple[Workers, Any]:
         if not isinstance(workers, Workers):

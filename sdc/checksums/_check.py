@@ -117,9 +117,9 @@ def merge_flags(total: Flags, new: Flags) -> Flags:
             places.element.at[at].add(new.wrong.element, mode="drop"),
             places.error.at[at].add(new.wrong.error, mode="drop"),
         )
-    counts = (a + b for a, b in zip(total[:6], new[:6], strict=True))
-    margins = (jnp.maximum(a, b) for a, b in zip(total[6:8], new[6:8], strict=True))
-    return Flags(*counts, *margins, places)
+    counts = [a + b for a, b in zip(total[:6], new[:6], strict=True)]
+    margins = [jnp.maximum(a, b) for a, b in zip(total[6:8], new[6:8], strict=True)]
+    return Flags._make([*counts, *margins, places])
 
 
 def _mapped(product: Product, settings: Settings, axes: int) -> Any:

@@ -374,7 +374,7 @@ class Part(NamedTuple):
 def parts_of(study: ScarStudy, subjects: Sequence[Subject]) -> list[Part]:
     """The parts of a study, in their order."""
     seed = study.seed
-    parts = [Part("quadratic", "", None, lambda _: quadratic_program(study.perturbations, seed))]
+    parts = [Part("quadratic", "", None, _alone(functools.partial(quadratic_program, study.perturbations, seed)))]
     for subject in subjects:
         subject.task.check()
     for subject in subjects:
@@ -385,7 +385,7 @@ def parts_of(study: ScarStudy, subjects: Sequence[Subject]) -> list[Part]:
             runs["resets"] = functools.partial(resets, subject, study.trials, seed)
         if subject.name == "topics":
             runs["overhead"] = functools.partial(overhead, subject, seed)
-        parts += [Part(what, subject.name, None, lambda _, run=run: run()) for what, run in runs.items()]
+        parts += [Part(what, subject.name, None, _alone(run)) for what, run in runs.items()]
         parts += [
             Part("failures", subject.name, start, functools.partial(_failures, study, subject, start))
             for start in range(study.starts)
@@ -414,6 +414,11 @@ def _criterion(study: ScarStudy, subject: Subject) -> Found:
 
 def _train(study: ScarStudy, subject: Subject, start: int) -> Trajectory:
     return trials.train(subject.task, 2 * subject.iterations, seed=study.seed + start)
+
+
+def _alone(run: Callable[[], Found]) -> Callable[[Sequence[Found]], Found]:
+    """A run that needs nothing of the parts before."""
+    return lambda _: run()
 
 
 def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Found]) -> Found:

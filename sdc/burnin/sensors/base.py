@@ -115,8 +115,8 @@ class Silent(Exception):
     """A source that should be there for these devices is not; the message says why, for people."""
 
 
-def attempt(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """What a driver answers; None where it does not support the question, or a device does not."""
+def attempt(ask: Any, *arguments: Any) -> Any:
+    """What a driver answers; None where it does not have or support the question, or a device does not."""
     try:
         return ask(*arguments)
     except Exception:  # each library has exceptions of its own, and a device rarely answers all questions
