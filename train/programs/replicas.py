@@ -409,7 +409,8 @@ class _Clock:
 
     def __init__(self, replicas: Replicas, placement: Placement) -> None:
         self.replicas, self.mesh = replicas, placement.mesh
-        self.settings: Any = replicas.aggregation.dropcompute
+        assert replicas.aggregation.dropcompute is not None
+        self.settings = replicas.aggregation.dropcompute
         self.measuring = self.settings.auto
         # The model's collectives need their axis, also where it has one rank.
         here = Mesh(np.asarray(jax.local_devices()[:1]), (MODEL,))
