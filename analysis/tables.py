@@ -213,8 +213,7 @@ def aggregation(steps: Sequence[StepRow], summary: RunSummary) -> list[Table]:
         for rank, share in enumerate(shadow.shares)
     ]
     note = f"{show(shadow.differences)} of {show(shadow.comparisons)} comparisons differed."
-    header = ("rank", "share that differed", "named")
-    tables.append(Table("Ranks compared by the shadow", header, tuple(named), note))
+    tables.append(Table("Ranks compared by the shadow", ("rank", "share that differed", "named"), tuple(named), note))
     return [table for table in tables if table.rows]
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,6 +92,7 @@ class Chart:
     log: Literal["", "x", "y", "xy"] = ""
 
 
+@final
 @dataclasses.dataclass(frozen=True)
 class Figure:
     """Something to draw, and how; a renderer that draws nothing leaves it out."""
@@ -181,8 +182,9 @@ def marked(part: Marked, mark: str) -> Marked:
     if not mark:
         return part
     caption = f"[{mark}] {part.caption}"
-    drawn = {"mark": mark} if isinstance(part, Figure) else {}
-    return dataclasses.replace(part, caption=caption, **drawn)
+    if isinstance(part, Figure):
+        return dataclasses.replace(part, caption=caption, mark=mark)
+    return dataclasses.replace(part, caption=caption)
 
 
 def filled(table: Table, lacking: str) -> Table | LeftOut:
