@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, overload
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from .. import Dataset, TrainConfig
     from ._scar import Part, Subject
-    from .measurements import (
+    from .measurements import (  # noqa: F401, in quotes below
         DropComputeMeasured,
         LossyMeasured,
         NodesMeasured,
@@ -39,6 +40,9 @@ MOST_NODES, MOST_TRIALS = 1000, 100_000
 WINDOW = 8  # steps for which each kind of error lasts, where responses of small models are measured
 # Layers, width and tokens of the small models; nodes train the first, both show how gradients answer to errors.
 SIZES = ((4, 64, 64), (16, 64, 64))
+
+# Where the experiments of the aggregation studies are.
+EXPERIMENTS = {"paft": "._paft", "dropcompute": ".dropcompute", "lossy": ".lossy", "shadow": "._shadow"}
 
 Found = TypeVar("Found")
 Measurement = TypeVar("Measurement", covariant=True)
@@ -87,9 +91,12 @@ class Study(abc.ABC, Generic[Measurement]):
     def count(self, workloads: Sequence[Task]) -> int:
         """How many parts `run` yields."""
 
-    @abc.abstractmethod
     def run(self, workloads: Sequence[Task]) -> Generator[str, None, Measurement]:
         """Runs the study: yields what has just been done, and returns what was measured."""
+        self.check()
+        module = importlib.import_module(EXPERIMENTS[self.name], __package__)
+        parts: Generator[str, None, Measurement] = module.experiment(self, workloads)
+        return parts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,12 +135,6 @@ class PaftStudy(Study["PaftMeasured"]):
         runs = 1 + (2 + len(self.periods)) * len(self.variances) + 2 * len(self.bursts)
         return len(workloads) * runs + 1 + len(self.periods[:2])
 
-    def run(self, workloads: Sequence[Task]) -> Generator[str, None, PaftMeasured]:
-        from ._paft import experiment
-
-        self.check()
-        return experiment(self, workloads)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DropComputeStudy(Study["DropComputeMeasured"]):
@@ -166,12 +167,6 @@ class DropComputeStudy(Study["DropComputeMeasured"]):
 
     def count(self, workloads: Sequence[Task]) -> int:
         return len(self.fleets) + len(self.threads) + len(workloads) * (1 + len(self.drops) + 3)
-
-    def run(self, workloads: Sequence[Task]) -> Generator[str, None, DropComputeMeasured]:
-        from .dropcompute import experiment
-
-        self.check()
-        return experiment(self, workloads)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,12 +207,6 @@ class LossyStudy(Study["LossyMeasured"]):
     def count(self, workloads: Sequence[Task]) -> int:
         runs = len(self.rates) + len(self.packet_rates) + len(self.burst_rates) + 2 * len(self.mended_rates)
         return sum(map(self.seeds, workloads)) * runs + len(self.walk_rates)
-
-    def run(self, workloads: Sequence[Task]) -> Generator[str, None, LossyMeasured]:
-        from .lossy import experiment
-
-        self.check()
-        return experiment(self, workloads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,12 +259,6 @@ class ShadowStudy(Study["ShadowMeasured"]):
 
     def count(self, workloads: Sequence[Task]) -> int:
         return len(workloads) * len(self.kinds)
-
-    def run(self, workloads: Sequence[Task]) -> Generator[str, None, ShadowMeasured]:
-        from ._shadow import experiment
-
-        self.check()
-        return experiment(self, workloads)
 
 
 STUDIES: Mapping[str, type[Study[Any]]] = {
