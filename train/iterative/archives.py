@@ -228,7 +228,8 @@ class Numbers:
 
 def parse_numbers(data: bytes, separator: str, source: str | Path) -> Numbers:
     """Reads rows of ASCII numbers between separators, without blank lines and a first line that has no number."""
-    rows, columns, header = list[Float64[np.ndarray, "M"]](), 0, False
+    rows: list[Float64[np.ndarray, "M"]] = []
+    columns, header = 0, False
     for number, line in _lines(data):
         fields = line.split(separator)
         if not columns:
