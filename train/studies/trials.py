@@ -7,7 +7,7 @@ from them; a recovered state is then one number for each block: the iteration of
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 
 def train(task: Iterative, iterations: int, *, seed: int = 0) -> Trajectory:
     """Trains without a failure."""
-    states, found = _training(task, iterations)(jax.random.key(seed))
+    states, found = _training(task, iterations, jax.random.key(seed))
     losses = np.asarray(found, float)
     if not np.isfinite(losses).all():
         at = int(np.argmin(np.isfinite(losses)))
@@ -94,20 +94,16 @@ def crossing(at: Any, before: Any, loss: Any, criterion: Any) -> Any:
     return at - 1 + (before - criterion) / (before - loss)
 
 
-@functools.lru_cache(maxsize=8)
-def _training(task: Iterative, iterations: int) -> Callable[[Array], tuple[State, Array]]:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _training(task: Iterative, iterations: int, key: Array) -> tuple[State, Array]:
     def one(state: State, k: Array) -> tuple[State, tuple[State, Array]]:
         state = task.step(state, k)
         return state, (state, task.loss(state))
 
-    @jax.jit
-    def program(key: Array) -> tuple[State, Array]:
-        first = task.init(key)
-        _, (states, losses) = jax.lax.scan(one, first, jnp.arange(iterations))
-        joined = jax.tree.map(lambda start, rest: jnp.concatenate([start[None], rest]), first, states)
-        return joined, jnp.concatenate([task.loss(first)[None], losses])
-
-    return program
+    first = task.init(key)
+    _, (states, losses) = jax.lax.scan(one, first, jnp.arange(iterations))
+    joined = jax.tree.map(lambda start, rest: jnp.concatenate([start[None], rest]), first, states)
+    return joined, jnp.concatenate([task.loss(first)[None], losses])
 
 
 def failures(
@@ -132,8 +128,7 @@ def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy,
     """What a running checkpoint would hold, of the same policies as `sdc.checkpoints.RunningCheckpoint`."""
     task, every = trajectory.task, max(1, round(fraction * interval))
     sizes = task.sizes({name: leaf[0] for name, leaf in trajectory.states.items()})
-    measure, watch = _measuring(task), Watch(sizes.tolist())
-    steps = np.zeros(task.count, np.int32)
+    watch, steps = Watch(sizes.tolist()), np.zeros(task.count, np.int32)
     found, budget, cursor = [steps.copy(), steps.copy()], 0.0, 0
     outlooks: list[Outlook | None] = [None, None]
     for k in range(1, len(trajectory.losses) - 1):
@@ -143,7 +138,7 @@ def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy,
             moved = np.zeros(task.count)
             if policy == "priority" and fraction < 1:
                 now = jnp.full(task.count, k, jnp.int32)
-                moved = np.asarray(measure(trajectory.states, now, jnp.asarray(steps)), float)
+                moved = np.asarray(_moved(task, trajectory.states, now, jnp.asarray(steps)), float)
                 outlook = watch.saved(k, steps, moved)
             chosen, cursor = choose(policy, budget, sizes.tolist(), moved, cursor=cursor, seed=seed + k)
             budget -= float(sizes[chosen].sum())
@@ -153,19 +148,20 @@ def hold(trajectory: Trajectory, fraction: float, interval: int, policy: Policy,
     return Held(np.stack(found), outlooks)
 
 
-@functools.lru_cache(maxsize=8)
-def _measuring(task: Iterative) -> Callable[..., Array]:
-    return jax.jit(lambda states, new, old: task.moved(mixed(task, states, new), mixed(task, states, old)))
+@functools.partial(jax.jit, static_argnums=0)
+def _moved(task: Iterative, states: State, new: Array, old: Array) -> Array:
+    return task.moved(mixed(task, states, new), mixed(task, states, old))
 
 
 def mixed(task: Iterative, states: State, at: Int32[Array, "blocks"]) -> State:
     """A state of which each block is as it was after its own number of iterations."""
+    blocks = {name: jnp.asarray(task.blocks[name]) for name in states}
+    return {name: states[name][at[ids], jnp.arange(len(ids))] for name, ids in blocks.items()}
 
-    def one(name: str) -> Array:
-        ids = jnp.asarray(task.blocks[name])
-        return states[name][at[ids], jnp.arange(len(ids))]
 
-    return {name: one(name) for name in states}
+@functools.partial(jax.jit, static_argnums=0)
+def _mixed_each(task: Iterative, states: State, at: Int32[Array, "trials blocks"]) -> State:
+    return jax.vmap(functools.partial(mixed, task), in_axes=(None, 0))(states, at)
 
 
 def recover(failure: Failure, held: Held, *, everything: bool = False) -> Int[np.ndarray, "blocks"]:
@@ -175,12 +171,7 @@ def recover(failure: Failure, held: Held, *, everything: bool = False) -> Int[np
 
 def recovered(trajectory: Trajectory, at: Sequence[Int[np.ndarray, "blocks"]]) -> State:
     """Recovered states, one after the other along a new first axis."""
-    return _mixing(trajectory.task)(trajectory.states, jnp.asarray(np.stack(at), jnp.int32))
-
-
-@functools.lru_cache(maxsize=8)
-def _mixing(task: Iterative) -> Callable[..., State]:
-    return jax.jit(jax.vmap(functools.partial(mixed, task), in_axes=(None, 0)))
+    return _mixed_each(trajectory.task, trajectory.states, jnp.asarray(np.stack(at), jnp.int32))
 
 
 def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcome:
@@ -194,17 +185,17 @@ def go_on(trajectory: Trajectory, after: Sequence[int], starts: State) -> Outcom
     starts = jax.tree.map(lambda leaf: leaf[every], starts)
     before = {name: trajectory.states[name][done] for name in trajectory.task.moving}
     criteria = jnp.asarray(trajectory.criteria, jnp.float32)
-    ends, sizes = _going_on(trajectory.task)(criteria, limit, done, starts, before)
+    ends, sizes = _going_on(trajectory.task, criteria, limit, done, starts, before)
     costs = np.mean(np.asarray(ends, float)[:count] - trajectory.iterations, axis=1)
     return Outcome(costs, np.asarray(sizes, float)[:count])
 
 
-@functools.lru_cache(maxsize=8)
-def _going_on(task: Iterative) -> Callable[..., tuple[Array, Array]]:
+@functools.partial(jax.jit, static_argnums=0)
+def _going_on(task: Iterative, *arguments: Any) -> tuple[Array, Array]:
+    """Ends and sizes of trials, which the devices share."""
     mesh = Mesh(np.asarray(jax.local_devices()), ("trials",))
     trials = PartitionSpec("trials")
 
-    @jax.jit
     @functools.partial(
         jax.shard_map,
         mesh=mesh,
@@ -236,7 +227,8 @@ def _going_on(task: Iterative) -> Callable[..., tuple[Array, Array]]:
         together = None if jax.default_backend() == "cpu" else len(after)
         return jax.lax.map(one, (after, starts), batch_size=together), jnp.sqrt(squares)
 
-    return program
+    ends_and_sizes: tuple[Array, Array] = program(*arguments)
+    return ends_and_sizes
 
 
 def finite(costs: Float[np.ndarray, "trials"]) -> list[float | None]:
