@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("sdc.checkpoints")
 FOLDER = "running"
 LOST = (0.125, 0.5, 1.0)  # fractions of the state of which the record has the cost of a loss
-LOGGED = 0.5  # the one of them that the log has, each time that it has grown or shrunk by
-TIMES = 2.0
+LOGGED = 0.5  # the one of them of which the log has the cost
+TIMES = 2.0  # factor by which that cost has changed when it is logged again
 DIGITS = 4  # of speeds in the record
 
 

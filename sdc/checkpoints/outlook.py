@@ -36,7 +36,7 @@ from scipy.special import stdtrit
 
 KEPT = 32  # saves that a fit looks back on, at most
 POINTS = 1024  # intervals that it looks at, about, at most
-SHARE = 0.95  # of the squared movement, which the blocks that move most have, and it looks at only these
+SHARE = 0.95  # of the squared movement: only the blocks that move most, and make it up, are looked at
 FRACTIONS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # fractions of the state that advice chooses among
 # Times in which everything could have been saved, that a simulation of saves takes; the first half is not counted.
 CYCLES = 6

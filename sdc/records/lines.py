@@ -15,8 +15,8 @@ from .format import DEEPEST, FIELD, ODD, REMEDY, from_json, misfit, parse_json
 from .storage import AnyPath, RecordError, appends, read_bytes, reason, sync_folder, write_bytes
 
 _LINE = re.compile(rb', "checksum": "([0-9a-f]{8})"\}$')
-REWRITE_SECONDS = 30.0  # an object cannot grow. It is written anew at most this often, and at the end.
-SHARE = 10  # it is also written anew so seldom that this takes at most a tenth of the time
+REWRITE_SECONDS = 30.0  # an object cannot grow: it is written anew at most this often, and at the end,
+SHARE = 10  # and so seldom that this takes at most a tenth of the time
 
 
 def start(path: AnyPath) -> int:
