@@ -56,8 +56,8 @@ class Workload:
     Example:
         >>> from sdc.train.specs import Workload
         >>> config, dataset = Workload(config="tiny").load()
-        >>> config.model.layers, dataset.sequence_length
-        (4, 128)
+        >>> config.model.layers, dataset.chunks.shape[1]
+        (4, 129)
     """
 
     config: Annotated[TrainConfig | str, Flag(type=str)] = "tiny"
