@@ -69,7 +69,6 @@ if TYPE_CHECKING:  # for the other packages of this project
         iteration_cost_bound as iteration_cost_bound,
         iterations_bound as iterations_bound,
     )
-    from .recovery import RecoveryPolicy as RecoveryPolicy
     from .scar import Distance as Distance
     from .store import last_save as last_save
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ from jaxtyping import Array, Float
 from sdc.checkpoints import (
     POLICIES,
     Policy,
-    RecoveryPolicy,
     RunningCheckpoint,
     iteration_cost_bound,
     iterations_bound,
@@ -264,7 +263,7 @@ def _total(task: Iterative, new: State, old: State) -> Array:
 
 SAVED_AFTER, SAVED_ITERATIONS = 7, 24  # iterations after which half is lost, and of the whole training
 # Fraction of the bytes that a save writes, iterations from one to the next, and what is restored.
-WAYS: Mapping[str, tuple[float, int, RecoveryPolicy]] = {
+WAYS: Mapping[str, tuple[float, int, Literal["partial", "full"]]] = {
     "SCAR": (0.25, 1, "partial"),
     "traditional": (1.0, 4, "full"),
 }
