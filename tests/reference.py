@@ -36,17 +36,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LIMIT = 900.0
-"""Seconds that a command may take; most take ten."""
+LIMIT = 900.0  # seconds that a command may take; most take ten
+# A decoder that compiles within seconds, which commands know of once the tests have named it.
 MINI = ("--config", "mini")
-"""A decoder that compiles within seconds, which commands know of once the tests have named it."""
 NAMED = (
     "import importlib.metadata, tests.train.runs; "
     "[sdc] = importlib.metadata.entry_points(group='console_scripts', name='sdc'); sdc.load()()"
 )
-LONGEST = 500
-"""Characters of a text; of a longer one the SHA-256 is kept."""
+LONGEST = 500  # characters of a text; of a longer one the SHA-256 is kept
 
+# Fields that are left out, wherever they stand.
 IGNORED = {
     # Formats, and who wrote when.
     "schema", "version", "format", "created", "resumed_at", "command", "boot", "pid", "machine", "firmware",
@@ -54,9 +53,9 @@ IGNORED = {
     # How long it took, and what follows from that.
     "seconds", "seconds_per_step", "compile_seconds", "rate", "best", "excluded_interval", "sensors", "timings",
 }  # fmt: skip
-"""Fields that are left out, wherever they stand."""
+# Fields that are left out where they are a text or an object: as a number or a truth value they are kept.
 IGNORED_TEXTS = {"id", "ended", "since", "host", "source", "recording"}
-"""Fields that are left out where they are a text or an object: as a number or a truth value they are kept."""
+# What is replaced in texts.
 REPLACED = (
     (r"(?:[\w.<>-]*/)*[\w<>-]+\.py:\d+(?: \([\w.<>]+\))?", "SOURCE"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|\+00:00)?", "TIME"),
@@ -68,7 +67,7 @@ REPLACED = (
     (r"(?:/[\w.-]+)+\.jsonl?\b", "FILE"),
     (r"127\.0\.0\.1:\d+", "COORDINATOR"),
 )
-"""What is replaced in texts."""
+# Rows of records: what they are called here, fields by which they are recognized, and those that number them.
 ROWS = (
     ("injections", {"injection", "outcome", "site"}, ("injection",)),
     ("traces", {"step", "digests"}, ("step",)),
@@ -79,17 +78,13 @@ ROWS = (
     ("sites", {"name", "primitive", "direction"}, ("name",)),
     ("clean", {"loss", "gradient_norm", "digest"}, ()),
 )
-"""Rows of records: what they are called here, fields by which they are recognized, and those that number them."""
-VERDICT = re.compile(r"^[A-Z]{4}")
-"""What a line begins with that tells a verdict."""
+VERDICT = re.compile(r"^[A-Z]{4}")  # what a line begins with that tells a verdict
 
 HOSTS = [f"gpu-{number:02}" for number in range(30)]
+# Hosts that compute from other data than the rest, on all of their devices: only other hosts can tell.
 WRONG = {"gpu-04", "gpu-17", "gpu-29"}
-"""Hosts that compute from other data than the rest, on all of their devices: only other hosts can tell."""
-STRUCK = {"gpu-11"}
-"""Hosts with a simulated fault."""
-OTHER = {"gpu-22"}
-"""Hosts that ran something else."""
+STRUCK = {"gpu-11"}  # hosts with a simulated fault
+OTHER = {"gpu-22"}  # hosts that ran something else
 
 Found: TypeAlias = dict[str, Any]
 Words: TypeAlias = tuple[object, ...]

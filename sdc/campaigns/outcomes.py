@@ -37,10 +37,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-SPIKE = 0.1
-"""Share of the clean loss by which a loss exceeds it in a spike."""
-VISIBLE = 1e-3
-"""Share of the clean loss by which a loss differs visibly from it."""
+SPIKE = 0.1  # share of the clean loss by which a loss exceeds it in a spike
+VISIBLE = 1e-3  # share of the clean loss by which a loss differs visibly from it
 LEAST_RISE = 0.05
 LEAST_FACTOR = 3.0
 OUTCOMES = ("not_reached", "masked", "benign", "spike", "divergence", "nonfinite")

@@ -13,6 +13,7 @@ every campaign of the same seed: a campaign can be stopped and resumed.
 
 import dataclasses
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,8 +46,8 @@ from ..program import Site, Where, arithmetic, as_selector, functional, sites
 from ..twins import tree_digest
 from .outcomes import ABFT, Observed, classify, decided, thresholds
 
+# `(state, metrics) -> {"loss": ..., "gradient_norm": ..., "history": ...}`; the last two may be absent.
 Observe = Callable[[Any, Any], Mapping[str, Any]]
-"""`(state, metrics) -> {"loss": ..., "gradient_norm": ..., "history": ...}`; the last two may be absent."""
 
 
 def campaign(
@@ -95,8 +96,14 @@ def campaign(
     """
     if injections < 1:
         raise SettingError("injections", injections, "expected at least 1")
-    if not callable(loss) or not _takes_two(loss):
-        raise SettingError("loss", repr(loss), "expected a function of (state, metrics)")
+    try:
+        if not callable(loss):
+            raise TypeError
+        inspect.signature(loss).bind(None, None)
+    except TypeError:
+        raise SettingError("loss", repr(loss), "expected a function of (state, metrics)") from None
+    except ValueError:  # builtins have no signature
+        pass
     runner = Campaign(
         step, state, list(batches), observe=lambda state, metrics: {"loss": loss(state, metrics)}, where=where,
         faults=faults, follow=follow, seed=seed,
@@ -169,12 +176,24 @@ class Campaign:
         self.where = as_selector(where)
         where = self.where & NUMBERS
         self.sites = sites(step, state, batches[0], where=where)
-        self._check_faults()
+        # Every kind of fault must suit the numbers of every site, before hours are spent on the others.
+        for dtype, name in {x.dtype: site.name for site in self.sites for x in site.outputs if strikable(x)}.items():
+            for text, fault in self.faults:
+                try:
+                    fault.what.change(jax.random.key(0), (), dtype, jnp.int32(0))
+                except ValueError as error:
+                    raise ValueError(
+                        f"fault {text!r} does not suit a selected site, {name!r}: {error}; or leave "
+                        f"the site out, as with ~named({name!r})"
+                    ) from error
         struck = strike(step, where)
 
         def observed(state: Any, metrics: Any) -> Any:
             scalars = {name: _number(name, value) for name, value in observe(whole(state), metrics).items()}
-            finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in _floats((state, scalars))]).all()
+            leaves = [
+                x for x in jax.tree.leaves((state, scalars)) if jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating)
+            ]
+            finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]).all()
             return scalars, finite, tree_digest((state, scalars))
 
         def with_strike(strike: Strike, state: Any, batch: Any) -> Any:
@@ -190,13 +209,18 @@ class Campaign:
             state, metrics = step(state, batch)
             return state, observed(state, metrics)
 
-        axes = sorted({axis for site in self.sites for axis, _ in site.mesh})
+        self._axes = sorted({axis for site in self.sites for axis, _ in site.mesh})
         shapes = [x.shape for site in self.sites for x in site.outputs]
         room = max(fault.pattern.size(shape) for _, fault in self.faults for shape in shapes)
-        self._room, self._axes = min(room, max(map(math.prod, shapes))), axes
+        self._room = min(room, max(map(math.prod, shapes)))
         self._strike = jax.jit(with_strike if batch == 1 else jax.vmap(with_strike))
         self._plain = jax.jit(plain if batch == 1 else jax.vmap(plain))
-        self.clean, self._states = self._clean_run(state)
+        self.clean: list[Observed] = []
+        self._states: list[Any] = []
+        for number in range(len(batches)):
+            self._states.append(state)
+            state, seen = self._run_plain(number, state)
+            self.clean.append(seen)
         lost = next((number for number, seen in enumerate(self.clean) if not math.isfinite(seen.loss)), None)
         if lost is not None:
             raise ValueError(
@@ -205,19 +229,14 @@ class Campaign:
             )
         self._unstruck = [self._run_unstruck(number) for number in range(len(batches) - follow)]
         self.limits = thresholds(self.clean)
-        self._check_repeats()
-
-    def _check_faults(self) -> None:
-        """Every kind of fault must suit the numbers of every site, before hours are spent on the others."""
-        for dtype, name in {x.dtype: site.name for site in self.sites for x in site.outputs if strikable(x)}.items():
-            for text, fault in self.faults:
-                try:
-                    fault.what.change(jax.random.key(0), (), dtype, jnp.int32(0))
-                except ValueError as error:
-                    raise ValueError(
-                        f"fault {text!r} does not suit a selected site, {name!r}: {error}; or leave "
-                        f"the site out, as with ~named({name!r})"
-                    ) from error
+        # Clean steps, done once more from their stored states, must give the same bits.
+        twice = [(self.clean[0], self._run_plain(0, self._states[0])[1])]
+        twice += [(self._unstruck[number], self._run_unstruck(number)) for number in {0, len(self._unstruck) - 1}]
+        if any(before.digest != now.digest for before, now in twice):
+            raise NotDeterministic(
+                "a step of the clean run gave other bits when it was repeated: the program is not deterministic here, "
+                "or this machine corrupts data; compare it with another one, in lock-step"
+            )
 
     def plan(self, number: int) -> Injection:
         """Injection `number` of the campaign."""
@@ -275,13 +294,8 @@ class Campaign:
 
     def run(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
         """Runs injections and yields their rows, in order."""
-        group: list[Injection] = []
-        for number in numbers:
-            group.append(self.plan(number))
-            if len(group) == self.batch:
-                yield from self._run(group)
-                group = []
-        if group:
+        planned = map(self.plan, numbers)
+        while group := list(itertools.islice(planned, self.batch)):
             yield from self._run(group)
 
     def _run(self, group: Sequence[Injection]) -> Iterator[dict[str, Any]]:
@@ -335,16 +349,8 @@ class Campaign:
             **result,
         }
 
-    def _clean_run(self, state: Any) -> tuple[list[Observed], list[Any]]:
-        clean, states = [], []
-        for number in range(len(self.batches)):
-            states.append(state)
-            state, observed = self._run_plain(number, state)
-            clean.append(observed)
-        return clean, states
-
     def _run_plain(self, number: int, state: Any) -> tuple[Any, Observed]:
-        many, seen = self._plain(self._stack([state] * self.batch), self._stack([self.batches[number]] * self.batch))
+        many, seen = self._plain(*(self._stack([part] * self.batch) for part in (state, self.batches[number])))
         return many if self.batch == 1 else jax.tree.map(lambda x: x[0], many), self._read(seen)[0]
 
     def _run_unstruck(self, number: int) -> Observed:
@@ -353,24 +359,12 @@ class Campaign:
         arguments = nothing, self._states[number], self.batches[number]
         return self._read(self._strike(*(self._stack([part] * self.batch) for part in arguments))[1])[0]
 
-    def _check_repeats(self) -> None:
-        """Clean steps, done once more from their stored states, must give the same bits."""
-        last = len(self._unstruck) - 1
-        again = [self._run_plain(0, self._states[0])[1], *(self._run_unstruck(number) for number in {0, last})]
-        for before, now in zip([self.clean[0], *(self._unstruck[number] for number in {0, last})], again, strict=True):
-            if before.digest != now.digest:
-                raise NotDeterministic(
-                    "a step of the clean run gave other bits when it was repeated: the program is not deterministic "
-                    "here, or this machine corrupts data; compare it with another one, in lock-step"
-                )
-
     def _stack(self, trees: Sequence[Any]) -> Any:
         if self.batch == 1:
             return trees[0]
         return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
 
     def _read(self, seen: Any) -> list[Observed]:
-        """What was observed of each member of a batch."""
         scalars, finite, digest = jax.device_get(seen)
         if self.batch == 1:
             scalars, finite, digest = jax.tree.map(lambda x: np.asarray(x)[None], (scalars, finite, digest))
@@ -421,10 +415,6 @@ def _single(fault: Fault | What | str) -> tuple[str, Fault]:
     return (fault if isinstance(fault, str) else str(found)), found
 
 
-def _floats(tree: Any) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)]
-
-
 def _total(events: Any) -> Events:
     """The events of all sites, iterations and devices as those of one: a strike hits one place."""
 
@@ -438,13 +428,3 @@ def _total(events: Any) -> Events:
 
 def _hexadecimal(words: Any, digits: int) -> str:
     return f"{(int(words[1]) << 32) | int(words[0]):0{digits}x}"
-
-
-def _takes_two(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:  # builtins have no signature
-        pass
-    return True

@@ -1,8 +1,8 @@
 """What a step costs on accelerators that are not here: compiled for them, with nothing but their compilers.
 
-- `targets`: chips, their compilers and options; `variants`: a step with each of the tools.
-- `_estimate`: what a compiled program costs; `hlo`: its text, with collectives and traffic.
-- `cycles`: cycles on a TPU; `schedules`: those of kernels, by their instructions.
+- `targets`: chips, their compilers and options, and the instructions of kernels that a compiler writes.
+- `_estimate`: what a compiled program costs, with each of the tools; `hlo`: its text, with collectives and traffic.
+- `cycles`: cycles on a TPU.
 """
 
 from typing import TYPE_CHECKING
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     # What it costs.
     from ._estimate import DoesNotFit as DoesNotFit, Estimate as Estimate, estimate as estimate, measure as measure
+    from ._estimate import with_tool as with_tool
     from .hlo import Collective as Collective
-    from .schedules import Uncharged as Uncharged
-    from .variants import with_tool as with_tool
+    from .targets import Uncharged as Uncharged
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .hlo import groups_of as groups_of, kind_of as kind_of, parse_module as parse_module, sizes_of as sizes_of
+    from .hlo import CollectiveCall as CollectiveCall, collective_calls as collective_calls
     from .targets import (
         Value as Value,
         check_compiler as check_compiler,

@@ -1,26 +1,28 @@
-"""`estimate`: what a step costs on chips that are not here, by what their compiler makes of it."""
+"""What a step costs on chips that are not here, by what their compiler makes of it; a step with each of the tools."""
 
 import contextlib
 import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
+import sdc
 from sdc.settings import SettingError
+from sdc.twins import Exchange
 
-from ..program import compiling_for, holds_objects, is_array, traced
+from ..faults import BitFlip
+from ..program import Where, compiling_for, direction, holds_objects, is_array, primitive, traced
 from .cycles import cycles_of, estimated, replaced_products
-from .hlo import Collective, Instruction, Module, collectives_of, is_kernel, parse_module, traffic_of
-from .schedules import forget_schedules, schedules
-from .targets import Target, devices_of, find_target, refuse_unknown
+from .hlo import Collective, Instruction, collectives_of, is_kernel, parse_module, traffic_of
+from .targets import Tool, devices_of, find_target, forget_schedules, refuse_unknown, schedules
 
-MOST = 12
-"""Operations that are named."""
+MOST = 12  # operations that are named
 _MEMORY = (
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
     re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
@@ -128,27 +130,18 @@ def estimate(
         ...     prepare_compilers()
         ...     assert estimate(lambda x: x @ x, x, target="v5e:1x1").cycles > 0
     """
-    whole = mesh_of((args, kwargs)) is None
+    whole = _mesh_of((args, kwargs)) is None
     platform, devices = find_target(target).chip.platform, devices_of(target)
-    with compiling_for(platform, whole=whole, kind=str(devices[0].device_kind)), on_mesh((args, kwargs)):
-        lowered = _lowered(step, args, kwargs, devices, donate)
+    with compiling_for(platform, whole=whole, kind=str(devices[0].device_kind)), _on_mesh((args, kwargs)):
+        if not holds_objects((args, kwargs)) and all(map(is_array, jax.tree.leaves((args, kwargs)))):
+            given, named = _placed((args, kwargs), devices)
+            lowered = jax.jit(step, donate_argnums=tuple(donate)).lower(*given, **named)
+        else:
+            with traced(step, args, kwargs) as program:
+                given = _placed(program.inputs, devices)
+                donated = _donated(args, kwargs, donate, len(program.inputs))
+                lowered = jax.jit(jaxpr_as_fun(program.closed), donate_argnums=donated).lower(*given)
     return measure(lowered, target, options=options)
-
-
-def _lowered(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    devices: Sequence[Any],
-    donate: Sequence[int],
-) -> jax.stages.Lowered:
-    if not holds_objects((args, kwargs)) and all(map(is_array, jax.tree.leaves((args, kwargs)))):
-        given, named = _placed((args, kwargs), devices)
-        return jax.jit(step, donate_argnums=tuple(donate)).lower(*given, **named)
-    with traced(step, args, kwargs) as program:
-        given = _placed(program.inputs, devices)
-        donated = _donated(args, kwargs, donate, len(program.inputs))
-        return jax.jit(jaxpr_as_fun(program.closed), donate_argnums=donated).lower(*given)
 
 
 def measure(
@@ -170,29 +163,26 @@ def measure(
         Uncharged: see `estimate`.
     """
     about = find_target(target)
+    chip = about.chip
     forget_schedules()
     started = time.perf_counter()
-    compiled = _compiled(lowered, about, options)
-    seconds = time.perf_counter() - started
+    try:
+        compiled = lowered.compile(compiler_options=dict(options or {}))
+    except Exception as error:  # jaxlib's own type, and its message, which differs by platform
+        refuse_unknown(error, about.name)
+        if found := next(filter(None, (form.search(str(error)) for form in _MEMORY)), None):
+            needed, there = (float(found[at]) * 2 ** (10 * (1 + "KMGT".index(found[at + 1]))) for at in (1, 3))
+            raise DoesNotFit(about.name, needed, there) from error
+        raise
+    compile_seconds = time.perf_counter() - started
+    module, stats = parse_module(compiled.as_text() or ""), compiled.memory_analysis()
     mesh, devices = _mesh(compiled)
-    return _estimated(compiled, parse_module(compiled.as_text() or ""), about, mesh, devices, seconds)
-
-
-def _estimated(
-    compiled: jax.stages.Compiled,
-    module: Module,
-    target: Target,
-    mesh: Mapping[str, int],
-    devices: Sequence[Any],
-    seconds: float,
-) -> Estimate:
-    chip, stats = target.chip, compiled.memory_analysis()
     assert stats is not None
     outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
     whole = stats.argument_size_in_bytes + outputs + stats.temp_size_in_bytes
     memory = max(getattr(stats, "peak_memory_in_bytes", 0), 0) or whole
     if memory > chip.memory:
-        raise DoesNotFit(target.name, memory, chip.memory)
+        raise DoesNotFit(about.name, memory, chip.memory)
 
     def takes(one: Instruction) -> float:
         if chip.platform == "tpu":
@@ -201,39 +191,44 @@ def _estimated(
 
     collectives = collectives_of(module, chip, devices, mesh, takes)
     waiting = sum(each.seconds for each in collectives)
+    cycles: int | None = None
+    kernels: int | None = None
+    charged = alone = moved = 0
     if chip.platform == "tpu":
-        found = cycles_of(module, chip, schedules(), replaced_products(module, target.name))
-        cycles, kernels, moved = found.operations + found.kernels + round(waiting * chip.clock), None, 0
-        took, own, alone, parts = cycles / chip.clock, found.kernels, found.scheduled, found.parts
-        whole_cost = float(cycles)
+        cost = cycles_of(module, chip, schedules(), replaced_products(module, about.name))
+        cycles, charged, alone = (
+            cost.operations + cost.kernels + round(waiting * chip.clock),
+            cost.kernels,
+            cost.scheduled,
+        )
+        seconds, parts, unit = cycles / chip.clock, cost.parts, float(cycles)
     else:
         traffic = traffic_of(module, chip)
-        cycles, kernels, moved, own, alone = None, traffic.kernels, traffic.moved, 0, 0
-        took, parts = traffic.seconds + waiting, traffic.parts
-        whole_cost = took * chip.bandwidth
+        kernels, moved, seconds, parts = traffic.kernels, traffic.moved, traffic.seconds + waiting, traffic.parts
+        unit = seconds * chip.bandwidth
     return Estimate(
-        target=target.name, devices=len(devices), cycles=cycles, kernel_cycles=own, kernel_instructions=alone,
-        kernels=kernels, moved=moved, seconds=took,
-        parts={name: part / whole_cost for name, part in parts.most_common(MOST)},
+        target=about.name, devices=len(devices), cycles=cycles, kernel_cycles=charged, kernel_instructions=alone,
+        kernels=kernels, moved=moved, seconds=seconds,
+        parts={name: part / unit for name, part in parts.most_common(MOST)},
         collectives=collectives, arguments=stats.argument_size_in_bytes, outputs=outputs,
         temporaries=stats.temp_size_in_bytes, memory=memory, capacity=chip.memory,
-        code=stats.generated_code_size_in_bytes, compile_seconds=seconds,
+        code=stats.generated_code_size_in_bytes, compile_seconds=compile_seconds,
     )  # fmt: skip
 
 
 def _placed(tree: Any, devices: Sequence[Any]) -> Any:
     """Shapes on the target's devices: as they are sharded over these; else on all of that mesh, or on the first."""
-    mesh = mesh_of(tree)
+    mesh = _mesh_of(tree)
     if mesh is not None and not set(mesh.devices.flat) <= set(devices):
         other = mesh.devices.flat[0]
         raise SettingError(
             "step", str(other), "its arguments are on a mesh of devices that are not the target's; give shapes with "
             "shardings over sdc.costs.devices_of(target), which the function that makes the step gets as devices"
         )  # fmt: skip
-    alone: Any = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
+    alone: Any = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, P())
 
     def placed(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding_of(leaf) or alone)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding_of(leaf) or alone)
 
     return jax.tree.map(placed, tree)
 
@@ -250,17 +245,6 @@ def _donated(args: Sequence[Any], kwargs: Mapping[str, Any], donate: Sequence[in
     return [sum(counts[:number]) + leaf for number in donate for leaf in range(counts[number])]
 
 
-def _compiled(lowered: jax.stages.Lowered, target: Target, options: Mapping[str, Any] | None) -> jax.stages.Compiled:
-    try:
-        return lowered.compile(compiler_options=dict(options or {}))
-    except Exception as error:  # jaxlib's own type, and its message, which differs by platform
-        refuse_unknown(error, target.name)
-        if found := next(filter(None, (form.search(str(error)) for form in _MEMORY)), None):
-            needed, there = (float(found[at]) * 2 ** (10 * (1 + "KMGT".index(found[at + 1]))) for at in (1, 3))
-            raise DoesNotFit(target.name, needed, there) from error
-        raise
-
-
 def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[Any]]:
     """The mesh of a program's inputs, and its devices in that order."""
     shardings = [*jax.tree.leaves(compiled.input_shardings), *jax.tree.leaves(compiled.output_shardings)]
@@ -271,24 +255,106 @@ def _mesh(compiled: jax.stages.Compiled) -> tuple[Mapping[str, int], Sequence[An
     return {}, sorted(devices, key=lambda device: int(device.id))
 
 
-def sharding_of(one: Any) -> NamedSharding | None:
+def _sharding_of(one: Any) -> NamedSharding | None:
     """How an array is sharded over a mesh; None where it is on none."""
     found = getattr(one, "sharding", None)
     return found if isinstance(found, NamedSharding) else None
 
 
-def mesh_of(tree: Any) -> Mesh | None:
+def _mesh_of(tree: Any) -> Mesh | None:
     """The mesh of the first array that is on one."""
-    found = (sharding_of(leaf) for leaf in jax.tree.leaves(tree))
+    found = (_sharding_of(leaf) for leaf in jax.tree.leaves(tree))
     return next((each.mesh for each in found if each is not None and isinstance(each.mesh, Mesh)), None)
 
 
 @contextlib.contextmanager
-def on_mesh(tree: Any) -> Iterator[None]:
+def _on_mesh(tree: Any) -> Iterator[None]:
     """Traces where the mesh of arguments is known if its axes are explicit, as a program does that sets it once."""
-    mesh = mesh_of(tree)
+    mesh = _mesh_of(tree)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         yield
         return
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         yield
+
+
+TWIN = "twin"
+
+
+class ToolVariant(NamedTuple):
+    """A transformed step, and what it is called with."""
+
+    step: Callable[..., Any]
+    args: Sequence[Any]
+
+
+def with_tool(
+    tool: Tool,
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    devices: Sequence[Any],
+    *,
+    where: Where | None = None,
+    twins: int = 2,
+    exchange: Exchange = "probe",
+) -> ToolVariant:
+    """A step with one of the tools, as `estimate` takes it.
+
+    Args:
+        tool: `plain` for none; `lockstep` for twins, each on devices of its own; `inject` for a fault that never hits.
+        step: the step.
+        args: its arguments, or their shapes.
+        devices: the target's.
+        where: selects sites; by default probes, of `abft` all matrix products, of `inject` those of the
+            backward pass.
+        twins: how many, of `lockstep`.
+        exchange: when they exchange digests, see `sdc.lockstep`.
+
+    Raises:
+        ValueError: no site is selected.
+        SettingError: there are too few devices for the twins, or the step is on a mesh that it has from elsewhere than
+            its arguments.
+    """
+    if tool == "fingerprint":
+        return ToolVariant(sdc.fingerprint(step) if where is None else sdc.fingerprint(step, where), args)
+    if tool == "abft":
+        return ToolVariant(sdc.abft(step) if where is None else sdc.abft(step, where=where), args)
+    if tool == "inject":
+        fault = sdc.Fault(BitFlip(), 1e-9, primitive("dot_general") & direction("bwd") if where is None else where)
+        injected = sdc.inject(step, [fault])
+        moment = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), np.int32)
+        return ToolVariant(lambda key, number, *args: injected(sdc.Moment(key, number), *args), (*moment, *args))
+    if tool == "plain":
+        return ToolVariant(step, args)
+    selected: dict[str, Any] = {"exchange": exchange} | ({} if where is None else {"where": where})
+    with _on_mesh(args), traced(step, args, {}) as program:
+        flat, inputs = jaxpr_as_fun(program.closed), program.inputs
+    own = _mesh_of(inputs)
+    shape: Mapping[str, int] = {} if own is None else dict(own.shape)
+    types = () if own is None else own.axis_types
+    each = int(np.prod([*shape.values()], dtype=int))
+    if twins * each > len(devices):
+        needed = f"of {each} devices need {twins * each}, and the target has {len(devices)}; give a larger one"
+        raise SettingError("twins", twins, needed)
+    grid = np.asarray(devices[: twins * each], dtype=object).reshape(twins, *shape.values())
+    mesh = Mesh(grid, (TWIN, *shape), axis_types=(AxisType.Auto, *types))
+
+    def one(*leaves: Any) -> Any:
+        local = [leaf[0] for leaf in leaves]
+        run, given = flat, local
+        if not holds_objects(args):
+            # Traced on the mesh with one axis more: what is known from above belongs to the mesh of the arguments.
+            whole, structure = jax.tree.flatten(tuple(args))
+            new = iter(local)
+            run = step
+            given = jax.tree.unflatten(structure, [next(new) if is_array(leaf) else leaf for leaf in whole])
+        found = sdc.lockstep(run, TWIN, **selected)(*given)
+        return [leaf[None] for leaf in jax.tree.leaves(found) if is_array(leaf)]
+
+    stacked = []
+    for given in inputs:
+        sharding = _sharding_of(given)
+        placed = NamedSharding(mesh, P(TWIN, *(() if sharding is None else sharding.spec)))
+        stacked.append(jax.ShapeDtypeStruct((twins, *given.shape), given.dtype, sharding=placed))
+    mapped = jax.shard_map(one, mesh=mesh, in_specs=P(TWIN), out_specs=P(TWIN), axis_names={TWIN}, check_vma=False)
+    return ToolVariant(mapped, stacked)

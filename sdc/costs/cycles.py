@@ -23,23 +23,20 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sdc.text import NOTHING
 
 from ..program import Tags
 from .hlo import Instruction, Module, kind_of
-from .schedules import Uncharged, schedules
-from .targets import Chip, prepare_compilers
+from .targets import Chip, Uncharged, prepare_compilers, schedules
 
 _CYCLES = re.compile(r'estimated_cycles":"(\d+)"')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
-_SPACE = re.compile(r"S\(\d+\)")
-"""In which memory an array is: the same instructions read and write all."""
+_SPACE = re.compile(r"S\(\d+\)")  # in which memory an array is: the same instructions read and write all
 _BODY = re.compile(r'"body":"([^"]+)"')
 Sides: TypeAlias = tuple[int, int]
-Form: TypeAlias = tuple[Sides, Sides, tuple[int, int]]
-"""Sides of both factors, and of each the axis that is contracted."""
+Form: TypeAlias = tuple[Sides, Sides, tuple[int, int]]  # sides of both factors, and of each the axis that is contracted
 _FORM = re.compile(rf'"?{Tags.PRODUCT}"?[=:]"?([01])([01])')
 _SHAPE = re.compile(r"bf16\[((?:\d+,)*)(\d+),(\d+)\]")
 _BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
@@ -57,8 +54,6 @@ class Plain(NamedTuple):
 
 
 class Cycles(NamedTuple):
-    """What a program costs."""
-
     operations: int  # cycles of what the compiler estimates
     kernels: int  # cycles that custom kernels are charged with
     scheduled: int  # their instructions alone
@@ -66,18 +61,26 @@ class Cycles(NamedTuple):
 
 
 def cycles_of(
-    module: Module, chip: Chip, schedules: Mapping[str, int] | None = None, products: Mapping[str, Plain] = NOTHING
+    module: Module, chip: Chip, schedules: Mapping[str, int] = NOTHING, products: Mapping[str, Plain] = NOTHING
 ) -> Cycles:
     """Adds up the cycles of a program, without its collectives."""
-    known = _by_body(module, schedules or {})
+    # By what a kernel is: the compiler writes the instructions of equal ones once.
+    lines = (one for computation in module.computations.values() for one in computation if _KERNEL in one.line)
+    known = {_body(one): schedules[one.name] for one in lines if one.name in schedules}
     operations = kernels = scheduled = 0
     parts: collections.Counter[str] = collections.Counter()
     for one, times in module.way():
         if one.opcode in ("while", "conditional", "call") or kind_of(one):
             continue
         if _KERNEL in one.line:
-            alone = _scheduled(one, known)
-            moving = round(max(module.moved(one), bytes_told(one)) / chip.bandwidth * chip.clock)
+            if (alone := known.get(_body(one))) is None:
+                raise Uncharged(
+                    f"the kernel %{one.name} carries no estimate, and its instructions were not written; call "
+                    "prepare_compilers(kernel=None) before anything is compiled"
+                )
+            # What it says that it moves: more than once what it reads more than once.
+            said = int(found[1]) if (found := _BYTES.search(one.line)) else 0
+            moving = round(max(module.moved(one), said) / chip.bandwidth * chip.clock)
             own = max(products[one.name].charged(alone) if one.name in products else alone, moving)
             kernels, scheduled = kernels + times * own, scheduled + times * alone
         elif found := _CYCLES.search(one.line):
@@ -95,24 +98,9 @@ def estimated(one: Instruction) -> int:
     return int(found[1]) if found else 0
 
 
-def _by_body(module: Module, schedules: Mapping[str, int]) -> Mapping[str, int]:
-    """Cycles of kernels by what they are: the compiler writes the instructions of equal ones once."""
-    lines = [one for computation in module.computations.values() for one in computation if _KERNEL in one.line]
-    return {_body(one): schedules[one.name] for one in lines if one.name in schedules}
-
-
 def _body(one: Instruction) -> str:
     found = _BODY.search(one.line)
     return f"{_SPACE.sub('', one.shape)} {found[1]}" if found else one.name
-
-
-def _scheduled(one: Instruction, known: Mapping[str, int]) -> int:
-    if _body(one) not in known:
-        raise Uncharged(
-            f"the kernel %{one.name} carries no estimate, and its instructions were not written; call "
-            "prepare_compilers(kernel=None) before anything is compiled"
-        )
-    return known[_body(one)]
 
 
 def replaced_products(module: Module, target: str) -> Mapping[str, Plain]:
@@ -127,12 +115,6 @@ def replaced_products(module: Module, target: str) -> Mapping[str, Plain]:
             forms[one.name] = times, (a, b, (int(axes[1]), int(axes[2])))
     known = _plain(target, tuple(sorted({form for _, form in forms.values()})))
     return {name: Plain(*(times * each for each in known[form])) for name, (times, form) in forms.items()}
-
-
-def bytes_told(one: Instruction) -> int:
-    """Bytes that a kernel says that it moves, more than once what it reads more than once; 0 where it says nothing."""
-    found = _BYTES.search(one.line)
-    return int(found[1]) if found else 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -151,24 +133,24 @@ def _plain(target: str, forms: Sequence[Form]) -> Mapping[Form, Plain]:
     return {form: Plain(*each) for form, each in zip(forms, found, strict=True)}
 
 
-def _compiled(target: str, a: Sides, b: Sides, over: tuple[int, int]) -> Plain:
-    """One product, in a process that has the compiler write the instructions of everything."""
+def write_products(result: str, target: str, forms: str) -> None:
+    """The process of `_plain`: writes estimate and instructions of each of the compiler's own products as JSON.
+
+    In it the compiler writes the instructions of everything.
+    """
     import jax
     import jax.numpy as jnp
     from jax import lax
 
     from ._estimate import estimate
 
-    def product(a: Any, b: Any) -> Any:
-        return lax.dot_general(a, b, (((over[0],), (over[1],)), ((), ())), preferred_element_type=jnp.float32)
-
-    found = estimate(product, *(jax.ShapeDtypeStruct(tuple(sides), jnp.bfloat16) for sides in (a, b)), target=target)
-    # Next to it there is but the little that starts and ends a program.
-    return Plain(int(found.cost), max(schedules().values()))
-
-
-def write_products(result: str, target: str, forms: str) -> None:
-    """The process of `_plain`: writes estimate and instructions of each of the compiler's own products as JSON."""
     prepare_compilers(kernel=None)
-    found = [_compiled(target, *form) for form in json.loads(forms)]
+    found = []
+    for *factors, over in json.loads(forms):
+        numbers = (((over[0],), (over[1],)), ((), ()))
+        product = functools.partial(lax.dot_general, dimension_numbers=numbers, preferred_element_type=jnp.float32)
+        shapes = (jax.ShapeDtypeStruct(tuple(sides), jnp.bfloat16) for sides in factors)
+        cost = estimate(product, *shapes, target=target).cost
+        # Next to it there is but the little that starts and ends a program.
+        found.append(Plain(int(cost), max(schedules().values())))
     Path(result).write_text(json.dumps(found), encoding="utf-8")

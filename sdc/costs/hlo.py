@@ -33,8 +33,7 @@ _ARRAY = re.compile(r"\b(?P<dtype>pred|bf16|[suf]\d+|c\d+|f8\w+|[su]4)\[(?P<shap
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _NAME = re.compile(r'op_name="([^"]*)"')
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
-_METADATA = re.compile(r"kernel_metadata=\{[^}]*\}")
-"""What a kernel says of itself, over several lines."""
+_METADATA = re.compile(r"kernel_metadata=\{[^}]*\}")  # what a kernel says of itself, over several lines
 _WHOLE = re.compile(r"[su](?:32|64)\[\]")
 _BELOW = re.compile(r"direction=(LT|LE)\b")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
@@ -44,27 +43,25 @@ _GROUPS = re.compile(
 _IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
 _MESH = re.compile(r"mesh\[(?P<mesh>[^\]]*)\]\s*\{(?P<axes>[^}]*)\}")
 _BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_BODIES = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)|called_computations=\{([^}]*)\}")
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+# What is no kernel.
 FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
      "partition-id", "replica-id", "optimization-barrier", "async-start", "async-done", "async-update")
 )  # fmt: skip
-"""What is no kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
-
-    name: str  # what it is called in its computation
+    name: str
     shape: str  # text of the shape of its result
-    opcode: str  # what it does
+    opcode: str
     arguments: str  # text between the parentheses behind the opcode
     line: str  # all of it
 
     @property
     def operands(self) -> list[str]:
-        """Names of the instructions that it takes."""
         return _OPERAND.findall(self.arguments)
 
     @property
@@ -75,14 +72,11 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Size of its result."""
         return bytes_of(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A compiled program."""
-
     computations: dict[str, list[Instruction]]  # instructions by computation
     entry: str  # name of the computation that runs
 
@@ -98,7 +92,10 @@ class Module:
                 if turns := self.trips(one):
                     yield from self.way(_named(one.line, "body"), times * turns)
             elif one.opcode == "conditional":
-                branches = _branches(one.line)
+                if listed := re.search(r"branch_computations=\{([^}]*)\}", one.line):
+                    branches = [part.strip().lstrip("%") for part in listed[1].split(",")]
+                else:
+                    branches = [_named(one.line, "false_computation"), _named(one.line, "true_computation")]
                 own = Tags.HIDDEN in one.line
                 yield from self.way(branches[0] if own else max(branches, key=self._weight), times)
             elif one.opcode in ("call", "async-start") and (called := _CALLED.search(one.line)):
@@ -137,9 +134,12 @@ class Module:
         """Shape by name of instruction; names are unique in a compiled program."""
         return {one.name: one.shape for lines in self.computations.values() for one in lines}
 
+    def read(self, one: Instruction) -> int:
+        return sum(bytes_of(self.shapes.get(name, "")) for name in one.operands)
+
     def moved(self, one: Instruction) -> int:
         """Bytes of an instruction's result and of its operands."""
-        return one.bytes + sum(bytes_of(self.shapes.get(name, "")) for name in one.operands)
+        return one.bytes + self.read(one)
 
     def inside(self, one: Instruction) -> list[Instruction]:
         """The instructions of a fusion."""
@@ -167,21 +167,15 @@ def parse_module(text: str) -> Module:
 
 def sizes_of(shape: str) -> list[int]:
     """Bytes of each array in the text of a shape."""
-    return [
-        math.ceil(_bits(dtype) * math.prod(int(side) for side in sides.split(",") if side) / 8)
-        for dtype, sides in _ARRAY.findall(shape)
-    ]
+    found = []
+    for dtype, sides in _ARRAY.findall(shape):
+        bits = 8 if dtype == "pred" or dtype.startswith("f8") else int(re.sub(r"\D", "", dtype))
+        found.append(math.ceil(bits * math.prod(_numbers(sides)) / 8))
+    return found
 
 
 def bytes_of(shape: str) -> int:
-    """Bytes of all arrays in the text of a shape."""
     return sum(sizes_of(shape))
-
-
-def _bits(dtype: str) -> int:
-    if dtype == "pred" or dtype.startswith("f8"):
-        return 8
-    return int(re.sub(r"\D", "", dtype))
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -211,12 +205,6 @@ def _named(line: str, key: str) -> str:
     found = re.search(rf"{key}=%?([\w.\-]+)", line)
     assert found is not None, line
     return found[1]
-
-
-def _branches(line: str) -> list[str]:
-    if listed := re.search(r"branch_computations=\{([^}]*)\}", line):
-        return [part.strip().lstrip("%") for part in listed[1].split(",")]
-    return [_named(line, "false_computation"), _named(line, "true_computation")]
 
 
 def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
@@ -292,6 +280,43 @@ def kind_of(one: Instruction) -> str | None:
     return kind if kind in KINDS else None
 
 
+class CollectiveCall(NamedTuple):
+    """One collective instruction of a program."""
+
+    kind: str  # opcode
+    sizes: tuple[int, ...]  # bytes of each array that it returns on a device; XLA joins several into one instruction
+    # The devices that talk to one another, by their position in the program's device assignment; empty for all with all
+    groups: tuple[tuple[int, ...], ...]
+    conditional: bool  # whether it runs only inside a branch of a conditional, or in a loop that hardly ever runs
+
+    def crosses(self, part: Sequence[int]) -> bool:
+        """Whether anything passes between devices of different parts, `part[i]` being that of device i."""
+        groups = self.groups or (tuple(range(len(part))),)
+        return any(len({part[device] for device in group}) > 1 for group in groups)
+
+
+def collective_calls(text: str) -> list[CollectiveCall]:
+    """All collectives of a compiled program, from `compiled.as_text()`, whether or not a step comes by them."""
+    module = parse_module(text)
+    always: set[str] = set()
+    pending = [module.entry]
+    while pending:
+        name = pending.pop()
+        if name in always or name not in module.computations:
+            continue
+        always.add(name)
+        for one in module.computations[name]:
+            if not (one.opcode == "while" and Tags.RARELY in one.line):
+                for called, several in _BODIES.findall(one.line):
+                    pending.extend(part.strip(" %") for part in (called or several).split(","))
+    return [
+        CollectiveCall(kind, tuple(sizes_of(one.shape)), groups_of(one.line), name not in always)
+        for name, lines in module.computations.items()
+        for one in lines
+        if (kind := kind_of(one))
+    ]
+
+
 def collectives_of(
     module: Module, chip: Chip, devices: Sequence[Any], mesh: Mapping[str, int], takes: Callable[[Instruction], float]
 ) -> list[Collective]:
@@ -303,20 +328,29 @@ def collectives_of(
         if done := next((begun.pop(name) for name in one.operands if name in begun and "-done" in one.opcode), None):
             hidden[done.key] += times * done.hidden
         elif begun and not kind_of(one):
-            _hide(takes(one), begun)
+            # It hides as much of those that have begun, the first one first, and nothing of two at once.
+            left = takes(one)
+            for other in begun.values():
+                used = min(left, other.seconds - other.hidden)
+                other.hidden, left = other.hidden + used, left - used
         for each in [one, *module.inside(one)]:
             kind = kind_of(each)
             if kind is None:
                 continue
             groups = groups_of(each.line) or (tuple(range(len(devices))),)
             if each.opcode == "send":
-                groups = _between_slices(devices)
+                slices: dict[Any, list[int]] = {}
+                for number, device in enumerate(devices):
+                    slices.setdefault(getattr(device, "slice_index", 0), []).append(number)
+                groups = tuple(zip(*slices.values(), strict=True))  # one device of each, at the same place in it
             size = max(len(group) for group in groups)
             if size < 2:
                 continue
             crosses, far = _crosses(groups, devices, chip)
             # What an operation begins with `-start` has its operands among its results.
-            sent = _sent(kind, size, max(0 if "-start" in each.opcode else each.bytes, _operands(module, each)))
+            held = max(0 if "-start" in each.opcode else each.bytes, module.read(each))
+            turns = {"collective-permute": 1, "collective-broadcast": 1, "all-reduce": 2 * (size - 1) / size}
+            sent = turns.get(kind, (size - 1) / size) * held
             key = kind, ",".join(_axes(groups, mesh)), crosses, each is one and each.opcode == kind
             count, bytes_, seconds = found.get(key, (0, 0.0, 0.0))
             took = sent / (chip.network if far else chip.link) + chip.latency[far]
@@ -324,24 +358,6 @@ def collectives_of(
             if each is one and not key[-1]:
                 begun[one.name] = _Begun(key, took)
     return [Collective(*key, count, sent, seconds, hidden[key]) for key, (count, sent, seconds) in found.items()]
-
-
-def _hide(seconds: float, begun: Mapping[str, _Begun]) -> None:
-    """What runs hides as much of those that have begun, the first one first, and nothing of two at once."""
-    for one in begun.values():
-        used = min(seconds, one.seconds - one.hidden)
-        one.hidden, seconds = one.hidden + used, seconds - used
-
-
-def _operands(module: Module, one: Instruction) -> int:
-    return sum(bytes_of(module.shapes.get(name, "")) for name in one.operands)
-
-
-def _sent(kind: str, size: int, held: float) -> float:
-    if kind in ("collective-permute", "collective-broadcast"):
-        return held
-    share = (size - 1) / size * held
-    return 2 * share if kind == "all-reduce" else share
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]:
@@ -353,14 +369,6 @@ def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> list[str]
     return [axis for axis, row in zip(mesh, places, strict=True) if (row != row[0]).any()]
 
 
-def _between_slices(devices: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """One device of each slice, at the same place in it."""
-    slices: dict[Any, list[int]] = {}
-    for number, device in enumerate(devices):
-        slices.setdefault(getattr(device, "slice_index", 0), []).append(number)
-    return tuple(zip(*slices.values(), strict=True))
-
-
 def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip) -> tuple[str, bool]:
     """What a collective crosses, and whether that is the data-centre network."""
     for place, what in (("slice_index", "slices"), ("process_index", "hosts")):
@@ -370,8 +378,6 @@ def _crosses(groups: Sequence[Sequence[int]], devices: Sequence[Any], chip: Chip
 
 
 class Traffic(NamedTuple):
-    """What a program launches and moves."""
-
     kernels: int  # number of kernels
     moved: int  # bytes of their operands and results
     seconds: float  # that takes at the memory's bandwidth

@@ -1,5 +1,8 @@
 """What programs are compiled for: what is published of the chips, the compilers on a machine that has none, options.
 
+Kernels of TPUs are charged by their own instructions, as the compiler has no estimate of what a Pallas kernel costs. It
+can write the instructions that it makes of every kernel, bundle by bundle, and a bundle is a cycle.
+
 `v5p:2x2x4` is one TPU slice of 16 chips and `2xv5p:2x2x4` two such slices; `h100x8` is one host of eight GPUs and
 `2xh100x8` two hosts.
 
@@ -7,6 +10,7 @@ Sources: the pages of Cloud TPU on v4, v5e, v5p, v6e and TPU7x (memory, bandwidt
 sheet of the H100 SXM. Clocks follow from the peak arithmetic and the number and size of the matrix units.
 """
 
+import atexit
 import dataclasses
 import functools
 import importlib.metadata
@@ -14,7 +18,9 @@ import importlib.util
 import math
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -23,7 +29,6 @@ from sdc._lazy import jax
 from sdc.settings import SettingError
 
 from ..program import Tags
-from .schedules import dump_schedules
 
 Tool: TypeAlias = Literal["plain", "lockstep", "fingerprint", "abft", "inject"]
 
@@ -61,8 +66,7 @@ class Chip:
 
 
 GIB, GB = 2**30, 1e9
-NEAR = (1e-6, 3e-5)
-"""Assumed: a microsecond a hop, and thirty over the network. Nothing is published of either."""
+NEAR = (1e-6, 3e-5)  # assumed: a microsecond a hop, and thirty over the network. Nothing is published of either.
 
 CHIPS = {
     "v4": Chip("tpu", "v4", 32 * GIB, 1228 * GB, 1.05e9, 100 * GB, 6.25 * GB, NEAR, (2, 2, 1), "megacore"),
@@ -114,8 +118,9 @@ def find_target(name: str) -> Target:
     """
     found = _NAME.fullmatch(name.lower().removeprefix("tpu"))
     if found is None or found["chip"] not in CHIPS:
+        known = ", ".join(f"{chip}{':...' if CHIPS[chip].platform == 'tpu' else 'x...'}" for chip in CHIPS)
         raise SettingError(
-            "target", name, f"expected a target such as v5p:2x2x4, 2xv5e:4x4 or h100x8; known are {_known()}"
+            "target", name, f"expected a target such as v5p:2x2x4, 2xv5e:4x4 or h100x8; known are {known}"
         )
     chip = CHIPS[found["chip"]]
     if (found["shape"] is None) is (chip.platform == "tpu"):
@@ -128,10 +133,6 @@ def find_target(name: str) -> Target:
     return Target(name, chip, slices, shape)
 
 
-def _known() -> str:
-    return ", ".join(f"{name}:..." if chip.platform == "tpu" else f"{name}x..." for name, chip in CHIPS.items())
-
-
 INSTALL = "pip install 'jax-sdc[targets]'"
 TPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
@@ -140,6 +141,7 @@ TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 GPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+# A description in the form that XLA's compiler takes (`GpuTargetConfigProto`), with what NVIDIA publishes.
 H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
@@ -151,7 +153,13 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 minor: 8 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
-"""A description in the form that XLA's compiler takes (`GpuTargetConfigProto`), with what NVIDIA publishes."""
+
+
+PASS = "final_bundles"  # what the compiler calls the last of its passes, behind which nothing changes
+_FILE = re.compile(rf"\d+-(?P<name>.+)-\d+-{PASS}\.txt")
+_BUNDLE = re.compile(r"^\s*0x[0-9a-f]+\s*:", re.MULTILINE)
+_GRID = re.compile(r"iteration_bounds: \(([\d, ]*)\)")
+_folder: Path | None = None  # into which the compiler writes the instructions of kernels
 
 
 def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.KERNEL) -> None:
@@ -171,13 +179,49 @@ def prepare_compilers(schedules: Path | None = None, kernel: str | None = Tags.K
     os.environ.update(TPU | GPU)
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "autotune_level" not in flag]
     flags += ["--xla_gpu_autotune_level=0"]  # there is nothing to try kernels on
-    if (
-        tools := importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
-    ) is not None:
+    tools = importlib.util.find_spec("nvidia.cuda_nvcc") if importlib.util.find_spec("nvidia") else None
+    if tools is not None:
         flags += [f"--xla_gpu_cuda_data_dir={next(iter(tools.submodule_search_locations or ()))}"]
     os.environ["XLA_FLAGS"] = " ".join(flags)
     given = [flag for flag in os.environ.get("LIBTPU_INIT_ARGS", "").split() if not flag.startswith("--xla_jf_dump")]
-    os.environ["LIBTPU_INIT_ARGS"] = " ".join([*given, *dump_schedules(schedules, kernel)])
+    global _folder
+    _folder = schedules or Path(tempfile.mkdtemp(prefix="sdc-schedules-"))
+    if schedules is None:
+        atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+    given += [f"--xla_jf_dump_to={_folder}", "--xla_jf_dump_llo_text=true"]
+    given += [f"--xla_jf_dump_llo_pass_label_regex={PASS}"]
+    given += [] if kernel is None else [f"--xla_jf_dump_only_matching_hlo={kernel}*"]
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join(given)
+
+
+class Uncharged(ValueError):
+    """A program has a kernel whose cost is not known, so that a sum without it would flatter."""
+
+
+def forget_schedules() -> None:
+    """Removes what the compiler wrote of other programs, which have kernels of the same names."""
+    for path in [] if _folder is None else _folder.iterdir():
+        path.unlink()
+
+
+def schedules() -> Mapping[str, int]:
+    """Cycles of each kernel and fusion of the last program; none where nobody has asked the compiler to write them."""
+    return {} if _folder is None else read_schedules(_folder)
+
+
+def read_schedules(folder: Path) -> Mapping[str, int]:
+    """Cycles of each kernel and fusion, by the name of its instruction.
+
+    Every bundle counts once in each iteration of the grid: an upper bound, since what stands before and behind the loop
+    runs once only.
+    """
+    found = {}
+    for path in folder.glob(f"*-{PASS}.txt"):
+        if (named := _FILE.fullmatch(path.name)) and "schedule-analysis" not in path.name:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            grids = (math.prod(int(side) for side in re.findall(r"\d+", grid)) for grid in _GRID.findall(text))
+            found[named["name"]] = len(_BUNDLE.findall(text)) * max(grids, default=1)
+    return found
 
 
 def check_compiler(target: Target) -> None:
@@ -190,18 +234,14 @@ def check_compiler(target: Target) -> None:
         raise SettingError(
             "target", target.name, f"needs the compiler in {package}, which is not installed; {INSTALL}"
         ) from None
-    expected = importlib.metadata.version("jaxlib") if gpu else _libtpu_of_jax()
+    expected = importlib.metadata.version("jaxlib") if gpu else None
+    for line in [] if gpu else importlib.metadata.requires("jax") or ():
+        if found := re.match(r"libtpu==([\d.*]+);.*extra == .tpu.", line.replace(" ;", ";")):
+            expected = found[1]
+            break
     if expected is not None and not (installed == expected or installed.startswith(expected.removesuffix("*"))):
         ours = f"jax {importlib.metadata.version('jax')}, which expects {expected}"
         raise SettingError("target", target.name, f"{package} {installed} does not go with {ours}; {INSTALL}")
-
-
-def _libtpu_of_jax() -> str | None:
-    """The version of libtpu that this jax asks for."""
-    for line in importlib.metadata.requires("jax") or ():
-        if found := re.match(r"libtpu==([\d.*]+);.*extra == .tpu.", line.replace(" ;", ";")):
-            return found[1]
-    return None
 
 
 @functools.cache
@@ -250,12 +290,11 @@ def _description(target: Target) -> dict[str, Any]:
 
 
 Value: TypeAlias = bool | int | str
+# What the compilers say of an option that they do not have.
 UNKNOWN = re.compile(r"[Nn]o such compile option:? '?([\w.\-]+)")
-"""What the compilers say of an option that they do not have."""
 
 
 def read_options(texts: Sequence[str]) -> dict[str, Value]:
-    """Options of the compiler, by name."""
     found: dict[str, Value] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -1,9 +1,9 @@
 """Simulated faults, and steps that suffer them.
 
-- `kinds`: what becomes of an element; `patterns`: which elements are hit together.
-- `fault`: a kind, a pattern, a place, a rate and a time; and its text.
-- `_inject`: a step with faults that hit at random, at their rates; `_strike`: one fault at one place, as data.
-- `events`: when an injected step runs, and what its faults did.
+- `kinds`: what becomes of an element.
+- `fault`: a kind, a pattern of elements that are hit together, a place, a rate and a time; and its text.
+- `_inject`: a step with faults that hit at random, at their rates, and what they did.
+- `_strike`: one fault at one place, as data.
 """
 
 from typing import TYPE_CHECKING
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     )
 
     # Which elements, where and when; and as text.
-    from .patterns import One as One, Row as Row, Run as Run, Stride as Stride, Tile as Tile, Whole as Whole
+    from .fault import One as One, Row as Row, Run as Run, Stride as Stride, Tile as Tile, Whole as Whole
     from .fault import Fault as Fault, When as When, as_fault as as_fault, parse_fault as parse_fault
 
     # Steps with faults, and the ground truth.
     from ._inject import inject as inject
     from ._strike import Strike as Strike, no_strike as no_strike, strike as strike, strike_on as strike_on
-    from .events import Events as Events, Hits as Hits, Moment as Moment
+    from ._inject import Events as Events, Hits as Hits, Moment as Moment
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .events import NUMBERS as NUMBERS, strikable as strikable
+    from ._inject import NUMBERS as NUMBERS, strikable as strikable
     from .fault import read_hit as read_hit
     from .kinds import SMALLEST as SMALLEST, field_bits as field_bits, field_of as field_of
 

@@ -1,6 +1,7 @@
 """Fault injection: a step in which simulated hardware corrupts values, and the ground truth of what it did."""
 
 import functools
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,27 +16,9 @@ from jaxtyping import Array, Bool, Float32, Int, Int32, PRNGKeyArray, Shaped, UI
 from sdc.bits import as_bits, from_bits
 from sdc.settings import SettingError
 
-from ..program import (
-    Place,
-    Reports,
-    Selector,
-    Site,
-    Tags,
-    Values,
-    agreed,
-    bound_axes,
-    probes,
-    rarely,
-    rewrite,
-    sites,
-    taking,
-    traced_once,
-    varying,
-)
-from .events import Events, Hits, Moment, _words, corruptible
-from .fault import Fault, parse_fault
+from .. import program
+from .fault import Fault, One, Whole, parse_fault
 from .kinds import by_layer
-from .patterns import One, Whole
 
 # Elements are counted by 32-bit integers.
 LARGEST = 2**31 - 1
@@ -43,9 +26,78 @@ LARGEST = 2**31 - 1
 DENSE = 1 / 16
 
 
+@program.aside
+class Moment(NamedTuple):
+    """When an injected step runs, and the randomness of its faults.
+
+    Attributes:
+        key: PRNG key of the run. The same key, step, site, iteration and device draw the same faults, however the mesh
+            is mapped.
+        step: number of the step.
+    """
+
+    key: PRNGKeyArray
+    step: Int[Array, ""]
+
+
+class Hits(NamedTuple):
+    """The first elements that were changed, in order of output and index; rows beyond the changed ones are zero.
+
+    Attributes:
+        output: number of the operation's output.
+        element: flat index of the element, row-major.
+        old: its bits before, as two 32-bit words, the lower one first.
+        new: its bits after.
+    """
+
+    output: UInt32[Array, "k"]
+    element: UInt32[Array, "k"]
+    old: UInt32[Array, "k 2"]
+    new: UInt32[Array, "k 2"]
+
+
+class Events(NamedTuple):
+    """What faults did at one site: the ground truth.
+
+    Attributes:
+        drawn: elements hit, counted once per fault.
+        changed: elements whose bits are not what they were; what an exact comparison finds.
+        hits: the first of those one by one, where they were asked for, else None.
+    """
+
+    drawn: UInt32[Array, ""]
+    changed: UInt32[Array, ""]
+    hits: Hits | None = None
+
+
+def corruptible(x: Any) -> bool:
+    """Whether an array holds real numbers of 8 bits or more, which faults can hit: no keys, truth values or complex."""
+    real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
+    return real and jax.dtypes.itemsize_bits(x.dtype) >= 8
+
+
+def strikable(x: Any) -> bool:
+    """Whether an array has an element that faults can hit."""
+    return corruptible(x) and math.prod(x.shape) > 0
+
+
+NUMBERS = program.Selector("real numbers", lambda site: any(map(strikable, site.outputs)))  # sites that faults can hit
+
+
+def words(x: Shaped[Array, "*n"]) -> UInt32[Array, "*n 2"]:
+    """The bits of real numbers as two 32-bit words each, the lower one first."""
+    return _words(as_bits(x))
+
+
+def _words(bits: UInt[Array, "*n"]) -> UInt32[Array, "*n 2"]:
+    if bits.dtype.itemsize > 4:
+        return lax.bitcast_convert_type(bits, jnp.uint32)
+    return jnp.stack([bits.astype(jnp.uint32), jnp.zeros(bits.shape, jnp.uint32)], axis=-1)
+
+
 def inject(
     step: Callable[..., Any], faults: Sequence[Fault | str], *, record: int = 0
-) -> Callable[..., tuple[Any, Reports]]:
+) -> Callable[..., tuple[Any, program.Reports]]:
     """Transforms a step: its values are corrupted as the faults say. A simulation; real hardware needs none.
 
     At low rates the cost follows the number of faults, not the size of the tensors: the distances between hits are
@@ -76,11 +128,11 @@ def inject(
         >>> out.tolist(), int(events["fwd/sin"].changed)
         ([3.0, 3.0, 3.0], 3)
     """
-    decorated = taking(step, "moment")  # what is no step is refused before the faults
+    decorated = program.taking(step, "moment")  # what is no step is refused before the faults
     known = _read(faults)
 
     @decorated
-    def injected(moment: Moment, /, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+    def injected(moment: Moment, /, *args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
         if not isinstance(moment, Moment):
             raise TypeError(f"the first argument is {type(moment).__name__}; expected a sdc.Moment(key, step)")
         if not isinstance(moment.key, jax.Array):
@@ -88,13 +140,13 @@ def inject(
         moment = Moment(moment.key, jnp.asarray(moment.step))
         if moment.step.shape or not jnp.issubdtype(moment.step.dtype, jnp.integer):
             raise TypeError(f"{moment}: expected the number of the step, a whole number")
-        with jax.named_scope(Tags.HIDDEN):
+        with jax.named_scope(program.Tags.HIDDEN):
             rule = _Inject(known, moment, record)
-        out, events = rewrite(step, Selector("faults", rule.chosen, rule.now), rule)(*args, **kwargs)
+        out, events = program.rewrite(step, program.Selector("faults", rule.chosen), rule)(*args, **kwargs)
         for number in sorted(set(range(len(known))) - rule.placed):
             if not known[number].by_name:
-                sites(step, *args, where=known[number].selector, **kwargs)
-            _refuse(known[number], sites(step, *args, **kwargs))
+                program.sites(step, *args, where=known[number].selector, **kwargs)
+            _refuse(known[number], program.sites(step, *args, **kwargs))
         return out, events
 
     return injected
@@ -112,7 +164,7 @@ def _read(faults: Sequence[Fault | str]) -> tuple[Fault, ...]:
     return known
 
 
-def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
+def _refuse(fault: Fault, all_sites: Sequence[program.Site]) -> None:
     """Says why a fault hits nothing."""
     chosen = [site for site in all_sites if fault.selector(site)]
     if not fault.by_name:
@@ -120,7 +172,7 @@ def _refuse(fault: Fault, all_sites: Sequence[Site]) -> None:
     else:
         what = f"site {fault.site!r}"
         if not chosen:
-            names = sorted({site.name for site in all_sites if probes(site)})
+            names = sorted({site.name for site in all_sites if program.probes(site)})
             raise ValueError(f"{what} matches no probe of the step; it has {', '.join(names) or 'none'}")
     if numbers := [site for site in chosen if any(map(corruptible, site.outputs))]:
         trips = numbers[0].trips[-1:]
@@ -146,29 +198,24 @@ class Draw(NamedTuple):
     layer: Int[Array, ""]
     u: Float32[ArrayLike, ""]  # what the kind drew for the step and layer
 
-    def whole(self) -> Bool[Array, ""]:
-        """Whether all elements are hit, as they are if a hit starts at any: with probability 1 - (1 - rate)^size."""
-        any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
-        return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
+    @property
+    def sparse(self) -> bool:
+        """Whether hits are few, so that drawing them costs less than drawing for every element."""
+        return not isinstance(self.fault.pattern, Whole) and self.fault.largest_rate() <= DENSE
 
-    def densely(self) -> Bool[Array, "size"]:
-        """Which elements are hit, drawn for every one."""
+    def found(self) -> Bool[Array, "*#size"]:
+        """Whether the fault hits anything; where that is the same to compute, for each element."""
+        if isinstance(self.fault.pattern, Whole):  # all are hit if a hit starts at any: 1 - (1 - rate)^size
+            any_start = -jnp.expm1(self.like.size * jnp.log1p(-jnp.minimum(self.rate, 1 - 2.0**-24)))
+            return (jax.random.uniform(self.keys[0]) < any_start) & (self.rate > 0)
+        if self.sparse:  # what the first of the distances says
+            return self._gaps()[0] <= self.like.size
         if self.fault.pattern != One():
             raise ValueError(
                 f"rate={self.fault.rate} of a pattern of several elements would hit most of the tensor; "
                 f"give a rate of at most {DENSE:g}, bursts included, or the pattern Whole()"
             )
         return jax.random.uniform(self.keys[0], (self.like.size,)) < self.rate
-
-    def any_start(self) -> Bool[Array, ""]:
-        """Whether a hit starts anywhere: what the first of the distances says."""
-        return self._gaps()[0] <= self.like.size
-
-    def starts(self) -> Int32[Array, "hits"]:
-        """Places at which hits start, filled up with the first place beyond the last one."""
-        # Saturating sums cannot wrap, and are associative.
-        most = jnp.uint32(self.like.size + 1)
-        return (lax.associative_scan(lambda a, b: jnp.minimum(a + b, most), self._gaps()) - 1).astype(jnp.int32)
 
     def where(self, bits: UInt[Array, "*shape"], hit: Bool[Array, "*#size"]) -> UInt[Array, "*shape"]:
         """The bits afterwards, changed where elements are hit."""
@@ -181,7 +228,12 @@ class Draw(NamedTuple):
         Where patterns overlap, an element is what the first of them makes of it: writing twice to one place would leave
         the order to the hardware.
         """
-        groups = self._groups(self.starts())
+        # Saturating sums cannot wrap, and are associative.
+        most = jnp.uint32(self.like.size + 1)
+        starts = (lax.associative_scan(lambda a, b: jnp.minimum(a + b, most), self._gaps()) - 1).astype(jnp.int32)
+        groups = self.fault.pattern.positions(starts, self.like.shape)
+        # Those cut off at an edge come last.
+        groups = jnp.sort(groups, axis=-1) if groups.shape[-1] > 1 else groups
         count = jnp.sum(groups < bits.size, axis=-1, dtype=jnp.int32)
         values = self._after(take(bits, groups), count)
         at, values = groups.reshape(-1), values.reshape(-1)
@@ -205,11 +257,6 @@ class Draw(NamedTuple):
         u = (jax.random.bits(self.keys[0], (room,)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
         gap = jnp.floor(jnp.log1p(-u) / jnp.log1p(-jnp.maximum(self.rate, 1e-30)))
         return jnp.where(self.rate > 0, jnp.minimum(gap, size), size).astype(jnp.uint32) + 1
-
-    def _groups(self, starts: Int32[Array, "hits"]) -> Int32[Array, "hits n"]:
-        groups = self.fault.pattern.positions(starts, self.like.shape)
-        # Those cut off at an edge come last.
-        return jnp.sort(groups, axis=-1) if groups.shape[-1] > 1 else groups
 
     def _after(
         self, bits: UInt[Array, "*groups n"], count: Int[Array, "*#groups"] | None = None
@@ -237,39 +284,30 @@ def _indices(at: Int32[Array, "*n"], shape: tuple[int, ...]) -> tuple[Int32[Arra
     return at, *reversed(found)
 
 
-class Here(NamedTuple):
-    """Where and when a site is evaluated."""
-
-    number: UInt32[ArrayLike, ""]  # the CRC-32 of its name
-    iteration: tuple[Int[Array, ""], ...]  # see `Place`
-    now: Sequence[Bool[ArrayLike, ""]]  # for each fault that can hit it, whether it does so in this iteration
-
-
 class _Inject:
     def __init__(self, faults: tuple[Fault, ...], moment: Moment, record: int) -> None:
         self.faults, self.record = faults, record
         # What is the same at every site is computed here, outside of all loops: random numbers compile slowly.
         self.key = jax.random.fold_in(moment.key, moment.step)
         # Spikes come upon the whole device at once, not upon single sites: faults with one device and time share them.
+        alike = [(fault.when, fault.at) for fault in faults]
         self.factors = [
-            fault.when.factor(jax.random.fold_in(self.key, _first_alike(faults, fault)), moment.step)
+            fault.when.factor(jax.random.fold_in(self.key, alike.index((fault.when, fault.at))), moment.step)
             for fault in faults
         ]
-        self._corrupted = traced_once(self._corrupt_all, static_argnums=4)
-        self.placed: set[int] = set()
-        """Numbers of the faults that can hit a site of the step."""
+        self._corrupted = program.traced_once(self._corrupt_all, static_argnums=6)
+        self.placed: set[int] = set()  # numbers of the faults that can hit a site of the step
 
-    def chosen(self, site: Site) -> bool:
+    def chosen(self, site: program.Site) -> bool:
         if not any(map(corruptible, site.outputs)):
             return False
         placed = {number for number, fault in enumerate(self.faults) if _may_hit(fault, site)}
         self.placed |= placed
         return bool(placed)
 
-    def now(self, site: Site, iteration: tuple[Any, ...]) -> bool:
-        return True
-
-    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
+    def __call__(
+        self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any
+    ) -> tuple[program.Values, Events]:
         before = bind(*inputs)
         for x in before:
             if corruptible(x) and x.size >= LARGEST:
@@ -280,28 +318,42 @@ class _Inject:
         numbers = tuple(number for number, fault in enumerate(self.faults) if _may_hit(fault, place.site))
         chosen = [self.faults[number] for number in numbers]
         now = [fault.by_name or fault.selector.now(place.site, place.iteration) for fault in chosen]
-        site = Here(np.uint32(zlib.crc32(place.site.name.encode())), place.iteration, now)
-        after, events = self._corrupted(before, self.key, self.factors, site, numbers)
+        site = np.uint32(zlib.crc32(place.site.name.encode()))
+        after, events = self._corrupted(before, self.key, self.factors, site, place.iteration, now, numbers)
         for old, new in zip(before, after, strict=True):
-            _check_varies(place, old, new)
+            # With check_vma=True a fault of one device cannot hit a value that is typed as equal on all.
+            if added := jax.typeof(new).manual_axis_type.varying - jax.typeof(old).manual_axis_type.varying:
+                raise ValueError(
+                    f"site {place.site.name!r} does not vary over {sorted(added)[0]!r} in the eyes of shard_map, but a "
+                    "fault would make it; give the step inputs that vary over that axis, or pass check_vma=False"
+                )
         return after, events
 
     def _corrupt_all(
         self,
-        before: Values,
+        before: program.Values,
         step_key: PRNGKeyArray,
         factors: Sequence[Float32[Array, ""]],
-        here: Here,
+        site: UInt32[ArrayLike, ""],
+        iteration: tuple[Int[Array, ""], ...],
+        here: Sequence[Bool[ArrayLike, ""]],
         numbers: tuple[int, ...],
-    ) -> tuple[Values, Events]:
-        """Corrupts the outputs of one site; `numbers` says which faults can hit it."""
+    ) -> tuple[program.Values, Events]:
+        """Corrupts the outputs of a site; `numbers` says which faults can hit it, `here` which do in this iteration."""
         after, events = [], []
-        key = _key(step_key, here)
-        layer = here.iteration[-1] if here.iteration else jnp.int32(0)
+        # A key of its own for every site, iteration and device. Axes of size one count for nothing, so that draws do
+        # not depend on which of them are mapped.
+        key = jax.random.fold_in(step_key, site)
+        for index in iteration:
+            key = jax.random.fold_in(key, index)
+        for axis, size in sorted(program.bound_axes().items()):
+            if size > 1:
+                key = jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(axis.encode())), lax.axis_index(axis))
+        layer = iteration[-1] if iteration else jnp.int32(0)
         drawn = {number: _draw(self.faults[number], step_key, number, layer) for number in numbers}
         rates = {
             number: self._rate(self.faults[number], factors[number], now, layer, drawn[number])
-            for number, now in zip(numbers, here.now, strict=True)
+            for number, now in zip(numbers, here, strict=True)
         }
         for output, x in enumerate(before):
             if corruptible(x):
@@ -330,7 +382,10 @@ class _Inject:
     ) -> tuple[Shaped[Array, "*shape"], Events]:
         # Bits throughout: XLA moves narrow floats by way of wider ones, and the payloads of NaNs get lost.
         old = as_bits(before).reshape(before.shape or (1,))
-        nothing = varying((jnp.uint32(0), jnp.uint32(0), self._no_hits()))
+        none, pairs = jnp.zeros(self.record, jnp.uint32), jnp.zeros((self.record, 2), jnp.uint32)
+        nothing = program.varying(
+            (jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs) if self.record else None)
+        )
         if not old.size:
             return before, Events(*nothing)
         like = jax.ShapeDtypeStruct(before.shape, before.dtype)
@@ -338,7 +393,7 @@ class _Inject:
         for number, rate in rates.items():
             keys = jax.random.split(jax.random.fold_in(key, number))
             draws.append(Draw(self.faults[number], keys, rate, like, layer, drawn_here[number]))
-            found.append(_drawn(draws[-1]))
+            found.append(draws[-1].found())
         any_hit = functools.reduce(jnp.logical_or, map(jnp.any, found))
 
         def change(carried: Any, draws: Sequence[Any], found: Sequence[Any]) -> Any:
@@ -346,7 +401,7 @@ class _Inject:
             new, touched, masked, drawn = old, [], [], jnp.uint32(0)
             for number, (keys, rate, layer, u), hit in zip(rates, draws, found, strict=True):
                 draw = Draw(self.faults[number], keys, rate, like, layer, u)
-                if _sparse(draw.fault):
+                if draw.sparse:
                     new, at = draw.at(new)
                     drawn += jnp.sum(at < old.size, dtype=jnp.uint32)
                     touched.append(at)
@@ -354,15 +409,11 @@ class _Inject:
                     new = draw.where(new, hit)
                     drawn += jnp.sum(jnp.broadcast_to(hit, (old.size,)), dtype=jnp.uint32)
                     masked.append(jnp.atleast_1d(hit))
-            return new, *varying((drawn, *self._compare(output, old, new, touched, masked)))
+            return new, *program.varying((drawn, *self._compare(output, old, new, touched, masked)))
 
         arrays = [(draw.keys, draw.rate, draw.layer, draw.u) for draw in draws]
-        new, *events = rarely(agreed(any_hit), change, (old, *nothing), arrays, found)
+        new, *events = program.rarely(program.agreed(any_hit), change, (old, *nothing), arrays, found)
         return from_bits(new.reshape(before.shape), before), Events(*events)
-
-    def _no_hits(self) -> Hits | None:
-        none, pairs = jnp.zeros(self.record, jnp.uint32), jnp.zeros((self.record, 2), jnp.uint32)
-        return Hits(none, none, pairs, pairs) if self.record else None
 
     def _rate(
         self,
@@ -377,7 +428,7 @@ class _Inject:
         rate, here = by_layer(fault.rate, layer), now
         if fault.layer is not None:
             here &= layer == fault.layer
-        axes = bound_axes()
+        axes = program.bound_axes()
         for axis, index in fault.at.items():
             if axis not in axes:
                 raise ValueError(
@@ -430,11 +481,6 @@ class _Inject:
         return changed, Hits(outputs, pick(at), pick(_words(old)), pick(_words(new)))
 
 
-def _first_alike(faults: Sequence[Fault], fault: Fault) -> int:
-    """Number of the first fault on the same device with the same course in time."""
-    return next(number for number, other in enumerate(faults) if (other.when, other.at) == (fault.when, fault.at))
-
-
 def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -> Float32[ArrayLike, ""]:
     """What a fault draws for a step and layer: the same on all devices and in all microsteps."""
     if not fault.what.draws:
@@ -444,42 +490,7 @@ def _draw(fault: Fault, key: PRNGKeyArray, number: int, layer: Int[Array, ""]) -
     return fault.what.draw(key)
 
 
-def _drawn(draw: Draw) -> Array:
-    """Whether a fault hits anything; where that is the same to compute, for each element."""
-    if isinstance(draw.fault.pattern, Whole):
-        return draw.whole()
-    return draw.any_start() if _sparse(draw.fault) else draw.densely()
-
-
-def _sparse(fault: Fault) -> bool:
-    return not isinstance(fault.pattern, Whole) and fault.largest_rate() <= DENSE
-
-
-def _may_hit(fault: Fault, site: Site) -> bool:
+def _may_hit(fault: Fault, site: program.Site) -> bool:
     """Whether a fault can hit a site. What lies in no loop is layer 0; how often a `while` runs, nobody knows."""
     trips = site.trips[-1] if site.loops else 1
     return fault.selector(site) and (not fault.layer or not trips or fault.layer < trips)
-
-
-def _check_varies(place: Place, before: Shaped[Array, "*shape"], after: Shaped[Array, "*shape"]) -> None:
-    """Under `shard_map(check_vma=True)` a fault of one device cannot hit a value that is typed as equal on all."""
-    added = jax.typeof(after).manual_axis_type.varying - jax.typeof(before).manual_axis_type.varying
-    if added:
-        raise ValueError(
-            f"site {place.site.name!r} does not vary over {sorted(added)[0]!r} in the eyes of shard_map, but a fault "
-            "would make it; give the step inputs that vary over that axis, or pass check_vma=False"
-        )
-
-
-def _key(key: PRNGKeyArray, here: Here) -> PRNGKeyArray:
-    """A key of its own for every site, iteration and device, from that of the step.
-
-    Axes of size one count for nothing, so that draws do not depend on which of them are mapped.
-    """
-    key = jax.random.fold_in(key, here.number)
-    for index in here.iteration:
-        key = jax.random.fold_in(key, index)
-    for axis, size in sorted(bound_axes().items()):
-        if size > 1:
-            key = jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(axis.encode())), lax.axis_index(axis))
-    return key

@@ -21,32 +21,15 @@ from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
 from sdc.bits import as_bits, select
 from sdc.settings import SettingError
 
-from ..program import (
-    Place,
-    Reports,
-    Site,
-    Values,
-    Where,
-    agreed,
-    as_selector,
-    aside,
-    bound_axes,
-    rarely,
-    rewrite,
-    taking,
-    traced_once,
-    varying,
-)
-from .events import NUMBERS, Events, Hits, corruptible, strikable, words
-from .fault import Fault, as_fault
+from .. import program
+from ._inject import NUMBERS, Events, Hits, corruptible, strikable, words
+from .fault import Fault, One, as_fault
 from .kinds import Change, What, apply, neutral
-from .patterns import One
 
-LOOPS = 4
-"""Loops that can enclose a struck site."""
+LOOPS = 4  # loops that can enclose a struck site
 
 
-@aside
+@program.aside
 class Strike(NamedTuple):
     """One fault as data; make it with `strike_on` and `no_strike`.
 
@@ -86,7 +69,7 @@ def no_strike(*, room: int = 1, axes: Sequence[str] = ()) -> Strike:
 
 
 def strike_on(
-    site: Site,
+    site: program.Site,
     fault: Fault | What | str,
     elements: int | Sequence[int],
     *,
@@ -132,7 +115,7 @@ def strike_on(
     """
     fault = as_fault(fault)
     iteration = (iteration,) if isinstance(iteration, int) else iteration
-    if not isinstance(site, Site):
+    if not isinstance(site, program.Site):
         raise SettingError("site", site, "is no site; give one of those that sdc.sites(step, ...) lists")
     if fault.site != "*" and not fault.selector(site):
         raise ValueError(f"fault {fault} is not of {site.name}; strike a site that it selects")
@@ -192,7 +175,7 @@ def strike_on(
     )
 
 
-def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, Reports]]:
+def strike(step: Callable[..., Any], where: program.Where) -> Callable[..., tuple[Any, program.Reports]]:
     """Transforms a step: any one of the selected sites can be struck, and which is data. A simulation.
 
     Args:
@@ -209,12 +192,12 @@ def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, R
     Example: see `strike_on`.
     """
 
-    @taking(step, "strike")
-    def struck(strike: Strike, /, *args: Any, **kwargs: Any) -> tuple[Any, Reports]:
+    @program.taking(step, "strike")
+    def struck(strike: Strike, /, *args: Any, **kwargs: Any) -> tuple[Any, program.Reports]:
         if not isinstance(strike, Strike):
             raise TypeError(f"the first argument is {type(strike).__name__}; expected what sdc.strike_on returns")
         rule = _Strike(strike)
-        out, events = rewrite(step, as_selector(where) & NUMBERS, rule, required=True)(*args, **kwargs)
+        out, events = program.rewrite(step, program.as_selector(where) & NUMBERS, rule, required=True)(*args, **kwargs)
         if unknown := sorted(set(strike.device) - rule.mapped):
             raise ValueError(
                 f"a strike names a device along {unknown[0]!r}, but no such axis is mapped at any of its sites; "
@@ -228,31 +211,38 @@ def strike(step: Callable[..., Any], where: Where) -> Callable[..., tuple[Any, R
 class _Strike:
     def __init__(self, strike: Strike) -> None:
         self.strike = strike
-        self.mapped: set[str] = set()
-        """Mesh axes along which some site has devices."""
+        self.mapped: set[str] = set()  # mesh axes along which some site has devices
         self._names: dict[int, str] = {}
-        self._struck = traced_once(self._strike_here)
+        self._struck = program.traced_once(self._strike_here)
 
-    def __call__(self, place: Place, bind: Callable[..., Values], *inputs: Any) -> tuple[Values, Events]:
+    def __call__(
+        self, place: program.Place, bind: Callable[..., program.Values], *inputs: Any
+    ) -> tuple[program.Values, Events]:
         number = site_number(place.site.name)
         if self._names.setdefault(number, place.site.name) != place.site.name:
             raise ValueError(f"{place.site.name!r} and {self._names[number]!r} have the same number; rename a scope")
-        self.mapped |= set(bound_axes())
+        self.mapped |= set(program.bound_axes())
         return self._struck(bind(*inputs), self.strike, np.uint32(number), place.iteration)
 
     def _strike_here(
-        self, outs: Values, strike: Strike, number: UInt32[Array, ""], iteration: tuple[Int32[Array, ""], ...]
-    ) -> tuple[Values, Events]:
-        outs, here = [*outs], _is_here(strike, number, iteration)
+        self, outs: program.Values, strike: Strike, number: UInt32[Array, ""], iteration: tuple[Int32[Array, ""], ...]
+    ) -> tuple[program.Values, Events]:
+        outs, axes = [*outs], program.bound_axes()
+        here = jnp.asarray(strike.site) == number
+        for wanted, index in zip(jnp.asarray(strike.iteration), iteration, strict=False):
+            here &= (wanted < 0) | (wanted == index)
+        for axis, device in strike.device.items():
+            chosen = jnp.asarray(device)
+            here &= (chosen < 0) | ((lax.axis_index(axis) == chosen) if axis in axes else False)
         (room,) = jnp.shape(strike.elements)
         none, pairs = jnp.zeros(room, jnp.uint32), jnp.zeros((room, 2), jnp.uint32)
-        nothing = varying(Events(jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs)))
+        nothing = program.varying(Events(jnp.uint32(0), jnp.uint32(0), Hits(none, none, pairs, pairs)))
         total = nothing
         for output, x in enumerate(outs):
             if strikable(x):
                 hit = here & (strike.output == output)
                 run = functools.partial(_hit, output)
-                outs[output], events = rarely(agreed(hit), run, (x, nothing), strike, hit)
+                outs[output], events = program.rarely(program.agreed(hit), run, (x, nothing), strike, hit)
                 total = self.merge(total, events)
         return outs, total
 
@@ -261,18 +251,6 @@ class _Strike:
         first = total.changed == 0
         hits = jax.tree.map(lambda a, b: jnp.where(first, b, a), total.hits, new.hits)
         return Events(total.drawn + new.drawn, total.changed + new.changed, hits)
-
-
-def _is_here(strike: Strike, number: UInt32[Array, ""], iteration: tuple[Int32[Array, ""], ...]) -> Bool[Array, ""]:
-    """Whether the strike is at this site, in this iteration, on this device."""
-    here = jnp.asarray(strike.site) == number
-    for wanted, index in zip(jnp.asarray(strike.iteration), iteration, strict=False):
-        here &= (wanted < 0) | (wanted == index)
-    axes = bound_axes()
-    for axis, device in strike.device.items():
-        chosen = jnp.asarray(device)
-        here &= (chosen < 0) | ((lax.axis_index(axis) == chosen) if axis in axes else False)
-    return here
 
 
 def _hit(
@@ -294,4 +272,4 @@ def _hit(
 
     hits = Hits(shown(jnp.full(at.shape, output)), shown(at), shown(words(old)), shown(words(new)))
     events = Events(count, jnp.sum(differs, dtype=jnp.uint32), hits)
-    return flat.at[at].set(new, mode="drop").reshape(x.shape), varying(events)
+    return flat.at[at].set(new, mode="drop").reshape(x.shape), program.varying(events)

@@ -104,7 +104,6 @@ def field_bits(dtype: Any, field: Field | None = None) -> tuple[int, ...]:
 
 
 def field_of(dtype: Any, bit: int) -> Field | None:
-    """The field in which a bit of a number lies."""
     for field in FIELDS:
         with contextlib.suppress(ValueError):  # not every type has every field
             if bit in field_bits(dtype, field):
@@ -186,8 +185,7 @@ class FaultKind(abc.ABC):
         return changed
 
 
-SMALLEST = 2.0**-24
-"""Draws are not below this, so that no severity is infinite."""
+SMALLEST = 2.0**-24  # draws are not below this, so that no severity is infinite
 
 
 def _choices(dtype: Any, bits: tuple[int, ...], field: Field | None) -> tuple[int, ...]:
@@ -213,7 +211,6 @@ def _check_bits(bits: tuple[int, ...], field: Field | None) -> None:
 
 
 def _words(bit: Int[Array, "*n"]) -> UInt32[Array, "*n 2"]:
-    """Masks with one bit each."""
     shift = bit.astype(jnp.uint32)
     one = jnp.uint32(1)
     low = jnp.where(shift < 32, one << (shift & 31), 0)
@@ -548,6 +545,7 @@ class Rotate(FaultKind):
 
 What: TypeAlias = BitFlip | StuckBit | Sign | Scale | Add | Relative | Tailed | Gaussian | Stuck | Mixed | Rotate
 
+# The text form of every kind.
 KINDS: Mapping[str, Form] = {
     "bitflip": form(BitFlip), "stuck0": form(StuckBit, value=0), "stuck1": form(StuckBit, value=1), "sign": form(Sign),
     "scale": form(Scale), "add": form(Add), "relative": form(Relative), "tailed": form(Tailed),
@@ -555,4 +553,3 @@ KINDS: Mapping[str, Form] = {
     "zero": form(Stuck, value=0.0), "nan": form(Stuck, value=math.nan), "inf": form(Stuck, value=math.inf),
     "stuck": form(Stuck), "mixed": form(Mixed), "swap": form(Rotate, by=1), "rotate": form(Rotate),
 }  # fmt: skip
-"""The text form of every kind."""

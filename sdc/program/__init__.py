@@ -1,11 +1,11 @@
 """A step as a program that can be rewritten.
 
-- `site`: one place of a step; `selectors` choose among them; `identities`: probes and other marks.
+- `selectors`: the places of a step, and what chooses among them; `identities`: probes and other marks.
 - `interpreter`: the rewriting of a step by a rule, whose `reports` come out of it.
-- `arguments`, `objects`: what a step takes and returns, objects of Flax NNX too.
-- `plan`, `regions`, `flop_counts`, `transposed_dots`: which equations of a program are sites, and what they compute.
+- `arguments`: what a step takes and returns, objects of Flax NNX too.
+- `plan`, `regions`, `flop_counts`: which equations of a program are sites, and what they compute.
 - `mesh`: mapped axes, and the devices that a program is compiled for.
-- `control_flow`, `trace_cache`: what rules compute with.
+- `control_flow`: what rules compute with.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # Places of a step.
-    from .site import Direction as Direction, Site as Site, Where as Where
+    from .selectors import Direction as Direction, Site as Site, Where as Where
     from .interpreter import sites as sites
     from .identities import probe as probe
 
@@ -58,10 +58,10 @@ if TYPE_CHECKING:  # for the other packages of this project
         compiling_for as compiling_for,
         manual_in_part as manual_in_part,
     )
-    from .objects import functional as functional, is_array as is_array
+    from .arguments import functional as functional, is_array as is_array
     from .regions import Region as Region
     from .reports import Values as Values
-    from .site import Tags as Tags
-    from .trace_cache import traced_once as traced_once
+    from .selectors import Tags as Tags
+    from .control_flow import traced_once as traced_once
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,11 +19,11 @@ FREE = frozenset({
     "stop_gradient", "ppermute", "all_gather", "all_gather_invariant", "all_to_all", "pvary", "pbroadcast",
     "sharding_constraint", "reshard", "mesh_cast", "get", "swap", "freeze", "axis_index", "device_put", "split",
 })  # fmt: skip
+# Beginnings of the names of JAX's primitives that can compute products of which nothing is known here.
 OPAQUE = (
     "ffi_call", "custom_call", "pure_callback", "io_callback", "tpu_custom_call", "triton_kernel_call", "rnn",
     "dot_product_attention",
 )  # fmt: skip
-"""Beginnings of the names of JAX's primitives that can compute products of which nothing is known here."""
 LIBRARIES = ("jax.", "jaxlib.", "sdc.")
 
 
@@ -76,17 +76,14 @@ def product_flops(
         return inside and (inside * math.prod(grid) if known else None)
     if bodies:  # how often they run, the primitive alone knows; a custom_partitioning, once
         return inside if name == "custom_partitioning" else None if inside != 0 else 0
-    return 0 if _is_known(primitive) else _by_trace(primitive, params, inputs)
-
-
-def _by_trace(primitive: Any, params: Mapping[str, Any], inputs: Sequence[Any]) -> int | None:
-    """Operations of the products in the function by which another library defines a primitive, if it can be traced."""
-
-    def run(*args: Any) -> Any:
-        return primitive.impl(*args, **params)
-
-    try:
-        program = jax.make_jaxpr(run)(*inputs).jaxpr
+    if primitive not in _registry:
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith(LIBRARIES):
+                _registry.update(value for value in vars(module).values() if isinstance(value, core.Primitive))
+    if primitive in _registry:
+        return 0
+    try:  # another library defines it by a function, which can perhaps be traced
+        program = jax.make_jaxpr(lambda *args: primitive.impl(*args, **params))(*inputs).jaxpr
     except Exception:  # it is somebody else's code, and whatever it raises, nothing is known of it
         return None
     return None if any(eqn.primitive is primitive for eqn in program.eqns) else _inside([program])
@@ -120,6 +117,7 @@ def _of_equation(eqn: Any) -> int | None:
     return product_flops(eqn.primitive, eqn.params, avals, [var.aval for var in eqn.outvars])
 
 
+# Primitives of JAX and of this library, whose leaves compute no products but those that have names.
 _registry: set[Any] = set()
 # Arithmetic of `jax.lax`, which needs no second look: what computes no product and holds no program.
 _leaves = frozenset(
@@ -130,19 +128,6 @@ _leaves = frozenset(
         "integer_pow", "pow", "abs", "sign", "reduce_sum", "reduce_max", "erf", "eq", "ne", "lt", "le", "gt", "ge",
     )
 )  # fmt: skip
-
-
-def _is_known(primitive: Any) -> bool:
-    """Whether a primitive is of JAX or of this library, whose leaves compute no products but those that have names."""
-    if primitive not in _registry:
-        _registry.update(_primitives())
-    return primitive in _registry
-
-
-def _primitives() -> Iterator[Any]:
-    for name, module in list(sys.modules.items()):
-        if name.startswith(LIBRARIES):
-            yield from (value for value in vars(module).values() if isinstance(value, core.Primitive))
 
 
 def _dot(params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -186,5 +171,5 @@ _FORMULAS = {
     "bcsr_dot_general": _sparse,
     "bcoo_dot_general_sampled": _dot,
 }
+# Products of other sparse arrays.
 _SPARSE = ("bcoo_spdot_general", "coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec")
-"""Products of other sparse arrays."""

@@ -16,8 +16,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .selectors import PROBE
-from .site import Direction, Tags
+from .selectors import PROBE, Direction, Tags
 
 Tree = TypeVar("Tree")
 

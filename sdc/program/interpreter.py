@@ -39,7 +39,7 @@ from jax.extend.core import primitives
 from jax.sharding import PartitionSpec
 
 from .arguments import taking, traced
-from .control_flow import switch, traced_here, while_any, zeros
+from .control_flow import moved, switch, traced_here, while_any, zeros
 from .identities import mark, mark_p, port_p, underived
 from .mesh import varying
 from .plan import (
@@ -53,17 +53,14 @@ from .plan import (
     out_of_reach,
     plan_sites,
     source_line,
-    survey_sites,
     user_line,
 )
 from .regions import Around, Region, region_p, with_region
 from .reports import Place, Report, Reports, Rule, Values
-from .selectors import Selector, as_selector, everything, no_hits
-from .site import Site, Tags, Where
-from .trace_cache import moved
+from .selectors import Selector, Site, Tags, Where, as_selector, everything, no_hits
 
+# Takes an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to leave it.
 Replace: TypeAlias = Callable[[Any, Mapping[str, Any], Values], Values | None]
-"""Takes an equation's primitive, parameters and inputs; returns what stands for its outputs, or None to leave it."""
 
 
 def rewrite(
@@ -105,10 +102,13 @@ def rewrite(
     @taking(step)
     def rewritten(*args: Any, **kwargs: Any) -> tuple[Any, Reports]:
         with traced(step, args, kwargs) as program:
-            closed = program.closed if first is None else _with_substitutes(program.closed, *first, program.inputs)
+            closed = program.closed
+            if first is not None:
+                run, replaced = _substituted(closed, *first)
+                closed = jax.make_jaxpr(run)(*program.inputs) if replaced.sites else closed
             live = live_program(closed)
             survey = Survey(selector, reason)
-            plan = survey_sites(live, survey)
+            plan = plan_sites(live, survey)
             jaxpr = live if plan.sites else closed
             if around is not None and plan.sites:
                 jaxpr, plan = with_region(live, plan, whole=around.whole)
@@ -145,22 +145,17 @@ def substitute(step: Callable[..., Any], where: Where, replace: Replace) -> Call
     @taking(step)
     def substituted(*args: Any, **kwargs: Any) -> Any:
         with traced(step, args, kwargs) as program:
-            live = live_program(program.closed)
-            outs = evaluate(plan_sites(live, as_selector(where)), live, (), _Substitute(replace), program.inputs)[0]
-            return program.finish(outs)
+            run = _substituted(program.closed, where, replace)[0]
+            return program.finish(run(*program.inputs))
 
     return substituted
 
 
-def _with_substitutes(closed: Any, where: Where, replace: Replace, inputs: Values) -> Any:
-    """A program with other operations in the place of some; itself if it has none of those."""
+def _substituted(closed: Any, where: Where, replace: Replace) -> tuple[Callable[..., Values], Plan]:
+    """A program with other operations in the place of some, and the plan of these."""
     live = live_program(closed)
     plan = plan_sites(live, as_selector(where))
-
-    def run(*inputs: Any) -> Values:
-        return evaluate(plan, live, (), _Substitute(replace), inputs)[0]
-
-    return jax.make_jaxpr(run)(*inputs) if plan.sites else closed
+    return lambda *inputs: evaluate(plan, live, (), _Substitute(replace), inputs)[0], plan
 
 
 class _Substitute:
@@ -271,8 +266,10 @@ def evaluate(
         # The equation keeps its source line and scope, so that a further transformation finds the same sites.
         names = source_info_util.current_name_stack() + eqn.source_info.name_stack
         traceback = eqn.source_info.traceback
-        if caller is not None and not _says_more(traceback, caller):
-            traceback = caller
+        if caller is not None:
+            line, users = user_line(traceback)
+            if not users and not (line and not user_line(caller)[1]):
+                traceback = caller
         with source_info_util.user_context(traceback, name_stack=names), eqn.ctx.manager:
             if site := plan.selected.get(index):
                 outs, reports[site.name] = rule(eqn, Place(site, iteration), inputs)
@@ -287,12 +284,6 @@ def evaluate(
         core.clean_up_dead_vars(eqn, environment, last_use)
     outs = [atom.val if isinstance(atom, core.Literal) else environment[atom] for atom in jaxpr.outvars]
     return outs, reports
-
-
-def _says_more(traceback: Any, caller: Any) -> bool:
-    """Whether an equation of a body has a better line than its caller: the user's, or any where the caller has none."""
-    line, users = user_line(traceback)
-    return users or (bool(line) and not user_line(caller)[1])
 
 
 def bind_equation(eqn: Any, inputs: Sequence[Any]) -> Values:
@@ -438,19 +429,12 @@ def _while(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, in
 
     shapes = {**checked_shapes, **worked_shapes}
     # What is inside the loop has added axes to reports, row by row of which they are merged.
-    merge: dict[str, Callable[..., Report]] = {
-        site.name: functools.reduce(_by_row, site.dims[plan.outside :], rule.merge)
-        for plan in plans
-        for site in plan.sites
-    }
+    merge: dict[str, Callable[..., Report]] = {}
+    for site in (*cond_plan.sites, *body_plan.sites):
+        by_row = functools.reduce(lambda merged, _: jax.vmap(merged), site.dims[body_plan.outside :], rule.merge)
+        merge[site.name] = by_row if jax.tree.leaves(shapes[site.name]) else rule.merge
     _, _, carry, reports = lax.while_loop(go_on, body, (start, jnp.bool_(True), init, zeros(shapes)))
     return carry, reports
-
-
-def _by_row(merge: Callable[..., Report], axis: str) -> Callable[..., Report]:
-    """Merges reports that have one more leading axis."""
-    mapped = jax.vmap(merge)
-    return lambda total, new: mapped(total, new) if jax.tree.leaves(total) else merge(total, new)
 
 
 def _cond(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied, inputs: Values) -> Any:
@@ -497,6 +481,7 @@ def _shard_map(eqn: Any, plans: tuple[Plan, ...], iteration: Any, rule: _Applied
     return list(outs), reports
 
 
+# Bodies of all others that are entered are evaluated in the place of the equation.
 _RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
     primitives.jit_p: _jit,
     primitives.remat_p: _remat,
@@ -508,4 +493,3 @@ _RULES: dict[Any, Callable[..., tuple[Values, dict[str, Report]]]] = {
     run_state_p: _run_state,
     region_p: _region,
 }
-"""Bodies of all others that are entered are evaluated in the place of the equation."""

@@ -1,4 +1,11 @@
-"""Which equations of a program are sites, and which of them are selected: the first half of `rewrite`."""
+"""Which equations of a program are sites, and which of them are selected: the first half of `rewrite`.
+
+Products that are used the other way round are sites as they are used. JAX's gradient of a product by its second factor
+is a product that is transposed afterwards. XLA writes such a product in the layout in which it is used, and the
+transposition is nothing. Where a tool looks at the product, its layout is that of the product, and the tensor is
+copied. So for TPUs and GPUs the factors change places first, and the product that is looked at is the one that is used:
+the axes of such a site are in the order of the gradient.
+"""
 
 import dataclasses
 import functools
@@ -21,12 +28,62 @@ from jax.extend.core import primitives
 
 from .flop_counts import flops, product_flops
 from .identities import mark_p, port_p, probe_p
-from .selectors import probes
-from .site import PRODUCTS, Direction, Predicate, Site, Skipped, Tags
-from .transposed_dots import in_use_order
+from .mesh import compiled_for
+from .selectors import PRODUCTS, Direction, Predicate, Site, Skipped, Tags, probes
 
+
+def _in_use_order(jaxpr: Any) -> Any:
+    """A program whose products are as they are used."""
+    uses = [*(var for eqn in jaxpr.eqns for var in eqn.invars), *jaxpr.outvars]
+    count = Counter(var for var in uses if isinstance(var, core.Var))
+    transposes = {
+        eqn.invars[0]: eqn
+        for eqn in jaxpr.eqns
+        if eqn.primitive is primitives.transpose_p and count.get(eqn.invars[0]) == 1
+    }
+    gone, eqns = set(), []
+    for eqn in jaxpr.eqns:
+        transpose = transposes.get(eqn.outvars[0]) if eqn.primitive is primitives.dot_general_p else None
+        if transpose is not None and _swaps(eqn, transpose.params["permutation"]):
+            (contracted, batch), (a, b) = eqn.params["dimension_numbers"], eqn.invars
+            dimensions = tuple(reversed(contracted)), tuple(reversed(batch))
+            params = {**eqn.params, "dimension_numbers": dimensions}
+            eqns.append(eqn.replace(invars=[b, a], outvars=list(transpose.outvars), params=params))
+            gone.add(id(transpose))
+        elif id(eqn) not in gone:
+            inside = {name: _inside(value) for name, value in eqn.params.items()}
+            changed = any(inside[name] is not value for name, value in eqn.params.items())
+            eqns.append(eqn.replace(params=inside) if changed else eqn)
+    same = len(eqns) == len(jaxpr.eqns) and all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+    return jaxpr if same else jaxpr.replace(eqns=eqns)
+
+
+def _swaps(product: Any, permutation: Any) -> bool:
+    """Whether a transposition puts the axes of the second factor before those of the first."""
+    if product.params.get("out_sharding") is not None:
+        return False
+    (contracted, _), (batched, _) = product.params["dimension_numbers"]
+    outer = len(batched)
+    rows = product.invars[0].aval.ndim - len(contracted) - outer
+    axes = range(product.outvars[0].aval.ndim)
+    return tuple(permutation) == (*axes[:outer], *axes[outer + rows :], *axes[outer : outer + rows])
+
+
+def _inside(value: Any) -> Any:
+    """A parameter of an equation, with the programs in it reordered."""
+    if isinstance(value, tuple):
+        parts = tuple(_inside(part) for part in value)
+        return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+    if isinstance(value, core.Jaxpr):  # on jax 0.12 with constants, or without
+        return _in_use_order(value)
+    inner = getattr(value, "jaxpr", None)
+    if not isinstance(inner, core.Jaxpr) or (new := _in_use_order(inner)) is inner:
+        return value
+    return value.replace(jaxpr=new)
+
+
+# Primitives that call one body, and the parameter that holds it.
 CALLS = {custom_vmap_p: "call", linear_call_p: "callee"}
-"""Primitives that call one body, and the parameter that holds it."""
 # The primitives whose bodies are walked.
 ENTERED = (
     primitives.jit_p,
@@ -43,14 +100,14 @@ ENTERED = (
     linear_solve_p,
     *CALLS,
 )
+# Those whose derivative is not that of their body.
 DERIVED = (primitives.custom_jvp_call_p, primitives.custom_vjp_call_p, linear_call_p, linear_solve_p)
-"""Those whose derivative is not that of their body."""
 LIBRARY = os.path.dirname(os.path.dirname(__file__))
+# Rooms whose lines are no user's. Lines of `aggregation` are: a step is written with it.
 OWN = tuple(os.path.join(LIBRARY, room) + os.sep for room in ("program", "faults", "twins", "campaigns", "checksums"))
-"""Rooms whose lines are no user's. Lines of `aggregation` are: a step is written with it."""
 
+# Folders whose lines are no user's either: those of installed libraries.
 INSTALLED = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
-"""Folders whose lines are no user's either: those of installed libraries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +144,10 @@ class Survey:
         return reason is None and self.where(site)
 
     def shares(self) -> tuple[Skipped, ...]:
-        """What was skipped, with its share of the work."""
-        return tuple(one._replace(share=self._share(one.site)) for one in self.skipped)
+        def share(site: Site) -> float | None:
+            return None if site.products is None or 0 in site.trips else site.products * site.runs / max(self.work, 1)
 
-    def _share(self, site: Site) -> float | None:
-        return None if site.products is None or 0 in site.trips else site.products * site.runs / max(self.work, 1)
+        return tuple(one._replace(share=share(one.site)) for one in self.skipped)
 
 
 class Inside(NamedTuple):
@@ -113,7 +169,8 @@ def live_program(closed: Any) -> Any:
     jaxpr, _ = partial_eval.dce_jaxpr(
         partial_eval.convert_constvars_jaxpr(jaxpr), [True] * len(jaxpr.outvars), instantiate=True
     )
-    return Bound(in_use_order(jaxpr), consts)
+    # A CPU copies nothing more either way.
+    return Bound(jaxpr if compiled_for().platform == "cpu" else _in_use_order(jaxpr), consts)
 
 
 class Bound(NamedTuple):
@@ -123,14 +180,9 @@ class Bound(NamedTuple):
     consts: Sequence[Any]
 
 
-def plan_sites(live: Bound, where: Predicate) -> Plan:
-    """Finds the sites of a program that `where` selects."""
-    return survey_sites(live, Survey(where))
-
-
-def survey_sites(live: Bound, survey: Survey) -> Plan:
-    """Finds the sites of a program that are selected, and those that a tool cannot work on."""
-    return _plan(live.jaxpr, Inside(), survey)
+def plan_sites(live: Bound, where: Predicate | Survey) -> Plan:
+    """Finds the sites of a program that are selected; a survey learns of those that a tool cannot work on."""
+    return _plan(live.jaxpr, Inside(), where if isinstance(where, Survey) else Survey(where))
 
 
 def out_of_reach(jaxpr: Any, where: Predicate) -> list[str]:
@@ -150,12 +202,11 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
     selected: dict[int, Site] = {}
     inner: dict[int, tuple[Plan, ...]] = {}
     found: list[Site] = []
-    names = [inside.names + _components(eqn) for eqn in jaxpr.eqns]
+    names = [inside.names + _names(eqn.source_info.name_stack) for eqn in jaxpr.eqns]
     leaves = _leaves(jaxpr, names, inside)
     doubled = _doubled_ports(jaxpr)
-    used = {var for eqn in jaxpr.eqns for var in eqn.invars if isinstance(var, core.Var)} | {
-        var for var in jaxpr.outvars if isinstance(var, core.Var)
-    }
+    every = (*(var for eqn in jaxpr.eqns for var in eqn.invars), *jaxpr.outvars)
+    used = {var for var in every if isinstance(var, core.Var)}
     for index, eqn in enumerate(jaxpr.eqns):
         here = inside._replace(names=names[index], order=(*inside.order, index), leaves=leaves[index])
         line, users = user_line(eqn.source_info.traceback)
@@ -177,8 +228,14 @@ def _plan(jaxpr: Any, inside: Inside, survey: Survey) -> Plan:
         if site is not None and survey.chooses(site):
             selected[index] = site
             found.append(site)
-        if eqn.primitive is not mark_p:
-            _refuse_hidden_probes(eqn, survey.where, here)
+        # A probe that cannot be reached must not pass for a probe that was checked.
+        for body in () if eqn.primitive is mark_p else core.jaxprs_in_params(eqn.params):
+            hidden = _plan(open_jaxpr(body)[0], here, Survey(lambda site: probes(site) and survey.where(site)))
+            if hidden.sites:
+                raise ValueError(
+                    f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
+                    f"({source_line(eqn)}), which cannot be entered; move the probe outside it"
+                )
     return Plan(selected, inner, tuple(found), len(inside.dims))
 
 
@@ -189,10 +246,6 @@ def is_entered(eqn: Any) -> bool:
         return started and not any(inner.primitive.name == "core_map" for inner in eqn.params["jaxpr"].eqns)
     called = getattr(eqn.primitive, "call_primitive", False) and "call_jaxpr" in eqn.params  # jax 0.12 has none
     return called or eqn.primitive in ENTERED
-
-
-def _components(eqn: Any) -> tuple[str, ...]:
-    return _names(eqn.source_info.name_stack)
 
 
 @functools.lru_cache(4096)  # a scope has many equations
@@ -244,17 +297,6 @@ def _leaves(jaxpr: Any, names: Sequence[tuple[str, ...]], inside: Inside) -> lis
     for var in jaxpr.outvars:
         read(var, None)
     return depth
-
-
-def _refuse_hidden_probes(eqn: Any, where: Predicate, inside: Inside) -> None:
-    """A probe that cannot be reached must not pass for a probe that was checked."""
-    for body in core.jaxprs_in_params(eqn.params):
-        hidden = _plan(open_jaxpr(body)[0], inside, Survey(lambda site: probes(site) and where(site)))
-        if hidden.sites:
-            raise ValueError(
-                f"probe {hidden.sites[0].name!r} lies inside the primitive {eqn.primitive.name!r} "
-                f"({source_line(eqn)}), which cannot be entered; move the probe outside it"
-            )
 
 
 def _site(eqn: Any, inside: Inside, number: Callable[[str], str]) -> Site | None:

@@ -7,6 +7,7 @@ holds the operations of one pass, are entered only as parts of it.
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,10 +18,9 @@ from jax.extend.core import Primitive, primitives
 
 from .plan import Bound, Plan, open_jaxpr, source_line
 from .reports import Report, Rule, Values
-from .site import Site
+from .selectors import Site
 
-region_p = Primitive("region")
-"""Stands for the part in the program around it. It is evaluated, and never bound."""
+region_p = Primitive("region")  # stands for the part in the program around it. It is evaluated, and never bound.
 
 
 class Region(NamedTuple):
@@ -50,10 +50,6 @@ class _Part(NamedTuple):
     eqns: Sequence[Any]
 
 
-class _Context(NamedTuple):
-    manager: Any
-
-
 class _Equation(NamedTuple):
     """What `evaluate` reads of an equation."""
 
@@ -62,7 +58,7 @@ class _Equation(NamedTuple):
     primitive: Any
     params: dict[str, Any]
     source_info: Any = source_info_util.SourceInfo(None, source_info_util.new_name_stack())
-    ctx: Any = _Context(contextlib.nullcontext())
+    ctx: Any = types.SimpleNamespace(manager=contextlib.nullcontext())
 
 
 def with_region(live: Bound, plan: Plan, *, whole: bool) -> tuple[Bound, Plan]:
@@ -81,8 +77,23 @@ def _outlined(jaxpr: Any, plan: Plan, whole: bool) -> tuple[_Part, Plan]:
         new = eqn.replace(params={**eqn.params, "jaxpr": Bound(body, consts)})
         part = _Part(jaxpr.constvars, jaxpr.invars, jaxpr.outvars, _with(jaxpr.eqns, first, last, new))
         return part, dataclasses.replace(plan, inner={first: (inside,)})
-    body = _cut_out(jaxpr, first, last)
-    _check_twice(body)
+    eqns = jaxpr.eqns[first : last + 1]
+    made = {var: None for eqn in eqns for var in eqn.outvars}
+    later = [var for eqn in jaxpr.eqns[last + 1 :] for var in eqn.invars] + list(jaxpr.outvars)
+    read = {var: None for eqn in eqns for var in eqn.invars if isinstance(var, core.Var) and var not in made}
+    used = {var: None for var in later if isinstance(var, core.Var) and var in made}
+    if any(not isinstance(var.aval, core.ShapedArray) for var in (*read, *used)):
+        raise ValueError(
+            "the step changes arrays in place that are there before its first compared value, so that it cannot be "
+            "repeated from there; give exchange='probe'"
+        )
+    for eqn in eqns:
+        if any(ordered_effects.contains(effect) for effect in eqn.effects):
+            raise ValueError(
+                f"{eqn.primitive.name} ({source_line(eqn)}) has effects in a given order, which a repetition would "
+                "have twice; give ordered=False, or exchange='probe'"
+            )
+    body = _Part((), list(read), list(used), eqns)
     region = _Equation(body.invars, body.outvars, region_p, {"jaxpr": body})
     inside = Plan(_moved(plan.selected, first), _moved(plan.inner, first), plan.sites, plan.outside)
     part = _Part(jaxpr.constvars, jaxpr.invars, jaxpr.outvars, _with(jaxpr.eqns, first, last, region))
@@ -96,29 +107,6 @@ def _holds_steps(eqn: Any, plans: tuple[Plan, ...], whole: bool) -> bool:
     if whole or eqn.primitive is not primitives.scan_p:
         return False
     return {"fwd", "bwd"} <= {site.direction for site in plans[0].sites}
-
-
-def _cut_out(jaxpr: Any, first: int, last: int) -> _Part:
-    eqns = jaxpr.eqns[first : last + 1]
-    made = {var: None for eqn in eqns for var in eqn.outvars}
-    later = [var for eqn in jaxpr.eqns[last + 1 :] for var in eqn.invars] + list(jaxpr.outvars)
-    read = {var: None for eqn in eqns for var in eqn.invars if isinstance(var, core.Var) and var not in made}
-    used = {var: None for var in later if isinstance(var, core.Var) and var in made}
-    return _Part((), list(read), list(used), eqns)
-
-
-def _check_twice(part: _Part) -> None:
-    if any(not isinstance(var.aval, core.ShapedArray) for var in (*part.invars, *part.outvars)):
-        raise ValueError(
-            "the step changes arrays in place that are there before its first compared value, so that it cannot be "
-            "repeated from there; give exchange='probe'"
-        )
-    for eqn in part.eqns:
-        if any(ordered_effects.contains(effect) for effect in eqn.effects):
-            raise ValueError(
-                f"{eqn.primitive.name} ({source_line(eqn)}) has effects in a given order, which a repetition would "
-                "have twice; give ordered=False, or exchange='probe'"
-            )
 
 
 def _with(eqns: Sequence[Any], first: int, last: int, new: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 from jaxtyping import Array, Int
 
-from .site import Site, Skipped
+from .selectors import Site, Skipped
 
 Report: TypeAlias = Any
 

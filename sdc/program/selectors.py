@@ -18,23 +18,126 @@ Selectors combine with `&`, `|` and `~`:
 
     primitive("dot_general") & direction("bwd") & scope("*attn*") & iteration(3)
 
-The same line is a selector's text (`parse_selector`), and wherever sites are to be chosen, the text will do.
+The same line is a selector's text (`as_selector`), and wherever sites are to be chosen, the text will do.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from sdc._lazy import jnp
 from sdc.settings import SettingError
 from sdc.text import DEEPEST, expression
 
-from .site import DIRECTIONS, Direction, Site, Where
+if TYPE_CHECKING:
+    import jax
+
+Direction: TypeAlias = Literal["fwd", "bwd", "remat", "jvp", "arg", "out"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+PRODUCTS = (
+    "dot_general", "conv_general_dilated", "ragged_dot_general", "scaled_matmul_wrapper", "scaled_matmul",
+    "bcoo_dot_general", "bcsr_dot_general",
+)  # fmt: skip
+
+
+class Tags:
+    """Names that this library leaves in programs, by which its tools recognize their own work."""
+
+    HIDDEN = "sdc.hidden"  # scope of what a rule computes
+    RARELY = "sdc.rarely"  # scope of what runs only if something is wrong, which an estimate leaves out
+    KERNEL = "sdc_kernel"  # all kernels for TPUs, alike since the compiler writes the instructions of one name only
+    PRODUCT = "sdc_product"  # kernels that compute a product; the value is the contracted axis of each factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One place of a step.
+
+    Attributes:
+        name: the key of its report, unique in a step: `direction/probe`, `direction/scope/primitive` for an operation,
+            `arg/path` and `out/path` for the step's own arrays; a second site of the same name ends in `#2`.
+        primitive: name of the JAX primitive; `argument` or `result` for the step's own arrays.
+        direction: the pass in which it lies; see `sdc.program.selectors`.
+        probe: the name given to `probe`, or None.
+        scope: the name stack (`jax.named_scope` and transformations), from the outermost call on.
+        source: `file:line (function)` in the user's code, or an empty string.
+        dims: names of the leading axes that control flow adds to a report, outermost first: a mesh axis, or `scan`.
+        trips: how often each enclosing loop runs, outermost first; 0 for a `while`, of which nobody knows.
+        mesh: names and sizes of the enclosing mesh axes.
+        outputs: shapes and dtypes of the values, on one device and for one iteration.
+        inputs: shapes and dtypes of the factors and whatever else goes into a product; empty for other operations.
+        flops: floating-point operations of one evaluation on one device; see `flop_counts.flops`.
+        products: those of the matrix products in it, of integers too; None where nobody knows, as in foreign code.
+        order: its place in the program: numbers of the enclosing equations and its own, with `"scan"`, `"reversed"` or
+            `"while"` where a loop is entered.
+        leaves: number of scopes, from the outermost, that a reader of the value shares at the least, plus one: the
+            depth at which the value leaves its scope.
+    """
+
+    name: str
+    primitive: str
+    direction: Direction
+    probe: str | None = None
+    scope: str = ""
+    source: str = ""
+    dims: tuple[str, ...] = ()
+    trips: tuple[int, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
+    outputs: tuple[jax.ShapeDtypeStruct, ...] = ()
+    inputs: tuple[jax.ShapeDtypeStruct, ...] = dataclasses.field(default=(), compare=False)  # traces do not keep them
+    flops: int = 0
+    products: int | None = dataclasses.field(default=0, compare=False)
+    order: tuple[int | str, ...] = ()
+    leaves: int = 1
+
+    @property
+    def loops(self) -> int:
+        """Number of enclosing loops (`scan` and `while`)."""
+        return len(self.trips)
+
+    @property
+    def runs(self) -> int:
+        """Evaluations in a step, on all devices of its meshes; a `while` counts as if it ran once."""
+        return math.prod(trips or 1 for trips in self.trips) * math.prod(size for _, size in self.mesh)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix product or a convolution."""
+        return self.primitive in PRODUCTS
+
+    @property
+    def path(self) -> str | None:
+        """Path of the array in the step's arguments or results; None for other sites."""
+        return self.name.partition("/")[2] if self.direction in ("arg", "out") else None
+
+    def __str__(self) -> str:
+        shapes = " ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in self.outputs)
+        sizes = iter(trips for trips in self.trips if trips)
+        names = (f"{name} {dict(self.mesh)[name] if name != 'scan' else next(sizes)}" for name in self.dims)
+        axes = f" by {' × '.join(names)}" if self.dims else ""
+        return f"{self.name}  {shapes}{axes}  {self.flops:,} FLOP  {self.source}".rstrip()
+
+
+class Skipped(NamedTuple):
+    """A site that a tool could not work on."""
+
+    site: Site  # the site
+    reason: str  # why
+    # Of the step's floating-point operations, those of the products in it; None where that is not known
+    share: float | None = None
+
+
+Predicate: TypeAlias = Callable[[Site], bool]
+Where: TypeAlias = Predicate | str
+"""Which sites are meant, in every function that asks for some: a selector, its text, or any predicate of sites."""
+
 
 PROBE = "probe"
 COLLECTIVES = (
@@ -155,10 +258,18 @@ def as_selector(where: Where) -> Selector:
         ValueError: the text cannot be understood.
     """
     if isinstance(where, str):
-        return parse_selector(where)
+        example = 'primitive("dot_general") & direction("bwd")'
+        return expression("selector", where, words=_WORDS, calls=_CALLS, example=example)
     if not callable(where):
         raise SettingError("where", where, "expected a selector or its text, as in 'probes & direction(\"bwd\")'")
     return where if isinstance(where, Selector) else Selector(getattr(where, "__name__", "where"), where)
+
+
+def _term(
+    name: str, patterns: Sequence[str], chosen: Callable[[Site], bool], attribute: Callable[[Site], str]
+) -> Selector:
+    quoted = ('"' + pattern.replace("\\", "\\\\").replace('"', '\\"') + '"' for pattern in patterns)
+    return Selector(f"{name}({', '.join(quoted)})", chosen, attribute=attribute, patterns=patterns)
 
 
 def _matches(name: str, attribute: Callable[[Site], str | None], patterns: Sequence[str]) -> Selector:
@@ -169,12 +280,7 @@ def _matches(name: str, attribute: Callable[[Site], str | None], patterns: Seque
         value = attribute(site)
         return value is not None and any(fnmatchcase(value, pattern) for pattern in patterns)
 
-    text = f"{name}({', '.join(_quoted(pattern) for pattern in patterns)})"
-    return Selector(text, chosen, attribute=lambda site: attribute(site) or "", patterns=patterns)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return _term(name, patterns, chosen, lambda site: attribute(site) or "")
 
 
 everything = Selector("everything", lambda site: True)
@@ -190,8 +296,7 @@ arithmetic = Selector("arithmetic", lambda site: site.flops > 0)
 """Selects operations that compute floating-point numbers, rather than move them."""
 
 products = Selector(
-    "products",
-    lambda site: site.is_product and all(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outputs),
+    "products", lambda site: site.is_product and all(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outputs)
 )
 """Selects matrix products and convolutions, but those of integers."""
 
@@ -233,28 +338,25 @@ def matching(*patterns: str) -> Selector:
     """Selects by the site's whole name, with or without the number of its repetition."""
     selector = _matches("matching", lambda site: site.name.partition("#")[0], patterns)
     exact = [pattern for pattern in patterns if "#" in pattern]
-    return Selector(
-        selector.text,
-        lambda site: selector(site) or any(fnmatchcase(site.name, pattern) for pattern in exact),
-        attribute=lambda site: site.name,
-        patterns=patterns,
-    )
+
+    def chosen(site: Site) -> bool:
+        return selector(site) or any(fnmatchcase(site.name, pattern) for pattern in exact)
+
+    return _term("matching", patterns, chosen, lambda site: site.name)
 
 
 def named(*names: str) -> Selector:
     """Selects sites by their exact names, as `sdc.sites` lists them."""
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f'named{names}: expected one name or more, as in named("fwd/attn")')
-    text = f"named({', '.join(map(_quoted, names))})"
-    return Selector(text, lambda site: site.name in names, attribute=lambda site: site.name, patterns=names)
+    return _term("named", names, lambda site: site.name in names, lambda site: site.name)
 
 
 def direction(*names: Direction) -> Selector:
     """Selects by direction: `direction("bwd", "remat")`; `sdc.program.selectors` explains the words."""
     if not names or not set(names) <= set(DIRECTIONS):
         raise ValueError(f"direction{names}: expected some of {', '.join(DIRECTIONS)}")
-    text = f"direction({', '.join(map(_quoted, names))})"
-    return Selector(text, lambda site: site.direction in names, attribute=lambda site: site.direction, patterns=names)
+    return _term("direction", names, lambda site: site.direction in names, lambda site: site.direction)
 
 
 def iteration(*numbers: int, loop: int = -1) -> Selector:
@@ -289,11 +391,8 @@ def inside(prefix: str) -> Selector:
     if not isinstance(prefix, str):
         raise ValueError(f'inside({prefix!r}): expected the name of a scope, as in inside("jvp()/attn")')
     wanted = prefix.split("/") if prefix else []
-    return Selector(
-        f"inside({_quoted(prefix)})",
-        lambda site: site.scope.split("/")[: len(wanted)] == wanted,
-        attribute=lambda site: site.scope,
-        patterns=[prefix],
+    return _term(
+        "inside", [prefix], lambda site: site.scope.split("/")[: len(wanted)] == wanted, lambda site: site.scope
     )
 
 
@@ -308,22 +407,11 @@ def boundary(depth: int) -> Selector:
     return Selector(f"boundary({depth})", lambda site: site.leaves <= depth)
 
 
-_WORDS: dict[str, Selector] = {
-    "everything": everything, "probes": probes, "operations": operations, "arithmetic": arithmetic,
-    "products": products, "collectives": collectives,
-}  # fmt: skip
-_CALLS: dict[str, Callable[..., Selector]] = {
-    "primitive": primitive, "scope": scope, "probed": probed, "source": source, "argument": argument, "result": result,
-    "matching": matching, "named": named, "direction": direction, "iteration": iteration, "inside": inside,
-    "boundary": boundary,
-}  # fmt: skip
-
-
-def parse_selector(text: str) -> Selector:
-    """A selector from a line of text, written as in Python."""
-    return expression(
-        "selector", text, words=_WORDS, calls=_CALLS, example='primitive("dot_general") & direction("bwd")'
-    )
+_WORDS = {term.text: term for term in (everything, probes, operations, arithmetic, products, collectives)}
+_TERMS: tuple[Callable[..., Selector], ...] = (
+    primitive, scope, probed, source, argument, result, matching, named, direction, iteration, inside, boundary,
+)  # fmt: skip
+_CALLS = {term.__name__: term for term in _TERMS}
 
 
 def no_hits(selector: Selector, sites: Sequence[Site]) -> str:

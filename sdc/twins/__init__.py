@@ -1,7 +1,7 @@
 """Two runs of a step: side by side, or one after the other.
 
 - `digests`: 64-bit digests of tensors and of the values of a step (`fingerprint`); `digest_kernel`: the same for TPUs.
-- `_lockstep`, `_agreement`: twins that compare and repair each other at every probe; `mismatch`: what they differ in.
+- `_lockstep`: twins that compare and repair each other at every probe; `mismatch`: what they differ in.
 - `first_differences`: the first place where two fingerprints part, and bisection.
 - `traces`: fingerprints of a run on disk.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     # Side by side.
     from ._lockstep import Compare as Compare, Exchange as Exchange, lockstep as lockstep, synchronize as synchronize
-    from ._agreement import Agreement as Agreement, agreement as agreement, squared_distance as squared_distance
+    from ._lockstep import Agreement as Agreement, agreement as agreement, squared_distance as squared_distance
     from .mismatch import (
         Difference as Difference,
         Mismatch as Mismatch,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from ._agreement import from_reference as from_reference, gather_twins as gather_twins
+    from ._lockstep import from_reference as from_reference, gather_twins as gather_twins
     from .digests import ALGORITHM as ALGORITHM, GOLDEN as GOLDEN, MIX as MIX, row_digests as row_digests
     from .first_differences import describe_place as describe_place, place_of as place_of
     from .mismatch import (

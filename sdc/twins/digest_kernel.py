@@ -20,12 +20,10 @@ from sdc.bits import as_bits
 
 from ..program import Tags, compiled_for
 
+# Sides that a block can have: the more elements, the less is lost between blocks.
 ROWS, COLUMNS = (1024, 512, 256, 128, 64, 32, 16), (512, 256, 128)
-"""Sides that a block can have: the more elements, the less is lost between blocks."""
-LEAST = 1 << 16
-"""Elements below which a kernel of its own costs more than it saves."""
-SUBLANES, LANES = 8, 128
-"""Shape of a register of 32-bit words."""
+LEAST = 1 << 16  # elements below which a kernel of its own costs more than it saves
+SUBLANES, LANES = 8, 128  # shape of a register of 32-bit words
 
 
 def fits(x: Shaped[Array, "*shape"]) -> bool:

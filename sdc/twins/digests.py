@@ -30,12 +30,11 @@ from sdc.bits import element_words
 
 from ..program import Place, Reports, Values, Where, compiled_for, probes, rewrite, traced_once
 
+# Name of the definition above. Records say by which one their digests were made; those that do not, by one that took
+# MurmurHash3's finalizer of packed words. Digests of two algorithms are never compared.
 ALGORITHM = "sum-and-squares"
-"""Name of the definition above. Records say by which one their digests were made; those that do not, by one that took
-MurmurHash3's finalizer of packed words. Digests of two algorithms are never compared."""
 GOLDEN, MIX = 0x9E3779B1, 0x85EBCA6B
-ROW = 256
-"""Words that are summed at a time."""
+ROW = 256  # words that are summed at a time
 
 
 def fmix32(h: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:

@@ -12,7 +12,7 @@ which both sides must run: a fault that does not come back cannot be narrowed do
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,8 +21,7 @@ from jaxtyping import Bool
 from ..program import Reports, Selector, Site, boundary, inside
 
 Iteration: TypeAlias = tuple[int, ...]
-FEW = 24
-"""So few operations are looked at one by one."""
+FEW = 24  # so few operations are looked at one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,26 +101,22 @@ def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDiffer
         differs = (np.asarray(x) != np.asarray(y)).any(-1)
         if not differs.any():
             continue
-        for iteration in _iterations(site, differs):
+        across = tuple(axis for axis, name in enumerate(_axes(site, differs.ndim - 1)) if name != "scan")
+        for index in np.argwhere(differs.any((*across, differs.ndim - 1))):
+            iteration = tuple(map(int, index))
             place = place_of(site, iteration)
             if first is None or place < first[0]:
                 first = place, site, differs, iteration
     if first is None:
         return None
     place, site, differs, iteration = first
-    here = differs[_at(site, differs.ndim - 1, iteration)]
-    names = _mesh_axes(site, differs.ndim - 1)
+    axes, indices = _axes(site, differs.ndim - 1), iter(iteration)
+    here = differs[tuple(next(indices) if name == "scan" else slice(None) for name in axes)]  # every device
+    names = [name for name in axes if name != "scan"]
     agreeing, before = _before(a, place, nearest)
-    return FirstDifference(
-        site=site,
-        iteration=iteration,
-        devices=tuple(
-            dict(zip(names, map(int, coordinates), strict=True)) for coordinates in np.argwhere(here.any(-1))
-        ),
-        outputs=tuple(int(output) for output in np.flatnonzero(here.any(tuple(range(here.ndim - 1))))),
-        agreeing=agreeing,
-        before=before,
-    )
+    devices = tuple(dict(zip(names, map(int, at), strict=True)) for at in np.argwhere(here.any(-1)))
+    outputs = tuple(int(output) for output in np.flatnonzero(here.any(tuple(range(here.ndim - 1)))))
+    return FirstDifference(site, iteration, devices, outputs, agreeing, before)
 
 
 def _check_same(a: Reports, b: Reports) -> None:
@@ -137,9 +132,10 @@ def _check_same(a: Reports, b: Reports) -> None:
         raise ValueError(f"these are fingerprints of different programs: {what}; compare runs of the same program")
     for site, other in zip(a.sites, b.sites, strict=True):
         if site.outputs != other.outputs:
+            one, two = (" ".join(f"{x.dtype.name}{list(x.shape)}" for x in each.outputs) for each in (site, other))
             raise ValueError(
-                f"these are fingerprints of different programs: {site.name!r} holds {_arrays(site)} in one and "
-                f"{_arrays(other)} in the other; compare runs of the same program"
+                f"these are fingerprints of different programs: {site.name!r} holds {one} in one and {two} in the "
+                "other; compare runs of the same program"
             )
     for site, x, y in zip(a.sites, a.values(), b.values(), strict=True):
         if np.shape(x) != np.shape(y):
@@ -149,31 +145,9 @@ def _check_same(a: Reports, b: Reports) -> None:
             )
 
 
-def _arrays(site: Site) -> str:
-    return " ".join(f"{x.dtype.name}{list(x.shape)}" for x in site.outputs)
-
-
 def _axes(site: Site, ndim: int) -> tuple[str, ...]:
     """Names of the axes of a site's digests; those that something outside the transformation added come first."""
     return (*(f"axis{number}" for number in range(ndim - len(site.dims))), *site.dims)
-
-
-def _mesh_axes(site: Site, ndim: int) -> tuple[str, ...]:
-    return tuple(name for name in _axes(site, ndim) if name != "scan")
-
-
-def _at(site: Site, ndim: int, iteration: Iteration) -> tuple[Any, ...]:
-    """The index of an iteration in an array of `ndim` axes: every device."""
-    indices = iter(iteration)
-    return tuple(next(indices) if name == "scan" else slice(None) for name in _axes(site, ndim))
-
-
-def _iterations(site: Site, differs: Bool[np.ndarray, "*axes n"]) -> Iterator[Iteration]:
-    """The iterations in which any device differs."""
-    axes = _axes(site, differs.ndim - 1)
-    devices = tuple(axis for axis, name in enumerate(axes) if name != "scan")
-    for indices in np.argwhere(differs.any((*devices, differs.ndim - 1))):
-        yield tuple(map(int, indices))
 
 
 def place_of(site: Site, iteration: Iteration) -> tuple[int, ...]:

@@ -41,7 +41,8 @@ class Difference(NamedTuple):
 
 def difference(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Difference:
     """Compares two tensors of one shape and type bit for bit, and by relative difference where that is defined."""
-    differs = differing(reference, suspect)
+    differs = as_bits(reference) != as_bits(suspect)
+    differs = jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # key data, parts of complex numbers
     ref, sus = _as_numbers(reference), _as_numbers(suspect)
     finite = jnp.isfinite(ref) & jnp.isfinite(sus)
     zero = ref == 0
@@ -66,12 +67,6 @@ def no_difference(checked: UInt32[Array, "*rows"]) -> Difference:
     """What `difference` says of elements that do not differ in any bit, given their number."""
     counts, sums = jnp.zeros(checked.shape, jnp.uint32), jnp.zeros(checked.shape, jnp.float32)
     return Difference(checked, counts, counts, counts, sums, sums)
-
-
-def differing(reference: Shaped[Array, "*shape"], suspect: Shaped[Array, "*shape"]) -> Bool[Array, "*shape"]:
-    """Where the bits of two arrays differ, element by element."""
-    differs = as_bits(reference) != as_bits(suspect)
-    return jnp.any(differs, axis=tuple(range(reference.ndim, differs.ndim)))  # key data, parts of complex numbers
 
 
 def _as_numbers(x: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:

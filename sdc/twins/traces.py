@@ -29,8 +29,8 @@ from .digests import ALGORITHM
 from .first_differences import FirstDifference, first_difference
 
 SITES = "sites.json"
+# What two traces must have in common in their manifests.
 COMPARABLE = ("program", "digests", "environment", "data", "seed", "config", "mesh", "compiler_options")
-"""What two traces must have in common in their manifests."""
 
 
 class NotComparable(ValueError):
@@ -142,14 +142,12 @@ def _crc32(rows: Any) -> int:
 
 
 def encode(step: int, digests: Reports) -> dict[str, Any]:
-    """One line of `trace.jsonl`."""
     words = [np.asarray(value, "<u4").tobytes() for value in digests.values()]
     payload = b"".join(words)
     return {"step": step, "digests": payload.hex(), "crc32": zlib.crc32(payload)}
 
 
 def decode(line: Mapping[str, Any], size: int) -> UInt32[np.ndarray, "size"]:
-    """The digests of a line."""
     payload = bytes.fromhex(str(line.get("digests")))
     if zlib.crc32(payload) != line.get("crc32"):
         raise ValueError("their check sum is wrong")
@@ -196,13 +194,10 @@ def _read_site(row: Mapping[str, Any]) -> Site:
     values: dict[str, Any] = {key: value for key, value in row.items() if key not in ("outputs", "digests")}
     values |= {key: tuple(values[key]) for key in ("dims", "trips", "order")}
     values["mesh"] = tuple((str(axis), int(size)) for axis, size in values["mesh"])
-    outputs = tuple(jax.ShapeDtypeStruct(tuple(x["shape"]), _dtype(x["dtype"])) for x in row["outputs"])
-    return Site(**values, outputs=outputs)
-
-
-def _dtype(name: str) -> Any:
-    """A dtype by its name; of PRNG keys, which have none that can be parsed, that of their data."""
-    return np.dtype(np.uint32) if name.startswith("key<") else jax.numpy.dtype(name)
+    # PRNG keys have no dtype that can be parsed: that of their data stands for it.
+    dtypes = (np.uint32 if x["dtype"].startswith("key<") else jax.numpy.dtype(x["dtype"]) for x in row["outputs"])
+    shapes = (tuple(x["shape"]) for x in row["outputs"])
+    return Site(**values, outputs=tuple(map(jax.ShapeDtypeStruct, shapes, dtypes)))
 
 
 def check_comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:

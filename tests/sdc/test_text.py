@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import sdc
+from sdc.aggregation import parse_aggregation
 from sdc.aggregation.delays import (
     Bernoulli,
     BoundedLogNormal,
@@ -21,10 +22,8 @@ from sdc.aggregation.delays import (
     Normal,
     parse_latency,
 )  # fmt: skip
-from sdc.aggregation.methods import parse_aggregation
-from sdc.faults.fault import Fault, When, as_fault, parse_fault
+from sdc.faults.fault import Fault, One, Pattern, Row, Run, Stride, Tile, When, Whole, as_fault, parse_fault
 from sdc.faults.kinds import Add, BitFlip, FaultKind, Gaussian, Relative, Rotate, Scale, Sign, Stuck, StuckBit
-from sdc.faults.patterns import One, Pattern, Row, Run, Stride, Tile, Whole
 from sdc.text import Rest, read_value, split
 from sdc.train.specs import parse_simulation
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sdc.tools.bench.network import ADDRESSES, LINKS, ip, two_hosts
+from sdc.tools.bench._twins import ADDRESSES, LINKS, ip, two_hosts
 
 from .tally import Tally
 

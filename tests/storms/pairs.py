@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sdc.burnin.pair import PAIR_FORMAT, Pair
 from sdc.records.storage import RecordError
-from sdc.tools.bench.network import ADDRESSES, LINKS, ip, two_hosts
+from sdc.tools.bench._twins import ADDRESSES, LINKS, ip, two_hosts
 
 from .cuts import COMMAND, LIMIT
 from .tally import Tally

@@ -226,7 +226,7 @@ def test_none_of_it_needs_jax(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_measures_what_it_says() -> None:
-    from sdc.tools.bench._fleet import summarize_results
+    from sdc.tools.bench._burnin import summarize_results
 
     found = summarize_results(20)
     assert found["reports"] == 20

@@ -3,14 +3,24 @@
 Eight workers, one simulated device each, train a transformer with Adam, each on a batch of the configuration's size;
 each holds all parameters. One process runs all programs, which take turns. What a device waits for another counts as it
 does in data parallelism.
+
+What a compute threshold gains, two processes measure, against what the theory predicts of their latencies. They train
+over Gloo on this machine, and stand still before each micro-batch as `delays` says: without a threshold first; then
+they agree on the best one, and do it again with that and the same delays.
 """
 
-import dataclasses
 import functools
+import json
+import math
+import os
+import socket
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,31 +29,26 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from sdc.aggregation import (
-    BoundedLogNormal,
-    gradient_noise,
-    init_shadow,
-    lossy_zero2,
-    overlapped,
-    paft,
-    paft_sync,
-    select_threshold,
-    shadow,
-)
-from sdc.train import TrainConfig, get_config
+from sdc import aggregation
+from sdc.multihost import everyone
+from sdc.records import prepare
+from sdc.train import Peers, TrainConfig, joined
 from sdc.train.programs import DATA, cross_entropy, init_params, logits, place
 
-from . import dropcompute
+from .. import give_up, keep_standard_output, leave_at_once
 from .command import BenchOptions
-from .timing import ratio, take_turns
-from .zero2 import plain_zero2
+from .harness import Benchmark, config_of, ratio, ratios, seconds_of, take_turns
 
-WORKERS = DEVICES = 8
+WORKERS = 8
 PERIOD = 10
+# Of the noise in the mean gradient of the embedding. Replicas drift apart by it; PAFT takes its period from that.
 SIGMA = 1e-7
-"""Of the noise in the mean gradient of the embedding. Replicas drift apart by it; PAFT takes its period from that."""
-RATE, PACKET = 0.1, 375
-"""Share of packets lost, and float32 elements in one of 1,500 bytes."""
+RATE, PACKET = 0.1, 375  # share of packets lost, and float32 elements in one of 1,500 bytes
+ADAM = optax.adam(3e-4)
+PROCESSES, MICRO_BATCHES, ITERATIONS, WARM_UP = 2, 12, 15, 2
+BASE = 0.03  # seconds of a micro-batch without delay
+LIMIT = 300.0  # seconds that all processes may take
+START = f"from {__name__} import follow; follow()"
 BARS = {
     "paft_sync_period_10": 1.05,
     "paft_dynamic": 1.03,
@@ -58,22 +63,20 @@ BARS = {
     "select_threshold_2048x100x12_seconds": 2.0,
 }
 Tree = Any
-Step = Callable[[Tree, Tree, Any], tuple[Tree, Tree]]
-"""`(params, state, tokens) -> (params, state)` of one worker."""
+Step = Callable[[Tree, Tree, Any], tuple[Tree, Tree]]  # `(params, state, tokens) -> (params, state)` of one worker
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
+class _Method(NamedTuple):
     """A way to train: how a worker starts, and its step."""
 
     init: Callable[[Tree], Tree]
     step: Step
 
 
-class Run:
+class _Workers:
     """A training under way: each call is a step of all workers, on from the last."""
 
-    def __init__(self, config: TrainConfig, mesh: Mesh, method: Method) -> None:
+    def __init__(self, config: TrainConfig, mesh: Mesh, method: _Method) -> None:
         shape = WORKERS, config.batch_size, config.sequence_length + 1
         tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, shape).astype(np.int32)
         self._tokens = jax.device_put(tokens, NamedSharding(mesh, P(DATA)))
@@ -97,66 +100,68 @@ class Run:
         return jax.tree.map(lambda x: jax.device_get(x.addressable_data(0))[0], self.state)
 
     @property
-    def copy(self) -> int:
-        """Bytes of one worker's parameters, which are those of its gradient too."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params)) // WORKERS
-
-    @property
-    def working_bytes(self) -> int:
-        """What a device needs beside the arguments of the step."""
+    def copies(self) -> float:
+        """What a device needs beside the arguments of the step, in copies of its parameters or gradient."""
         memory: Any = self._compiled.memory_analysis()
-        return int(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        working = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return float(working / (sum(leaf.nbytes for leaf in jax.tree.leaves(self.params)) // WORKERS))
+
+
+def _extra_copies(runs: dict[str, _Workers]) -> dict[str, float]:
+    """Of all runs but the first, the memory beyond that of the first."""
+    first, *others = runs
+    return {f"{name}_extra_copies": runs[name].copies - runs[first].copies for name in others}
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
-    """Measures float32."""
-    config = get_config(options.config or "bench")
-    mesh = place(twins=None, data=WORKERS, model=1).mesh
-    gradient = functools.partial(_gradient, config)
-    start = functools.partial(Run, config, mesh)
-    return {
-        "float32": {
-            **_paft(start, gradient, options.steps),
-            **_lossy(start, gradient, options.steps),
-            **_shadow(start, gradient, options.steps),
-            **dropcompute.measure(),
-            "select_threshold_2048x100x12_seconds": _select(),
-        }
-    }
+    config, steps = config_of(options), options.steps
+    start = functools.partial(_Workers, config, place(twins=None, data=WORKERS, model=1).mesh)
+
+    def gradient(params: Tree, tokens: Any) -> Tree:
+        def loss(params: Tree) -> Any:
+            return jnp.mean(cross_entropy(logits(config.model, params, tokens[:, :-1]), tokens[:, 1:]))
+
+        return jax.grad(loss)(params)
+
+    found = _paft(start, gradient, steps) | _lossy(start, gradient, steps) | _shadow(start, gradient, steps)
+    found |= _dropcompute()
+    # The threshold of 100 iterations of 2,048 workers with 12 micro-batches.
+    latencies = np.asarray(aggregation.BoundedLogNormal(0.3).sample(jax.random.key(0), (100, 2048, 12)))
+    seconds = (seconds_of(lambda: aggregation.select_threshold(latencies, 0.5)) for _ in range(3))
+    return {"float32": found | {"select_threshold_2048x100x12_seconds": statistics.median(seconds)}}
 
 
-def _paft(start: Callable[[Method], Run], gradient: Any, steps: int) -> dict[str, Any]:
+def _paft(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
     """Blocks of `PERIOD` steps, so that each has one average at a fixed period."""
     methods = {
-        "plain": _averaging(gradient, _adam()),
-        "paft_sync": _averaging(gradient, paft_sync(_adam(), DATA, PERIOD)),
-        "paft_dynamic": _averaging(gradient, paft(_adam(), DATA)),
-        "paft_dynamic_overlapped": _averaging(gradient, paft(_adam(), DATA), around=overlapped),
+        "plain": _averaging(gradient, ADAM),
+        "paft_sync_period_10": _averaging(gradient, aggregation.paft_sync(ADAM, DATA, PERIOD)),
+        "paft_dynamic": _averaging(gradient, aggregation.paft(ADAM, DATA)),
+        "paft_dynamic_overlapped": _averaging(gradient, aggregation.paft(ADAM, DATA), around=aggregation.overlapped),
     }
     runs = {name: start(method) for name, method in methods.items()}
     blocks = max(1, 2 * steps // PERIOD)
     seconds = take_turns(runs, blocks * PERIOD)
-    found = {name: np.reshape(times, (blocks, PERIOD)).sum(axis=1).tolist() for name, times in seconds.items()}
-    fixed, dynamic = runs["paft_sync"].state_of_one[1], runs["paft_dynamic"].state_of_one[1]
+    blocked = {name: np.reshape(times, (blocks, PERIOD)).sum(axis=1).tolist() for name, times in seconds.items()}
+    fixed, dynamic = runs["paft_sync_period_10"].state_of_one[1], runs["paft_dynamic"].state_of_one[1]
     assert min(fixed.divergence.measured, dynamic.divergence.measured) > 0, "replicas never differed, or never met"
-    copy, plain = runs["plain"].copy, runs["plain"].working_bytes
+    memory = _extra_copies(runs)
     return {
         "plain_seconds": statistics.median(seconds["plain"]),
-        "paft_sync_period_10": ratio(found["plain"], found["paft_sync"]),
-        "paft_dynamic": ratio(found["plain"], found["paft_dynamic"]),
-        "paft_dynamic_overlapped": ratio(found["plain"], found["paft_dynamic_overlapped"]),
+        **ratios(blocked),
         "paft_dynamic_period": int(dynamic.period),
         "paft_dynamic_synchronizations": int(dynamic.synchronizations),
         "paft_dynamic_steps": int(dynamic.step),
-        **{f"{name}_extra_copies": (runs[name].working_bytes - plain) / copy for name in list(runs)[1:]},
+        "paft_sync_extra_copies": memory.pop("paft_sync_period_10_extra_copies"),
+        **memory,
     }
 
 
-def _lossy(start: Callable[[Method], Run], gradient: Any, steps: int) -> dict[str, Any]:
+def _lossy(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
     """Against ZeRO-2 that loses nothing."""
-    lossy = functools.partial(lossy_zero2, _adam(), DATA, RATE, RATE)
+    lossy = functools.partial(aggregation.lossy_zero2, ADAM, DATA, RATE, RATE)
     methods = {
-        "lossless": Method(*plain_zero2(gradient, _adam(), DATA, WORKERS)),
+        "lossless": _Method(*plain_zero2(gradient, ADAM, DATA, WORKERS)),
         "lossy_p_0.1": _local(gradient, lossy(packet=PACKET)),
         "lossy_p_0.1_whole_shards": _local(gradient, lossy()),
     }
@@ -164,34 +169,33 @@ def _lossy(start: Callable[[Method], Run], gradient: Any, steps: int) -> dict[st
     seconds = take_turns(runs, steps)
     report = runs["lossy_p_0.1"].state_of_one.report
     assert max(abs(loss - RATE) for loss in (report.gradient_loss, report.parameter_loss)) < RATE / 10
-    lossless, copy = runs["lossless"].working_bytes, runs["lossless"].copy
     return {
         "lossless_seconds": statistics.median(seconds["lossless"]),
-        **{name: ratio(seconds["lossless"], seconds[name]) for name in list(runs)[1:]},
-        **{f"{name}_extra_copies": (runs[name].working_bytes - lossless) / copy for name in list(runs)[1:]},
+        **ratios(seconds, "lossless"),
+        **_extra_copies(runs),
     }
 
 
-def _shadow(start: Callable[[Method], Run], gradient: Any, steps: int) -> dict[str, Any]:
+def _shadow(start: Callable[[_Method], _Workers], gradient: Any, steps: int) -> dict[str, Any]:
     """Against the same ranks, of which the last one's gradient is left out and nothing is compared."""
-    watched, optimizer = shadow(gradient, DATA), _adam()
+    watched = aggregation.shadow(gradient, DATA)
 
     def idle(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
         works = lax.axis_index(DATA) < WORKERS - 1
         own = gradient(params, tokens)
         mean = jax.tree.map(lambda x: lax.psum(jnp.where(works, x, 0), DATA) / jnp.float32(WORKERS - 1), own)
-        return _step(optimizer, mean, params, state)
+        return _step(ADAM, mean, params, state)
 
     def compared(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
         inner, roles, _ = state
         mean, roles, report = watched(roles, params, tokens)
-        params, inner = _step(optimizer, mean, params, inner)
+        params, inner = _step(ADAM, mean, params, inner)
         return params, (inner, roles, report.differed)
 
     def init(params: Tree) -> Tree:
-        return optimizer.init(params), init_shadow(WORKERS), jnp.bool_(False)
+        return ADAM.init(params), aggregation.init_shadow(WORKERS), jnp.bool_(False)
 
-    runs = {"idle": start(Method(optimizer.init, idle)), "shadow": start(Method(init, compared))}
+    runs = {"idle": start(_Method(ADAM.init, idle)), "shadow": start(_Method(init, compared))}
     seconds = take_turns(runs, 2 * steps)
     roles = runs["shadow"].state_of_one[1]
     assert roles.checked.sum() == 2 * steps + 2, "a step compared nothing"
@@ -203,30 +207,6 @@ def _shadow(start: Callable[[Method], Run], gradient: Any, steps: int) -> dict[s
     }
 
 
-def _select() -> float:
-    """Seconds to find the threshold of 100 iterations of 2,048 workers with 12 micro-batches."""
-    latencies = np.asarray(BoundedLogNormal(0.3).sample(jax.random.key(0), (100, 2048, 12)))
-    found = []
-    for _ in range(3):
-        started = time.perf_counter()
-        select_threshold(latencies, 0.5)
-        found.append(time.perf_counter() - started)
-    return statistics.median(found)
-
-
-def _gradient(config: TrainConfig, params: Tree, tokens: Any) -> Tree:
-    """Of one worker's mean loss."""
-
-    def loss(params: Tree) -> Any:
-        return jnp.mean(cross_entropy(logits(config.model, params, tokens[:, :-1]), tokens[:, 1:]))
-
-    return jax.grad(loss)(params)
-
-
-def _adam() -> optax.GradientTransformation:
-    return optax.adam(3e-4)
-
-
 def _step(
     optimizer: optax.GradientTransformation, gradient: Tree, params: Tree, state: Tree, **extra: Any
 ) -> tuple[Tree, Tree]:
@@ -234,7 +214,7 @@ def _step(
     return optax.apply_updates(params, updates), state
 
 
-def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = lambda step: step) -> Method:
+def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = lambda step: step) -> _Method:
     """Data parallelism: an optimizer behind the mean of all gradients, which comes to each worker with some noise.
 
     Noise on one leaf is enough for replicas to drift, and takes next to no time.
@@ -243,21 +223,21 @@ def _averaging(gradient: Any, optimizer: Any, around: Callable[[Any], Step] = la
     def noisy(params: Tree) -> Tree:
         return {name: jax.tree.map(lambda _, name=name: name == "embedding", part) for name, part in params.items()}
 
-    whole = optax.chain(optax.masked(gradient_noise(DATA, SIGMA), noisy), optimizer)
+    whole = optax.chain(optax.masked(aggregation.gradient_noise(DATA, SIGMA), noisy), optimizer)
 
     def step(params: Tree, state: Tree, tokens: Any, **extra: Any) -> tuple[Tree, Tree]:
         return _step(whole, lax.pmean(gradient(params, tokens), DATA), params, state, **extra)
 
-    return Method(whole.init, around(step))
+    return _Method(whole.init, around(step))
 
 
-def _local(gradient: Any, optimizer: Any) -> Method:
+def _local(gradient: Any, optimizer: Any) -> _Method:
     """An optimizer that takes each worker's own gradient."""
 
     def step(params: Tree, state: Tree, tokens: Any) -> tuple[Tree, Tree]:
         return _step(optimizer, gradient(params, tokens), params, state)
 
-    return Method(optimizer.init, step)
+    return _Method(optimizer.init, step)
 
 
 def _on(mesh: Mesh, fn: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
@@ -268,3 +248,155 @@ def _on(mesh: Mesh, fn: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any
 
     placed = jax.shard_map(one, mesh=mesh, in_specs=P(DATA), out_specs=P(DATA), check_vma=False)
     return jax.jit(placed, donate_argnums=donate)
+
+
+def plain_zero2(
+    gradient: Callable[[Tree, Any], Tree], optimizer: optax.GradientTransformation, axis_name: str, workers: int
+) -> tuple[Callable[[Tree], Tree], Callable[[Tree, Tree, Any], tuple[Tree, Tree]]]:
+    """ZeRO-2 that loses nothing, written plainly: what `lossy_zero2` is measured against, and tested against.
+
+    Returns how a worker starts, and its step: each updates its own shards of all leaves, and hands them to the others.
+    """
+
+    def cut(leaf: Any) -> Any:
+        shard = -(-leaf.size // workers)
+        return jnp.pad(leaf.reshape(-1), (0, shard * workers - leaf.size)).reshape(workers, shard)
+
+    def mine(tree: Tree) -> Tree:
+        me = lax.axis_index(axis_name)
+        return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(cut(leaf), me, keepdims=False), tree)
+
+    def join(shard: Any, leaf: Any) -> Any:
+        return lax.all_gather(shard, axis_name).reshape(-1)[: leaf.size].reshape(leaf.shape)
+
+    def step(params: Tree, state: Tree, batch: Any) -> tuple[Tree, Tree]:
+        sums = jax.tree.map(lambda leaf: lax.psum_scatter(cut(leaf), axis_name), gradient(params, batch))
+        mean = jax.tree.map(lambda leaf: leaf / jnp.float32(workers), sums)
+        updates, state = optimizer.update(mean, state, mine(params))
+        shards = optax.apply_updates(mine(params), updates)
+        return jax.tree.map(join, shards, params), state
+
+    return lambda params: optimizer.init(mine(params)), step
+
+
+class _Trained(NamedTuple):
+    latencies: list[list[list[float]]]  # of each micro-batch that was completed, [iterations][processes][completed]
+    compute: np.ndarray  # seconds until the all-reduce, [iterations, processes]
+    whole: np.ndarray  # seconds with the all-reduce, [iterations, processes]
+
+    @property
+    def completed(self) -> int:
+        """Micro-batches that were."""
+        return sum(len(times) for iteration in self.latencies for times in iteration)
+
+    @property
+    def throughput(self) -> float:
+        return self.completed / float(self.whole.max(axis=1).sum())
+
+
+def _dropcompute() -> dict[str, float]:
+    """Starts the processes of DropCompute and returns what they found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", START, address, str(number)],
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR"},
+                stdout=out if number == 0 else subprocess.DEVNULL,
+                stderr=err,
+            )
+            for number in range(PROCESSES)
+        ]
+        deadline = time.monotonic() + LIMIT
+        try:
+            while any(process.poll() is None for process in processes):
+                if any(process.poll() for process in processes) or time.monotonic() > deadline:
+                    break
+                time.sleep(0.1)
+        finally:
+            for process in processes:
+                process.kill()
+            codes = [process.wait() for process in processes]
+        out.seek(0)
+        err.seek(0)
+        if any(codes):
+            raise RuntimeError(f"the processes of DropCompute ended with {codes}:\n{err.read()[-4000:]}")
+        found: dict[str, float] = json.load(out)
+        return found
+
+
+def follow() -> None:
+    """One of the processes: ADDRESS NUMBER."""
+    address, number = sys.argv[1], int(sys.argv[2])
+    peers = Peers(coordinator=address, processes=PROCESSES, process=number, timeout=60.0)
+
+    def ready(processes: int) -> None:
+        keep_standard_output()
+        prepare(cpu_devices=1, only_cpu=True)
+
+    with joined(peers, ready, give_up):
+        found = _process(number)
+    if number == 0:
+        sys.stdout.write(json.dumps(found))
+    leave_at_once(0)
+
+
+def _process(number: int) -> dict[str, float]:
+    delays = np.asarray(
+        aggregation.BoundedLogNormal(BASE).sample(jax.random.key(number), (ITERATIONS, MICRO_BATCHES))
+    ).tolist()
+    plain = _train(math.inf, delays)
+    latencies = np.asarray(plain.latencies)
+    serial = plain.whole.max(axis=1) - plain.compute.max(axis=1)
+    choice = aggregation.select_threshold(latencies, serial)
+    if len(set(everyone(repr(choice)))) > 1:
+        raise RuntimeError("processes that hold the same latencies found different thresholds")
+    limited = _train(choice.threshold, delays)
+    gained = limited.throughput / plain.throughput
+    predicted = aggregation.effective_speedup(latencies, serial, choice.threshold)
+    return {
+        "dropcompute_measured": gained,
+        "dropcompute_predicted": predicted,
+        "dropcompute_ratio": gained / predicted,
+        "dropcompute_error": abs(gained / predicted - 1),
+        "dropcompute_threshold_seconds": choice.threshold,
+        "dropcompute_iteration_seconds": float(plain.whole.max(axis=1).mean()),
+        "dropcompute_serial_seconds": float(serial.mean()),
+        "dropcompute_drop_rate": 1 - limited.completed / latencies.size,
+        "dropcompute_drop_rate_predicted": choice.drop_rate,
+    }
+
+
+def _train(threshold: float, delays: list[list[float]]) -> _Trained:
+    """Iterations with these delays, after some that compile; the same in all processes."""
+    mesh = jax.make_mesh((PROCESSES,), (DATA,), axis_types=(jax.sharding.AxisType.Auto,))
+    params = {"a": jnp.full((8, 64), 0.1), "b": jnp.full((64, 1), 0.1)}
+    batches = list(jax.random.normal(jax.random.key(jax.process_index()), (MICRO_BATCHES, 32, 8)))
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(jnp.square(jnp.tanh(batch @ params["a"]) @ params["b"] - 1.0))
+
+    def update(total: Any, completed: Any, params: Any) -> Any:
+        total, completed, params = jax.tree.map(lambda x: x[0], (total, completed, params))
+        mean = aggregation.combine(total, DATA, completed, MICRO_BATCHES).gradient
+        return jax.tree.map(lambda p, g: (p - 0.01 * g)[None], params, mean)
+
+    join = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=P(DATA), out_specs=P(DATA), check_vma=False))
+    watch = aggregation.Stopwatch(aggregation.accumulate(loss), threshold)
+    own: list[tuple[list[float], float, float]] = []
+    for waits in [[0.0] * MICRO_BATCHES] * WARM_UP + delays:
+        started = time.perf_counter()
+        mine = watch.run(aggregation.gradient_sum(params), batches, params, delays=waits)
+        sums = aggregation.to_workers((mine.carry, jnp.int32(mine.completed), params), DATA, mesh)
+        params = jax.block_until_ready(aggregation.from_workers(join(*sums)))
+        own.append((list(mine.latencies), mine.seconds, time.perf_counter() - started))
+    rows = [json.loads(text) for text in everyone(json.dumps(own[WARM_UP:]))]
+    latencies, compute, whole = (
+        [[process[i][field] for process in rows] for i in range(len(delays))] for field in range(3)
+    )
+    return _Trained(latencies, np.asarray(compute), np.asarray(whole))
+
+
+BENCHMARKS = {"aggregation": Benchmark(measure, BARS, devices=WORKERS)}

@@ -1,26 +1,36 @@
-"""What a burn-in costs beside the load itself: digests and comparison, checksums of products, and a whole level."""
+"""What a burn-in costs, and what it finds.
+
+`sdc bench burnin`: the cost beside the load itself, of digests and comparison, checksums of products, a whole level,
+and of the summary of a fleet. `sdc bench nodes`: which of the study's fifteen nodes a burn-in, a pair and a pool catch,
+simulated at the published rates.
+"""
 
 import dataclasses
+import functools
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from sdc.burnin import Programs, burn_in
+from sdc import burnin
+from sdc.burnin.sensors import Course, Sensors
 from sdc.burnin.workloads import LEVELS, SMALLEST, BurninWorkload, Level, workloads
+from sdc.nodes import NODES
+from sdc.records import Host, seal
+from sdc.schema import Environment
 from sdc.train import get_config, register_training
+from sdc.train.studies import find_node
 
-from ._fleet import summarize_results
-from ._pool import pool_bytes
+from ._twins import pool_bytes
 from .command import BenchOptions
+from .harness import Benchmark, command_costs, seconds_of, take_turns
 
-BARS = {
+BURNIN_BARS = {
     "digests_share": 0.05,
     "matrix_checked": 1.05,
     "quick_seconds": 60.0,
@@ -30,16 +40,13 @@ BARS = {
     "false_alarms": 0,
 }
 DEVICES = 4
-QUICK = (
-    "import resource, sys\n"
-    "from sdc.tools.cli import run\n"
-    "code = run(['burnin', '--level', 'quick', '--devices', '4', '--run', sys.argv[1]])\n"
-    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, file=sys.stderr)\n"
-    "raise SystemExit(code)\n"
-)
+REPORTS, WORKLOADS, FLEET_DEVICES = 1000, 58, 8
+# Of the simulated nodes: devices, of which the last one is struck; most rounds and steps; and trials of rounds.
+SUSPECTS, ROUNDS, STEPS, TRIALS = 3, 20, 20, 3
+STRUCK = ("matrix", "attention", "training")  # families whose outputs a node's faults strike
 
 
-def measure(options: BenchOptions) -> dict[str, Any]:
+def measure_burnin(options: BenchOptions) -> dict[str, Any]:
     """All figures.
 
     `digests_share_LEVEL`: time of digests and comparison on the host, as a share of all of it, on one device.
@@ -49,86 +56,182 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     `false_alarms` in so many `rounds` of healthy devices.
     `summarize_seconds`: `sdc fleet summarize` of 1,000 results.
     """
-    quick = _quick()
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["burnin", "--level", "quick", "--devices", DEVICES, "--run", Path(folder) / "run"]
+        seconds, megabytes = command_costs(words)
     fleet = summarize_results()
     found: dict[str, Any] = {
-        "quick_seconds": quick[0],
-        "quick_megabytes": quick[1],
+        "quick_seconds": seconds,
+        "quick_megabytes": megabytes,
         "pool_bytes": pool_bytes(get_config("tiny")),
         "summarize_seconds": fleet["seconds"],
         "summarize_megabytes": fleet["megabytes"],
     }
     register_training()
-    for level in (LEVELS["quick"], _middle()):
+    # What two cores do in half a minute: matrices of 1,024 rows, and buffers of 16 MB.
+    for level in (LEVELS["quick"], dataclasses.replace(LEVELS["prejob"], buffer=2**24, retention=0.0)):
         found |= {f"{name}_{level.name}": value for name, value in _costs(level, options.steps).items()}
     products = dataclasses.replace(LEVELS["acceptance"], data=("normal",))
     found["matrix_checked_acceptance"] = _costs(products, 3, only=["matrix"])["matrix_checked"]
-    found["false_alarms"], found["rounds"] = _healthy()
-    return {"all": found}
-
-
-def _middle() -> Level:
-    """What two cores do in half a minute: matrices of 1,024 rows, and buffers of 16 MB."""
-    return dataclasses.replace(LEVELS["prejob"], name="prejob", buffer=2**24, retention=0.0)
+    devices = jax.local_devices()[:DEVICES]
+    healthy = burnin.burn_in(workloads(SMALLEST, devices), devices, rounds=1000)
+    false_alarms = len(healthy.findings) + len(healthy.unfinished)
+    return {"all": found | {"false_alarms": false_alarms, "rounds": healthy.rounds}}
 
 
 def _costs(level: Level, steps: int, *, only: Sequence[str] | None = None) -> dict[str, float]:
     devices = jax.local_devices()[:1]
-    programs = Programs(devices)
-    found = [each for each in workloads(level, devices, only=only) if not each.multi]
-    compared, loaded, checked, plain = 0.0, 0.0, [], []
-    for workload in found:
+    programs = burnin.Programs(devices)
+    compared, loaded, checked, plain = 0.0, 0.0, 0.0, 0.0
+    for workload in workloads(level, devices, only=only):
+        if workload.multi:
+            continue
         programs.prepare(workload, 0)
         programs.reference(workload, 0)
         programs.run(workload, 0)
         rounds = [_round(programs, workload) for _ in range(steps)]
         loaded += statistics.median(seconds for seconds, _ in rounds)
         compared += statistics.median(max(whole - seconds, 0.0) for seconds, whole in rounds)
-        if workload.family == "matrix":
-            pair = _against_unchecked(programs, workload, steps)
-            checked.append(pair[0])
-            plain.append(pair[1])
+        if workload.family == "matrix":  # the checked program, and the product alone, take turns
+            ready = programs.prepare(workload, 0)
+            calls = {"checked": ready.call, "plain": jax.jit(workload.run)}
+            runs = {name: functools.partial(call, *ready.arguments) for name, call in calls.items()}
+            seconds = take_turns(runs, steps)
+            checked += statistics.median(seconds["checked"])
+            plain += statistics.median(seconds["plain"])
     return {
         "digests_share": compared / (compared + loaded),
-        "matrix_checked": sum(checked) / sum(plain),
+        "matrix_checked": checked / plain,
         "load_seconds": loaded,
     }
 
 
-def _healthy(rounds: int = 1000) -> tuple[int, int]:
-    """Findings of rounds of all workloads in the smallest sizes on healthy devices, and how many rounds these were."""
-    devices = jax.local_devices()[:DEVICES]
-    result = burn_in(workloads(SMALLEST, devices), devices, rounds=rounds)
-    return len(result.findings) + len(result.unfinished), result.rounds
-
-
-def _round(programs: Programs, workload: BurninWorkload) -> tuple[float, float]:
+def _round(programs: burnin.Programs, workload: BurninWorkload) -> tuple[float, float]:
     """Seconds of a run at load, and with digest and comparison."""
     began = time.perf_counter()
     (outcome,) = programs.run(workload, 0, rest=lambda seconds: None)
     return outcome.seconds, time.perf_counter() - began
 
 
-def _against_unchecked(programs: Programs, workload: BurninWorkload, steps: int) -> tuple[float, float]:
-    """Median seconds of the checked program, and of the product alone; they take turns."""
-    ready = programs.prepare(workload, 0)
-    calls: tuple[Callable[..., Any], ...] = (ready.call, jax.jit(workload.run))
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(steps + 1):
-        for call, kept in zip(calls, times, strict=True):
-            began = time.perf_counter()
-            jax.block_until_ready(call(*ready.arguments))
-            if turn:
-                kept.append(time.perf_counter() - began)
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-def _quick() -> tuple[float, float]:
-    """Seconds and megabytes of the command as a process."""
+def summarize_results(reports: int = REPORTS, *, pages: bool = True) -> dict[str, float]:
+    """Writes results of hosts of 8 devices and 58 workloads, three of them bad, and summarizes them once."""
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", QUICK, str(Path(folder) / "run")], capture_output=True, text=True, check=False
+        place = Path(folder)
+        started = time.perf_counter()
+        size = write_results(place / "results", reports)
+        writing = time.perf_counter() - started
+        more = ["--output", place / "pages", "--ledger", place / "ledger.json"] if pages else []
+        seconds, megabytes = command_costs(["fleet", "summarize", place / "results", *more], code=1)
+        return {
+            "reports": reports,
+            "seconds": seconds,
+            "megabytes": megabytes,
+            "result_megabytes": size / 1e6,
+            "writing_seconds": writing,
+        }
+
+
+def write_results(folder: Path, reports: int, *, bad: tuple[int, ...] = (3, 14, 15)) -> int:
+    """Results of hosts that agree with each other but for a device each of the bad ones; returns their size."""
+    total = 0
+    text = burnin.BURN_IN.encode(_result()).rpartition(b',\n "checksum"')[0] + b"\n}\n"  # as it was sealed
+    for host in range(reports):
+        mine = text.replace(b"host-name", f"host-{host:04}".encode())
+        if host in bad:
+            mine = mine.replace(b'"digest": "5000000000000003"', f'"digest": "bad{host:013x}"'.encode(), 1)
+        place = folder / f"host-{host:04}" / burnin.RESULT
+        place.parent.mkdir(parents=True)
+        total += place.write_bytes(seal(mine))
+    return total
+
+
+def _result() -> burnin.BurninResult:
+    """The result of a host called `host-name`, as `sdc burnin` writes it."""
+    names = [f"family{number % 8}/float32/{number}x256x32/normal" for number in range(WORKLOADS)]
+    rows = [
+        burnin.Tally(
+            workload=name, device=device, family=name.partition("/")[0], runs=3, elements=2_000_000, seconds=1.5,
+            repeated=2, voted=3, checked=100, work=4.55e13 + device, median=0.5, fastest=0.49,
+            digest=f"{5 * 10**15 + number:016}",
+            key=f"{name} | seed 0 | {number:064x} | murmur3 finalizer of sums, 64 bits | gpu NVIDIA H100 80GB HBM3",
         )
-        assert done.returncode == 0, done.stderr
-        return time.perf_counter() - began, float(done.stderr.splitlines()[-1])
+        for number, name in enumerate(names)
+        for device in range(FLEET_DEVICES)
+    ]  # fmt: skip
+    sensor = Sensors(temperature=61.0, power=512.5, clock=1755.0, corrected=0, uncorrected=0, slowed=[])
+    devices = [
+        burnin.CheckedDevice(
+            host="host-name", machine="host-name", process=0, kind="NVIDIA H100 80GB HBM3", index=device, id=device,
+            serial=f"host-name/{device}", uuid=f"GPU-host-name-{device}", bus=f"0000:{device:02x}:00.0",
+            driver="570.86", sensors=Course(source="nvml", before=sensor, after=sensor, samples=40),
+        )
+        for device in range(FLEET_DEVICES)
+    ]  # fmt: skip
+    return burnin.judge(
+        burnin.BurninResult(
+            version="0.1.0", id="host-name" * 2,
+            host=Host(name="host-name", machine="host-name", boot="host-name", pid=1, process=0),
+            created="2026-01-05T00:00:00+00:00", ended="2026-01-05T00:05:00+00:00", seconds=300.0,
+            settings=burnin.BurninSettings(level="quick", rounds=3, dtypes=("float32",)),
+            environment=Environment(
+                python="3.11.2", packages={"jax": "0.10.2", "jaxlib": "0.10.2"}, platform="gpu"
+            ),
+            rounds=3, devices=devices, workloads=rows, notes=["made for a benchmark: no device was tested"],
+        )
+    )  # fmt: skip
+
+
+def measure_nodes(options: BenchOptions) -> dict[str, Any]:
+    """Rows are nodes. Of the columns:
+
+    `quick chance`: predicted probability that a round of level quick shows the node; `quick 95 %`: predicted rounds
+    until it does with 95 %; `quick found`: median round in which it did, of three simulations of at most 20 rounds, and
+    `quick missed` those in which it did not. `prejob 95 %`, `acceptance 95 %`: predicted rounds of these levels.
+    `pair found`, `pool found`: step in which a pair and a pool of three see it, of at most 20; -1 where they do not.
+    `pair expected`: wrong elements that the model of the node predicts in as many steps.
+    """
+    register_training()
+    devices = jax.local_devices()[:SUSPECTS]
+    programs = burnin.Programs(devices)
+    sizes = {name: workloads(name, devices, only=STRUCK) for name in ("quick", "prejob", "acceptance")}
+    columns: dict[str, dict[str, float]] = {}
+    for number, node in enumerate(NODES):
+        print(f"{node} ({number + 1} of {len(NODES)})", file=sys.stderr, flush=True)
+        faults = burnin.rehearsed(node, (), SUSPECTS - 1)
+        chances = {name: burnin.chance_of_round(faults, found) for name, found in sizes.items()}
+        row: dict[str, float] = {"quick chance": chances["quick"]}
+        row |= {f"{name} 95 %": float(burnin.rounds_for(chance)) for name, chance in chances.items()}
+        row |= _simulated(sizes["quick"], faults, programs)
+        for name, twins in (("pair", 2), ("pool", 3)):
+            seen = find_node(node, STEPS, twins=twins)
+            row[f"{name} found"] = -1.0 if seen.first is None else float(seen.first)
+            row[f"{name} expected"] = seen.expected
+        for name, value in row.items():
+            columns.setdefault(name, {})[node] = value
+        jax.clear_caches()  # each node is a program of its own
+    return columns
+
+
+def _simulated(found: Sequence[BurninWorkload], faults: Any, programs: burnin.Programs) -> dict[str, float]:
+    rounds, seconds = [], []
+    for trial in range(TRIALS):
+        result = burnin.planned_result(found, programs.devices)
+        run = functools.partial(
+            burnin.burn_in, found, programs.devices, rounds=ROUNDS, inject=faults, programs=programs, seed=trial,
+            result=result, stop=functools.partial(bool, result.findings),
+        )  # fmt: skip
+        seconds.append(seconds_of(run) / (result.rounds + 1))
+        if result.findings:
+            assert all(finding.devices == (SUSPECTS - 1,) for finding in result.findings)
+            rounds.append(result.findings[0].round + 1)
+    return {
+        "quick found": statistics.median(rounds) if rounds else -1.0,
+        "quick missed": float(TRIALS - len(rounds)),
+        "quick s/round": statistics.median(seconds),
+    }
+
+
+BENCHMARKS = {
+    "burnin": Benchmark(measure_burnin, BURNIN_BARS, devices=DEVICES),
+    "nodes": Benchmark(measure_nodes, {}, devices=SUSPECTS),
+}

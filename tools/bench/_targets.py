@@ -5,6 +5,7 @@ them, so that every probe is as large as a product's result and nothing else is 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from sdc.train import Subject, estimate_subject
 from sdc.twins import Exchange, digest
 
 from .command import BenchOptions
+from .harness import Benchmark
 
 BARS = {
     "digest": 1.15,
@@ -42,16 +44,14 @@ BARS = {
     "paft": 1.03,
 }
 TARGETS = ("v5p:2x2x1", "v6e:2x2", "h100x2")
-ELEMENTS = (8192, 8192)
-"""Shape of the array whose digest is taken: 64 Mi elements."""
+ELEMENTS = (8192, 8192)  # shape of the array whose digest is taken: 64 Mi elements
 WIDTH = 4096
-ROWS = 16384
-"""Of each device's batch, where parameters are averaged."""
+ROWS = 16384  # of each device's batch, where parameters are averaged
 PRODUCTS = primitive("dot_general")
+# `abft` with the kernel that sums rows while the product is made, of bfloat16 on TPUs: a profile decides whether it is
+# used.
 FUSED = "abft_fused"
-"""`abft` with the kernel that sums rows while the product is made, of bfloat16 on TPUs: a profile decides whether it is
-used.
-"""
+# By name of a figure the tool, what it selects, and when twins exchange digests.
 TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
     "plain": ("plain", None, "probe"),
     "lockstep": ("lockstep", None, "probe"),
@@ -61,28 +61,18 @@ TOOLS: dict[str, tuple[Tool, Where | None, Exchange]] = {
     "inject": ("inject", None, "probe"),
     "abft": ("abft", None, "probe"),
 }
-"""By name of a figure the tool, what it selects, and when twins exchange digests."""
 
 
 def measure(options: BenchOptions) -> dict[str, Any]:
     """Estimates for each target and type; of the study's model with two twins of eight chips on the v5p only."""
-    found = {
-        f"{target} {dtype}": {
-            **digest_costs(target, dtype),
-            **step_costs(target, dtype, _names(target, dtype)),
-            **paft_costs(target, dtype),
-        }
-        for target in TARGETS
-        for dtype in options.dtypes
-    }
+    found = {}
+    for target, dtype in itertools.product(TARGETS, options.dtypes):
+        fused = [FUSED] if dtype == "bfloat16" and find_target(target).chip.platform == "tpu" else []
+        steps = step_costs(target, dtype, [*list(TOOLS)[1:], *fused])
+        found[f"{target} {dtype}"] = digest_costs(target, dtype) | steps | paft_costs(target, dtype)
     if "bfloat16" in options.dtypes:
         found["v5p:2x2x1 bfloat16"] |= _study()
     return found
-
-
-def _names(target: str, dtype: str) -> list[str]:
-    fused = dtype == "bfloat16" and find_target(target).chip.platform == "tpu"
-    return [*(name for name in TOOLS if name != "plain"), *([FUSED] if fused else [])]
 
 
 def digest_costs(target: str, dtype: str) -> dict[str, float]:
@@ -142,8 +132,11 @@ def _parallel(target: str, dtype: str, optimizer: optax.GradientTransformation, 
     mesh = Mesh(np.asarray(devices, dtype=object), ("data",))
     extended = optax.with_extra_args_support(optimizer)
 
+    def loss(weights: Any, x: Any) -> Any:
+        return jnp.mean(jnp.square((jax.nn.silu(x @ weights[0]) @ weights[1]).astype(jnp.float32)))
+
     def step(weights: Any, state: Any, x: Any, **how: bool) -> Any:
-        gradient = jax.grad(lambda weights: jnp.mean(jnp.square(_layers(weights, x))))(weights)
+        gradient = jax.grad(loss)(weights, x)
         updates, state = extended.update(lax.pmean(gradient, "data"), state, weights, **how)
         return optax.apply_updates(weights, updates), state
 
@@ -160,13 +153,7 @@ def _parallel(target: str, dtype: str, optimizer: optax.GradientTransformation, 
     return estimate(mapped, *same, on_mesh(P("data"), x), target=target, options=options)
 
 
-def _layers(weights: Any, x: Any) -> Any:
-    return (jax.nn.silu(x @ weights[0]) @ weights[1]).astype(jnp.float32)
-
-
 def mlp(dtype: str, width: int = WIDTH) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The step and its arguments."""
-
     def loss(weights: Any, x: Any) -> Any:
         hidden = sdc.probe(x @ weights[0], "up")
         active = sdc.probe(jax.nn.silu(hidden), "act")
@@ -202,3 +189,6 @@ def _study() -> dict[str, float]:
         found[f"{name}_llama3_8b_16l"] = own.cost / plain.cost
         found[f"{name}_llama3_8b_16l_memory"] = own.memory / plain.memory
     return found
+
+
+BENCHMARKS = {"targets": Benchmark(measure, BARS)}

@@ -1,25 +1,33 @@
-"""`sdc bench transform`: what fingerprints, injection and rewriting cost, against the plain step."""
+"""What fingerprints, injection, rewriting and campaigns cost.
+
+`sdc bench transform`: against the plain step, and before a step runs: programs of many layers that are traced,
+rewritten and compiled. `sdc bench campaign`: injections through one program, against a run and a program of its own for
+each.
+"""
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import sdc
+from sdc.campaigns import Campaign
 from sdc.faults import BitFlip
 from sdc.nodes import node_faults
-from sdc.program import direction, named, primitive, probes
-from sdc.train import TrainConfig, get_config
+from sdc.program import direction, named, operations, primitive, probes, products
+from sdc.train import CampaignJob, Loaded, TrainConfig, Workload, get_config, make_campaign
+from sdc.train.programs import Placement, initial_state, place, plain, sharded
 from sdc.twins import digest
 
+from . import harness
 from .command import BenchOptions
-from .timing import compiled, ratio, reference_step, take_turns
-from .unrolled import BARS as UNROLLED_BARS, measure_unrolled
 
-BARS = {
+TRANSFORM_BARS = {
     "fingerprint_products": 1.10,
     "fingerprint_probes": 1.03,
     "inject_one_fault": 1.02,
@@ -29,26 +37,37 @@ BARS = {
     "rewriting_share_inject_one_fault": 0.20,
     "digest_float32": 1.5,
     "digest_bfloat16": 2.0,
-    **UNROLLED_BARS,
+    "tracing_96_layers_fingerprint": 3.0,
+    "tracing_96_layers_inject": 3.0,
+    "tracing_96_layers_abft": 6.0,
+    "tracing_4000_sites_seconds": 10.0,
+    "compiling_96_layers_detect": 2.0,
+    "compiling_96_layers_correct": 3.0,
+    "compiling_tiny_detect": 2.0,
+    "compiling_tiny_correct": 3.0,
 }
-ELEMENTS = 16 * 2**20
-"""Elements of the array whose digest is measured."""
+ELEMENTS = 16 * 2**20  # elements of the array whose digest is measured
+LAYERS, WIDTH, ROWS = 96, 32, 16
+OPERATIONS = 4000
+ALONE = 3  # injections that are also run on their own
 
 
-def measure(options: BenchOptions) -> dict[str, Any]:
-    """Measures each type."""
-    config = get_config(options.config or "bench")
-    result: dict[str, Any] = {}
+def measure_transform(options: BenchOptions) -> dict[str, Any]:
+    """Each type; tracing and compiling of float32."""
+    result: dict[str, dict[str, float]] = {}
     for dtype in options.dtypes:
-        steps = _steps(config.of_type(dtype), options.steps)
-        result[dtype] = {**steps, f"digest_{dtype}": _digest(dtype, options.steps)}
-    result.setdefault("float32", {}).update(measure_unrolled(options.steps))
+        x = jax.random.normal(jax.random.key(0), (ELEMENTS // 1024, 1024)).astype(dtype)
+        runs = harness.compiled({"plain": lambda x: jnp.sum(x, dtype=jnp.float32), f"digest_{dtype}": digest}, x)
+        result[dtype] = _steps(harness.config_of(options, dtype), options.steps) | harness.ratios(
+            harness.take_turns(runs, 3 * options.steps)
+        )
+    result.setdefault("float32", {}).update(_unrolled(options.steps))
     return result
 
 
-def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
+def _steps(config: TrainConfig, steps: int) -> dict[str, float]:
     """Ratios of step times, and the time that rewriting adds to lowering and compiling."""
-    step, arguments = reference_step(config)
+    step, arguments = harness.reference_step(config)
     moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
     # One backward matrix product; the rate is such that a few of its elements are hit.
     site = sdc.sites(step, *arguments, where=primitive("dot_general") & direction("bwd"))[0]
@@ -64,15 +83,17 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
         "inject_densest_node_uniform": lambda *args: sdc.inject(step, uniform)(moment, *args),
         "strike_one_site": lambda *args: sdc.strike(step, one)(sdc.no_strike(), *args),
     }
-    traced = {name: _tracing(fn, arguments) for name, fn in variants.items()}
+    traced = {name: min(harness.tracing_seconds(fn, *arguments) for _ in range(3)) for name, fn in variants.items()}
     started = time.perf_counter()
-    runs = compiled({"plain": variants.pop("plain")}, *arguments)
+    runs = harness.compiled({"plain": variants.pop("plain")}, *arguments)
     whole = time.perf_counter() - started
-    seconds = take_turns(runs | compiled(variants, *arguments), steps)
+    seconds = harness.take_turns(runs | harness.compiled(variants, *arguments), steps)
     return {
         "plain_seconds": statistics.median(seconds["plain"]),
-        **{name: ratio(seconds["plain"], seconds[name]) for name in variants},
-        "densest_node_over_uniform": ratio(seconds["inject_densest_node_uniform"], seconds["inject_densest_node"]),
+        **harness.ratios(seconds),
+        "densest_node_over_uniform": harness.ratio(
+            seconds["inject_densest_node_uniform"], seconds["inject_densest_node"]
+        ),
         **{
             f"rewriting_share_{name}": (traced[name] - traced["plain"]) / whole
             for name in ("fingerprint_products", "fingerprint_probes", "inject_one_fault")
@@ -81,20 +102,112 @@ def _steps(config: TrainConfig, steps: int) -> dict[str, Any]:
     }
 
 
-def _digest(dtype: str, steps: int) -> float:
-    """Time of a digest as a multiple of that of a float sum of the same array."""
-    x = jax.random.normal(jax.random.key(0), (ELEMENTS // 1024, 1024)).astype(dtype)
-    runs = compiled({"plain": lambda x: jnp.sum(x, dtype=jnp.float32), "digest": digest}, x)
-    seconds = take_turns(runs, 3 * steps)
-    return ratio(seconds["plain"], seconds["digest"])
+def _unrolled(times: int) -> dict[str, float]:
+    """Times of tracing and compiling, as multiples of the plain step's, and seconds for a step of 4,000 sites."""
+    moment = sdc.Moment(jax.random.key(0), jnp.int32(0))
+    faults = [sdc.Fault(BitFlip(), 1e-6, products)]
+    layers = [jnp.full((WIDTH, WIDTH), 0.01)] * LAYERS, jnp.ones((ROWS, WIDTH))
+    variants: dict[str, Callable[..., Any]] = {
+        "plain": _layers,
+        "fingerprint": sdc.fingerprint(_layers, products),
+        "inject": lambda *args: sdc.inject(_layers, faults)(moment, *args),
+        "abft": sdc.abft(_layers),
+    }
+    turns = [{name: harness.tracing_seconds(fn, *layers) for name, fn in variants.items()} for _ in range(times)]
+    tracing = {name: statistics.median(turn[name] for turn in turns) for name in variants}
+    found = {f"tracing_96_layers_{name}": tracing[name] / tracing["plain"] for name in list(variants)[1:]}
+    found["tracing_4000_sites_seconds"] = harness.tracing_seconds(
+        sdc.fingerprint(_operations, operations), jnp.ones(WIDTH)
+    )
+    for name, step, arguments in (
+        ("96_layers", _layers, layers),
+        ("tiny", *harness.reference_step(get_config("tiny"))),
+    ):
+        whole = _compiling_seconds(step, arguments)
+        for mode in ("detect", "correct"):
+            found[f"compiling_{name}_{mode}"] = _compiling_seconds(sdc.abft(step, mode=mode), arguments) / whole
+    return found
 
 
-def _tracing(step: Callable[..., Any], arguments: Any, times: int = 3) -> float:
-    """Seconds that tracing a step, and rewriting it, takes at the least; nothing of it is known from before."""
-    found = []
-    for _ in range(times):
-        jax.clear_caches()
-        started = time.perf_counter()
-        jax.make_jaxpr(lambda *args: step(*args))(*arguments)
-        found.append(time.perf_counter() - started)
-    return min(found)
+def _compiling_seconds(step: Callable[..., Any], arguments: Any) -> float:
+    return harness.seconds_of(lambda: harness.compiled({"": lambda *args: step(*args)}, *arguments), anew=True)
+
+
+def _layers(weights: list[Any], x: Any) -> Any:
+    """One step of a network whose layers are written out: 3 products for each but the first."""
+
+    def loss(weights: list[Any]) -> Any:
+        y = x
+        for w in weights:
+            y = y + jnp.tanh(y @ w)
+        return jnp.mean(y**2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+
+def _operations(x: Any) -> Any:
+    for _ in range(OPERATIONS // 2):
+        x = jnp.sin(x) + x
+    return x
+
+
+def measure_campaign(options: BenchOptions) -> dict[str, Any]:
+    """Both ways on the reference workload, on the same injections."""
+    injections = 10 * options.steps
+    job = CampaignJob(workload=Workload(config=str(options.config)), injections=injections, batch=1)
+    loaded = job.load()
+    placement = place(twins=None, data=1, model=1, devices=jax.devices()[:1])
+    started = time.perf_counter()
+    runner = make_campaign(job, loaded, placement)
+    setup = time.perf_counter() - started
+    started = time.perf_counter()
+    rows = list(runner.run(range(injections)))
+    together = (time.perf_counter() - started) / injections
+    alone = float(np.mean([_alone(loaded, placement, runner, number) for number in range(ALONE)]))
+    process = float(np.mean([_process(loaded.config.name, runner, number) for number in range(ALONE)]))
+    return {
+        "float32": {
+            "setup_seconds": setup,
+            "seconds_per_injection": together,
+            "seconds_per_run_of_its_own": process,
+            "seconds_per_program_of_its_own": alone,
+            "speedup": process / (together + setup / 1000),
+            "speedup_without_start_up": alone / together,
+            "injections_in_10_minutes": (600 - setup) / together,
+            "steps_per_injection": float(np.mean([1 + row["followed"] for row in rows])),
+        }
+    }
+
+
+def _process(config: str, runner: Campaign, number: int) -> float:
+    """Seconds of a training run, as a process, of the steps that an injection needs: at the least a run of its own."""
+    steps = runner.plan(number).step + 1 + runner.follow
+    with tempfile.TemporaryDirectory() as folder:
+        return harness.command_costs(["train", "--config", config, "--steps", steps, "--run", f"{folder}/run"])[0]
+
+
+def _alone(loaded: Loaded, placement: Placement, runner: Campaign, number: int) -> float:
+    """Seconds of one injection as a run of its own: compiles a step with this fault, and starts at step 0."""
+    work = sharded(loaded.config)
+    whole, start = plain(work, placement), initial_state(work, placement, runner.seed)
+    injection = runner.plan(number)
+    where = named(injection.row["site"])
+    nothing = sdc.no_strike(room=int(np.size(injection.strike.elements)), axes=sorted(injection.strike.device))
+
+    def step(hit: Any, state: Any, tokens: Any) -> Any:
+        strike = jax.tree.map(lambda a, b: jax.numpy.where(hit, a, b), injection.strike, nothing)
+        return sdc.strike(whole, where)(strike, state, tokens)[0]
+
+    def train() -> None:
+        run, state = jax.jit(step), start
+        for place_in_time in range(injection.step + 1 + runner.follow):
+            state, metrics = run(place_in_time == injection.step, state, runner.batches[place_in_time])
+            float(metrics.loss)
+
+    return harness.seconds_of(train, anew=True)
+
+
+BENCHMARKS = {
+    "transform": harness.Benchmark(measure_transform, TRANSFORM_BARS),
+    "campaign": harness.Benchmark(measure_campaign, {"speedup": 10.0, "injections_in_10_minutes": 1000.0}),
+}

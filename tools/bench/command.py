@@ -5,11 +5,19 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from .. import Output, usage_errors
+
+# By the name of a benchmark the module that has it in its `BENCHMARKS`.
+MODULES = {
+    "lockstep": "_twins", "delay": "_twins", "transform": "_transform", "campaign": "_transform", "abft": "_abft",
+    "aggregation": "_aggregation", "report": "_records", "record": "_records", "checkpoint": "_records",
+    "targets": "_targets", "burnin": "_burnin", "nodes": "_burnin",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,31 +80,32 @@ def run(options: BenchOptions) -> int:
     with usage_errors():
         check_measurement(options.steps, options.dtypes)
         get_config(config)
-        benchmark = importlib.import_module(f"._{options.benchmark}", __package__)
-        devices = getattr(benchmark, "DEVICES", 1)  # simulated ones of a CPU
+        module = importlib.import_module(f".{MODULES[options.benchmark]}", __package__)
+        benchmark = module.BENCHMARKS[options.benchmark]
         if options.benchmark == "targets":
             prepare_compilers()
         else:
-            prepare(cpu_devices=devices, cpu_threads=os.cpu_count(), only_cpu=options.benchmark == "aggregation")
+            only_cpu = options.benchmark == "aggregation"
+            prepare(cpu_devices=benchmark.devices, cpu_threads=os.cpu_count(), only_cpu=only_cpu)
     measured: dict[str, Any] = benchmark.measure(options)
     about = environment()
     if options.json:
         result = {"environment": about, "config": config, "steps": options.steps, **measured}
         sys.stdout.write(json.dumps(result, indent=1) + "\n")
     else:
-        _show(f"{options.benchmark}, config {config}, {about['device_kind']}", measured, benchmark.BARS)
+        title = f"{options.benchmark}, config {config}, {about['device_kind']}"
+        Output().print(_table(title, measured, benchmark.bars))
     return 0
 
 
-def _show(title: str, measured: dict[str, Any], bars: dict[str, float]) -> None:
+def _table(title: str, measured: dict[str, Any], bars: Mapping[str, float]) -> Any:
     """Figures in rows, types in columns; only single numbers are shown."""
     from rich.table import Table
 
     table = Table(title=title)
     table.add_column("figure")
-    table.add_column("bar", justify="right")
-    for dtype in measured:
-        table.add_column(dtype, justify="right")
+    for column in ("bar", *measured):
+        table.add_column(column, justify="right")
     names = dict.fromkeys(
         name for part in measured.values() for name, value in part.items() if isinstance(value, int | float)
     )
@@ -104,4 +113,4 @@ def _show(title: str, measured: dict[str, Any], bars: dict[str, float]) -> None:
         figures = [part.get(name) for part in measured.values()]
         bar = f"{bars[name]:g}" if name in bars else ""
         table.add_row(name, bar, *("" if value is None else f"{value:.4g}" for value in figures))
-    Output().print(table)
+    return table

@@ -16,7 +16,7 @@ from jax import lax
 from orbax.checkpoint import v1 as ocp
 
 from sdc import aggregation
-from sdc.tools.bench.zero2 import plain_zero2
+from sdc.tools.bench._aggregation import plain_zero2
 
 from .placements import AXIS, PLACEMENTS, equal_replicas, place, stack
 

@@ -11,9 +11,8 @@ import pytest
 
 from sdc.aggregation import gradient_noise
 from sdc.aggregation.noise import NoiseState
-from sdc.faults.fault import Fault
+from sdc.faults.fault import Fault, Stride
 from sdc.faults.kinds import BitFlip
-from sdc.faults.patterns import Stride
 
 from .placements import AXIS, PLACEMENTS, bits, place
 

@@ -14,9 +14,9 @@ from jax.sharding import AxisType, PartitionSpec as P
 import sdc
 from sdc.aggregation.spares import ShadowReport, ShadowState, init_shadow, judge, shadow
 from sdc.bits import as_bits, from_bits
-from sdc.faults.events import Moment
+from sdc.costs import collective_calls
+from sdc.faults import Moment
 from sdc.faults.kinds import BitFlip
-from sdc.tools.bench.collectives import collectives
 
 RANKS, ROWS, INPUTS, OUTPUTS = 5, 2, 7, 3
 rng = np.random.default_rng(0)
@@ -381,7 +381,7 @@ def test_a_rank_that_is_wrong_now_and_then_is_named_when_chance_is_no_explanatio
 def test_gradients_move_only_where_they_differ() -> None:
     run = on_mesh(shadow(gradient, "data"))
     text = run.lower(init_shadow(RANKS), params(), BATCH).compile().as_text()
-    found = collectives(text)
+    found = collective_calls(text)
     always = sorted(size for c in found if not c.conditional for size in c.sizes)
     x, y, grad, loss = 4 * ROWS * INPUTS, 4 * ROWS * OUTPUTS, W.nbytes, 4
     digests = RANKS * 2 * 4

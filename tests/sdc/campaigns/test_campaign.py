@@ -13,10 +13,10 @@ import pytest
 from flax import nnx
 
 import sdc
+from sdc.campaigns import Campaign, NotDeterministic
 from sdc.campaigns.outcomes import DETECTORS, Observed, Thresholds, classify
-from sdc.campaigns.runner import Campaign, NotDeterministic
 from sdc.faults import BitFlip, Rotate, Stuck, When
-from sdc.program.selectors import argument, arithmetic, named, operations, primitive, products
+from sdc.program import argument, arithmetic, named, operations, primitive, products
 
 BATCHES = [np.random.default_rng(n).normal(size=(4, 3)).astype(np.float32) for n in range(9)]
 W = np.zeros(3, np.float32)

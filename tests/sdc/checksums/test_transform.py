@@ -21,7 +21,7 @@ from sdc.checksums.fused_products import multiply, triton_fits, triton_product
 from sdc.checksums.products import Dot
 from sdc.checksums.roundoff import Profile, Rounding, hardware
 from sdc.checksums.schemes import signed_weights
-from sdc.faults.events import Moment
+from sdc.faults import Moment
 from sdc.faults.fault import When
 from sdc.faults.kinds import BitFlip, Scale
 from sdc.program import varying

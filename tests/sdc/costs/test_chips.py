@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from sdc.costs import find_target
-from sdc.costs.targets import check_compiler
+from sdc.costs import check_compiler, find_target
 from sdc.settings import SettingError
 
 

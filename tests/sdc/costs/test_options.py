@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sdc.costs.targets import check_options, read_options
+from sdc.costs import check_options, read_options
 from sdc.settings import SettingError
-from sdc.train.programs.placement import place
+from sdc.train.programs import place
 
 SPLIT = "xla_cpu_parallel_codegen_split_count"
 

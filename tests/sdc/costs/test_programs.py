@@ -9,7 +9,7 @@ import pytest
 from sdc.costs import CHIPS, Uncharged, cycles
 from sdc.costs.cycles import Plain, cycles_of
 from sdc.costs.hlo import bytes_of, collectives_of, parse_module, traffic_of
-from sdc.costs.schedules import read_schedules
+from sdc.costs.targets import read_schedules
 
 
 def op(cycles: int, name: str = "mul") -> str:

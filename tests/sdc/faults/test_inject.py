@@ -11,9 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
-from sdc.faults.events import Moment
-from sdc.faults.fault import When, parse_fault
-from sdc.faults.kinds import BitFlip, Gaussian, Relative, Scale, Stuck
+from sdc.faults import BitFlip, Gaussian, Moment, Relative, Scale, Stuck, When, parse_fault
 
 SIZE = 4096
 X = np.random.default_rng(0).normal(size=SIZE).astype(np.float32)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import sdc
-from sdc.faults.fault import When, as_fault, parse_fault
+from sdc.faults import One, Row, Run, Stride, Tile, When, Whole, as_fault, parse_fault
 from sdc.faults.kinds import (
     Add,
     BitFlip,
@@ -28,8 +28,7 @@ from sdc.faults.kinds import (
     field_bits,
     neutral,
 )
-from sdc.faults.patterns import One, Row, Run, Stride, Tile, Whole
-from sdc.program.selectors import argument, collectives, direction, iteration, primitive, result
+from sdc.program import argument, collectives, direction, iteration, primitive, result
 
 FLOATS = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz"]
 INTEGERS = ["int32", "int16", "int8", "uint8", "uint32"]

@@ -12,13 +12,12 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
+from sdc.faults import BitFlip, Rotate, Run, Scale, Stuck
 from sdc.faults._strike import LOOPS
-from sdc.faults.kinds import BitFlip, Rotate, Scale, Stuck
-from sdc.faults.patterns import Run
-from sdc.program.selectors import arithmetic, direction, everything, iteration, operations, primitive, scope
-from sdc.records.format import encode
+from sdc.program import arithmetic, direction, everything, iteration, operations, primitive, scope
+from sdc.records import encode
 from sdc.tools.commands.reports import DiffCommand, diff
-from sdc.twins.traces import TraceWriter
+from sdc.twins import TraceWriter
 
 MESH = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
 

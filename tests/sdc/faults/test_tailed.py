@@ -16,16 +16,14 @@ import pytest
 from jax import lax
 
 import sdc
-from sdc.faults.fault import When, as_fault, parse_fault
-from sdc.faults.kinds import SMALLEST, Add, Relative, Tailed
+from sdc.faults import SMALLEST, Add, Relative, Tailed, When, as_fault, parse_fault
 
 KEY = jax.random.key(0)
 DTYPES = ["float32", "bfloat16"]
 LAYERS, SIZE, STEPS = 3, 1024, 500
 KIND = Tailed(severity=(0.5, 1.0, 2.0), tail=0.8, few=1.5)
 RATES = (0.02, 0.01, 0.02)
-MORE = 20
-"""NumPy draws so many times more, so that it hardly scatters itself."""
+MORE = 20  # numPy draws so many times more, so that it hardly scatters itself
 
 
 def probed(x: Any) -> Any:

@@ -22,8 +22,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
-from sdc.faults.kinds import BitFlip
-from sdc.program.selectors import arithmetic, operations, primitive
+from sdc.faults import BitFlip
+from sdc.program import arithmetic, operations, primitive
 
 from .test_interpreter import STEPS
 

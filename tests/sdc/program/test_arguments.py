@@ -14,8 +14,8 @@ import pytest
 from flax import nnx
 
 import sdc
-from sdc.faults.kinds import BitFlip
-from sdc.program.selectors import argument, everything, primitive, products
+from sdc.faults import BitFlip
+from sdc.program import argument, everything, primitive, products
 
 Step = Callable[..., Any]
 X = np.linspace(-1.0, 1.0, 32, dtype=np.float32).reshape(8, 4)

@@ -12,10 +12,9 @@ from jax import lax
 from jax.experimental import sparse
 
 import sdc
-from sdc.checksums.transform import accumulators
-from sdc.faults.kinds import BitFlip
-from sdc.program.selectors import arithmetic, everything, iteration, operations, primitive, products
-from sdc.program.site import Site
+from sdc.checksums import accumulators
+from sdc.faults import BitFlip
+from sdc.program import Site, arithmetic, everything, iteration, operations, primitive, products
 
 from .test_any_step import FOREIGN
 from .test_interpreter import STEPS, X
@@ -41,8 +40,8 @@ STEPS_HERE: dict[str, tuple[Step, tuple[Any, ...]]] = {
     **{name: make() for name, make in FOREIGN.items()},
 }
 
+# `shard_map` takes values for equal on all devices there, and faults would make them differ.
 TYPED = ("shard_map, checked", "partly manual", "nested shard_map")
-"""`shard_map` takes values for equal on all devices there, and faults would make them differ."""
 
 
 def seen(step: Step, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:

@@ -14,9 +14,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
-from sdc.program.interpreter import rewrite
-from sdc.program.reports import Place
-from sdc.program.selectors import everything, matching, probes
+from sdc.program import Place, everything, matching, probes, rewrite
 
 X = np.linspace(-1.0, 1.0, 8, dtype=np.float32)
 MESH = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)

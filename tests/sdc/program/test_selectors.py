@@ -17,8 +17,10 @@ from jax.sharding import AxisType, PartitionSpec as P
 import sdc
 from sdc.program.selectors import (
     Selector,
+    Site,
     argument,
     arithmetic,
+    as_selector,
     boundary,
     collectives,
     direction,
@@ -28,7 +30,6 @@ from sdc.program.selectors import (
     matching,
     named,
     operations,
-    parse_selector,
     primitive,
     probed,
     probes,
@@ -36,7 +37,6 @@ from sdc.program.selectors import (
     scope,
     source,
 )
-from sdc.program.site import Site
 
 MESH = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
 
@@ -90,7 +90,7 @@ def test_terms_choose_what_they_say(selector: Selector, expected: Callable[[Site
     chosen = hits(selector)
     assert chosen == hits(expected)
     assert chosen or selector.text.startswith("matching")
-    assert hits(parse_selector(repr(selector))) == chosen
+    assert hits(as_selector(repr(selector))) == chosen
 
 
 def expressions() -> st.SearchStrategy[tuple[Selector, frozenset[str]]]:
@@ -114,8 +114,8 @@ def expressions() -> st.SearchStrategy[tuple[Selector, frozenset[str]]]:
 def test_combinations_are_those_of_sets(case: tuple[Selector, frozenset[str]]) -> None:
     selector, expected = case
     assert hits(selector) == expected
-    assert hits(parse_selector(selector.text)) == expected
-    assert parse_selector(selector.text).text == selector.text
+    assert hits(as_selector(selector.text)) == expected
+    assert as_selector(selector.text).text == selector.text
 
 
 def test_sites_know_shapes_operations_and_lines() -> None:
@@ -206,8 +206,7 @@ def test_near_misses(where: Selector, message: str) -> None:
             tool()
 
 
-LEVELS = (101, 1_000, 100_000)
-"""One too many, about as many as Python allows calls, and more than its parser takes."""
+LEVELS = (101, 1_000, 100_000)  # one too many, about as many as Python allows calls, and more than its parser takes
 DEEP = {
     f"{name} {levels}": text(levels)
     for name, text in {
@@ -231,13 +230,13 @@ DEEP = {
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
 def test_selectors_nested_too_deeply_are_told_so(text: str) -> None:
     with pytest.raises(ValueError, match=r"nested deeper than 100 levels|cannot be read; write it as in Python"):
-        parse_selector(text)
+        as_selector(text)
 
 
 def test_selectors_may_be_long_but_not_deep() -> None:
     names = [f"a{number}" for number in range(10_000)]
-    assert parse_selector(f"named({', '.join(map(repr, names))})").text.endswith('"a9999")')
-    assert len(parse_selector(" | ".join(100 * ["probes"])).leaves()) == 100
+    assert as_selector(f"named({', '.join(map(repr, names))})").text.endswith('"a9999")')
+    assert len(as_selector(" | ".join(100 * ["probes"])).leaves()) == 100
     with pytest.raises(ValueError, match=r'nested deeper than 100 terms.*as in named\("a", "b"\)'):
         functools.reduce(operator.or_, map(named, names))
     with pytest.raises(ValueError, match="nested deeper than 100 terms"):
@@ -264,7 +263,7 @@ def test_selectors_may_be_long_but_not_deep() -> None:
 )
 def test_selectors_that_cannot_be_read(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_selector(text)
+        as_selector(text)
 
 
 def test_a_step_that_cannot_be_traced() -> None:

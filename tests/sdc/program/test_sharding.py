@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sdc
-from sdc.faults.kinds import BitFlip
-from sdc.program.selectors import arithmetic, everything, operations, products
+from sdc.faults import BitFlip
+from sdc.program import arithmetic, everything, operations, products
 
 Step = Callable[..., Any]
 EXPLICIT = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])

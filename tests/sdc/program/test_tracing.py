@@ -8,10 +8,7 @@ import pytest
 from jax import lax
 
 import sdc
-from sdc.program import traced_once
-from sdc.program.interpreter import rewrite
-from sdc.program.reports import Place
-from sdc.program.selectors import everything, probes
+from sdc.program import Place, everything, probes, rewrite, traced_once
 
 from .test_interpreter import Total, X, probed
 

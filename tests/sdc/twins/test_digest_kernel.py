@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
 from sdc.program import compiled_for, compiling_for
+from sdc.twins import GOLDEN, MIX, digest
 from sdc.twins.digest_kernel import LEAST, fits, kernel_digest
-from sdc.twins.digests import GOLDEN, MIX, digest
 
 
 def values(shape: tuple[int, ...], dtype: Any) -> jax.Array:

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sdc
-from sdc.twins.digests import digest, tree_digest
+from sdc.twins import digest, tree_digest
 from tests.sdc.test_bits import DTYPES, SHAPES, random_array
 
 MESH = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)

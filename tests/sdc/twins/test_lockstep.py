@@ -11,10 +11,9 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sdc
-from sdc.faults.events import Moment
-from sdc.faults.kinds import BitFlip, Relative, Stuck
+from sdc.costs import collective_calls
+from sdc.faults import BitFlip, Moment, Relative, Stuck
 from sdc.program import varying
-from sdc.tools.bench.collectives import collectives
 from tests.sdc.twins.test_mismatch import CASES
 
 LAYERS, ROWS, WIDTH = 3, 4, 8
@@ -200,7 +199,7 @@ def test_what_is_no_array_passes_through() -> None:
 def test_at_most_64_bytes_per_probe_cross_the_twin_axis() -> None:
     run = jax.jit(place(twins(FAULTS), "shard_map", 2))
     text = run.lower(Moment(jax.random.key(0), jnp.int32(0))).compile().as_text()
-    found = collectives(text)
+    found = collective_calls(text)
     outside = [
         size
         for collective in found

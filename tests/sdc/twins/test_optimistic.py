@@ -14,10 +14,9 @@ from jax import lax
 from jax.experimental import io_callback
 
 import sdc
-from sdc.faults.events import Moment
-from sdc.faults.kinds import BitFlip
+from sdc.costs import collective_calls
+from sdc.faults import BitFlip, Moment
 from sdc.program import operations
-from sdc.tools.bench.collectives import collectives
 from tests.sdc.twins.test_lockstep import LAYERS, ROWS, SITES, WIDTH, W, X, bits, place, step
 
 MOMENT = Moment(jax.random.key(0), jnp.int32(0))
@@ -97,7 +96,7 @@ def place_twice(run: Any) -> Any:
 def test_one_exchange_in_a_microstep_or_a_step(run: Any, exchange: str) -> None:
     compiled = jax.jit(place(lambda moment, w, x: optimistic(run, exchange=exchange)(w, x), "shard_map", 2))
     text = compiled.lower(MOMENT).compile().as_text()
-    found = [each for each in collectives(text) if not each.conditional and each.crosses((0, 1))]
+    found = [each for each in collective_calls(text) if not each.conditional and each.crosses((0, 1))]
     # Of all five probes in three layers one digest of each of two twins, of 8 bytes, however many microsteps there are.
     assert [size for each in found for size in each.sizes] == [2 * 8]
     out, mismatches = compiled(MOMENT)

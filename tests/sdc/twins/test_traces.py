@@ -11,12 +11,12 @@ import pytest
 from jax import lax
 
 import sdc
-from sdc.faults.kinds import BitFlip
-from sdc.program.selectors import arithmetic, operations, primitive
+from sdc.faults import BitFlip
+from sdc.program import arithmetic, operations, primitive
 from sdc.records.format import RecordError, write_sealed
 from sdc.records.record import read_manifest
+from sdc.twins import NotComparable, TraceWriter, diff, read_trace
 from sdc.twins.first_differences import FEW
-from sdc.twins.traces import NotComparable, TraceWriter, diff, read_trace
 
 X = np.linspace(0.1, 1.0, 4, dtype=np.float32)
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 import sdc
-from sdc.faults.events import Moment
+from sdc.faults import Moment
 from sdc.faults.kinds import BitFlip, Relative
 from sdc.program.reports import Reports
 from sdc.train.programs.tallies import tally, total

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
-from sdc.tools.bench.collectives import Collective, collectives
+from sdc.costs import CollectiveCall, collective_calls
 
 
 def test_kinds_sizes_groups_and_branches() -> None:
@@ -21,7 +21,7 @@ def test_kinds_sizes_groups_and_branches() -> None:
         return w[1]
 
     run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("b"), out_specs=P(("a", "b")), check_vma=False))
-    found = collectives(run.lower(jnp.ones(6)).compile().as_text() or "")
+    found = collective_calls(run.lower(jnp.ones(6)).compile().as_text() or "")
     kinds = {c.kind: c for c in found}
     assert kinds["all-reduce"].sizes == (12,)
     assert not kinds["all-reduce"].conditional
@@ -50,5 +50,5 @@ def test_forms_of_replica_groups() -> None:
         hlo = (
             f"ENTRY %main (p: f32[4]) -> f32[4] {{\n  %r = bf16[2,3]{{1,0}} all-reduce(%p), {text}, to_apply=%add\n}}\n"
         )
-        assert collectives(hlo) == [Collective("all-reduce", (12,), groups, conditional=False)]
-    assert Collective("all-reduce", (4,), (), conditional=False).crosses(np.arange(2).tolist())
+        assert collective_calls(hlo) == [CollectiveCall("all-reduce", (12,), groups, conditional=False)]
+    assert CollectiveCall("all-reduce", (4,), (), conditional=False).crosses(np.arange(2).tolist())
