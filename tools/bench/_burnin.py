@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,10 @@ def _costs(level: Level, steps: int, *, only: Sequence[str] | None = None) -> di
         compared += statistics.median(max(whole - seconds, 0.0) for seconds, whole in rounds)
         if workload.family == "matrix":  # the checked program, and the product alone, take turns
             ready = programs.prepare(workload, 0)
-            calls = {"checked": ready.call, "plain": jax.jit(workload.run)}
-            runs = {name: functools.partial(call, *ready.arguments) for name, call in calls.items()}
+            calls: dict[str, Callable[..., Any]] = {"checked": ready.call, "plain": jax.jit(workload.run)}
+            runs: dict[str, Callable[[], Any]] = {
+                name: functools.partial(call, *ready.arguments) for name, call in calls.items()
+            }
             seconds = take_turns(runs, steps)
             checked += statistics.median(seconds["checked"])
             plain += statistics.median(seconds["plain"])
