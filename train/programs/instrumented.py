@@ -66,11 +66,18 @@ class Instrumented(Program):
         # Faults are those of the hardware: where products are checked, they strike the sums before rounding.
         wide = self.work.fn if self.checks is None else accumulators(self.work.fn)
         faulty = sdc.inject(wide, self.faults) if self.faults else lambda _, *args: (wide(*args), NONE)
-        step = self.around((lambda *args: (faulty(*args), NONE)) if self.checks is None else self.checks(faulty))
+        checked = (lambda *args: (faulty(*args), NONE)) if self.checks is None else self.checks(faulty)
+
+        # What goes in and comes out has sites too, which are named by their places here.
+        def instrumented(moment: sdc.Moment, state: Any, tokens: Any) -> tuple[Any, Reports, Reports]:
+            (out, events), flags = checked(moment, state, tokens)
+            return out, events, flags
+
+        step = self.around(instrumented)
 
         def fn(state: Any, shared: tuple[Any, Any]) -> Any:
             tokens, key = shared
-            ((out, events), flags), reports = step(sdc.Moment(key, state.step), state, tokens)
+            (out, events, flags), reports = step(sdc.Moment(key, state.step), state, tokens)
             return *out, (reports, events, flags)
 
         return self.jitted(fn, P(), RANKS)
