@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,9 +15,10 @@ from sdc.analysis.headline import excluded
 from sdc.analysis.report import Table
 from sdc.analysis.summary import SUBMODULES, contents_of, summary_of
 from sdc.records.layout import kind_of
+from sdc.records.lines import Rows
 from sdc.records.record import Contents
 
-from .records import ELEMENTS, PUBLISHED, free_steps, manifest, step_row, steps, summarize
+from .records import ELEMENTS, PUBLISHED, details_of, free_steps, lines_of, manifest, step_row, steps, summarize
 
 RATES = {site: known["frequency"] for site, known in PUBLISHED.items()}
 REAL = {"suspect": {"name": None, "simulated": False, "faults": []}, "published": None}
@@ -26,9 +28,14 @@ AGREED = {"state_digest": ["ab"] * 2}
 """What the summary of twins says that ended alike."""
 
 
+def rows_of(rows: Sequence[dict[str, Any]] = ()) -> Rows:
+    return Rows(lines_of([*rows]), rows)
+
+
 def contents(*parts: Any) -> Contents:
-    about, *rest = parts
-    return Contents(epath.Path("run"), kind_of(about["kind"]), about, *rest)
+    about, rows, mismatches, summary, *discarded = parts
+    kind, details = kind_of(about["kind"]), Rows(details_of(mismatches), mismatches)
+    return Contents(epath.Path("run"), kind, about, rows_of(rows), details, summary, rows_of(*discarded))
 
 
 def test_clean_states_the_bound_over_everything_that_was_checked() -> None:
@@ -346,11 +353,11 @@ def test_steps_that_were_run_again_and_agreed_leave_a_run_clean() -> None:
     run = contents(about, rows, [], stored, [rows[4], rows[3], rows[4]])
     assert summary_of(run).verdict == "clean"
     bare = {"step": 4, "loss": [1.0, 1.0]}  # a step at which nothing was compared
-    assert summary_of(dataclasses.replace(run, discarded=[bare])).verdict == "clean"
+    assert summary_of(dataclasses.replace(run, discarded=rows_of([bare]))).verdict == "clean"
     for lines in ([{**rows[4], "loss": [None, 2.0]}], [{**bare, "sites": {"fwd/ffn": {"injected": 2}}}]):
-        assert summary_of(dataclasses.replace(run, discarded=lines)).verdict == "inconclusive"
+        assert summary_of(dataclasses.replace(run, discarded=rows_of(lines))).verdict == "inconclusive"
     hit = {"step": 4, "site": "fwd/ffn", "mismatched": 1}
-    again = summary_of(dataclasses.replace(run, discarded=[{**bare, "mismatches": [hit]}]))
+    again = summary_of(dataclasses.replace(run, discarded=rows_of([{**bare, "mismatches": [hit]}])))
     assert again.verdict == "corrupt"
     assert "in 1 steps that were run again" in again.reason
 

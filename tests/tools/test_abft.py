@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sdc import records
 from sdc.checksums.roundoff import Profile, Rounding, hardware
-from sdc.records import determinism
 from sdc.tools.cli import run
 from tests.tools.command import lines, sdc, summary
 
@@ -152,7 +152,7 @@ def test_study_and_calibration(
     Both run in this process, whose devices have started already, and on `tiny`: with shorter sums than it has, the
     schemes are too close to one another.
     """
-    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
+    monkeypatch.setattr(records, "prepare", lambda **_: None)
     flags = ("--steps", "1", "--dtypes", "bfloat16")
     ffn = ("--where", 'scope("*/ffn/*")', "--run", str(tmp_path / "study"), "--json")
     assert run(["abft", "study", *flags, *ffn]) == 0

@@ -11,11 +11,11 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
+from sdc import records
 from sdc.burnin.exports import file_schema
 from sdc.burnin.judgement import BURN_IN
 from sdc.burnin.pair import PAIR, POOL
 from sdc.burnin.results import RESULT
-from sdc.records import determinism
 from sdc.tools import cli
 from sdc.verdict import Verdict
 from tests.tools.command import Started
@@ -38,7 +38,7 @@ PATHS = {
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices have started long ago; processes that are started do not wait for burn-ins of others on this machine."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
+    monkeypatch.setattr(records, "prepare", lambda **_: None)
 
 
 @pytest.mark.parametrize("case", PATHS.values(), ids=PATHS)

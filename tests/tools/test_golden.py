@@ -40,7 +40,7 @@ class Told:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
-    monkeypatch.setattr("sdc.records.determinism.prepare", lambda **_: None)
+    monkeypatch.setattr("sdc.records.prepare", lambda **_: None)
     return Told(capsys)
 
 
@@ -49,7 +49,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two devices computed, recorded by the command."""
     path = tmp_path_factory.mktemp("golden") / "once.golden"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdc.records.determinism.prepare", lambda **_: None)
+        patch.setattr("sdc.records.prepare", lambda **_: None)
         assert cli.run(["golden", "record", str(path), *map(str, ONLY)]) == 0
     return path
 

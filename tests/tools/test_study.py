@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from sdc import records
 from sdc.analysis.report import Table
 from sdc.nodes.simulated_nodes import FittedValue
-from sdc.records import determinism
 from sdc.tools.cli import run
 from sdc.tools.output import show
 from sdc.tools.progress import CountProgress
@@ -29,7 +29,7 @@ def test_a_study_is_recorded(
     monkeypatch.setattr(
         ShadowStudy, "run", lambda self, tasks: experiment(dataclasses.replace(self, kinds=KINDS[:1]), tasks)
     )
-    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
+    monkeypatch.setattr(records, "prepare", lambda **_: None)
     flags = ("--workload", "convnet", "--images", "digits", "--steps", "10", "--seed", "3")
     assert run(["study", "shadow", *flags, "--run", str(tmp_path / "run"), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -79,7 +79,7 @@ def test_a_study_of_failures_is_recorded_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small training in the place of the workloads; interrupted in its midst, as by somebody at the keyboard."""
-    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
+    monkeypatch.setattr(records, "prepare", lambda **_: None)
     monkeypatch.setattr(studies, "subjects", lambda names, sources: [subject()])
     monkeypatch.setitem(ScarStudy.__init__.__kwdefaults__, "perturbations", 20)
     words = ["study", "scar", "--trials", "10", "--starts", "5", "--run", str(tmp_path / "run"), "--json"]
@@ -125,7 +125,7 @@ def made_up(study: NodesStudy) -> Generator[str, None, NodesMeasured]:
 def test_a_study_of_the_nodes_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(determinism, "prepare", lambda **_: None)
+    monkeypatch.setattr(records, "prepare", lambda **_: None)
     monkeypatch.setattr(NodesStudy, "run", made_up)
     words = ["study", "nodes", "--nodes", "node11", "--seed", "5", "--run", str(tmp_path / "run"), "--json"]
     assert run(words) == 0

@@ -63,6 +63,7 @@ from .settings import SIZES, WINDOW, NodesStudy
 
 # Elements in a step under parameter synchronization, of the two layers for which each published one stands.
 STEP_ELEMENTS = ELEMENTS * 256 * 2
+CELLS = 32 * MICROSTEPS  # a mean each: devices and their microsteps
 # Probability that a node does not follow the model, so that one odd node decides nothing: its ratio is then anything
 # within `DECADES` powers of ten.
 ODD = 0.05
@@ -316,8 +317,7 @@ def _layer(
         mean = np.full(spikes.shape, float(np.broadcast_to(kind.severity, 16)[layer]) / 2)
     expected = np.minimum(rate * course / when.spike * share, 1.0) * spikes * (ELEMENTS * MICROSTEPS)
     hits = np.where(expected < 1e6, rng.poisson(np.minimum(expected, 1e6)), expected)
-    # The severity of a step is the largest of the means of 32 devices and their microsteps.
-    largest = mean * largest_mean(hits, 32 * MICROSTEPS)
+    largest = mean * largest_mean(hits, CELLS)  # the severity of a step is the largest of the means
     seen = np.where(hits > 0, np.maximum(largest, LAST_BIT), 0.0)
     return hits.mean(1) / (ELEMENTS * MICROSTEPS), seen.max(1)
 
