@@ -303,7 +303,7 @@ def _operations(summary: CampaignSummary) -> Figure | LeftOut:
 
 
 def _latency(summary: CampaignSummary) -> Figure | LeftOut:
-    """Share of the injections that changed training which each detector had found after so many steps."""
+    """Share of the injections that changed training that each detector had found by each step."""
     title = "Detection over time"
     found = summary.detectors
     if not any(entry.latencies for entry in found.values()):

@@ -227,7 +227,7 @@ def over_steps(
     lines: Mapping[str, Sequence[float] | Floats],
     log: Literal["", "y"] = "",
 ) -> Figure | LeftOut:
-    """Quantities at every step; a line without points is none."""
+    """Quantities at every step; a line without points is left out."""
     x = step_numbers(steps)
     drawn = tuple(Line(name, x, y, dashed=name in DASHED) for name, y in lines.items() if len(y))
     return line_figure(Chart(title, caption, "step", quantity, drawn, log))

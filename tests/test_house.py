@@ -26,8 +26,8 @@ PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"
 FLOORS = ("sdc", "sdc.train", "sdc.analysis", "sdc.tools")
 
 # What the house keeps to; see CONTRIBUTING.md.
-MOST_FILES, MOST_NAMES, SHORT = 22, 51, 60
-MOST_CRUMBS, MOST_REPEATED_CLASSES, MOST_REPEATED_FILES = 12, 11, 8
+MOST_FILES, MOST_NAMES, SHORT = 22, 50, 60
+MOST_CRUMBS, MOST_REPEATED_CLASSES, MOST_REPEATED_FILES = 12, 8, 8
 MOST_FORMATS, MOST_TABLES_OF_CODES = 1, 1
 
 

@@ -45,7 +45,7 @@ from .policy import PATIENCE, Attempt, Decision, Golden, PolicyError, StepPolicy
 from .programs import (
     Placement,
     Program,
-    Rows,
+    StepRows,
     history_ratio,
     initial_state,
     place,
@@ -383,7 +383,7 @@ def run_steps(
     return Done(state, number, reruns, rollbacks, stopped and number < steps.stop)
 
 
-def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: int) -> tuple[Any, Rows]:
+def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: int) -> tuple[Any, StepRows]:
     """One step, and what the record has of it."""
     started = time.perf_counter()
     try:
@@ -396,7 +396,7 @@ def _advance(program: Program, state: Any, tokens: Array, number: int, attempt: 
             raise jax.errors.JaxRuntimeError(str(error)) from error
         raise StepFailed(f"step {number} failed: {error}") from error
     again = {"attempts": attempt + 1} if attempt else {}
-    return new, Rows({"step": number, **row, **again, "seconds": time.perf_counter() - started}, details)
+    return new, StepRows({"step": number, **row, **again, "seconds": time.perf_counter() - started}, details)
 
 
 def _decide(policies: Sequence[StepPolicy], attempt: Attempt) -> Decision:

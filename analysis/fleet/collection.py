@@ -183,7 +183,7 @@ def _impossible(report: BurninResult) -> Iterator[str]:
 def reduced(file: str, report: BurninResult) -> HostResult:
     """What is used of a report. Texts that are alike are one object: a fleet has them a thousand times."""
     named = [candidates(report, device) for device in report.devices]
-    told = report.environment
+    surroundings = report.environment
     parts: dict[int, DeviceResult] = {}
     for device, name, names in zip(report.devices, identities(named), named, strict=True):
         errors: list[str] = []
@@ -192,14 +192,19 @@ def reduced(file: str, report: BurninResult) -> HostResult:
             if (new := (course.after.uncorrected or 0) - (course.before.uncorrected or 0)) > 0:
                 errors.append(f"{new} memory errors that ECC could not correct")
         parts[device.index] = DeviceResult(
-            name, names, device.index, device.kind or told.device_kind or "unknown", device.serial, device.uuid,
+            name, names, device.index, device.kind or surroundings.device_kind or "unknown", device.serial, device.uuid,
             device.bus, device.driver, device.elements, device.runs, device.seconds, tuple(errors),
         )  # fmt: skip
     # What else must be equal for bits to be comparable, besides the key: versions, flags, a CPU's model.
-    around: list[object] = [told.platform, told.platform_version, told.device_kind, told.xla_flags]
-    if told.platform == "cpu":
-        around += [told.machine, told.processor, told.processors, told.cpu_threads]
-    versions = {**told.packages, **told.options}
+    around: list[object] = [
+        surroundings.platform,
+        surroundings.platform_version,
+        surroundings.device_kind,
+        surroundings.xla_flags,
+    ]
+    if surroundings.platform == "cpu":
+        around += [surroundings.machine, surroundings.processor, surroundings.processors, surroundings.cpu_threads]
+    versions = {**surroundings.packages, **surroundings.options}
     mark = "; ".join([*map(str, around), *(f"{name} {versions[name]}" for name in sorted(versions))])
     rows = []
     for row in report.workloads:

@@ -267,7 +267,7 @@ class _BurnIn:
         for dtype in dict.fromkeys(each.dtype for each in self.workloads if each.data == "subnormal"):
             for kind, index in first.items():
                 # A device that fails here fails in its workloads too, and is recorded there.
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(RuntimeError):
                     if not keeps_subnormals(dtype, self.programs.devices[index]):
                         self._note(f"{kind} takes subnormal numbers of {dtype} for zero: such data are zeros")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     # Determinism.
     from .determinism import (
-        Difference as Difference,
+        EnvironmentDifference as EnvironmentDifference,
         differences as differences,
         environment as environment,
         prepare as prepare,

@@ -134,7 +134,7 @@ def program_fingerprint(lowered: "jax.stages.Lowered") -> str:
     return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
-class Difference(NamedTuple):
+class EnvironmentDifference(NamedTuple):
     """One thing that differs between descriptions.
 
     Attributes:
@@ -153,14 +153,16 @@ class Difference(NamedTuple):
         return f"{self.key}: " + ", ".join(f"{name} {value}" for name, value in shown)
 
 
-def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[Difference, ...]:
+def differences(descriptions: Sequence[Mapping[str, Any]]) -> tuple[EnvironmentDifference, ...]:
     """What differs between nested mappings, such as the environments of processes, in the order of their keys."""
     flat = [_flatten("", description) for description in descriptions]
     # What one of them does not have at all is told by the entries that the others have.
     above = {key[:dot] for each in flat for key in each for dot, sign in enumerate(key) if sign == "."}
     flat = [{key: value for key, value in each.items() if value is not None or key not in above} for each in flat]
     rows = {key: [description.get(key, "nothing") for description in flat] for key in sorted(set().union(*flat))}
-    return tuple(Difference(key, tuple(values)) for key, values in rows.items() if any(v != values[0] for v in values))
+    return tuple(
+        EnvironmentDifference(key, tuple(values)) for key, values in rows.items() if any(v != values[0] for v in values)
+    )
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:

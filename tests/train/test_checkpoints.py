@@ -22,7 +22,7 @@ from sdc.settings import SettingError
 from sdc.train.checkpoints import CheckpointError, Checkpoints
 from sdc.train.loop import run_steps
 from sdc.train.programs.config import ModelConfig, OptimizerConfig, TrainConfig
-from sdc.train.programs.device import Rows
+from sdc.train.programs.device import StepRows
 from sdc.train.programs.step import TrainState, abstract_state, init_state, state_specs
 
 CONFIG = TrainConfig(
@@ -359,7 +359,7 @@ def test_a_step_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> No
         placement=SimpleNamespace(mesh=jax.make_mesh((1, 1), ("data", "model"))),
         step=step,
         observe=lambda state, out: (state, out),
-        rows=lambda *_: Rows({}),
+        rows=lambda *_: StepRows({}),
     )
     with pytest.raises(ArithmeticError, match="step 1"), Checkpoints(tmp_path, every=1) as checkpoints:
         run_steps(program, small(), steps=range(3), batches=Batches(), record=None, checkpoints=checkpoints)

@@ -14,7 +14,7 @@ import sdc
 from sdc import checksums
 from sdc.program import products, scope
 from sdc.train import TrainConfig
-from sdc.train.studies import DISTRIBUTIONS, Found, errors_found, flagged
+from sdc.train.studies import DISTRIBUTIONS, errors_found, flagged
 
 from . import harness
 from .command import BenchOptions
@@ -113,7 +113,7 @@ def _power() -> dict[str, Any]:
     result: dict[str, Any] = {}
 
     @jax.jit
-    def look(a: Any, b: Any) -> Found:
+    def look(a: Any, b: Any) -> Any:
         operands = checksums.multiply(PRODUCT, checksums.Settings(), a, b)
         every = [checksums.Settings(scheme=scheme, rounding=checksums.Profile.assumed().rounding) for scheme in SCHEMES]
         expected = [checksums.expect(PRODUCT, settings, operands, 2) for settings in every]

@@ -254,12 +254,13 @@ def _together(workers: Sequence[subprocess.Popen[str]], exchange: Exchange) -> f
 
 def follow() -> None:
     """One of the processes: makes a step for each line of standard input, and says how long it took."""
+    dtype: Any  # as the flag of the benchmark allows it
     config, dtype, process = sys.argv[1:]
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"{ADDRESSES[0]}:4321", 2, int(process))
     prepare(cpu_devices=1, cpu_threads=os.cpu_count(), only_cpu=True)
     placement = place(twins=2, data=1, model=1)
-    work = sharded(get_config(config).of_type(dtype))  # type: ignore[arg-type] # of the flag of the same type
+    work = sharded(get_config(config).of_type(dtype))
     tokens, key = made_up_tokens(work.config, placement), jax.random.key(1)
     programs: dict[str, TwinProgram] = {
         exchange: TwinProgram(work, placement, exchange=exchange, sync="compute") for exchange in EXCHANGES

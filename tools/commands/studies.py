@@ -34,7 +34,7 @@ TRAINED = Only("steps", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordedStudy:
     """What all studies have in common."""
 
     run: Path | None = None
@@ -44,7 +44,7 @@ class Recorded:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AggregationStudyCommand(Recorded):
+class AggregationStudyCommand(RecordedStudy):
     """What the studies of robust aggregation have in common."""
 
     study: Annotated[Study[Any], TRAINED]
@@ -94,7 +94,7 @@ class ShadowCommand(AggregationStudyCommand):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScarStudyCommand(Recorded):
+class ScarStudyCommand(RecordedStudy):
     """What losing a part of a training costs, beside the bound and the figures of SCAR (Qiao et al., ICML 2019).
 
     Example: sdc study scar --workload regression --run runs/scar
@@ -115,7 +115,7 @@ class ScarStudyCommand(Recorded):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodesStudyCommand(Recorded):
+class NodesStudyCommand(RecordedStudy):
     """Each simulated node beside each published figure of the real one (Ma et al. 2025): inside or not, and why.
 
     Example: sdc study nodes --nodes node1 node11 --run runs/nodes
@@ -151,7 +151,7 @@ class StudyCommand:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProductsStudyCommand(Recorded):
+class ProductsStudyCommand(RecordedStudy):
     """Measures what each checking scheme finds and what it flags by mistake, on the matrix products of real training.
 
     Example: sdc abft study --steps 20 --run runs/study
@@ -228,7 +228,7 @@ def study(options: StudyCommand) -> int:
 
 
 def _recorded(
-    command: Recorded, folder: Path, parts: tuple[str, int, Generator[str, None, Any]], about: Mapping[str, Any]
+    command: RecordedStudy, folder: Path, parts: tuple[str, int, Generator[str, None, Any]], about: Mapping[str, Any]
 ) -> int:
     """Runs an experiment, writes what it measured into a folder, and shows it."""
     from sdc.analysis import describe

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .. import DataError as DataError
     from .corpora import Documents as Documents, read_documents as read_documents, shortened as shortened
     from .corpora import Ratings as Ratings, most_active as most_active, read_ratings as read_ratings
-    from .corpora import Table as Table, read_table as read_table
+    from .corpora import LabelledTable as LabelledTable, read_table as read_table
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .images import Images as Images, ImagesError as ImagesError

@@ -346,7 +346,7 @@ def _ratings(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Table:
+class LabelledTable:
     """Labelled rows of features. The arrays are read-only.
 
     Attributes:
@@ -364,7 +364,7 @@ class Table:
     digest: str
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path) -> LabelledTable:
     """Reads a CSV file of numbers whose last column is the class, as in `covtype.data`.
 
     Args:
@@ -389,7 +389,7 @@ def read_table(path: str | Path) -> Table:
         raise DataError(path, f"has only the class {known[0]:g}; give rows of two classes or more")
     features = np.stack([_standardized(column) for column in values.T], axis=1).astype(np.float32)
     labels = labels.astype(np.int32)
-    return Table(features, labels, len(known), str(path), freeze(features, labels))
+    return LabelledTable(features, labels, len(known), str(path), freeze(features, labels))
 
 
 def _standardized(values: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:

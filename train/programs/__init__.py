@@ -14,7 +14,7 @@ from sdc._lazy import facade
 
 if TYPE_CHECKING:
     # What every program can do.
-    from .device import Program as Program, Rows as Rows
+    from .device import Program as Program, StepRows as StepRows
 
     # What one device computes: parameters sharded over all ranks, or each data rank with its own.
     from .device import DeviceStep as DeviceStep, Transform as Transform, sharded as sharded

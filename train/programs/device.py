@@ -21,7 +21,7 @@ from .placement import Placement, fetch
 from .step import BATCH_SPEC, device_step, init_state, metrics_specs, state_specs
 
 
-class Rows(NamedTuple):
+class StepRows(NamedTuple):
     """What the record has of a step.
 
     Attributes:
@@ -145,7 +145,7 @@ class Program(abc.ABC):
         return state, None
 
     @abc.abstractmethod
-    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+    def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         """What the record has of a step, from what `step` and `observe` said."""
 
     def init(self, seed: int) -> Any:

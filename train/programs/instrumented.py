@@ -31,7 +31,7 @@ from sdc.twins import (
     squared_distance,
 )
 
-from .device import Program, Rows, Transform, described, plain, scalar_row
+from .device import Program, StepRows, Transform, described, plain, scalar_row
 from .model import DATA, MODEL
 from .placement import RANKS, TWIN, fetch
 from .tallies import tally, tally_flags, total
@@ -99,12 +99,12 @@ class SingleProgram(Instrumented):
         state, (metrics, reports) = super().step(state, batch, number)
         return state, (metrics._replace(gradient=None), reports)
 
-    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+    def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         metrics, (_, events, flags) = fetch(out)
         # There is one copy, where a tally expects twins.
         sites, rows = tally(NONE, jax.tree.map(lambda x: x[None], events), step=number)
         row = scalar_row(metrics) | ({"sites": sites} if sites else {}) | dict(self.work.describe(metrics))
-        return Rows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=False)}), rows)
+        return StepRows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=False)}), rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,9 +153,9 @@ class TraceProgram(Program):
         state, metrics, digests = self.compiled(state, (batch, self.beside(number)))
         return state, (metrics._replace(gradient=None), digests)
 
-    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+    def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         metrics, digests = fetch(out)
-        return Rows(scalar_row(metrics), [encode(number, digests)])
+        return StepRows(scalar_row(metrics), [encode(number, digests)])
 
     def files(self) -> Mapping[str, Any]:
         digests = jax.eval_shape(self.compiled, self.abstract(), (self.batch, self.beside()))[2]
@@ -228,7 +228,7 @@ class TwinProgram(Instrumented):
     def observe(self, state: Any, out: Any) -> tuple[Any, Any]:
         return self.compiled_observation(state, out[0].gradient)
 
-    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+    def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         metrics, reports = out
         metrics, (mismatches, events, flags), seen = fetch((metrics._replace(gradient=None), reports, seen))
         sites, rows = tally(mismatches, events, step=number)
@@ -246,7 +246,7 @@ class TwinProgram(Instrumented):
             "parameter_difference": squares["parameter_difference"][0],
             "parameter_norm": squares["parameter_norm"],
         }
-        return Rows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=True)}), rows)
+        return StepRows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=True)}), rows)
 
     def fingerprint(self) -> dict[str, str]:
         state = self.abstract()
@@ -272,12 +272,12 @@ class OperationsProgram(TwinProgram):
     def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
         return sdc.fingerprint(step, self.where)
 
-    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+    def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         metrics, (digests, events, flags) = out
         rows = super().rows(number, (metrics, (NONE, events, flags)), seen)
         found = first_operation(fetch(digests))
         counts: dict[str, Any] = {"checked": sum(value.size // 2 for value in digests.values())}
-        return Rows({**rows.row, "operations": counts if found is None else counts | found}, rows.details)
+        return StepRows({**rows.row, "operations": counts if found is None else counts | found}, rows.details)
 
 
 def first_operation(digests: Reports) -> dict[str, Any] | None:

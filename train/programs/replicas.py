@@ -52,7 +52,7 @@ from sdc.records import read_manifest, read_record
 from sdc.settings import SettingError
 
 from .config import TrainConfig
-from .device import DeviceStep, Program, Rows, scalar_row
+from .device import DeviceStep, Program, StepRows, scalar_row
 from .model import DATA, MODEL, Params, cross_entropy, global_norm, init_params, logits, param_specs
 from .placement import RANKS, Placement, fetch
 from .step import adamw, learning_rate
@@ -232,11 +232,14 @@ class Replicas:
 
     def _until_threshold(self, state: ReplicaState, tokens: Int[Array, "microsteps batch length"]) -> Given:
         """The sum over the micro-batches that a simulated or recorded worker completes."""
+        settings = self.aggregation.dropcompute
         if self.completed is not None:
             completed = jnp.asarray(self.completed, jnp.int32)[state.step, lax.axis_index(DATA)]
         else:
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), state.step), lax.axis_index(DATA))
-            latencies = self.aggregation.dropcompute.latency.sample(key, (self.micro_batches,))  # type: ignore[union-attr] # it is simulated
+            assert settings is not None
+            assert settings.latency is not None  # else the clock is real, and another program runs
+            latencies = settings.latency.sample(key, (self.micro_batches,))
             completed = completed_before(latencies, jnp.float32(self.threshold))
         return Given(
             masked(self.work, gradient_sum(state.params), self.cut(tokens), completed, state.params), completed
@@ -389,10 +392,10 @@ class ClockedProgram(Program):
         metrics = fetch(metrics)
         return state, (metrics, self._clock.row(stopped, time.perf_counter() - started - stopped.seconds))
 
-    def rows(self, number: int, out: Any, seen: Any) -> Rows:
+    def rows(self, number: int, out: Any, seen: Any) -> StepRows:
         metrics, clock = out
         row = {**scalar_row(metrics), **self.work.describe(metrics)}
-        return Rows({**row, "aggregation": {**row["aggregation"], **clock}})
+        return StepRows({**row, "aggregation": {**row["aggregation"], **clock}})
 
     def beside(self) -> Any:
         sharding = NamedSharding(mesh := self.placement.mesh, P(DATA))

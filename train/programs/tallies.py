@@ -59,15 +59,18 @@ def _by_layer(name: str, mismatch: Mismatch | None, event: Events | None) -> lis
     """One row per microstep and layer: counts, equations (1) and (3), and the ranks that differ."""
     difference: dict[str, np.ndarray] = {}
     undecided = changed = None
+    loops: tuple[int, ...] = ()  # microsteps and layers
     if mismatch is not None:  # [data, model, microstep, layer, twin]
         fields = mismatch.difference._asdict()
         fields |= {} if mismatch.unrepeated is None else {"unrepeated": mismatch.unrepeated}
         difference = {key: join_loops(np.asarray(value[0]), trailing=1) for key, value in fields.items()}
         undecided = join_loops(np.asarray(mismatch.undecided[0]), trailing=0)
+        loops = undecided.shape[2:]
     if event is not None:
         changed = join_loops(np.asarray(event.changed), trailing=0, leading=3)
+        loops = loops or changed.shape[3:]
     rows = []
-    for microstep, layer in np.ndindex(*(changed.shape[3:] if undecided is None else undecided.shape[2:])):  # type: ignore[union-attr] # one of both is there
+    for microstep, layer in np.ndindex(*loops):
         row: dict[str, Any] = {
             "microstep": microstep,
             "site": name,

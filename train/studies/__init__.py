@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .measurements import LossyTraining as LossyTraining, NoisyTraining as NoisyTraining
     from .measurements import Measured as Measured, PaftMeasured as PaftMeasured, ProductsMeasured as ProductsMeasured
     from .measurements import ShadowMeasured as ShadowMeasured, Watched as Watched
-    from .products import DISTRIBUTIONS as DISTRIBUTIONS, Found as Found
+    from .products import DISTRIBUTIONS as DISTRIBUTIONS
     from .products import errors_found as errors_found, flagged as flagged
     from .theory import divergence_over_time as divergence_over_time, expected_speedup as expected_speedup
     from .theory import pair_drift as pair_drift
