@@ -36,9 +36,10 @@ def missing(extra: str) -> bool:
     return any(importlib.util.find_spec(name) is None for name, of in EXTRAS.items() if of == extra)
 
 
-def remedy(extra: str) -> str:
-    """What to do about a missing extra."""
-    return f"needs the extra `{extra}`: pip install 'jax-sdc[{extra}]'"
+def remedy(*extras: str) -> str:
+    """What to do about missing extras."""
+    named = " and ".join(f"`{extra}`" for extra in extras)
+    return f"needs the extra{'s' * (len(extras) > 1)} {named}: pip install 'jax-sdc[{','.join(extras)}]'"
 
 
 class Lazy:

@@ -84,16 +84,15 @@ def _outline(command: str) -> type:
 
 def command_of(command: str) -> Callable[[Any], int]:
     entry = COMMANDS[command]
-    for extra in entry.extras:
-        require(f"sdc {command}", extra)
+    require(f"sdc {command}", *entry.extras)
     function: Callable[[Any], int] = getattr(importlib.import_module(entry.module, __package__), entry.run)
     return function
 
 
-def require(what: str, extra: str) -> None:
+def require(what: str, *extras: str) -> None:
     """Refuses what needs an extra that is not installed."""
-    if missing(extra):
-        raise CommandError(f"{what} {remedy(extra)}")
+    if lacking := [extra for extra in extras if missing(extra)]:
+        raise CommandError(f"{what} {remedy(*lacking)}")
 
 
 class Only(tuple[str, ...]):

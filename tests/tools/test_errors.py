@@ -337,8 +337,9 @@ def test_too_little_memory_is_the_users_to_mend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "command", "said"),
+    ("modules", "command", "said"),
     [
+        ("matplotlib grain", "train", "sdc train needs the extras `report` and `text`: pip install 'jax-sdc[report,text]'"),
         ("matplotlib", "train", "sdc train needs the extra `report`: pip install 'jax-sdc[report]'"),
         ("grain", "twin", "sdc twin needs the extra `text`: pip install 'jax-sdc[text]'"),
         ("jinja2", "report {taken}", "sdc report needs the extra `report`"),
@@ -346,7 +347,7 @@ def test_too_little_memory_is_the_users_to_mend() -> None:
     ],
 )
 def test_what_is_not_installed_is_named_before_the_work(
-    module: str,
+    modules: str,
     command: str,
     said: str,
     tmp_path: Path,
@@ -355,7 +356,8 @@ def test_what_is_not_installed_is_named_before_the_work(
 ) -> None:
     command_line = words(command, tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setitem(sys.modules, module, None)
+    for module in modules.split():
+        monkeypatch.setitem(sys.modules, module, None)
     code = cli.run(command_line)
     captured = capsys.readouterr()
     check(code, captured.out, captured.err, said)
