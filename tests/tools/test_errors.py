@@ -339,7 +339,7 @@ def test_too_little_memory_is_the_users_to_mend() -> None:
 @pytest.mark.parametrize(
     ("modules", "command", "said"),
     [
-        ("matplotlib grain", "train", "sdc train needs the extras `report` and `text`: pip install 'jax-sdc[report,text]'"),
+        ("matplotlib grain", "train", "train needs the extras `report` and `text`: pip install 'jax-sdc[report,text]'"),
         ("matplotlib", "train", "sdc train needs the extra `report`: pip install 'jax-sdc[report]'"),
         ("grain", "twin", "sdc twin needs the extra `text`: pip install 'jax-sdc[text]'"),
         ("jinja2", "report {taken}", "sdc report needs the extra `report`"),
