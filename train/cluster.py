@@ -23,19 +23,18 @@ from sdc.records import differences, to_json
 from .peers import Peers
 from .stopping import PREFIX, Stop
 
-BEAT = 1.0
-"""Seconds between two signs of life."""
+BEAT = 1.0  # seconds between two signs of life
+# Seconds without a sign of life after which a peer counts as lost. A sign may still come through when a network is cut
+# in one direction only, and it takes a beat to see it and half of one to look: 15 at most.
 PATIENCE = 12.0
-"""Seconds without a sign of life after which a peer counts as lost. A sign may still come through when a network is cut
-in one direction only, and it takes a beat to see it and half of one to look: 15 at most."""
+# Seconds between a peer's failure and the end of this process, which may be about to fail by itself and say why
 GRACE = 3.0
-"""Seconds between a peer's failure and the end of this process, which may be about to fail by itself and say why."""
 DONE, FAILED = "done", "failed"
 SIGNS = "sdc/alive"
 
+# Told why a run cannot go on. It is called in a thread while the main one waits in a collective that nothing else ends,
+# so that it must end the process.
 Lost = Callable[[str], None]
-"""Told why a run cannot go on. It is called in a thread while the main one waits in a collective that nothing else
-ends, so that it must end the process."""
 
 
 _watch: "Watch | None" = None

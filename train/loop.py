@@ -305,8 +305,8 @@ def _evidence(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     return {"devices": on_mesh(devices, mesh), "hosts": len({each["host"] for each in said})}
 
 
+# How the runtime's own errors begin
 FAILURE = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|CANCELLED|ABORTED|DEADLINE_EXCEEDED): ")
-"""How the runtime's own errors begin."""
 
 
 class StepFailed(RuntimeError):

@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeAlias
 
 from sdc.settings import SettingError
 
+# The addresses of a host by its name; an OSError where it has none
 Resolver: TypeAlias = Callable[[str], Sequence[str]]
-"""The addresses of a host by its name; an OSError where it has none."""
+# Seconds to wait for the others: timers cannot count to any number, and nobody waits longer than a week
 LONGEST = 7 * 86_400
-"""Seconds to wait for the others: timers cannot count to any number, and nobody waits longer than a week."""
 REMEDY = "give the address that the others reach, as in --coordinator 10.0.0.1:4321"
 
 

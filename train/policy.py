@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sdc import twins
 
-PATIENCE = 10
-"""Decisions in a row that keep a run from going on, after which it gives up."""
+PATIENCE = 10  # decisions in a row that keep a run from going on, after which it gives up
 
 
 class Decision(enum.Enum):
@@ -47,8 +46,8 @@ class Attempt(NamedTuple):
     details: Sequence[Mapping[str, Any]]
 
 
+# In a run of several processes all are asked, and all do what the first one's says
 StepPolicy: TypeAlias = Callable[[Attempt], Decision]
-"""In a run of several processes all are asked, and all do what the first one's says."""
 
 
 class PolicyError(RuntimeError):

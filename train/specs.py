@@ -32,8 +32,7 @@ from .programs import DType, TrainConfig, check, get_config
 if TYPE_CHECKING:
     from .data import Dataset
 
-LARGEST_COUNT = 2**31 - 1
-"""Steps and injections are numbered by integers of 32 bits in compiled programs."""
+LARGEST_COUNT = 2**31 - 1  # steps and injections are numbered by integers of 32 bits in compiled programs
 Count: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]
 
 
@@ -207,8 +206,7 @@ def submodule_products(name: str) -> Selector:
     return products & direction(*passes) & scope(f"*/{submodule}/*", f"*/{submodule}")
 
 
-LARGEST_MESH = 1 << 16
-"""Devices of a run, more than any cluster gives it."""
+LARGEST_MESH = 1 << 16  # devices of a run, more than any cluster gives it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from typing import Any
 from jax._src import distributed
 
 PREFIX = "sdc/stop"
-PATIENCE = 10.0
-"""Seconds until a run that was asked to end, and has not come to the end of a step, is ended at once."""
+PATIENCE = 10.0  # seconds until a run that was asked to end, and has not come to the end of a step, is ended at once
 
 
 class Stop:

@@ -26,8 +26,7 @@ REPEAT, PROCESS, CACHE, ORDER = "twice in one process", "in two processes", "com
 THREAD_POOL, DECIDING = "other thread pool", "settings here"
 ENVIRONMENTS, BITS = "environments of both hosts", "bits of both hosts"
 FAULTY = "A faulty device is one of the explanations: run sdc burnin"
-TIMES = 3
-"""Runs of each operation in a process."""
+TIMES = 3  # runs of each operation in a process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,11 +225,10 @@ def _deciding(lab: Laboratory, first: Answer, names: Sequence[str]) -> Check:
     return Check(DECIDING, "run", "information", sentence, operations, causes)
 
 
+# Settings that are tried one by one first, if there are no more: mostly it is one, and a trial tells of all operations
 FEW = 8
-"""Settings that are tried one by one first, if there are no more: mostly it is one, and a trial tells of all
-operations."""
+# The operations of which something holds with some of the settings
 Holding: TypeAlias = Callable[[frozenset[str]], frozenset[str]]
-"""The operations of which something holds with some of the settings."""
 
 
 def minimal(names: Sequence[str], holds: Callable[[frozenset[str]], bool]) -> list[str]:
@@ -327,8 +325,8 @@ def narrow_down(
 
 
 WORDS = ("here", "there")
+# What no setting changes
 FIXED = ("python", "packages", "platform_version", "device_kind", "machine", "processor", "features")
-"""What no setting changes."""
 
 
 def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machine: HostPart) -> list[Check]:

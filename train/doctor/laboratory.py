@@ -27,8 +27,7 @@ from .surroundings import changed
 
 CHILD = (sys.executable, "-m", "sdc.train.doctor.laboratory")
 SUITE = "sdc.train.doctor.operations:standard"
-LAST = 300
-"""Characters of a child's last words."""
+LAST = 300  # characters of a child's last words
 
 
 class ChildFailed(RuntimeError):
@@ -110,8 +109,7 @@ CACHED = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-LONGEST = 150.0
-"""Seconds that one process may take."""
+LONGEST = 150.0  # seconds that one process may take
 
 
 @dataclasses.dataclass

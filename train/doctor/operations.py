@@ -59,6 +59,7 @@ def collective(name: str, fn: Callable[..., Any], elements: int) -> Operation:
 
 
 STEPS = 3
+# Compiles within seconds
 SMALL = TrainConfig(
     name="doctor",
     model=ModelConfig(vocab_size=64, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=64),
@@ -66,7 +67,6 @@ SMALL = TrainConfig(
     sequence_length=32,
     batch_size=8,
 )
-"""Compiles within seconds."""
 
 
 def training(config: TrainConfig) -> Operation:

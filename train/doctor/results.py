@@ -10,8 +10,7 @@ from sdc.records import AnyPath, Format, RecordError
 from sdc.schema import Environment, Fields, Header, about
 from sdc.verdict import Verdict
 
-TRAINING = "training step"
-"""Name of the operation that takes longest."""
+TRAINING = "training step"  # name of the operation that takes longest
 Outcome: TypeAlias = Literal["ok", "differs", "risk", "information", "not applicable", "could not be run"]
 
 

@@ -12,8 +12,8 @@ from sdc.schema import Environment
 
 from .results import Check, HostPart, Outcome
 
+# What compilers choose instructions by
 _FEATURES = re.compile(r"sse4_[12]|ssse3|avx\w*|fma|f16c|bmi[12]|amx_\w+|asimd\w*|sve\w*|sme\w*|bf16|i8mm|fphp")
-"""What compilers choose instructions by."""
 CPUINFO, SIBLINGS = "/proc/cpuinfo", "/sys/devices/system/cpu/smt/active"
 QUOTAS = (
     "/sys/fs/cgroup/cpu.max",
@@ -46,21 +46,21 @@ def describe_host(read: Callable[[str], str | None] = _read) -> HostPart:
 
 
 FLAGS = "XLA_FLAGS"
+# Variables that JAX, XLA and the libraries below them read
 _DECIDE = re.compile(
     r"NPROC|LIBTPU_INIT_ARGS|LD_PRELOAD|GLIBC_TUNABLES|NVIDIA_TF32_OVERRIDE|"
     r"(JAX|XLA|NCCL|RCCL|CUBLAS|CUBLASLT|CUDNN|CUDA|TF|TSL|OMP|ROCBLAS|HIPBLASLT|MIOPEN)_\w+"
 )
-"""Variables that JAX, XLA and the libraries below them read."""
+# Those of them that say where things are, or what is told, and decide no bits
 _ASIDE = re.compile(
     r"XLA_FLAGS|\w*_(DIR|PATH|FILE|HOME|LOG_LEVEL|MIN_VLOG_LEVEL|VISIBLE_DEVICES|IFNAME)|NCCL_DEBUG\w*|NCCL_SOCKET\w*|"
     r"JAX_(COORDINATOR|COMPILATION_CACHE|PERSISTENT_CACHE|ENABLE_COMPILATION_CACHE|LOG|DUMP|TRACEBACK)\w*|XLA_PYTHON_CLIENT_\w+|"
     r"CUDA_(VERSION|PKG)\w*|NCCL_VERSION|TF_(ENABLE_ONEDNN_OPTS)|JAX_SDC_\w+"
 )
-"""Those of them that say where things are, or what is told, and decide no bits."""
+# Those that say which devices there are: with others it would be another question
 PLACES = frozenset(
     {"--xla_force_host_platform_device_count", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "JAX_PLATFORM_NAME"}
 )
-"""Those that say which devices there are: with others it would be another question."""
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
@@ -110,13 +110,13 @@ SET_FOR_GPUS: Mapping[str, str] = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVIDIA_TF32_OVERRIDE": "0",
 }  # fmt: skip
 SET_FOR_SEVERAL_GPUS: Mapping[str, str] = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
+# Flags that let collectives run beside other work, and so in another order
 SCHEDULED = ("--xla_gpu_enable_latency_hiding_scheduler", "--xla_gpu_enable_highest_priority_async_stream")
-"""Flags that let collectives run beside other work, and so in another order."""
+# Options of JAX that change results, as they are if nobody sets them
 PLAIN = {
     "jax_default_matmul_precision": "None", "jax_default_prng_impl": "threefry2x32", "jax_enable_x64": "False",
     "jax_threefry_partitionable": "True",
 }  # fmt: skip
-"""Options of JAX that change results, as they are if nobody sets them."""
 
 
 class Scene(NamedTuple):

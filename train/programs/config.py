@@ -11,12 +11,11 @@ from typing import Literal, TypeAlias
 from sdc.settings import SettingError
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
+# Bytes that a parameter takes at least: its value, and the means of its gradient and of its square, in float32
 STATE_BYTES = 12
-"""Bytes that a parameter takes at least: its value, and the means of its gradient and of its square, in float32."""
-MANY = 1024
-"""Ranks up to which a message says which numbers divide."""
+MANY = 1024  # ranks up to which a message says which numbers divide
+# Bytes of state on a device, more than any has: such a size is a mistake, and would be asked of the memory
 LARGEST_STATE = 1 << 44
-"""Bytes of state on a device, more than any has: such a size is a mistake, and would be asked of the memory."""
 
 
 @dataclasses.dataclass(frozen=True)

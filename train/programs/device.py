@@ -33,8 +33,8 @@ class StepRows(NamedTuple):
     details: Sequence[Mapping[str, Any]] = ()
 
 
+# A transformation of a step into one that returns `(out, reports)` too
 Transform: TypeAlias = Callable[[Callable[..., Any]], Callable[..., tuple[Any, Reports]]]
-"""A transformation of a step into one that returns `(out, reports)` too."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

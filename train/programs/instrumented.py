@@ -36,8 +36,7 @@ from .model import DATA, MODEL
 from .placement import RANKS, TWIN, fetch
 from .tallies import tally, tally_flags, total
 
-NONE = Reports((), ())
-"""The reports of a tool that is not at work."""
+NONE = Reports((), ())  # the reports of a tool that is not at work
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -39,8 +39,7 @@ from .config import ModelConfig
 
 DATA, MODEL = "data", "model"
 
-Tree = Any
-"""A pytree of arrays; the pytrees of one function have one structure."""
+Tree = Any  # a pytree of arrays; the pytrees of one function have one structure
 
 
 def gather_sequence(x_BPD: Float[Array, "B P D"]) -> Float[Array, "B S D"]:

@@ -96,8 +96,7 @@ class Placement:
         return jax.jit(fn, donate_argnums=0 if donate else (), compiler_options=dict(self.options) or None)
 
 
-RANKS = object()
-"""Stands for a partition: a report with one row per rank."""
+RANKS = object()  # stands for a partition: a report with one row per rank
 
 
 def place(

@@ -57,8 +57,7 @@ from .model import DATA, MODEL, Params, cross_entropy, global_norm, init_params,
 from .placement import RANKS, Placement, fetch
 from .step import adamw, learning_rate
 
-GRADIENT = "gradient"
-"""Probe of the aggregated gradients, for faults: `fwd/gradient/...`."""
+GRADIENT = "gradient"  # probe of the aggregated gradients, for faults: `fwd/gradient/...`
 
 
 class ReplicaState(NamedTuple):
@@ -253,8 +252,7 @@ class Replicas:
         return Sum(lax.psum(total.loss, MODEL), gradient)
 
 
-SAMPLED = 100
-"""Iterations whose sampled latencies choose a simulated threshold."""
+SAMPLED = 100  # iterations whose sampled latencies choose a simulated threshold
 
 
 def make_replicas(

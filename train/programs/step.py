@@ -33,8 +33,7 @@ from .model import (
     scatter_width,
 )
 
-BATCH_SPEC = P(None, DATA, None)
-"""Partition of a batch: int32 tokens [microsteps, batch_size, sequence_length + 1]."""
+BATCH_SPEC = P(None, DATA, None)  # partition of a batch: int32 tokens [microsteps, batch_size, sequence_length + 1]
 
 
 class TrainState(NamedTuple):

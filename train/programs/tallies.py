@@ -15,8 +15,7 @@ from sdc.program import Reports
 from sdc.twins import Mismatch, largest_severity, mean_frequency, mismatch_frequency, mismatch_severity
 
 COUNTS = ("checked", "mismatched", "zero_reference", "nonfinite")
-NOTABLE = ("mismatched", "unrepeated", "injected")
-"""Counts any of which makes a line of `mismatches.jsonl`."""
+NOTABLE = ("mismatched", "unrepeated", "injected")  # counts any of which makes a line of `mismatches.jsonl`
 
 
 def tally(mismatches: Reports, events: Reports, *, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
