@@ -249,11 +249,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
 
 
 def check_comparable(manifest: Mapping[str, Any]) -> None:
-    """Twins on several processes must agree on everything that decides what they compute.
-
-    Raises:
-        Incomparable: they do not; with what differs, line by line.
-    """
+    """Refuses processes that differ in anything that decides what they compute, line by line."""
     own = {key: value for key, value in manifest.items() if key not in ("command", "created", "host")}
     lines = differences([json.loads(text) for text in everyone(json.dumps(own))])
     if lines:

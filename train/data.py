@@ -66,33 +66,15 @@ class TokenizerError(DataError):
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Text to train on.
+    """Text to train on."""
 
-    Attributes:
-        documents: the texts in a fixed order, none of them empty.
-        source: where they come from, for the run record.
-    """
-
-    documents: tuple[str, ...]
-    source: str
+    documents: tuple[str, ...]  # the texts in a fixed order, none of them empty
+    source: str  # where they come from, for the run record
 
 
 def read_corpus(source: str | Path | Sequence[str | Path] = PYTHON) -> Corpus:
-    """Reads a corpus.
-
-    Args:
-        source: the string `"python"` for the running interpreter's standard library without its tests and its
-            optional parts (about 10 MB), a path, or a sequence of both, read in the given order. A path is a file of
-            UTF-8 text (one document), a `.jsonl` file with a `text` field on every line (one document a line), or a
-            folder of such files (those of `TEXT_SUFFIXES`, see `files_below`).
-
-    Returns:
-        The documents. Files without a character are passed over.
-
-    Raises:
-        CorpusError: a path is missing or unreadable, a file is no UTF-8 text, a JSON line is invalid or has no text,
-            a folder has no file to read, or there is no text at all.
-    """
+    """Reads `python` (the standard library without its tests and optional parts, 10 MB), files of UTF-8 text, `.jsonl`
+    files with a document in the field `text` of every line, and folders of such files, in the given order."""
     items = [source] if isinstance(source, str | Path) else list(source)
     documents: list[str] = []
     names: list[str] = []
@@ -217,18 +199,13 @@ _EXPECTED = "expected the tokenizer.json that the Hugging Face tokenizers packag
 
 
 class Tokenizer(Protocol):
-    """What the data pipeline needs of a tokenizer.
-
-    Attributes:
-        vocab_size: tokens are 0 to `vocab_size - 1`.
-        end_of_text: the token between documents.
-    """
+    """What the data pipeline needs of a tokenizer."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int: ...  # tokens are 0 to `vocab_size - 1`
 
     @property
-    def end_of_text(self) -> int: ...
+    def end_of_text(self) -> int: ...  # the token between documents
 
     def encode(self, text: str) -> Int32[np.ndarray, "tokens"]:
         """The tokens of a text, without any added at its ends."""
@@ -258,13 +235,7 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizers.Tokenizer`, read from a file by `load_tokenizer`.
-
-    An end-of-text token spelled out in a text counts as one, so that files that already hold separators keep them.
-
-    Raises:
-        TokenizerError: the tokenizer has no end-of-text token.
-    """
+    """A `tokenizers.Tokenizer`; an end of text spelled out in a text counts as one, so that files keep separators."""
 
     def __init__(self, tokenizer: Any, source: Path) -> None:
         # Files often keep the settings of the model they were made for; a document must come whole and bare.
@@ -342,24 +313,18 @@ def _one_line(error: Exception) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """A tokenized, chunked and shuffled corpus.
+    """A tokenized, chunked and shuffled corpus."""
 
-    Attributes:
-        chunks: int32 [chunks, length + 1], read-only, in training order. Inputs are `chunk[:-1]`, targets `chunk[1:]`:
-            each chunk begins with the last token of the one before it in the text, so that every token is predicted
-            once. What is left over at the end of the text, less than a chunk, is dropped.
-        digest: SHA-256 (hexadecimal) of the chunks in their order, and so of text, tokenizer, length and seed: twins
-            with equal digests train on the same data.
-        tokens: tokens of the whole corpus, with an end of text after each document.
-        documents: documents of the corpus.
-        source: where the text comes from.
-    """
-
+    # int32 [chunks, length + 1], read-only, in training order. Inputs are `chunk[:-1]`, targets `chunk[1:]`: each chunk
+    # begins with the last token of the one before it in the text, so that every token is predicted once. What is left
+    # over at the end of the text, less than a chunk, is dropped.
     chunks: Int32[np.ndarray, "chunks length+1"]
+    # SHA-256 (hexadecimal) of the chunks in their order, and so of text, tokenizer, length and seed: twins with equal
+    # digests train on the same data
     digest: str
-    tokens: int
-    documents: int
-    source: str
+    tokens: int  # tokens of the whole corpus, with an end of text after each document
+    documents: int  # documents of the corpus
+    source: str  # where the text comes from
 
     def describe(self) -> dict[str, Any]:
         """What a manifest says of it."""
@@ -405,21 +370,16 @@ def make_dataset(corpus: Corpus, tokenizer: Tokenizer, sequence_length: int, *, 
 
 
 def batches(dataset: Dataset, *, batch_size: int, microsteps: int) -> "grain.DatasetIterator":
-    """Iterates over global batches without end: int32 arrays [microsteps, batch_size, length + 1].
+    """Iterates over global batches without end, the same in every process: int32 [microsteps, batch_size, length + 1].
 
-    Every process iterates over the same batches and takes its own share of each. Chunks left over at the end of an
-    epoch, less than a batch, are dropped; the next epoch has the same order. Batches are cut in the caller's thread:
-    the chunks are in memory, and worker processes would fork a process in which JAX runs threads. `get_state()` is a
-    dictionary that JSON can hold, of one number: the batches handed out since the start. `set_state()` on an iterator
-    over the same data set and sizes goes there, also backwards, at no cost.
-
-    Raises:
-        CorpusError: the data set is shorter than one batch.
+    Chunks left over at the end of an epoch are dropped; the next one has the same order. The state of the iterator is
+    the number of batches handed out, and `set_state()` goes there, also backwards, at no cost.
     """
     assert min(batch_size, microsteps) >= 1, (batch_size, microsteps)
     dataset.require(batch_size=batch_size, microsteps=microsteps)
     import grain  # It imports JAX, without which a data set can be made and checked.
 
+    # Batches are cut in the caller's thread: worker processes would fork a process in which JAX runs threads.
     return iter(
         grain.MapDataset.source(dataset.chunks)
         .batch(batch_size, drop_remainder=True)

@@ -33,21 +33,15 @@ DIGITS = 4  # of speeds in the record
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LostShards:
-    """`shards`: after a step, before anything is saved, some blocks of the state are lost, and given back.
+    """`shards`: after a step, before anything is saved, some blocks of the state are lost, and given back."""
 
-    Attributes:
-        step: number of the step, from 0.
-        fraction: of the bytes of the parameters, above 0 and at most 1; which blocks is drawn.
-        recover: `partial`: what was lost is read from the running checkpoint; `full`: everything is.
-        optimizer: `saved`: what belongs to the lost parameters comes back as it was saved; `zeroed`: it becomes zero.
-        seed: of the draw.
-    """
-
-    step: int
-    fraction: float = 0.5
+    step: int  # number of the step, from 0
+    fraction: float = 0.5  # of the bytes of the parameters, above 0 and at most 1; which blocks is drawn
+    # `partial`: what was lost is read from the running checkpoint; `full`: everything is
     recover: Literal["partial", "full"] = "partial"
+    # `saved`: what belongs to the lost parameters comes back as it was saved; `zeroed`: it becomes zero
     optimizer: Literal["saved", "zeroed"] = "saved"
-    seed: int = 0
+    seed: int = 0  # of the draw
 
     def __post_init__(self) -> None:
         if self.step < 0:
@@ -79,11 +73,7 @@ class Running:
         return [read_term("loss", text, LOSSES, noun="loss", example=EXAMPLE).value for text in self.losses]
 
     def check(self, steps: int) -> None:
-        """Checks everything that needs no device.
-
-        Raises:
-            ValueError: a setting makes no sense.
-        """
+        """Checks everything that needs no device."""
         if not 0 < self.fraction <= 1:
             raise SettingError("checkpoint_fraction", self.fraction, "expected more than 0 and at most 1")
         if self.local_copies is not None and Path(self.local_copies).is_file():

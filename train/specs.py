@@ -655,12 +655,7 @@ class FullLoad(Compared):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operations(Compared):
-    """Twins that digest every operation, until one differs.
-
-    Example:
-        >>> from sdc.train.specs import Operations
-        >>> Operations(steps=3).check()
-    """
+    """Twins that digest every operation, until one differs."""
 
     sync: Literal["compute", "params", "none"] = "params"
 

@@ -133,14 +133,10 @@ def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
 
 
 class Cable:
-    """Carries packets between two network devices.
-
-    Attributes:
-        delay: seconds from one end to the other, beside what carrying takes.
-    """
+    """Carries packets between two network devices."""
 
     def __init__(self) -> None:
-        self.delay = 0.0
+        self.delay = 0.0  # seconds from one end to the other, beside what carrying takes
         self._ends = [os.open("/dev/net/tun", os.O_RDWR) for _ in LINKS]
         for end, name in zip(self._ends, LINKS, strict=True):
             fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))

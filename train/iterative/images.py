@@ -61,25 +61,15 @@ class ImagesError(DataError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-    """Images with labels, to train and to test on. The arrays are read-only.
+    """Images with labels, to train and to test on. The arrays are read-only."""
 
-    Attributes:
-        train_images: float32 in [0, 1], one channel.
-        train_labels: classes of `train_images`, from 0.
-        test_images: images to test on, like `train_images`.
-        test_labels: classes of `test_images`, from 0.
-        classes: number of classes.
-        source: where they come from, for the run record.
-        digest: SHA-256 (hexadecimal) over the four arrays, shapes included.
-    """
-
-    train_images: Float32[np.ndarray, "N h w 1"]
-    train_labels: Int32[np.ndarray, "N"]
-    test_images: Float32[np.ndarray, "N h w 1"]
-    test_labels: Int32[np.ndarray, "N"]
-    classes: int
-    source: str
-    digest: str
+    train_images: Float32[np.ndarray, "N h w 1"]  # float32 in [0, 1], one channel
+    train_labels: Int32[np.ndarray, "N"]  # classes of `train_images`, from 0
+    test_images: Float32[np.ndarray, "N h w 1"]  # images to test on, like `train_images`
+    test_labels: Int32[np.ndarray, "N"]  # classes of `test_images`, from 0
+    classes: int  # number of classes
+    source: str  # where they come from, for the run record
+    digest: str  # SHA-256 (hexadecimal) over the four arrays, shapes included
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -89,23 +79,8 @@ class Images:
 
 
 def read_images(source: str | Path = DIGITS) -> Images:
-    """Reads a data set of images.
-
-    Args:
-        source: `"digits"`: scikit-learn's digits, shuffled with a fixed seed, 1,437 to train and 360 to test on.
-            `"fashion-mnist"`: Fashion-MNIST, 60,000 and 10,000, from the Debian package `dataset-fashion-mnist` where
-            it is installed, else from the cache (`jax-sdc/fashion-mnist` in XDG_CACHE_HOME or ~/.cache), into which a
-            user may put its four files. Files with a wrong digest are passed over as if missing. `"auto"`:
-            Fashion-MNIST where it is at hand, else digits. Anything else, and any `Path`: a folder of four idx files
-            named as in `FILES`, taken as they are.
-
-    Returns:
-        The images; `source` says which they are, where they were found and, for `"auto"`, why not Fashion-MNIST.
-
-    Raises:
-        ImagesError: scikit-learn is not installed, Fashion-MNIST is not at hand, or a folder lacks a file or has one
-            that is damaged.
-    """
+    """Reads scikit-learn's digits, Fashion-MNIST (of the Debian package, or of the cache where a user put its files),
+    `auto` (Fashion-MNIST where it is at hand, else digits), or a folder of four idx files named as in `FILES`."""
     # A Path never equals a string: Path("digits") is a folder of that name.
     if source == DIGITS:
         return _digits("scikit-learn digits")
@@ -122,24 +97,8 @@ def read_images(source: str | Path = DIGITS) -> Images:
 
 
 def image_batches(images: Images, *, batch_size: int, seed: int) -> grain.DatasetIterator:
-    """Iterates over batches of the training images without end, every epoch in another order.
-
-    Epochs follow each other without a gap: a batch may take the end of one and the beginning of the next, so that every
-    image is seen equally often. Batches are cut in the caller's thread, as those of text (`sdc.train.data.batches`).
-
-    Args:
-        images: the data set.
-        batch_size: images in a batch, over all workers.
-        seed: seed of the order; the same seed gives the same batches on every host.
-
-    Returns:
-        A grain iterator of pairs: images float32 [B, h, w, 1] and labels int32 [B]. `get_state()` is a dictionary that
-        JSON can hold, of one number: the batches handed out since the start. `set_state()` goes there at no cost.
-
-    Raises:
-        ImagesError: a batch is larger than the training set.
-        SettingError: the seed is not in 0 to 2^64 - 1.
-    """
+    """Iterates over pairs of training images and labels without end, every epoch in another order, the same on every
+    host; a batch may take the end of one and the beginning of the next, so that all are seen equally often."""
     assert batch_size >= 1, batch_size
     count = len(images.train_labels)
     if batch_size > count:

@@ -41,19 +41,12 @@ NONE = Reports((), ())  # the reports of a tool that is not at work
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Instrumented(Program):
-    """A program whose step may have simulated faults and checked products.
-
-    Attributes:
-        work, placement, donate: see `Program`.
-        faults: the simulated faults.
-        checks: how products are checked; None not to check them.
-        seed: seed of the run; the faults draw from the next one.
-    """
+    """A program whose step may have simulated faults and checked products."""
 
     _: dataclasses.KW_ONLY
     faults: tuple[sdc.Fault, ...] = ()
-    checks: Transform | None = None
-    seed: int = 0
+    checks: Transform | None = None  # how products are checked; None not to check them
+    seed: int = 0  # of the run; the faults draw from the next one
 
     def around(self, step: Callable[..., Any]) -> Callable[..., tuple[Any, Reports]]:
         """The transformation around the instrumented step; by default none."""

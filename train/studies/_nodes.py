@@ -140,24 +140,18 @@ def fit_bursts(name: str, *, few: float) -> FittedValue | None:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseModel:
-    """Worst noise-to-signal ratios of nodes, for a grid of parameters.
+    """Worst noise-to-signal ratios of nodes, for a grid of parameters."""
 
-    Attributes:
-        tails: the severities' tail as a multiple of what `fit_tail` says; beforehand as likely as that has it.
-        fews: how few elements are in severe steps; beforehand all are alike, as those of the others are.
-        responses, roundings: see the top of this file.
-        scatters: scatter of nodes about the model, in powers of ten.
-        runs: simulated trainings for each node, tail and few.
-        seed: decides the draws.
-    """
-
+    # The severities' tail as a multiple of what `fit_tail` says; beforehand as likely as that has it
     tails: Sequence[float] = (0.8, 0.9, 1.0, 1.1, 1.2)
+    # How few elements are in severe steps; beforehand all are alike, as those of the others are
     fews: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
     responses: Sequence[float] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     roundings: Sequence[float] = tuple(10 ** np.linspace(-2.3, -1.3, 11))
+    # Scatter of nodes about the model, in powers of ten
     scatters: Sequence[float] = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
-    runs: int = 20
-    seed: int = 0
+    runs: int = 20  # simulated trainings for each node, tail and few
+    seed: int = 0  # decides the draws
 
     def simulate(self, name: str) -> Float64[np.ndarray, "tails fews responses roundings runs"]:
         """log10 of the worst noise-to-signal ratio of trainings of 2,500 steps on a node."""
@@ -414,15 +408,7 @@ def sized(layers: int, width: int, length: int, *, steps: int) -> TrainConfig:
 
 
 class SmallModel:
-    """A small model, its data, and its healthy training.
-
-    Attributes:
-        config: the configuration.
-        steps: steps of a training.
-        states: the healthy states before each step, and after the last.
-        gradients: the healthy gradients.
-        losses: the healthy losses.
-    """
+    """A small model and its healthy training: states before each step and after the last, gradients, losses."""
 
     def __init__(self, config: TrainConfig, steps: int, seed: int) -> None:
         self.config, dataset = Workload(config=config, seed=seed).load()
