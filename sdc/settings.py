@@ -7,8 +7,7 @@ from numbers import Integral
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple
 
-LARGEST_SEED = 2**31 - 2
-"""Seeds of everything random: the next one is used too, and fits 32 bits."""
+LARGEST_SEED = 2**31 - 2  # seeds of everything random: the next one is used too, and fits 32 bits
 
 
 class Flag(NamedTuple):

@@ -19,10 +19,8 @@ from sdc.analysis.report import Banner, Facts, Items, Part as SectionPart, Repor
 from sdc.checksums import Profile, hardware
 from sdc.records import stamp, to_json
 
-WIDEST = 400
-"""Columns of a table that no window has."""
-MOST = 30
-"""Rows of a table of texts on a terminal."""
+WIDEST = 400  # columns of a table that no window has
+MOST = 30  # rows of a table of texts on a terminal
 COLOURS = {"clean": "bold green", "corrupt": "bold red", "inconclusive": "bold yellow", "simulated": "bold magenta",
            "note": "yellow", "quiet": "dim", "known": "cyan", "neutral": "bold", "": "bold"}  # fmt: skip
 Part: TypeAlias = SectionPart | Grid | Styled | str

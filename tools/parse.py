@@ -45,6 +45,7 @@ class Entry(NamedTuple):
     extras: tuple[str, ...] = ()
 
 
+# All commands; a module is imported when its command is given, or all where help is asked for.
 COMMANDS: Mapping[str, Entry] = {
     "twin": Entry(".commands.runs", "TwinCommand", "execute", ("report", "text")),
     "train": Entry(".commands.runs", "TrainCommand", "execute", ("report", "text")),
@@ -65,7 +66,6 @@ COMMANDS: Mapping[str, Entry] = {
     "report": Entry(".commands.reports", "ReportCommand", "report", ("report",)),
     "bench": Entry(".bench.command", "BenchOptions", "run", ("report", "text")),
 }
-"""All commands; a module is imported when its command is given, or all where help is asked for."""
 
 
 def spec_of(command: str) -> type:
@@ -110,8 +110,7 @@ class Offered(NamedTuple):
     flag: StructFieldSpec
 
 
-Maker = Callable[[Mapping[str, Any]], Any]
-"""Makes a value of the values of all flags."""
+Maker = Callable[[Mapping[str, Any]], Any]  # makes a value of the values of all flags
 
 
 def offered(kind: type, only: Sequence[str] = ()) -> tuple[list[Offered], Maker]:

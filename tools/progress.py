@@ -14,8 +14,7 @@ from rich.text import Text
 
 from sdc.train import Peers
 
-EVERY = 10.0
-"""Seconds from one line to the next where standard error is no terminal."""
+EVERY = 10.0  # seconds from one line to the next where standard error is no terminal
 
 
 class _Line:

@@ -23,13 +23,13 @@ from sdc._lazy import jax
 from sdc.settings import SettingError
 from sdc.verdict import Exit
 
+# Flags of the command that this process runs whose name is not that of the setting.
 FLAGS: dict[str, str] = {"folder": "run"}
-"""Flags of the command that this process runs whose name is not that of the setting."""
+# What a full or broken disk answers.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
-"""What a full or broken disk answers."""
+# Characters of a line of a message, and how many are shown at its beginning where it is longer: what a message quotes
+# can be of any length, and its remedy stands at the end.
 LONGEST, SHOWN = 4_000, 3_000
-"""Characters of a line of a message, and how many are shown at its beginning where it is longer: what a message quotes
-can be of any length, and its remedy stands at the end."""
 
 
 class CommandError(Exception):
@@ -161,8 +161,7 @@ class Onward:
         return f"{there}; continue with: {shlex.join(words if '--resume' in words else [*words, '--resume'])}"
 
 
-onward = Onward()
-"""Of the command that this process runs."""
+onward = Onward()  # of the command that this process runs
 
 
 def leave_at_once(code: int) -> None:
@@ -184,8 +183,7 @@ def _lost() -> None:
 
 
 _ABORTED = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _: _lost())
-_TERMINATED = ctypes.CFUNCTYPE(None)(_lost)
-"""Kept alive as long as the module: the C libraries hold their addresses."""
+_TERMINATED = ctypes.CFUNCTYPE(None)(_lost)  # kept alive as long as the module: the C libraries hold their addresses
 
 
 def end_aborts_well() -> None:
@@ -202,8 +200,8 @@ def end_aborts_well() -> None:
 # Python runs a signal's handler in its main thread, between two of its own operations: not while that thread compiles
 # or waits in a collective, and in a callback an exception from it gets lost. So a thread hears of the signal at once.
 
+# Seconds after which another signal is somebody's impatience; until then it may be the same one, sent to a group.
 AGAIN = 1.0
-"""Seconds after which another signal is somebody's impatience; until then it may be the same one, sent to a group."""
 
 _gentle: Callable[[str], None] | None = None
 

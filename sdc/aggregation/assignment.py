@@ -17,8 +17,7 @@ from jaxtyping import Array, Shaped
 
 from ..bits import as_bits, from_bits
 
-Tree = Any
-"""A pytree of arrays."""
+Tree = Any  # a pytree of arrays
 
 
 @jax.tree_util.register_pytree_node_class

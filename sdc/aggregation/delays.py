@@ -211,8 +211,8 @@ def _bounded_moment(k: int) -> float:
 
 
 Latency: TypeAlias = Constant | Normal | LogNormal | Exponential | Gamma | Bernoulli | BoundedLogNormal
+# The text form of every latency.
 LATENCIES: Mapping[str, Form] = {model.__name__.lower(): form(model) for model in get_args(Latency)}
-"""The text form of every latency."""
 
 
 def parse_latency(text: str) -> Latency:

@@ -32,8 +32,8 @@ from ..program import varying
 from .assignment import Tree, assigns
 from .workers import at_least_float32, check_count, check_probability, count_workers
 
+# `(carry, micro_batch, context) -> carry`: what one micro-batch adds to what the worker has, given parameters, say.
 Work: TypeAlias = Callable[[Tree, Tree, Tree], Tree]
-"""`(carry, micro_batch, context) -> carry`: what one micro-batch adds to what the worker has, given parameters, say."""
 Correction: TypeAlias = Literal["none", "rate", "count"]
 
 

@@ -250,8 +250,7 @@ def _layout(x: Float[Array, "workers shard"], axis_name: str, arrived: Bool[Arra
     return layout
 
 
-SAMPLE = 256
-"""Most elements of a shard from which the drift between copies is estimated."""
+SAMPLE = 256  # most elements of a shard from which the drift between copies is estimated
 
 
 class LossyLog(NamedTuple):

@@ -94,8 +94,7 @@ class DropCompute:
         return self.threshold == AUTO
 
 
-AUTO = -1.0
-"""Stands for the threshold `auto`."""
+AUTO = -1.0  # stands for the threshold `auto`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,7 @@ from ..program import probe
 from .methods import Noise
 from .workers import count_workers
 
-SITE = "gradient"
-"""Name of the gradients as a site: those of the leaf `a/b` are `fwd/gradient/a/b`."""
+SITE = "gradient"  # name of the gradients as a site: those of the leaf `a/b` are `fwd/gradient/a/b`
 
 
 class NoiseState(NamedTuple):

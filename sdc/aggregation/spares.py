@@ -30,8 +30,7 @@ from ..twins import LARGEST, Difference, difference, from_reference, gather_twin
 from .workers import at_least_float32, check_axis, count_workers, sums_by_itself
 
 Tree = TypeVar("Tree")
-RECHECK, WITH_THIRD, LAST = 1, 2, 3
-"""Phases of the follow-up of a difference; 0 is the regular round."""
+RECHECK, WITH_THIRD, LAST = 1, 2, 3  # phases of the follow-up of a difference; 0 is the regular round
 
 
 class ShadowState(NamedTuple):
@@ -273,8 +272,8 @@ def _count_ranks(axis_name: str, spares: int, state: ShadowState) -> int:
     return ranks
 
 
+# A rank is named by its share of undecided differences where chance would give any rank that many less often.
 CHANCE = 0.01
-"""A rank is named by its share of undecided differences where chance would give any rank that many less often."""
 
 
 class ShadowVerdict(NamedTuple):

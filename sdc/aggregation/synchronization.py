@@ -306,8 +306,7 @@ def _check(axis_name: str, axes: Sequence[str], state: Any, kind: type, params: 
     check_update(state, kind, params)
 
 
-WORTH = 1 << 20
-"""Bytes of an array from which on two exchanges are worth it: compilers send small all-reduces together."""
+WORTH = 1 << 20  # bytes of an array from which on two exchanges are worth it: compilers send small all-reduces together
 _OPTIONS: dict[str, dict[str, bool]] = {"tpu": {"xla_tpu_enable_async_all_to_all": True}}
 
 

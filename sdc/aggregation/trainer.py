@@ -30,8 +30,8 @@ from .spares import ShadowReport, alone, init_shadow, shadow
 from .synchronization import paft, paft_sync
 from .workers import at_least_float32, check_axis
 
+# `(params, batch) -> (loss, gradient)` of one worker, such as `jax.value_and_grad(loss)`.
 Gradient: TypeAlias = Callable[[Tree, Tree], tuple[Float[Array, ""], Tree]]
-"""`(params, batch) -> (loss, gradient)` of one worker, such as `jax.value_and_grad(loss)`."""
 
 
 class WorkerGradient(NamedTuple):

@@ -30,8 +30,8 @@ from .rounds import Kept
 from .workloads import BurninWorkload
 
 LARGEST = 2**28  # bytes of inputs that a case may have
+# What brings JAX to an accelerator.
 PLUGINS = ("libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin")
-"""What brings JAX to an accelerator."""
 RETENTION = 1.0  # seconds between writing a buffer and reading it, where a case is of that
 CASES = 16  # cases of a bundle: the first differences of as many workloads
 

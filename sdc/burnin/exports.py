@@ -30,18 +30,19 @@ from .results import (
 from .sensors import Course, Sensors
 from .standing import Standing
 
+# Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, what `sdc verdict --json` prints.
 FILES: Mapping[str, type[Fields]] = MappingProxyType(
     {"result": BurninResult, "pair": Pair, "golden": Register, "verdict": Standing}
 )
-"""Layouts by name: `result.json`, `pair.json` and `pool.json`, golden registers, what `sdc verdict --json` prints."""
+# Types of which docs/burnin.md has a table.
 TABLES: tuple[type[Any], ...] = (
     BurninResult, BurninSettings, CheckedDevice, Course, Sensors, Tally, Finding, Elements, Element, Ended, GoldenUse,
     BurstOutlook,
 )  # fmt: skip
-"""Types of which docs/burnin.md has a table."""
 SUFFIX = ".prom"  # the node exporter reads files of that name only
 
 
+# Metrics of a device.
 BY_DEVICE = {
     "differences": "Runs with a difference",
     "elements": "Numbers that were checked",
@@ -52,7 +53,6 @@ BY_DEVICE = {
     "power_watts": "Highest power",
     "driver_errors": "Errors that the driver reported meanwhile",
 }
-"""Metrics of a device."""
 
 
 def junit(result: BurninResult) -> str:

@@ -21,10 +21,10 @@ from .results import BurninResult
 
 MARK = 12  # hexadecimal digits of the SHA-256 by which a key names an environment
 SHOWN = 3  # reasons that are given one by one
+# What is wrong with a path that is one.
 A_FOLDER = (
     "is a folder, expected the file of a golden register; name the file, or write one with sdc golden record FILE"
 )
-"""What is wrong with a path that is one."""
 DIGEST = re.compile(r"[0-9a-f]{16}")
 _KEY = re.compile(
     r"(?P<workload>.+?)(?: device (?P<shard>\d{1,9}))? \| seed (?P<seed>-?\d{1,18}) \| (?P<program>[^|]+) \| "

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import jax
 
 MOST_DEVICES = 1024
+# Libraries of NVIDIA whose kernels and compilers decide bits; each release of CUDA has packages of its own.
 LIBRARIES = ("cublas", "cuda-nvcc", "cuda-nvrtc", "cudnn", "nccl")
-"""Libraries of NVIDIA whose kernels and compilers decide bits; each release of CUDA has packages of its own."""
+# Variables of the environment that decide bits beside XLA_FLAGS.
 VARIABLES = {"gpu": ("NVIDIA_TF32_OVERRIDE",), "tpu": ("LIBTPU_INIT_ARGS",), "cpu": ()}
-"""Variables of the environment that decide bits beside XLA_FLAGS."""
 
 
 class DeviceRequest(NamedTuple):

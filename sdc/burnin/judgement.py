@@ -16,11 +16,11 @@ from ..verdict import Verdict
 from .results import ON_REQUEST, RESULT, UNDER_WAY, BurninResult, CheckedDevice, Evidence, Finding, Tally
 from .sensors import driver_errors
 
+# Share of its own best rate, or of the usual one of the other devices, below which a device was not at load.
 THROTTLED = 0.5
-"""Share of its own best rate, or of the usual one of the other devices, below which a device was not at load."""
 MEASURABLE = 2e-3  # seconds below which the time of a run says more about the host than about the device
+# Elements without a mismatch, or mean intervals of bursts, that exclude a rate with 95 %: the rule of three.
 WAITS = -math.log(0.05)
-"""Elements without a mismatch, or mean intervals of bursts, that exclude a rate with 95 %: the rule of three."""
 NO_KIND = "neither runs nor devices nor records could be compared in all workloads"
 REPEAT_ONLY = "repeat only: blind to faults that repeat themselves"
 

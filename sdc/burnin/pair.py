@@ -12,8 +12,8 @@ from ..verdict import Verdict
 
 PAIR, POOL = "pair.json", "pool.json"  # names of the file in the folder of a pair, and of a pool
 Stage: TypeAlias = Literal["step", "probes", "operations"]
+# Folders of the stages, in the order in which they are run.
 FOLDERS: dict[Stage, str] = {"step": "1-step", "probes": "2-probes", "operations": "3-operations"}
-"""Folders of the stages, in the order in which they are run."""
 
 
 class TwinRow(Fields, kw_only=True):

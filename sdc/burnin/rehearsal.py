@@ -21,8 +21,8 @@ from .workloads import AXIS, BurninWorkload
 if TYPE_CHECKING:
     import jax
 
+# Workloads whose outputs stand for those of the study's submodules: its frequencies are of elements of these.
 SITES = {"fwd/attn": "attention/*", "fwd/ffn": "matrix/*", "bwd/attn": "training/*", "bwd/ffn": "training/*"}
-"""Workloads whose outputs stand for those of the study's submodules: its frequencies are of elements of these."""
 POINTS = 4096  # points at which the draw that varies a rate is averaged over
 
 

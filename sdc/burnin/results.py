@@ -20,8 +20,8 @@ from .workloads import Family, find_level
 RESULT = "result.json"  # name of the file in the folder of a burn-in
 EVENTS = "events.jsonl"  # name of the log beside it
 BUNDLE = "bundle.tar.gz"  # name of the evidence beside it, where something was found
+# Why a burn-in is not at its end: nothing stopped it, or its caller did.
 UNDER_WAY, ON_REQUEST = "under way", "asked to stop"
-"""Why a burn-in is not at its end: nothing stopped it, or its caller did."""
 MOST_ROUNDS = 10**9
 Evidence: TypeAlias = Literal["repeat", "vote", "golden", "reference", "checksums"]
 Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]

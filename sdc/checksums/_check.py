@@ -18,10 +18,8 @@ from .products import Dot, Indexed, Product
 from .roundoff import Settings, work_type
 from .schemes import Expected, Operands, make_scheme, signed_weights
 
-LISTED = 8
-"""Wrong elements that are returned one by one."""
-LARGEST = 2**31 - 1
-"""Elements are counted by 32-bit integers."""
+LISTED = 8  # wrong elements that are returned one by one
+LARGEST = 2**31 - 1  # elements are counted by 32-bit integers
 
 
 class WrongElements(NamedTuple):

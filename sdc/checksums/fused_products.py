@@ -27,8 +27,7 @@ from .products import Dot, Product
 from .roundoff import Settings
 from .schemes import Operands, signed_weights
 
-ROWS, COLUMNS, TERMS = 128, 128, 64
-"""Tile of the product, and terms that are summed at a time."""
+ROWS, COLUMNS, TERMS = 128, 128, 64  # tile of the product, and terms that are summed at a time
 
 
 def triton_fits(product: Dot, a: Any, b: Any) -> bool:
@@ -104,18 +103,15 @@ def _triton_kernel(a: Any, b: Any, weights: Any, c: Any, weighted: Any, squares:
     squares[0, :] = jnp.sum(tile * tile, axis=1)
 
 
+# Sides that a tile can have; smaller ones take up to four times as long. The second factor is read once for each tile
+# of rows, of which each core of a chip needs one.
 TPU_ROWS, TPU_COLUMNS = (1024, 512), (512, 256)
-"""Sides that a tile can have; smaller ones take up to four times as long. The second factor is read once for each tile
-of rows, of which each core of a chip needs one.
-"""
+# Bytes of the core's own memory that a tile and its factors may take, and that the compiler may, of 64 MiB or more.
 TPU_MEMORY, TPU_LIMIT = 40 << 20, 60 << 20
-"""Bytes of the core's own memory that a tile and its factors may take, and that the compiler may, of 64 MiB or more."""
+# Devices that have so much, and of which the kernel takes no more than 1.2 times the instructions of a product.
 TPU_KINDS = ("TPU v5", "TPU v5 lite", "TPU v6 lite")
-"""Devices that have so much, and of which the kernel takes no more than 1.2 times the instructions of a product."""
-TPU_LEAST = 2048
-"""Terms below which too little is there for the sums to stand beside."""
-LANES, PACKED = 128, 16
-"""Columns of a register, and rows of one of bfloat16."""
+TPU_LEAST = 2048  # terms below which too little is there for the sums to stand beside
+LANES, PACKED = 128, 16  # columns of a register, and rows of one of bfloat16
 
 
 class _Tiles(NamedTuple):

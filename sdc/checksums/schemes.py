@@ -37,13 +37,11 @@ from jaxtyping import Array, Float, Shaped
 from .products import Folded, Powers, Product, Sums
 from .roundoff import SIGMAS, SchemeName, Settings, Units, work_type
 
-LOSSY = 16.0
-"""Kappa that rows which repeat themselves are judged by, where the device's is larger."""
+LOSSY = 16.0  # kappa that rows which repeat themselves are judged by, where the device's is larger
+# Terms that are taken to be added one after the other, each of which may be too small to count. Assumed, not
+# measured: 320 of them raised false alarms in training under kappa 16 alone.
 RUN = 512
-"""Terms that are taken to be added one after the other, each of which may be too small to count. Assumed, not measured:
-320 of them raised false alarms in training under kappa 16 alone."""
-BLOCK = 128
-"""Columns of a block."""
+BLOCK = 128  # columns of a block
 SEED = 20_250_218
 
 

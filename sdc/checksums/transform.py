@@ -73,8 +73,8 @@ def abft(
     return program.rewrite(step, selector, rule, required=True, reason=reason, first=first)
 
 
+# Products that can return their sums in float32 wherever they can be computed.
 WIDENED = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-"""Products that can return their sums in float32 wherever they can be computed."""
 
 
 def accumulators(step: Callable[..., Any], where: program.Where = program.products) -> Callable[..., Any]:

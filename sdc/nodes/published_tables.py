@@ -18,19 +18,17 @@ SUBMODULES = ("fwd/attn", "fwd/ffn", "bwd/attn", "bwd/ffn")
 """What the study looked at: outputs of attention and feed-forward network, and the gradients of their inputs."""
 NODES = tuple(f"node{number}" for number in range(1, 16))
 
+# The smallest frequency of tables 6 and 7, of which the next ones are multiples: one element of the whole run.
 ONE_ELEMENT = 2.39e-14
-"""The smallest frequency of tables 6 and 7, of which the next ones are multiples: one element of the whole run."""
+# Elements of a submodule's output in a microstep, over all devices of a node: 1/ONE_ELEMENT of 2^24 elements each
+# (the tokens of a sequence times the width) are 2.5 million, 32 times 4,870 steps of 16 microsteps; it says 4,500
+# steps.
 ELEMENTS = 32 * 4096 * 4096
-"""Elements of a submodule's output in a microstep, over all devices of a node: 1/ONE_ELEMENT of 2^24 elements each (the
-tokens of a sequence times the width) are 2.5 million, 32 times 4,870 steps of 16 microsteps; it says 4,500 steps."""
-MICROSTEPS = 16
-"""In a step under computation synchronization."""
-LAST_BIT = 2.0**-9
-"""Relative change of the last bit of bfloat16, at the least: no mismatch is less severe."""
-STEPS = 4500
-"""Under computation synchronization (appendix B.3)."""
+MICROSTEPS = 16  # in a step under computation synchronization
+LAST_BIT = 2.0**-9  # relative change of the last bit of bfloat16, at the least: no mismatch is less severe
+STEPS = 4500  # under computation synchronization (appendix B.3)
+# Under parameter synchronization and without any, with 256 microsteps each and 32 layers rather than 16.
 PARAMETER_STEPS = 2500
-"""Under parameter synchronization and without any, with 256 microsteps each and 32 layers rather than 16."""
 
 
 @dataclasses.dataclass(frozen=True)

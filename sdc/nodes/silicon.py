@@ -18,13 +18,13 @@ from ..faults import BitFlip, Fault, Mixed, One, Row, Stride, Tile, What
 from ..program import Where
 from .published_tables import SUBMODULES
 
+# Probability that a hit starts at an element: some ten at each site in twenty steps of the configuration `tiny`. With
+# the elements that a hit takes along it lies among the frequencies published of nodes 1, 7 and 9.
 RATE = 1e-6
-"""Probability that a hit starts at an element: some ten at each site in twenty steps of the configuration `tiny`. With
-the elements that a hit takes along it lies among the frequencies published of nodes 1, 7 and 9."""
 WARP = 32
 PERIODS = (2, 4, 8, 16)
+# Shares of 1 to 4 flipped bits: falling by 0.7, the least two-digit number for which single bits stay below 40 %.
 FLIPS = (0.39, 0.28, 0.19, 0.14)
-"""Shares of 1 to 4 flipped bits: falling by 0.7, the least two-digit number for which single bits stay below 40 %."""
 FMA_FLIPS = (0.6, 0.4)
 
 
@@ -41,13 +41,13 @@ class PublishedShare:
     quoted: bool = False  # whether it is known from quotations of the study, not from its abstract
 
 
+# What `silicon:gpu` reproduces of arXiv:2605.04213.
 SHARES: Mapping[str, PublishedShare] = {
     "zero": PublishedShare(0.5068, 0.5006, 0.5130, quoted=True),
     "flips": PublishedShare(0.4831, 0.4769, 0.4893, quoted=True),
     "special": PublishedShare(0.0101, 0.0089, 0.0114),
     "one bit of flips": PublishedShare(0.40, 0.0, 0.40),
 }
-"""What `silicon:gpu` reproduces of arXiv:2605.04213."""
 
 _GPU = Mixed(SHARES["zero"].share, SHARES["special"].share, FLIPS)
 _PROFILES: Mapping[str, tuple[What, tuple[One, ...]]] = {

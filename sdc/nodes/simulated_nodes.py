@@ -43,13 +43,11 @@ if TYPE_CHECKING:
 
 HEALTHY = "healthy"
 UNIFORM = "uniform"
+# What is synchronized, and so how hard a node works: computation, parameters, or nothing.
 Load: TypeAlias = Literal["compute", "params", "none"]
-"""What is synchronized, and so how hard a node works: computation, parameters, or nothing."""
 
-FREAK = 1e9
-"""Severities above this are taken as those of a single microstep."""
-ONSET = 450
-"""The first step with a mismatch of node 13, in a run without synchronization."""
+FREAK = 1e9  # severities above this are taken as those of a single microstep
+ONSET = 450  # the first step with a mismatch of node 13, in a run without synchronization
 _BURST = {10: (4.0, 5.0), 11: (4.0, 5.0)}
 _SPIKE = {7: 1 / 50, 14: 1 / STEPS}
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from sdc.burnin import Confirmed
 
+# What stands of an environment in a line; flags and options follow below.
 SHORT = ("platform_version", "driver", "jax", "jaxlib", "machine", "processor", "cpu_threads")
-"""What stands of an environment in a line; flags and options follow below."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ from .. import CommandError, JobCommand, Joint, Only, check_job, given, onward, 
 if TYPE_CHECKING:
     from sdc.analysis import Opening, Resolution
 
+# Flags that decide what is computed, for commands that compare more hosts in the same way.
 FLAGS = ("config", "model", "data", "dtype", "steps", "seed", "corpus", "tokenizer")
-"""Flags that decide what is computed, for commands that compare more hosts in the same way."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

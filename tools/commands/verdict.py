@@ -17,8 +17,8 @@ from sdc.verdict import Exit
 from .. import CommandError, flag
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# Its word and its exit code for each of ours: 1 is a warning there.
 NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIVE: ("UNKNOWN", 3)}
-"""Its word and its exit code for each of ours: 1 is a warning there."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from sdc.schema import Fields, about
 
+# What the Xid errors are called that speak of hardware; others may be of software.
 XID = MappingProxyType(
     {
         48: "double-bit ECC error",
@@ -22,7 +23,6 @@ XID = MappingProxyType(
         140: "unrecovered ECC error",
     }
 )
-"""What the Xid errors are called that speak of hardware; others may be of software."""
 
 
 class Sensors(Fields, kw_only=True):
@@ -70,8 +70,8 @@ def driver_errors(course: Course) -> Iterator[str]:
         yield f"{text} ({known})" if known else text
 
 
+# What `sdc.records.describe_devices` says of the devices of a burn-in, in their order.
 Described: TypeAlias = Sequence[Mapping[str, Any]]
-"""What `sdc.records.describe_devices` says of the devices of a burn-in, in their order."""
 
 
 def amd_addresses(described: Described) -> dict[int, str]:
@@ -107,8 +107,8 @@ class SensorBackend:
         """Gives back what the source holds."""
 
 
+# Opens a source for devices; None where it has nothing to report of any of them.
 Opener: TypeAlias = Callable[[Described], SensorBackend | None]
-"""Opens a source for devices; None where it has nothing to report of any of them."""
 
 
 class Silent(Exception):

@@ -109,6 +109,7 @@ LOG = "/dev/kmsg"
 LONGEST = 160  # characters of a line that are kept
 RECORDS = 10_000  # lines that are read at a time; a driver that fails for good writes without end
 _ADDRESS = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
+# Messages that report an error of hardware, and what is said of them.
 ERRORS = (
     (rf"(?i)NVRM: Xid \(PCI:{_ADDRESS}\): (?P<number>\d+)(?:, ?(?P<rest>.*))?$", "Xid {number}"),
     # Those of old are counted aloud whenever somebody asks, "no uncorrectable errors" is no error: only new ones count.
@@ -119,7 +120,6 @@ ERRORS = (
     (r"(?i)(?:mce: )?\[Hardware Error\]: (?P<what>.*Machine Check.*|.*Uncorrected.*)$", "machine check: {what}"),
     (r"EDAC \S+: (?P<what>[1-9]\d* UE .*)$", "EDAC: {what}"),
 )
-"""Messages that report an error of hardware, and what is said of them."""
 
 
 def parse_message(text: str) -> tuple[str | None, str] | None:

@@ -6,6 +6,7 @@ from typing import Any
 from .base import Described, SensorBackend, SensorEvent, Sensors, Silent, amd_addresses, attempt
 
 IDLE = 0x1
+# Bits of what NVML calls clocks event reasons, or throttle reasons.
 SLOWED = {
     0x2: "application clocks",
     0x4: "software power cap",
@@ -16,7 +17,6 @@ SLOWED = {
     0x80: "hardware power brake",
     0x100: "display clocks",
 }
-"""Bits of what NVML calls clocks event reasons, or throttle reasons."""
 MOST_EVENTS = 64  # events that are taken at a time from one device
 PERSISTENT = 6  # health of a TPU's link from which on its problem stays; below, 0 is healthy and the others come and go
 

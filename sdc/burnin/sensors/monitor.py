@@ -16,6 +16,7 @@ from .base import Course, Described, Opener, SensorBackend, Sensors, Silent
 from .kernel import open_hwmon, open_kernel_log
 from .libraries import open_amd_smi, open_nvml, open_tpu_metrics
 
+# Sources by name. Of those that know a device, the first one's readings are taken, and the errors of all.
 SOURCES: Mapping[str, Opener] = MappingProxyType(
     {
         "nvml": open_nvml,
@@ -25,7 +26,6 @@ SOURCES: Mapping[str, Opener] = MappingProxyType(
         "kernel log": open_kernel_log,
     }
 )
-"""Sources by name. Of those that know a device, the first one's readings are taken, and the errors of all."""
 PATIENCE = 5.0  # seconds that are waited for all sources before a burn-in, and as many after it
 MOST = 32  # different errors of a device that are listed one by one
 

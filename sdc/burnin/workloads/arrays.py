@@ -88,8 +88,8 @@ def murmur(at: Any, word: Callable[[int], Any]) -> Any:
     return at ^ (at >> word(16))
 
 
+# Kinds of floating-point data by name; each is a function of shape, type and seed.
 FLOATS = {make.__name__: make for make in (normal, ones, subnormal, alternating, activations)}
-"""Kinds of floating-point data by name; each is a function of shape, type and seed."""
 
 
 def make_floats(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> Float[np.ndarray, "*shape"]:

@@ -24,6 +24,7 @@ def _walking(at: Any, word: Callable[[int], Any]) -> Any:
     return word(1) << ((at + at // word(32)) % word(32))
 
 
+# Words from their indices; `word` makes a constant, by JAX or NumPy. A stuck address line makes two addresses one.
 PATTERNS: Mapping[str, Callable[[Any, Callable[[int], Any]], Any]] = {
     "walking-ones": _walking,
     "walking-zeros": lambda at, word: ~_walking(at, word),
@@ -31,7 +32,6 @@ PATTERNS: Mapping[str, Callable[[Any, Callable[[int], Any]], Any]] = {
     "address-inverted": lambda at, word: ~at,
     "random": murmur,
 }
-"""Words from their indices; `word` makes a constant, by JAX or NumPy. A stuck address line makes two addresses one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,6 +125,8 @@ def _of_all(x: Shaped[np.ndarray, "*shape"]) -> Shaped[np.ndarray, "n *shape"]:
     return np.broadcast_to(x, (x.shape[-2], *x.shape))
 
 
+# Each on a device, where it takes a shard `[1, n, m]` for n devices, and on the host, where it takes those of all,
+# `[n, n, m]`, and the first axis of what it returns is the device.
 COLLECTIVES: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "psum": (lambda x: lax.psum(x, AXIS), lambda x: _of_all(x.sum(axis=0, dtype=x.dtype))),
     "pmax": (lambda x: lax.pmax(x, AXIS), lambda x: _of_all(x.max(axis=0))),
@@ -142,8 +144,6 @@ COLLECTIVES: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda x: np.roll(x, 1, axis=0),
     ),
 }
-"""Each on a device, where it takes a shard `[1, n, m]` for n devices, and on the host, where it takes those of all,
-`[n, n, m]`, and the first axis of what it returns is the device."""
 ALIKE = ("psum", "pmax", "all_gather")  # those of which all devices get the same
 
 

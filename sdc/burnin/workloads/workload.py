@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 Family: TypeAlias = Literal[
     "matrix", "attention", "functions", "reductions", "ordering", "memory", "transfers", "collectives", "training"
 ]
+# Module of this package whose `build_NAME` builds each family.
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("matrix", "attention", "functions", "reductions", "ordering"), "arithmetic"),
         **dict.fromkeys(("memory", "transfers", "collectives"), "movement"),
     }
 )
-"""Module of this package whose `build_NAME` builds each family."""
 Unit: TypeAlias = Literal["flop", "byte"]
 AXIS = "device"  # axis over the local devices, under which the program of a workload that spans all of them runs
 
@@ -127,8 +127,8 @@ class Level:
 
 Build: TypeAlias = "Callable[[FamilyRequest], Iterable[BurninWorkload]]"
 ALL_DATA = ("normal", "ones", "subnormal", "alternating", "activations")
+# For rehearsals and tests: it loads nothing.
 SMALLEST = Level("smallest", 8, 8, 64, 256, (0.0,), 0.0, ("normal", "subnormal"))
-"""For rehearsals and tests: it loads nothing."""
 LEVELS: Mapping[str, Level] = MappingProxyType(
     {
         level.name: level
