@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .burnin_steps import BURNIN_STEPS as BURNIN_STEPS, register_training as register_training
     from .loop import make_campaign as make_campaign, rows_done as rows_done
     from .checkpoints import NotWritten as NotWritten
-    from .cluster import changes as changes, joined as joined
+    from .cluster import check_resumed as check_resumed, joined as joined, rows_in_order as rows_in_order
     from .data import ByteTokenizer as ByteTokenizer, CorpusError as CorpusError, DataError as DataError
     from .data import Dataset as Dataset, batches as batches, files_below as files_below
     from .data import make_dataset as make_dataset, read_corpus as read_corpus

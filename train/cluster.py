@@ -5,12 +5,14 @@ threads look for signs of life of the others (`Watch`). When one is lost, they c
 """
 
 import functools
+import itertools
 import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +20,7 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 
 from sdc.multihost import Unreachable, everyone, first_line
-from sdc.records import differences, to_json
+from sdc.records import RecordError, differences, read_record, to_json
 
 from .peers import Peers
 from .stopping import PREFIX, Stop
@@ -242,10 +244,29 @@ def as_read(manifest: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(to_json(manifest), default=str))
 
 
-def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], words: tuple[str, str]) -> list[str]:
+def changes(
+    then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], words: tuple[str, str] = ("then", "now")
+) -> list[str]:
     """The entries in which two manifests differ, in words."""
     found = differences([as_read({key: manifest.get(key) for key in keys}) for manifest in (then, now)])
     return [each.describe(words) for each in found]
+
+
+def check_resumed(
+    folder: Path, noun: str, then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
+) -> None:
+    """Refuses to go on with a record of other settings."""
+    if changed := changes(then, now, keys, (f"the {noun} had", "now")):
+        raise RecordError(
+            f"{folder} is another {noun} ({'; '.join(changed[:5])}); resume it with its own settings and on its own "
+            "machine, or name another folder"
+        )
+
+
+def rows_in_order(folder: Path, kind: str, key: str) -> list[Mapping[str, Any]]:
+    """Lines of a record whose parts may be written in any order, by their number: from the first on without a gap."""
+    rows = {row[key]: row for row in read_record(folder, kind).lines}
+    return [rows[number] for number in itertools.takewhile(rows.__contains__, itertools.count())]
 
 
 def check_comparable(manifest: Mapping[str, Any]) -> None:

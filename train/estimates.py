@@ -5,16 +5,18 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from sdc import costs
 from sdc._lazy import jax
 from sdc.costs import Tool, find_target
+from sdc.nodes import Load
 from sdc.program import as_selector, compiling_for
 from sdc.settings import SettingError, Within, check_fields
 
 from . import programs
 from .programs import DType, check, get_config
+from .specs import Compare, Exchange
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,11 +32,11 @@ class Compiled:
     """Type of activations and compute parameters; by default the configuration's."""
     where: str | None = None
     """Selector of sites; by default probes, for abft every product, for inject those of the backward pass."""
-    sync: Literal["compute", "params", "none"] = "compute"
+    sync: Load = "compute"
     """What twins of a configuration synchronize inside a step."""
-    compare: Literal["gated", "always"] = "gated"
+    compare: Compare = "gated"
     """Move tensors only where digests differ, or always."""
-    exchange: Literal["probe", "step", "call"] = "probe"
+    exchange: Exchange = "probe"
     """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
     twins: Annotated[int, Within(2, 1 << 16)] = 2
     """Number of twins."""
@@ -118,7 +120,7 @@ def estimate_subject(subject: Subject) -> Any:
             program = programs.TwinProgram(
                 work, placement, sync=subject.sync, compare=subject.compare, exchange=subject.exchange
             )
-            lowered = program.compiled.lower(program.abstract(), (program.batch, program.beside()))
+            lowered = program.compiled.lower(*program.inputs)
         else:
             state = programs.described(work.abstract(), placement.sharding(placement.spec(work.state_specs)))
             inputs = state, programs.described_batch(work.config, placement)

@@ -82,15 +82,9 @@ class Running:
             if one.step >= steps:
                 raise SettingError("lose_shards", f"step={one.step}", f"the run has {steps} steps, from 0")
 
-    def described(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """What the manifest says: losses are faults that are simulated."""
-        suspect = told["suspect"]
-        every = [*suspect["faults"], *self.losses]
-        name = suspect["name"] or ("losses" if every else None)
-        suspect = {"name": name, "simulated": bool(every), "faults": every}
-        # Where copies lie is each host's own affair.
-        running = {"fraction": self.fraction, "losses": list(self.losses)}
-        return {**told, "running": running, "suspect": suspect}
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says; where copies lie is each host's own affair."""
+        return {"fraction": self.fraction, "losses": list(self.losses)}
 
 
 class Restart(NamedTuple):
@@ -198,8 +192,8 @@ class Keeper:
 
         blocks = len(self.checkpoint.partition.blocks)
         told = {
-            "simulated": False, "step": step, "steps_lost": lines - step, "blocks": blocks, "read": found.bytes,
-            "behind": found.age(step), "initial": len(found.initial), "older": len(found.older), **told,
+            "simulated": False, "step": step, "steps_lost": lines - step, "blocks": blocks,
+            **_read(found, step), **told,
         }  # fmt: skip
         self._restarted["restarted"] = told
         ways = {"own": "its own copy", "peers": "survivors", "running": "the running checkpoint"}
@@ -236,9 +230,7 @@ class Keeper:
         perturbation = self.checkpoint.distance(state, found.state)
         told: dict[str, Any] = {
             "simulated": True, "policy": one.recover, "lost": len(lost), "blocks": cut.choices,
-            "bytes": int(sizes[lost].sum()), "read": found.bytes, "behind": found.age(one.step + 1),
-            "initial": len(found.initial), "older": len(found.older),
-            "perturbation": perturbation,
+            "bytes": int(sizes[lost].sum()), **_read(found, one.step + 1), "perturbation": perturbation,
         }  # fmt: skip
         if now is not None:
             told["predicted"] = {"steps": now.behind(back), "bound": now.bound(perturbation)}
@@ -277,6 +269,13 @@ class Keeper:
                 "by a rollback of everything, on average",
                 found["step"], cost["steps"], bound, found["rollback"],
             )  # fmt: skip
+
+
+def _read(found: "Recovered[Any]", step: int) -> dict[str, int]:
+    """What the record has of blocks that were read from the running checkpoint, for a state of so many steps."""
+    return {
+        "read": found.bytes, "behind": found.age(step), "initial": len(found.initial), "older": len(found.older),
+    }  # fmt: skip
 
 
 def saved_step(folder: Path) -> int:

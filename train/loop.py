@@ -38,7 +38,7 @@ from sdc.settings import SettingError
 from sdc.twins import ALGORITHM
 
 from .checkpoints import Checkpoints, Unsaved
-from .cluster import Incomparable, as_read, changes, check_comparable, tell
+from .cluster import Incomparable, as_read, changes, check_comparable, check_resumed, rows_in_order, tell
 from .data import batches
 from .keeper import Keeper, Running, identity, saved_step
 from .policy import PATIENCE, Attempt, Decision, Golden, PolicyError, StepPolicy
@@ -464,13 +464,9 @@ def run_campaign(
         "suspect": {"name": "campaign", "simulated": True, "faults": list(job.faults)},
     }
     if job.resume:
-        old, words = read_manifest(folder, "campaign"), ("the campaign had", "now")
-        if changed := changes(old, manifest, CAMPAIGN_SETTINGS, words):
-            raise RecordError(
-                f"{folder} is another campaign ({'; '.join(changed[:5])}); "
-                "resume it with its own settings and on its own machine, or name another folder"
-            )
-        if changes(old, manifest, ["digests", "clean"], words):
+        old = read_manifest(folder, job.kind)
+        check_resumed(folder, job.kind, old, manifest, CAMPAIGN_SETTINGS)
+        if changes(old, manifest, ["digests", "clean"]):
             raise Incomparable(
                 f"the clean run of {folder} gives other numbers here, so that injections before and after could not be "
                 "compared; resume it on the machine and with the versions that it was started with"
@@ -487,8 +483,7 @@ def rows_done(job: CampaignJob, folder: Path) -> int:
     """Injections on record, from the first on without a gap; looked at before anything is compiled."""
     if not job.resume:
         return 0
-    rows = {row["injection"] for row in read_record(folder, "campaign").lines}
-    done = next(number for number in range(len(rows) + 1) if number not in rows)
+    done = len(rows_in_order(folder, job.kind, "injection"))
     if done > job.injections:
         problem = f"{folder} holds {done} injections already; give {done} or more"
         raise SettingError("injections", job.injections, problem)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 LARGEST_COUNT = 2**31 - 1  # steps and injections are numbered by integers of 32 bits in compiled programs
 Count: TypeAlias = Annotated[int, Within(1, LARGEST_COUNT)]
+# As `sdc.twins` has them, which needs JAX
+Compare: TypeAlias = Literal["gated", "always"]
+Exchange: TypeAlias = Literal["probe", "step", "call"]
 
 
 class Loaded(NamedTuple):
@@ -383,6 +386,13 @@ def _suspect(name: str | None, faults: Sequence[Any]) -> dict[str, Any]:
     return {"name": name, "simulated": bool(faults), "faults": list(faults)}
 
 
+def _with_faults(manifest: Mapping[str, Any], name: str, more: Sequence[str]) -> dict[str, Any]:
+    """A manifest with further simulated faults, which give the suspect its name where it has none."""
+    suspect = manifest["suspect"]
+    faults = [*suspect["faults"], *more]
+    return {**manifest, "suspect": _suspect(suspect["name"] or (name if faults else None), faults)}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training(CheckedJob):
     """Trains one copy: the plain reference run, or one that checks its own products, or aggregates in another way.
@@ -439,12 +449,11 @@ class Training(CheckedJob):
 
     def manifest(self, config: TrainConfig) -> Mapping[str, Any]:
         told = super().manifest(config)
-        told = told if self.running is None else self.running.described(told)
-        if (aggregation := self.aggregation) is None:
-            return told
-        every = [*told["suspect"]["faults"], *aggregation.simulated]
-        name = told["suspect"]["name"] or ("aggregation" if every else None)
-        return {**told, "aggregate": aggregation.text, "suspect": _suspect(name, every)}
+        if self.running is not None:
+            told = _with_faults({**told, "running": self.running.describe()}, "losses", self.running.losses)
+        if (aggregation := self.aggregation) is not None:
+            told = _with_faults({**told, "aggregate": aggregation.text}, "aggregation", aggregation.simulated)
+        return told
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -460,11 +469,11 @@ class Twins(CheckedJob):
 
     twins: Annotated[int, Within(2, LARGEST_COUNT)] = 2
     """Number of twins. Of two the first is the reference; of three or more the majority is."""
-    sync: Literal["compute", "params", "none"] = "compute"
+    sync: Load = "compute"
     """Compare and repair after every submodule (compute), after every optimizer step (params), or only compare."""
-    compare: Literal["gated", "always"] = "gated"
+    compare: Compare = "gated"
     """Move tensors only where digests differ (gated), or compare all of them every time (always)."""
-    exchange: Literal["probe", "step", "call"] = "probe"
+    exchange: Exchange = "probe"
     """Exchange digests at every probe, or once in a microstep (step) or in a step (call), repeated if any differs."""
     placement: Literal["mesh", "vmap"] = "mesh"
     """One device per twin and rank (mesh), or all twins of a rank on one device (vmap)."""
@@ -627,14 +636,14 @@ class CampaignJob(Planned):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Compared(Twins):
+class ComparedTwins(Twins):
     """Twins that are not continued, so that nothing of them is saved but their record."""
 
     unsaved: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FullLoad(Compared):
+class FullLoad(ComparedTwins):
     """Twins that exchange digests once in a step, and between that wait for nobody.
 
     A simulated node is hit as often as under parameter synchronization, where the study's accelerators waited as
@@ -646,7 +655,7 @@ class FullLoad(Compared):
         'params'
     """
 
-    exchange: Literal["probe", "step", "call"] = "call"
+    exchange: Exchange = "call"
 
     @property
     def node_sync(self) -> Load:
@@ -654,10 +663,10 @@ class FullLoad(Compared):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Operations(Compared):
+class Operations(ComparedTwins):
     """Twins that digest every operation, until one differs."""
 
-    sync: Literal["compute", "params", "none"] = "params"
+    sync: Load = "params"
 
     def program(self, config: TrainConfig, placement: "programs.Placement", *, donate: bool) -> "programs.Program":
         return programs.OperationsProgram(

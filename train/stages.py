@@ -15,9 +15,9 @@ from sdc.multihost import everyone
 from sdc.settings import SettingError
 
 from .loop import run
-from .specs import Compared, FullLoad, Loaded, Operations
+from .specs import ComparedTwins, FullLoad, Loaded, Operations
 
-JOBS: dict[Stage, type[Compared]] = {"step": FullLoad, "probes": Compared, "operations": Operations}
+JOBS: dict[Stage, type[ComparedTwins]] = {"step": FullLoad, "probes": ComparedTwins, "operations": Operations}
 OnStep: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 
@@ -44,7 +44,7 @@ def escalate(
         raise SettingError("folder", None, "a comparison needs a folder for its stages; name a new one")
     whole, done = Path(job.folder).absolute(), list[Path]()
     # What tells the stages apart is the kind's own.
-    names = {field.name for field in dataclasses.fields(Compared)} - {"sync", "exchange", "folder"}
+    names = {field.name for field in dataclasses.fields(ComparedTwins)} - {"sync", "exchange", "folder"}
     shared = {name: getattr(job, name) for name in names}
     loaded = loaded or job.load()
     for stage, kind in JOBS.items():

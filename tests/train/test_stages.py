@@ -15,7 +15,7 @@ from sdc.records.storage import RecordError
 from sdc.tools import cli
 from sdc.train import run, stages
 from sdc.train.loop import StepFailed, _advance
-from sdc.train.specs import Compared, FullLoad, Operations
+from sdc.train.specs import ComparedTwins, FullLoad, Operations
 from sdc.verdict import Verdict
 from tests.train.runs import WORKLOAD, loaded
 
@@ -35,7 +35,7 @@ def compared(folder: Path, *faults: str, twins: int = 2, model: int = 1) -> Pair
     if twins == 2:
         stages.escalate(FullLoad(**settings, folder=folder), differs=stage_differs, **there)
     else:  # a program of half the size, whose record says the same
-        run(Compared(**settings, folder=folder / FOLDERS["step"]), **there)
+        run(ComparedTwins(**settings, folder=folder / FOLDERS["step"]), **there)
     pair = judge_pair(folder, opening(twins), ended="now", seconds=1.0)
     assert list(contradictions(pair)) == []
     PAIR_FORMAT.write(folder / PAIR, pair)
@@ -70,7 +70,7 @@ def test_a_rank_of_a_pair_is_found_down_to_the_operation(tmp_path: Path) -> None
 
 def test_a_fault_that_does_not_come_again_is_followed_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Quiet(Compared):
+    class Quiet(ComparedTwins):
         def simulated(self, layers: int) -> tuple[sdc.Fault, ...]:
             return ()
 

@@ -28,7 +28,7 @@ import jax
 from sdc.costs import collective_calls
 from sdc.records import prepare
 from sdc.train import FullLoad, TrainConfig, Workload, get_config
-from sdc.train.programs import TWIN, TwinProgram, described, place, sharded
+from sdc.train.programs import TWIN, TwinProgram, place, sharded
 from sdc.twins import Exchange
 from sdc.verdict import Exit
 
@@ -62,10 +62,7 @@ def measure_lockstep(options: BenchOptions) -> dict[str, Any]:
 def _lockstep(programs: dict[str, TwinProgram], steps: int) -> dict[str, Any]:
     key, placement = jax.random.key(1), programs["none"].placement
     tokens = made_up_tokens(programs["none"].work.config, placement)
-    compiled = {
-        sync: program.compiled.lower(program.abstract(), (program.batch, jax.eval_shape(jax.random.key, 0))).compile()
-        for sync, program in programs.items()
-    }
+    compiled = {sync: program.compiled.lower(*program.inputs).compile() for sync, program in programs.items()}
     step: dict[str, list[float]] = {sync: [] for sync in programs}
     whole: dict[str, list[float]] = {sync: [] for sync in programs}
     states = {sync: program.init(0) for sync, program in programs.items()}
@@ -124,10 +121,7 @@ def pool_bytes(config: TrainConfig, *, twins: int = 3) -> int:
     placement = place(twins=twins, data=1, model=1, devices=jax.devices()[:twins])
     program = FullLoad(workload=Workload(config=config), twins=twins).program(config, placement, donate=True)
     assert isinstance(program, TwinProgram)
-    state, shared = program.abstract(), (program.batch, jax.eval_shape(jax.random.key, 0))
-    metrics = jax.eval_shape(program.compiled, state, shared)[1]
-    gradient = described(metrics.gradient, placement.sharding(placement.spec(program.work.metrics_specs.gradient)))
-    lowered = program.compiled.lower(state, shared), program.compiled_observation.lower(state, gradient)
+    lowered = program.compiled.lower(*program.inputs), program.lowered_observation
     assert placement.mesh.axis_names[0] == TWIN
     return math.ceil(sum(_crossing(each.compile(), twins) for each in lowered) / twins)
 

@@ -343,15 +343,14 @@ def compare_hosts(lab: Laboratory, first: Answer | None, other: Examined, machin
         ENVIRONMENTS, "host", "information" if said else "ok", said or "equal in everything that is known"
     )
 
-    mine = by_name(first)
-    theirs = {row.operation: row for row in other.operations if row.digests and row.problem is None}
+    mine, theirs = by_name(first), by_name(other)
     both = [name for name in mine if name in theirs]
     alone = [name for name in both if mine[name].devices != theirs[name].devices]
     comparable = [name for name in both if name not in alone]
     if not comparable:
         said = "no operation ran on both hosts on equally many devices"
         return [environments, Check(BITS, "host", "could not be run", said)]
-    operations = [name for name in comparable if mine[name].digests[0] != theirs[name].digests[0]]
+    operations = [name for name in different(first, other) if name in comparable]
     aside = f" ({', '.join(alone)}: not compared, on other numbers of devices)" if alone else ""
     if not operations:
         said = f"{len(comparable)} operations gave the same bits on {other.host.name}{aside}"

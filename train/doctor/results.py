@@ -117,12 +117,12 @@ def read_examined(path: AnyPath) -> Examined:
     return read
 
 
-def by_name(answer: Answer) -> dict[str, Measured]:
+def by_name(answer: Answer | Examined) -> dict[str, Measured]:
     """What was measured of each operation that could be run."""
     return {row.operation: row for row in answer.operations if row.digests and row.problem is None}
 
 
-def different(one: Answer, other: Answer) -> list[str]:
+def different(one: Answer, other: Answer | Examined) -> list[str]:
     """Operations that both ran, and whose first runs differ."""
     here, there = by_name(one), by_name(other)
     return [name for name in here if name in there and here[name].digests[0] != there[name].digests[0]]

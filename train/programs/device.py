@@ -158,7 +158,7 @@ class Program(abc.ABC):
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of the StableHLO of what runs; nothing is compiled or run."""
-        return {"step": program_fingerprint(self.compiled.lower(self.abstract(), (self.batch, self.beside())))}
+        return {"step": program_fingerprint(self.compiled.lower(*self.inputs))}
 
     def digest(self, state: Any) -> list[str]:
         """64-bit digests of the state in hexadecimal, one for each twin: equal for equal bits, on any mesh."""
@@ -176,6 +176,11 @@ class Program(abc.ABC):
     @property
     def batch(self) -> jax.ShapeDtypeStruct:
         return described_batch(self.work.config, self.placement)
+
+    @property
+    def inputs(self) -> tuple[Any, tuple[Any, Any]]:
+        """Shapes, types and shardings of what `compiled` takes."""
+        return self.abstract(), (self.batch, self.beside())
 
     def jitted(self, fn: Callable[[Any, Any], Any], shared: Any, *reports: Any) -> jax.stages.Wrapped:
         """Places a per-device function of `(state, (tokens, shared))` that returns state, metrics and reports."""

@@ -150,7 +150,7 @@ class TraceProgram(Program):
         return StepRows(scalar_row(metrics), [encode(number, digests)])
 
     def files(self) -> Mapping[str, Any]:
-        digests = jax.eval_shape(self.compiled, self.abstract(), (self.batch, self.beside()))[2]
+        digests = jax.eval_shape(self.compiled, *self.inputs)[2]
         return {SITES: sites_table(digests)}
 
     def conclude(self, state: Any) -> Mapping[str, Any]:
@@ -240,14 +240,14 @@ class TwinProgram(Instrumented):
         }
         return StepRows(row | ({} if self.checks is None else {"abft": tally_flags(flags, twins=True)}), rows)
 
-    def fingerprint(self) -> dict[str, str]:
-        state = self.abstract()
-        metrics = jax.eval_shape(self.compiled, state, (self.batch, self.beside()))[1]
+    @property
+    def lowered_observation(self) -> jax.stages.Lowered:
+        metrics = jax.eval_shape(self.compiled, *self.inputs)[1]
         shardings = self.placement.sharding(self.placement.spec(self.work.metrics_specs.gradient))
-        gradient = described(metrics.gradient, shardings)
-        return super().fingerprint() | {
-            "observe": program_fingerprint(self.compiled_observation.lower(state, gradient))
-        }
+        return self.compiled_observation.lower(self.abstract(), described(metrics.gradient, shardings))
+
+    def fingerprint(self) -> dict[str, str]:
+        return super().fingerprint() | {"observe": program_fingerprint(self.lowered_observation)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

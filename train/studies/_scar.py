@@ -22,10 +22,10 @@ from sdc.checkpoints import (
     iterations_bound,
     squared_distance,
 )
-from sdc.records import Contents, Record, RecordError, environment, read_manifest, read_record
+from sdc.records import Contents, Record, environment, read_manifest, read_record
 from sdc.settings import SettingError
 
-from .. import DataError, changes
+from .. import DataError, check_resumed, rows_in_order
 from ..iterative import (
     By,
     ImagesError,
@@ -513,14 +513,8 @@ def record_study(
     }  # fmt: skip
     found: list[Mapping[str, Any]] = []
     if resume:
-        if changed := changes(read_manifest(folder, KIND), manifest, SETTINGS, ("the study had", "now")):
-            raise RecordError(
-                f"{folder} is another study ({'; '.join(changed[:5])}); resume it with its own settings and on its own "
-                "machine, or name another folder"
-            )
-        rows = {row["part"]: row for row in read_record(folder, KIND).lines}
-        while len(found) in rows:  # those from the first on without a gap
-            found.append(rows[len(found)])
+        check_resumed(folder, "study", read_manifest(folder, KIND), manifest, SETTINGS)
+        found = rows_in_order(folder, KIND, "part")
         record = Record.resume(folder, manifest, at=len(found))
     else:
         record = Record.create(folder, manifest)
