@@ -5,7 +5,7 @@ person waits for a mistyped flag. A package therefore imports nothing by itself.
 as ordinary imports below `if TYPE_CHECKING:`, where type checkers and readers find them, and `facade` reads that list.
 
 What a text or a configuration is made into (a kind of fault, a latency, a selector) knows both its settings and how it
-computes. Its module takes `jax`, `jnp` and `lax` from here: they are imported when the first of their attributes is
+computes. Its module takes `jax`, `jnp`, `lax` and `np` from here: each is imported when its first attribute is
 looked up, which no check of a setting does. Types of arrays are imported below `if TYPE_CHECKING:` there.
 """
 
@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jax
     import jax.numpy as jnp
+    import numpy as np
+    from etils import epath
     from jax import lax
 
-__all__ = ["Lazy", "facade", "jax", "jnp", "lax"]
+__all__ = ["Lazy", "epath", "facade", "jax", "jnp", "lax", "np"]
 
 
 # Modules that come with an extra of the distribution, and that extra.
@@ -53,7 +55,8 @@ class Lazy:
 
 
 if not TYPE_CHECKING:
-    jax, jnp, lax = Lazy("jax"), Lazy("jax.numpy"), Lazy("jax.lax")
+    jax, jnp, lax, np = (Lazy(name) for name in ("jax", "jax.numpy", "jax.lax", "numpy"))
+    epath = Lazy("etils.epath")
 
 
 def facade(package: str, public: bool = True) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

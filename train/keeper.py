@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import numpy as np
-
+from sdc._lazy import np
 from sdc.settings import Flag, SettingError
 from sdc.text import Form, form, read_term
 

@@ -21,7 +21,6 @@ from sdc.costs import read_options
 from sdc.faults import Fault, as_fault, parse_fault, read_hit
 from sdc.nodes import NODES, Load, expected_frequency, node_faults, parse_suspect, published
 from sdc.program import Direction, Selector, as_selector, direction, matching, products, scope
-from sdc.records import read_manifest
 from sdc.settings import LARGEST_SEED, Flag, SettingError, Within, check_fields
 
 from . import programs
@@ -571,6 +570,8 @@ class Tracing(Job):
     def policy(self) -> StepPolicy | None:
         if self.against is None:
             return None
+        from sdc.records import read_manifest
+
         read_manifest(self.against, "trace")  # what is no trace is told before JAX is imported
         return Golden(self.against)
 

@@ -10,9 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from sdc._lazy import jax, jnp, lax
+from sdc._lazy import jax, jnp, lax, np
 
 from .workers import check_probability
 

@@ -18,9 +18,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
-from sdc._lazy import jax, jnp
+from sdc._lazy import jax, jnp, np
 from sdc.settings import SettingError
 from sdc.text import NOTHING, Term, form, read_term, write_term, write_value
 

@@ -17,9 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-import numpy as np
-
-from sdc._lazy import jax, jnp, lax
+from sdc._lazy import jax, jnp, lax, np
 from sdc.bits import as_bits, from_bits, select
 from sdc.text import Form, form, write_term
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING
 
-import numpy as np
+from sdc._lazy import np
 
 if TYPE_CHECKING:
     from jaxtyping import Float64

@@ -17,8 +17,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
-
+from sdc._lazy import np
 from sdc.text import form, read_term
 
 from ..faults import Fault, Relative, Tailed, When

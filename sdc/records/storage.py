@@ -6,6 +6,8 @@ rename it; an object store replaces an object whole by itself. docs/run-record.m
 Functions here raise an OSError where the storage fails, and a RecordError where nothing is installed that reaches it.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -15,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from etils import epath
+from sdc._lazy import epath
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
