@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     )
 
 if TYPE_CHECKING:  # for the other packages of this project
-    from .conclusion import Conclusion as Conclusion, describe as describe, draw_conclusion as draw_conclusion
+    from .compare_runs import RunsBeside as RunsBeside
+    from .report import Conclusion as Conclusion
+    from .conclusion import Overview as Overview, describe as describe, draw_conclusion as draw_conclusion
     from .host_diff import (
         Opening as Opening,
         Resolution as Resolution,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:  # for the other packages of this project
     from .run_verdict import PRODUCTS as PRODUCTS, final_states as final_states
     from .statistics import burst_outlooks as burst_outlooks
     from .summary import SUBMODULES as SUBMODULES
+    from .trace_page import PartedTraces as PartedTraces, TraceComparison as TraceComparison
     from .trace_page import difference_page as difference_page
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -32,7 +32,7 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
     outcomes, detectors = _outcomes(summary), _detectors(summary)
     names = [name for name in GROUPS if name != "site"]
     return report.record_page(
-        campaign.manifest,
+        command=manifest.command,
         mark=SIMULATED,
         kind="campaign",
         title=campaign.path.resolve().name,
@@ -58,10 +58,13 @@ def build(campaign: Contents, summary: CampaignSummary) -> Report:
             _bits(summary), _by_group(summary, "layer"), _operations(summary), _by_group(summary, "phase"),
             _latency(summary),
         ],
-        settings={
-            "Data and thresholds": {key: campaign.manifest.get(key) for key in ("data", "seed", "thresholds")},
-            "Configuration": campaign.manifest.get("config"),
-        },
+        settings=[
+            report.flat("Environment", campaign.manifest.get("environment")),
+            report.flat(
+                "Data and thresholds", {key: campaign.manifest.get(key) for key in ("data", "seed", "thresholds")}
+            ),
+            report.flat("Configuration", campaign.manifest.get("config")),
+        ],
         definitions=definitions(manifest.thresholds),
         about=(SOURCE, "Intervals take injections to be independent; they are spread more evenly than that."),
         brief=[marked(outcomes, SIMULATED), marked(detectors, SIMULATED)],

@@ -10,12 +10,12 @@ from typing import Any
 from sdc.verdict import gravest
 
 from . import report
-from .conclusion import Conclusion, describe
+from .conclusion import Overview, describe
 from .report import (
     Chart,
+    Conclusion,
     Facts,
     Figure,
-    Json,
     LeftOut,
     Line,
     Link,
@@ -37,13 +37,19 @@ SHOWN = 8
 """Settings that are shown above all else; the others are folded away."""
 
 
+class RunsBeside(Overview, kw_only=True):
+    """Several runs side by side."""
+
+    settings: dict[str, tuple[str, ...]]  # that differ, by name
+
+
 def write_beside(
     first: str | PathLike[str],
     second: str | PathLike[str],
     folder: str | PathLike[str] | None = None,
     *,
     more: Sequence[str | PathLike[str]] = (),
-) -> Json:
+) -> RunsBeside:
     """Writes one page of two or more runs, side by side.
 
     Args:
@@ -72,15 +78,15 @@ def write_beside(
     page = target / f"beside-{'-'.join(path.resolve().name for path in paths[:-1])}.html"
     links = [os.path.relpath(path.resolve() / "report.html", target.resolve()) for path in paths]
     report.write_page(_page(sides, links, settings), page, markdown=False)
-    return {
-        "verdict": gravest(side.verdict for side in sides),
-        "runs": [side.entry(str(path))._asdict() for path, side in zip(paths, sides, strict=True)],
-        "settings": settings,
-        "report": str(page),
-    }
+    return RunsBeside(
+        verdict=gravest(side.verdict for side in sides),
+        runs=[side.entry(str(path)) for path, side in zip(paths, sides, strict=True)],
+        settings=settings,
+        report=str(page),
+    )
 
 
-def differing(*manifests: Json) -> dict[str, tuple[str, ...]]:
+def differing(*manifests: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """The settings of manifests that differ, by name; a dash where one lacks it."""
     every = []
     for one in manifests:

@@ -1,62 +1,37 @@
 """What follows from a record: verdict, tables and report, written beside it; and the index of a folder of records."""
 
-import dataclasses
 import datetime
 from collections import Counter
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from sdc.records import KINDS, MANIFEST, SUMMARY, Contents, RecordError, read_record, write_summary
+import msgspec
+
+from sdc.records import KINDS, MANIFEST, SUMMARY, RecordError, read_record, write_summary
+from sdc.schema import Ending, RunSummary
 from sdc.verdict import Verdict, gravest
 
 from . import campaign_page, campaigns, run_page
-from .report import NOT_MEASURED, Banner, Json, Link, Report, Section, Table, show, write_page
-from .studies import PAGES, SUMMARIES
+from .report import NOT_MEASURED, PAGE, Banner, Conclusion, IndexEntry, Link, Report, Section, Table, show, write_page
+from .studies import conclude_study
 from .summary import contents_of, summary_of
 
-PAGE, INDEX = "report.html", "index.html"
+INDEX = "index.html"
 TRACES = {MANIFEST, SUMMARY, *(file.name for kind in KINDS.values() for file in kind.files)}
 """Files of which one at least is in the folder of every run, whole or damaged."""
 DAMAGED = "CANNOT BE READ"
 
 
-@dataclasses.dataclass(frozen=True)
-class Conclusion:
-    """A record, its summary, and its report."""
+class Overview(msgspec.Struct, kw_only=True):
+    """Several runs, the gravest verdict of all, and where their page is."""
 
-    record: Contents
-    summary: Json
-    report: Report
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The verdict; None where nothing is compared."""
-        found = self.summary.get("verdict")
-        return None if found is None else Verdict(found)
-
-    @property
-    def contents(self) -> Json:
-        """What `conclude` returns."""
-        path = Path(self.record.path)
-        return {**self.summary, "sentence": self.entry("").sentence, "run": str(path), "report": str(path / PAGE)}
-
-    def entry(self, name: str) -> "IndexEntry":
-        """What is said of it among others."""
-        banner = self.report.banner
-        return IndexEntry(name, self.verdict, banner.label if banner else "", banner.sentence if banner else "")
-
-
-class IndexEntry(NamedTuple):
-    """A run among others, in the index or beside them."""
-
-    run: str
     verdict: Verdict | None
-    label: str
-    sentence: str
+    runs: list[IndexEntry]
+    report: str
 
 
-def conclude(folder: str | PathLike[str], *, write: bool = True) -> Json:
+def conclude(folder: str | PathLike[str], *, write: bool = True) -> dict[str, Any]:
     """Computes the summary of a record, and writes it and the report into its folder.
 
     The summary of what has not ended is computed, but not written.
@@ -92,7 +67,7 @@ def write_report(path: Path) -> Path:
     return Path(draw_conclusion(path, write=False).contents["report"])
 
 
-def summarize_folder(path: Path) -> Json:
+def summarize_folder(path: Path) -> Ending:
     """The summary of a record, ended or not.
 
     Raises:
@@ -105,8 +80,8 @@ def draw_conclusion(folder: str | PathLike[str], *, write: bool = True) -> Concl
     """What `conclude` does; without `write` the summary stays as it is."""
     found = describe(folder)
     path = Path(folder)
-    if write and (found.summary.get("complete") or found.record.ended):
-        write_summary(path, found.summary)
+    if write and found.ended:
+        write_summary(path, found.fields)
     write_page(found.report, path / PAGE)
     return found
 
@@ -114,18 +89,17 @@ def draw_conclusion(folder: str | PathLike[str], *, write: bool = True) -> Concl
 def describe(folder: str | PathLike[str]) -> Conclusion:
     """What `conclude` does, but nothing is written."""
     record = read_record(folder)
-    if (page := PAGES.get(record.kind.name)) is not None:
-        summarized = SUMMARIES.get(record.kind.name)
-        contents = summarized(record) if summarized else record.summary or {}
-        return Conclusion(record, contents, page(Path(folder).resolve().name, record.manifest, contents))
     if record.kind.name == "campaign":
         campaign = campaigns.summary_of(record)
-        return Conclusion(record, contents_of(campaign, record.summary), campaign_page.build(record, campaign))
-    run = summary_of(record)
-    return Conclusion(record, contents_of(run, record.summary), run_page.build(record, run))
+        page = campaign_page.build(record, campaign)
+        return Conclusion(record, campaign, contents_of(campaign, record.summary), page)
+    if record.kind.name in run_page.KINDS:
+        run = summary_of(record)
+        return Conclusion(record, run, contents_of(run, record.summary), run_page.build(record, run))
+    return conclude_study(record)
 
 
-def write_overview(folder: str | PathLike[str]) -> Json:
+def write_overview(folder: str | PathLike[str]) -> Overview:
     """Writes the report of every run in a folder, and `index.html`, which lists them.
 
     A run that is damaged is listed with the reason, and counts as inconclusive; so does one that has not ended, unless
@@ -160,11 +134,8 @@ def write_overview(folder: str | PathLike[str]) -> Json:
     banner = Banner(entries[0].verdict, f"{len(entries)} RUNS", said)
     sections = (Section("Runs, the gravest first", (table,)),)
     page = Report(path.resolve().name or "runs", "runs of a folder", banner, sections)
-    return {
-        "verdict": gravest(entry.verdict for entry in entries),
-        "runs": [entry._asdict() for entry in entries],
-        "report": str(write_page(page, path / INDEX, markdown=False)),
-    }
+    written = write_page(page, path / INDEX, markdown=False)
+    return Overview(verdict=gravest(entry.verdict for entry in entries), runs=entries, report=str(written))
 
 
 def _entry(folder: Path) -> tuple[IndexEntry, str | Link, str, str, str]:
@@ -179,10 +150,10 @@ def _entry(folder: Path) -> tuple[IndexEntry, str | Link, str, str, str]:
     hosts = dict.fromkeys(str(device["host"]) for device in manifest.get("devices") or () if device.get("host"))
     host = ", ".join(hosts) or str((manifest.get("host") or {}).get("name") or NOT_MEASURED)
     if not record.ended and entry.verdict is None:
-        entry = entry._replace(verdict=Verdict.INCONCLUSIVE)
+        entry = msgspec.structs.replace(entry, verdict=Verdict.INCONCLUSIVE)
     steps = show(manifest.get("steps"))
-    if record.kind.name in run_page.KINDS:
-        steps = f"{found.summary['steps']:,} of {steps}"
+    if isinstance(found.summary, RunSummary):
+        steps = f"{found.summary.steps:,} of {steps}"
     try:
         created = f"{datetime.datetime.fromisoformat(str(manifest.get('created'))):%Y-%m-%d %H:%M}"
     except ValueError:

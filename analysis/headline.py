@@ -12,10 +12,10 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from sdc.records import Contents
-from sdc.schema import Device, FlagRow, MismatchRow, RankRow, RunManifest, RunSummary, Suspect
+from sdc.schema import Device, DifferencePlace, FlagRow, MismatchRow, RankRow, RunManifest, RunSummary, Suspect
 
 from . import state_losses
-from .report import Action, Headline, Json
+from .report import Action, Headline
 from .run_verdict import COMPARED, REHEARSAL, odd_digests, what_differs
 from .series import whole
 from .statistics import burn_in_steps, count_bursts, excluded_interval, mean_interval_limits
@@ -223,22 +223,19 @@ def _seen(summary: RunSummary) -> bool:
     return summary.first_mismatch_step is not None or bool(summary.abft and summary.abft.flagged)
 
 
-def of_place(place: Json) -> Headline:
-    """The first difference of two traces, as `describe_difference` describes it."""
-    layer = "" if place.get("layer") is None else f"layer {place['layer']}, "
-    way = WAYS.get(str(place.get("direction")), str(place.get("direction")))
-    scope = f" in {place['scope']}" if place.get("scope") else ""
-    source = f", at {place['source']}" if place.get("source") else ""
-    devices = "; ".join(
-        ", ".join(f"{axis} {number}" for axis, number in device.items()) for device in place.get("devices") or ()
-    )
-    step = place.get("step")
+def of_place(place: DifferencePlace) -> Headline:
+    """The first difference of two traces."""
+    layer = "" if place.layer is None else f"layer {place.layer}, "
+    way = WAYS.get(str(place.direction), str(place.direction))
+    scope = f" in {place.scope}" if place.scope else ""
+    source = f", at {place.source}" if place.source else ""
+    devices = "; ".join(", ".join(f"{axis} {number}" for axis, number in device.items()) for device in place.devices)
     return Headline(
-        f"{devices + ': ' if devices else ''}{layer}{place.get('site')}{source}: first difference at step {step}",
+        f"{devices + ': ' if devices else ''}{layer}{place.site}{source}: first difference at step {place.step}",
         devices or "the only device of the run",
-        f"{layer}{place.get('operation')}, {way}{scope}{source}",
-        f"step {step}; a trace is compared up to its first difference",
-        first=step,
+        f"{layer}{place.operation}, {way}{scope}{source}",
+        f"step {place.step}; a trace is compared up to its first difference",
+        first=place.step,
         named=devices,
     )
 

@@ -6,7 +6,7 @@ The stages are records of twins; see `sdc.burnin.pair` for the result.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sdc import records, schema
 from sdc.burnin import FOLDERS, OperationRow, Pair, PairDifference, RankDifference, Stage, StageRow, TwinRow
@@ -15,7 +15,6 @@ from sdc.schema import RunSummary
 from sdc.verdict import Verdict
 
 from .headline import Course, Evidence, amount, hardware, headline, listed, of_twins, spot
-from .report import Json
 from .run_verdict import odd_digests
 from .series import whole, worst
 from .summary import summary_of
@@ -35,7 +34,7 @@ class Opening:
     hosts: Sequence[TwinRow]
     processes: int
     steps: int
-    settings: Json
+    settings: Mapping[str, Any]
     faults: Sequence[str] = ()
     command: Sequence[str] = ()
 
@@ -73,7 +72,8 @@ def judge_pair(run: Path, opening: Opening, *, ended: str, seconds: float, lost:
         kind=opening.kind, id=opening.id, created=opening.created, ended=ended, seconds=seconds,
         verdict=verdict, evidence=kinds, sentences=sentences,
         hosts=list(opening.hosts), suspects=named, undecided=open_, stages=[stage.row for stage in stages],
-        difference=found, lost=lost, next=_next(verdict, opening, named, run), faults=faults, settings=opening.settings,
+        difference=found, lost=lost, next=_next(verdict, opening, named, run), faults=faults,
+        settings=dict(opening.settings),
         environment=environment if isinstance(environment, schema.Environment) else None,
         command=list(opening.command) or None,
     )  # fmt: skip
@@ -124,7 +124,7 @@ def _odd(stages: Sequence[Read], opening: Opening) -> tuple[list[str], list[str]
         for row in rows:
             ranks = (rank.get("twin") if isinstance(rank, dict) else rank.twin for rank in row.ranks)
             twins = {twin for rank in ranks if (twin := whole(rank)) is not None}
-            (unsure if getattr(row, "undecided", None) else sure).update(twins)
+            (unsure if row.undecided else sure).update(twins)
         digests = stage.summary.state_digest or ()
         sure.update(odd_digests(digests))
         nobody |= len(set(digests)) > 1 and not odd_digests(digests)

@@ -17,7 +17,6 @@ from sdc.records import Contents
 from sdc.schema import MismatchRow, RunManifest, RunSummary, StepRow
 from sdc.verdict import Verdict
 
-from .report import Json
 from .run_verdict import COUNTS, PRODUCTS, Judgement, final_states, graver, inconclusive, is_apart, judge, what_differs
 from .series import each, real, whole, worst
 from .statistics import frequency_upper_bound
@@ -125,11 +124,12 @@ def summary_of(run: Contents) -> RunSummary:
     return summary
 
 
-def contents_of(summary: schema.RunSummary | schema.CampaignSummary, stored: Json | None) -> Json:
+def contents_of(
+    summary: schema.RunSummary | schema.CampaignSummary, stored: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What `summary.json` says: what was computed, and what else the run wrote into it."""
-    computed: Json = msgspec.to_builtins(summary)
     keep = {"format", "schema", "version", "host", "lines", "state_digest", "first_difference", "shadow"}
-    return {**(stored or {}), **{name: value for name, value in computed.items() if name not in keep}}
+    return {**(stored or {}), **{k: value for k, value in msgspec.to_builtins(summary).items() if k not in keep}}
 
 
 def _is_rehearsal(manifest: RunManifest) -> bool:

@@ -5,14 +5,17 @@ import math
 from os import PathLike
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from sdc.program import as_selector
+from sdc.schema import DifferencePlace, OperationPlace, Suspect, TraceManifest
 from sdc.twins import Trace, TraceDifference, describe_place, guilty_scope
+from sdc.verdict import Verdict
 
 from . import report
 from .headline import of_place
-from .report import Action, Definition, Drawing, Facts, Figure, Headline, Json, LeftOut, Report, Table
+from .report import Action, Definition, Drawing, Facts, Figure, Headline, LeftOut, Report, Table, flat
 from .run_page import LABELS, SIMULATED
 
 DEFINITIONS = (
@@ -25,41 +28,67 @@ DEFINITIONS = (
 )
 
 
-def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> Json:
-    """The comparison of two traces as JSON."""
-    first, where = found.first, a.manifest.get("where")
+class TraceComparison(msgspec.Struct, kw_only=True):
+    """A comparison of two traces."""
+
+    verdict: Verdict
+    reason: str
+    runs: list[str]  # folders of the two
+    hosts: list[str]
+    simulated: bool  # whether faults were simulated in one of them
+    where: str | None  # selector of the values
+    steps: int  # compared
+    sites: int
+    first: DifferencePlace | None = None  # where they part
+
+
+class PartedTraces(TraceComparison, kw_only=True):
+    """A comparison of two traces that part."""
+
+    first: DifferencePlace
+    agreeing: int  # digests before that
+    before: list[OperationPlace]  # the last of them
+    narrow: str | None  # selector with which to trace again, to find the operation inside a guilty scope
+
+
+def describe_difference(a: Trace, b: Trace, found: TraceDifference) -> TraceComparison:
+    """What a comparison of two traces says; a `PartedTraces` where they differ."""
+    first, manifests = found.first, (_manifest(a), _manifest(b))
     digests = sum(math.prod(shape[:-1]) for shape in a.shapes)
-    result: Json = {
-        "runs": [str(a.path), str(b.path)],
-        "hosts": [(trace.manifest.get("host") or {}).get("name") for trace in (a, b)],
-        "simulated": any(bool(_suspect(trace).get("simulated")) for trace in (a, b)),
-        "where": where,
-        "steps": len(found.steps),
-        "sites": len(a.sites),
-    }
-    if first is None:
-        steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
-        uneven = len(a.lines) != len(b.lines)
-        shorter = f"; one has {len(a.lines):,} steps, the other {len(b.lines):,}" if uneven else ""
-        reason = f"all {digests * len(found.steps):,} digests of {steps} agree{shorter}"
-        return {"verdict": "clean", "reason": reason, **result, "first": None}
-    try:  # the selector with which to trace again, to find the operation inside a guilty scope
-        guilty = guilty_scope(as_selector(str(where)), first)
+    steps = f"{len(found.steps):,} steps" if len(found.steps) > 1 else f"step {found.steps[0]}"
+    uneven = len(a.lines) != len(b.lines)
+    shorter = f"; one has {len(a.lines):,} steps, the other {len(b.lines):,}" if uneven else ""
+    result = TraceComparison(
+        verdict=Verdict.CLEAN,
+        reason=f"all {digests * len(found.steps):,} digests of {steps} agree{shorter}",
+        runs=[str(a.path), str(b.path)],
+        hosts=[manifest.host.name for manifest in manifests],
+        simulated=any(bool(_suspect(manifest).simulated) for manifest in manifests),
+        where=manifests[0].where,
+        steps=len(found.steps),
+        sites=len(a.sites),
+    )
+    if first is None or found.step is None:
+        return result
+    try:
+        guilty = guilty_scope(as_selector(str(result.where)), first)
     except ValueError:  # a selector made in Python, of a trace of somebody's own step
         guilty = None
-    return {
-        "verdict": "corrupt",
-        "reason": f"the traces part at step {found.step}: {first}",
-        **result,
-        "first": {"step": found.step, **first.describe()},
-        "agreeing": digests * (len(found.steps) - 1) + first.agreeing,
-        "before": [describe_place(site, iteration) for site, iteration in first.before],
-        "narrow": None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything",
-    }
+    said = {"verdict": Verdict.CORRUPT, "reason": f"the traces part at step {found.step}: {first}"}
+    return PartedTraces(
+        **{**msgspec.structs.asdict(result), **said, "first": first.describe(found.step)},
+        agreeing=digests * (len(found.steps) - 1) + first.agreeing,
+        before=[describe_place(site, iteration) for site, iteration in first.before],
+        narrow=None if guilty is None else f'inside("{guilty[0]}")' if guilty[0] else "everything",
+    )
 
 
-def _suspect(trace: Trace) -> Json:
-    return trace.manifest.get("suspect") or {}
+def _manifest(trace: Trace) -> TraceManifest:
+    return msgspec.convert(trace.manifest, TraceManifest)
+
+
+def _suspect(manifest: TraceManifest) -> Suspect:
+    return manifest.suspect or Suspect()
 
 
 def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: TraceDifference) -> Path:
@@ -80,69 +109,67 @@ def write_difference(folder: str | PathLike[str], a: Trace, b: Trace, found: Tra
     return report.write_page(difference_page(a, b, found, describe_difference(a, b, found)), Path(folder) / "diff.html")
 
 
-def difference_page(a: Trace, b: Trace, found: TraceDifference, told: Json) -> Report:
+def difference_page(a: Trace, b: Trace, found: TraceDifference, told: TraceComparison) -> Report:
     """The page of a comparison of two traces, made of what `describe_difference` says of it."""
-    mark = SIMULATED if told["simulated"] else ""
-    first, names = told["first"], [Path(trace.path).name for trace in (a, b)]
-    before = None
-    if first:
-        rows = [(one["site"], ", ".join(map(str, one["iteration"])) or "–", one["source"]) for one in told["before"]]
-        note = f"The last of {told['agreeing']:,} digests that agree before the first difference."
+    mark, before = SIMULATED if told.simulated else "", None
+    if isinstance(told, PartedTraces):
+        rows = [(one.site, ", ".join(map(str, one.iteration)) or "–", one.source) for one in told.before]
+        note = f"The last of {told.agreeing:,} digests that agree before the first difference."
         before = Table("What agrees before it", ("value", "iteration", "source"), tuple(rows), note)
     return report.record_page(
-        {**a.manifest, "command": ["sdc", "diff", *told["runs"]]},
+        command=["sdc", "diff", *told.runs],
         mark=mark,
         kind="comparison of two traces",
-        title=" and ".join(names),
-        verdict=told["verdict"],
-        label=LABELS[told["verdict"]] + (f" ({mark})" if mark else ""),
+        title=" and ".join(Path(trace.path).name for trace in (a, b)),
+        verdict=told.verdict,
+        label=LABELS[told.verdict] + (f" ({mark})" if mark else ""),
         headline=_headline(told),
         simulated="at least one of the runs was corrupted on purpose, on sound hardware" if mark else "",
-        faults=[fault for trace in (a, b) for fault in _suspect(trace).get("faults") or ()],
+        faults=[fault for trace in (a, b) for fault in _suspect(_manifest(trace)).faults],
         facts=[
-            ("first trace", told["runs"][0]), ("second trace", told["runs"][1]), ("steps compared", told["steps"]),
-            ("values at each step", told["sites"]), ("selector", told["where"]),
+            ("first trace", told.runs[0]), ("second trace", told.runs[1]), ("steps compared", told.steps),
+            ("values at each step", told.sites), ("selector", told.where),
         ],
         measured=[before],
         drawn=[_spread(a, b, found)],
-        settings={"Configuration": a.manifest.get("config")},
+        settings=[flat("Environment", a.manifest.get("environment")), flat("Configuration", a.manifest.get("config"))],
         definitions=DEFINITIONS,
         about=["Traces of one program are compared digest by digest."],
-        brief=[] if before is None else [Facts(_place(told)), before],
+        brief=[Facts(_place(told)), before] if isinstance(told, PartedTraces) and before else [],
     )  # fmt: skip
 
 
-def _place(told: Json) -> tuple[tuple[str, str], ...]:
+def _place(told: PartedTraces) -> tuple[tuple[str, str], ...]:
     """The first difference, for a terminal."""
-    first = told["first"]
-    iteration = ", ".join(map(str, first["iteration"])) + (" (outermost loop first)" if first["iteration"] else "")
-    devices = "; ".join(" ".join(f"{axis}={number}" for axis, number in device.items()) for device in first["devices"])
-    operation = f"{first['operation']} ({first['direction']})"
-    found = {"step": str(first["step"]), "operation": operation, "scope": first["scope"], "iteration": iteration,
-             "devices": devices, "source": first["source"], "agree before it": f"{told['agreeing']:,} digests",
-             "narrow down": f"trace both again with --where '{told['narrow']}'" if told["narrow"] else ""}  # fmt: skip
+    first = told.first
+    iteration = ", ".join(map(str, first.iteration)) + (" (outermost loop first)" if first.iteration else "")
+    devices = "; ".join(" ".join(f"{axis}={number}" for axis, number in device.items()) for device in first.devices)
+    operation = f"{first.operation} ({first.direction})"
+    found = {"step": str(first.step), "operation": operation, "scope": first.scope, "iteration": iteration,
+             "devices": devices, "source": first.source, "agree before it": f"{told.agreeing:,} digests",
+             "narrow down": f"trace both again with --where '{told.narrow}'" if told.narrow else ""}  # fmt: skip
     return tuple((name, value) for name, value in found.items() if value)
 
 
-def _headline(told: Json) -> Headline:
-    real = "simulated: a fault was made on purpose" if told["simulated"] else "real: nothing was injected"
-    if told["first"] is None:
+def _headline(told: TraceComparison) -> Headline:
+    real = "simulated: a fault was made on purpose" if told.simulated else "real: nothing was injected"
+    if not isinstance(told, PartedTraces):
         nothing = "none: every digest agrees"
         keep = Action("Nothing to mend", "Up to here both machines computed the same. Trace more steps to know more.")
-        return Headline(told["reason"], nothing, nothing, "at no step that both have", real, (keep,))
-    found = of_place(told["first"])
+        return Headline(told.reason, nothing, nothing, "at no step that both have", real, (keep,))
+    found = of_place(told.first)
     places = [
         f"{Path(run).name} (host {host})" if host else Path(run).name
-        for run, host in zip(told["runs"], told["hosts"], strict=True)
+        for run, host in zip(told.runs, told.hosts, strict=True)
     ]
     device = f"{found.device}, in {' or in '.join(places)}: of two traces the comparison cannot say which is wrong"
     actions = [
         Action("Trace again on a third machine", "Of two traces one is wrong; sdc diff with a third tells which."),
         Action("Reproduce it", "Trace the suspect again: a difference at the same place is persistent."),
     ]
-    if told["narrow"]:
-        actions.insert(0, Action("Narrow it down", f"Trace both again with --where '{told['narrow']}'."))
-    if told["simulated"]:
+    if told.narrow:
+        actions.insert(0, Action("Narrow it down", f"Trace both again with --where '{told.narrow}'."))
+    if told.simulated:
         actions = [Action("Nothing to mend: the detection works", "The fault was made on purpose, and it was found.")]
     return dataclasses.replace(found, device=device, real=real, actions=tuple(actions))
 

@@ -11,12 +11,13 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
 from .verdict import Verdict
 
+T = TypeVar("T")
 # A measured number or count; `null` was not measured. NaN and infinity are strings in files, and numbers when read.
 Number: TypeAlias = int | float | None
 Numbers: TypeAlias = Number | list[Number]  # one number for each twin, or a single one
@@ -170,19 +171,33 @@ class TwinCounts(Counts, kw_only=True):
     ] = []
 
 
-class OperationCounts(Fields, kw_only=True):
+class OperationPlace(Fields, kw_only=True):
+    """An operation: what it is, where it stands, and in which iteration it ran."""
+
+    site: Annotated[str | None, about("name of the operation")] = None
+    operation: Annotated[str | None, about("its primitive")] = None
+    direction: Annotated[str | None, about("its direction, such as `fwd`")] = None
+    scope: Annotated[str | None, about("its name stack")] = None
+    source: Annotated[str | None, about("line of the program")] = None
+    iteration: Annotated[list[int], about("iteration of each loop around it, outermost first")] = []
+    layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
+
+
+class DifferencePlace(OperationPlace, kw_only=True):
+    """Where two traces part."""
+
+    step: Annotated[int | None, about("number of the step")] = None
+    devices: Annotated[list[dict[str, int]], about("devices that differ there: index on each axis of the mesh")] = []
+    outputs: Annotated[list[int], about("numbers of the operation's outputs that differ")] = []
+
+
+class OperationCounts(OperationPlace, kw_only=True):
     """`operations` of a step: twins that digest each operation. Where any differ, the place of the first."""
 
     checked: Annotated[Number, about("digests compared")] = None
     mismatched: Annotated[Number, about("digests that differ; absent where none does")] = None
     agreeing: Annotated[Number, about("digests before the first that differs")] = None
-    site: Annotated[str | None, about("name of the first operation that differs")] = None
-    operation: Annotated[str | None, about("its primitive")] = None
-    source: Annotated[str | None, about("line of the program")] = None
-    direction: Annotated[str | None, about("its direction, such as `fwd`")] = None
-    scope: Annotated[str | None, about("its name stack")] = None
-    layer: Annotated[int | None, about("number of the layer, in a loop over layers")] = None
-    iteration: Annotated[list[int] | None, about("iteration of each loop around it, outermost first")] = None
+    undecided: Annotated[bool | None, about("whether no majority of three or more twins agreed")] = None
     ranks: Annotated[list[dict[str, int]], about("where it differs: index on each axis of the mesh")] = []
 
 
@@ -459,6 +474,92 @@ class PartRow(Fields, kw_only=True):
     seconds: Annotated[float | None, about("wall time of the part")] = None
     found: Annotated[dict[str, Any], about("what was found; `failed` says why nothing was")]
 
+    @property
+    def failed(self) -> str | None:
+        """Why nothing was found, if so."""
+        return self.found.get("failed")
+
+    def read(self, type: type[T]) -> T:
+        """What was found, as the type that its experiment has."""
+        return msgspec.convert(self.found, type)
+
+
+class Perturbed(Fields, kw_only=True):
+    """What perturbations of a training cost, beside their bounds: `found` of `quadratic` and `resets`."""
+
+    c: Annotated[float, about("factor by which errors shrink in an iteration")]
+    distance: Annotated[float, about("distance to the optimum at the start")]
+    iterations: Annotated[float, about("until it converged without a perturbation")]
+    kappa: Annotated[float, about("upper bound of these")]
+    after: Annotated[list[int], about("iterations after which it was perturbed")]
+    sizes: Annotated[list[float], about("sizes of the perturbations")]
+    bounds: Annotated[list[float], about("bounds of theorem 3.2")]
+    costs: Annotated[list[float | None], about("iterations beyond those without; `null` where it did not converge")]
+    beyond: Annotated[list[float | None], about("iterations beyond `kappa`")]
+
+
+class RecoveringRun(Fields, kw_only=True):
+    """A training that loses half of its state, and gets it back."""
+
+    losses: Annotated[list[float], about("after each iteration")]
+    step_seconds: Annotated[float, about("median time of an iteration")]
+    save_seconds: Annotated[float, about("median time of a save")]
+    saved_every: Annotated[int, about("iterations from one save to the next")]
+    fraction: Annotated[float, about("share of the bytes that a save writes")]
+    bytes: Annotated[int, about("of the blocks")]
+
+
+class Overhead(Fields, kw_only=True):
+    """Saves on a clock, and a training through a failure: `found` of `overhead`."""
+
+    after: Annotated[int, about("iteration after which half is lost")]
+    undisturbed: Annotated[list[float], about("losses without a failure")]
+    scar: Annotated[RecoveringRun, about("with SCAR")] = msgspec.field(name="SCAR")
+    traditional: Annotated[RecoveringRun, about("with full checkpoints that are restored as a whole")]
+
+    @property
+    def ways(self) -> dict[str, RecoveringRun]:
+        return {"SCAR": self.scar, "traditional": self.traditional}
+
+
+class Criterion(Fields, kw_only=True):
+    """When a training counts as converged: `found` of `criterion`."""
+
+    criteria: Annotated[list[float], about("losses at which it counts as converged")]
+    iterations: Annotated[int, about("after which it has the last of them")]
+    interval: Annotated[int, about("iterations in which a checkpoint writes everything once")]
+    blocks: Annotated[int, about("number of blocks")]
+    source: Annotated[str, about("where its data come from")]
+    losses: Annotated[list[float], about("mean over all starts after each iteration")]
+
+
+class LossCosts(Fields, kw_only=True):
+    """What losses cost."""
+
+    costs: Annotated[list[float | None], about("iterations of each; `null` where the training did not converge")]
+    sizes: Annotated[list[float], about("sizes of the perturbations")]
+
+
+class FailureCase(LossCosts, kw_only=True, omit_defaults=True):
+    """A way of saving and a kind of loss, and what such losses cost."""
+
+    policy: Annotated[str, about("how blocks are chosen for a save")]
+    fraction: Annotated[float, about("share of the bytes that a save writes")]
+    lost: Annotated[float, about("share of the blocks that a failure takes")]
+    how: Annotated[str, about("which those are: `random` or `contiguous`")]
+    predicted: Annotated[list[float | None], about("costs as told before; absent where nothing was told")] = []
+    bound: Annotated[list[float | None], about("bounds as told before; absent where nothing was told")] = []
+
+
+class Failures(Fields, kw_only=True):
+    """What failures of a training cost: `found` of `failures`."""
+
+    iterations: Annotated[list[float], about("until each criterion is met without a failure")]
+    after: Annotated[list[int], about("iterations after which failures come")]
+    cases: Annotated[list[FailureCase], about("ways of saving and kinds of losses")]
+    full: Annotated[LossCosts, about("where everything is restored")]
+    busiest: Annotated[float, about("share of the squared movement that the busiest eighth of the blocks has")]
+
 
 class Environment(Fields, kw_only=True):
     """What must be equal for bits to be comparable."""
@@ -573,15 +674,20 @@ class Manifest(Header, kw_only=True, tag="jax-sdc record"):
     suspect: Annotated[Suspect | None, about("the hardware under suspicion; below")] = None
 
 
-class ProductSettings(Fields, kw_only=True):
+class Arithmetic(Fields, kw_only=True):
+    """How a device rounds."""
+
+    kappa: Annotated[Number, about("rounding of sums")] = None
+    inputs: Annotated[Number, about("rounding of factors")] = None
+
+
+class ProductSettings(Arithmetic, kw_only=True):
     """`abft` of a manifest: how products are checked."""
 
     mode: Annotated[str | None, about("`detect` or `correct`")] = None
     scheme: Annotated[str | None, about("scheme of the checksums")] = None
     where: Annotated[str | None, about("selector of the products")] = None
     profile: Annotated[str | None, about("file of the profile; `null` where it is assumed")] = None
-    kappa: Annotated[Number, about("rounding of sums")] = None
-    inputs: Annotated[Number, about("rounding of factors")] = None
     second_tier: Annotated[list[str] | None, about("sites that begin with the second tier")] = None
     departs: Annotated[list[str] | None, about("what differs from the device that the profile was measured on")] = None
     least_coverage: Annotated[Number, about("share of the work that must be checked for a verdict of clean")] = None
@@ -682,6 +788,24 @@ class StudyManifest(Manifest, kw_only=True):
     seconds: Annotated[Number, about("wall time of the study in seconds")] = None
     workers: Annotated[Any, about("number of workers")] = None
     workloads: Annotated[dict[str, str] | None, about("for each workload the source of its data")] = None
+    parts: Annotated[int | None, about("number of parts, of a study that has lines")] = None
+
+
+class ProductsManifest(StudyManifest, kw_only=True):
+    """`manifest.json` of a study of checked products."""
+
+    where: Annotated[str | None, about("selector of the products")] = None
+    marked_steps: Annotated[list[int], about("steps in whose products errors are made")] = []
+    arithmetic: Annotated[Arithmetic | None, about("rounding from which thresholds follow")] = None
+    profile: Annotated[str | None, about("file of the profile; `null` where it is assumed")] = None
+    departs: Annotated[list[str], about("what differs from the device that the profile was measured on")] = []
+    magnitudes: Annotated[list[float], about("sizes of the errors, in root mean squares of the row")] = []
+
+
+class EstimateManifest(StudyManifest, kw_only=True):
+    """`manifest.json` of an estimate."""
+
+    subject: Annotated[str | None, about("configuration or step that is estimated")] = None
 
 
 class Share(Fields, kw_only=True):
@@ -796,7 +920,7 @@ class RunSummary(Ending, kw_only=True):
         bool | None, about("whether all twins ran on simulated devices of one processor, which tests no hardware")
     ] = None
     first_difference: Annotated[
-        dict[str, Any] | None,
+        DifferencePlace | None,
         about(
             "of a trace that parted from another: `step`, `site`, `layer`, `devices`, as `sdc diff --json` tells them"
         ),
@@ -866,3 +990,103 @@ class StudySummary(Ending, kw_only=True):
     """`summary.json` of a study. Each study adds its own figures."""
 
     study: Annotated[str | None, about("name of a study of aggregation")] = None
+    complete: Annotated[bool | None, about("whether all parts are done, of a study that has parts")] = None
+
+
+class SchemeCounts(Fields, kw_only=True):
+    """What a scheme of checksums flagged and found."""
+
+    checked: Annotated[int, about("rows checked in healthy training")]
+    flagged: Annotated[int, about("of them flagged")]
+    made: Annotated[list[int], about("errors made of each magnitude")]
+    found: Annotated[list[int], about("of them found")]
+    bits_made: Annotated[list[int], about("flips made of each bit")]
+    bits_found: Annotated[list[int], about("of them found")]
+
+
+class SchemeShares(SchemeCounts, kw_only=True):
+    """The same with what follows from it."""
+
+    false_alarms_upper_95: Annotated[Number, about("95 % bound of false alarms by row")] = None
+    half: Annotated[Number, about("smallest magnitude from which on half are found; `null` for none")] = None
+    almost_all: Annotated[Number, about("the same of 99 %")] = None
+    flips: Annotated[Number, about("share of flips that are found")] = None
+    sign_exponent: Annotated[Number, about("the same of flips of sign and exponent")] = None
+
+
+class ProductsSummary(StudySummary, kw_only=True):
+    """`summary.json` of a study of checked products."""
+
+    magnitudes: Annotated[list[float], about("sizes of the errors, in root mean squares of the row")] = []
+    variants: Annotated[
+        dict[str, dict[str, SchemeShares]], about("by variant (type, sums or rounded) and scheme what was found")
+    ] = {}
+
+
+class Collective(Fields):
+    """What a program does over some axes, on the way of a step in which nothing is wrong."""
+
+    kind: Annotated[str, about("of operation")]
+    axes: Annotated[str | None, about("of the mesh, joined by `,`; empty where the groups are none that axes give")]
+    crosses: Annotated[str | None, about("`slices`, `hosts`, or empty for nothing")]
+    blocking: Annotated[bool, about("whether it is a single operation, so that nothing else runs beside it")]
+    count: Annotated[int, about("how often it runs")]
+    sent: Annotated[float, about("bytes that a device sends in all")]
+    seconds: Annotated[float, about("that takes, over the stated bandwidth")]
+    hidden: Annotated[
+        float,
+        about(
+            "of these, what the device does other things in: what the compiler put between beginning and end of each, "
+            "and no more than it takes. Nothing is taken off for it elsewhere"
+        ),
+    ]
+
+
+class Estimate(Fields, kw_only=True):
+    """What a compiled program costs on a device, by the compiler's estimate. Nothing of it was measured."""
+
+    target: Annotated[str, about("name of the target")]
+    devices: Annotated[int, about("number of devices that the program runs on")] = 0
+    cycles: Annotated[int | None, about("TPU: cycles, kernels and collectives included. `null` for GPUs")] = None
+    kernel_cycles: Annotated[
+        int,
+        about(
+            "TPU: those of custom kernels: by their instructions, and where they compute a product not less than the "
+            "compiler's own product"
+        ),
+    ] = 0
+    kernel_instructions: Annotated[int, about("TPU: the same by their instructions alone")] = 0
+    kernels: Annotated[int | None, about("GPU: number of kernels. `null` for TPUs")] = None
+    moved: Annotated[int, about("GPU: bytes of the kernels' operands and results")] = 0
+    seconds: Annotated[
+        float,
+        about("GPU: moving them and the collectives take, at stated bandwidths; TPU: cycles at the chip's clock"),
+    ] = 0.0
+    parts: Annotated[dict[str, float], about("share of the dearest operations of the step, by name")] = {}
+    collectives: Annotated[list[Collective], about("what devices say to each other")] = []
+    arguments: Annotated[int, about("bytes of the inputs, on each device")] = 0
+    outputs: Annotated[int, about("bytes of the outputs that do not take the place of an input")] = 0
+    temporaries: Annotated[int, about("bytes of what is in between")] = 0
+    memory: Annotated[int, about("bytes of all three, at most, or the compiler's peak where it reports one")] = 0
+    capacity: Annotated[int, about("bytes of the device's memory")] = 0
+    code: Annotated[int, about("bytes of the program itself")] = 0
+    compile_seconds: Annotated[float, about("lowering aside")] = 0.0
+
+    @property
+    def cost(self) -> float:
+        """What programs for the same chips are compared by: cycles, or seconds at stated bandwidths."""
+        return self.seconds if self.cycles is None else float(self.cycles)
+
+
+class ProgramEstimate(Estimate, kw_only=True):
+    """A program of an estimate. Of one that does not fit, nothing else is known."""
+
+    tool: Annotated[str, about("what the step is transformed by")]
+    does_not_fit: Annotated[str | None, about("what memory it lacks; absent where it fits")] = None
+    ratio: Annotated[Number, about("its cost over that of the first program for the same target")] = None
+
+
+class EstimateSummary(StudySummary, kw_only=True):
+    """`summary.json` of an estimate."""
+
+    programs: Annotated[list[ProgramEstimate], about("the programs, each with its `ratio`")] = []

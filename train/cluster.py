@@ -263,9 +263,9 @@ def check_resumed(
         )
 
 
-def rows_in_order(folder: Path, kind: str, key: str) -> list[Mapping[str, Any]]:
+def rows_in_order(folder: Path, kind: str, key: str) -> list[Any]:
     """Lines of a record whose parts may be written in any order, by their number: from the first on without a gap."""
-    rows = {row[key]: row for row in read_record(folder, kind).lines}
+    rows = {getattr(row, key): row for row in read_record(folder, kind).lines.typed}
     return [rows[number] for number in itertools.takewhile(rows.__contains__, itertools.count())]
 
 

@@ -91,7 +91,7 @@ class Subject(Compiled):
             raise SettingError("step", self.step, "expected MODULE:FUNCTION, as in mymodel:train_step")
 
 
-def estimate_subject(subject: Subject) -> Any:
+def estimate_subject(subject: Subject) -> costs.Estimate:
     """Compiles a program and returns its `sdc.costs.Estimate`.
 
     Args:

@@ -93,7 +93,7 @@ class Golden:
         if self.found is not None:
             step, place = self.found
             reason = f"it parts from {path} at step {step}: {place}"
-            return {"verdict": "corrupt", "reason": reason, "first_difference": {"step": step, **place.describe()}}
+            return {"verdict": "corrupt", "reason": reason, "first_difference": place.describe(step)}
         if not self.compared:
             return {"verdict": "inconclusive", "reason": f"{path} has none of its steps"}
         return {"verdict": "clean", "reason": f"{self.compared:,} steps agree with {path} in every digest"}

@@ -3,8 +3,15 @@ findings of a study as data, with their page."""
 
 import dataclasses
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from sdc.records import Contents
+from sdc.schema import CampaignSummary, Ending, StudySummary
+from sdc.verdict import Verdict
 
 from .canvas import line_figure
 from .sections import (
@@ -13,9 +20,7 @@ from .sections import (
     Facts,
     Figure,
     Items,
-    Json,
     LeftOut,
-    Line,
     Part,
     Report,
     Section,
@@ -30,6 +35,7 @@ REPRODUCE = (
     "digests of program and data tell whether it is the same run."
 )
 
+PAGE = "report.html"
 SIMULATED = "simulated errors, delays and losses"
 SOURCES = {
     "paft": "Capturing and Mitigating Gradient Aggregation Errors for Fault-Tolerant Distributed Training.",
@@ -86,8 +92,8 @@ class Headline:
 
 
 def record_page(
-    manifest: Json,
     *,
+    command: Sequence[str] | None,
     title: str,
     kind: str,
     verdict: str | None,
@@ -96,7 +102,7 @@ def record_page(
     facts: Iterable[tuple[str, Any]],
     measured: Iterable[Table | LeftOut | None],
     drawn: Iterable[Figure | LeftOut],
-    settings: Json,
+    settings: Iterable[Table | None],
     definitions: Iterable[Definition],
     about: Iterable[str],
     mark: str = "",
@@ -117,8 +123,6 @@ def record_page(
     todo = Section("What to do", (Items(tuple(headline.actions), numbered=True),))
     first = Section("", (Facts(headline.answers, "answers"), todo), "column")
     faults = tuple((str(fault),) for fault in faults)
-    command = shlex.join(map(str, manifest.get("command") or ()))
-    shown = [flat(name, value) for name, value in {"Environment": manifest.get("environment"), **settings}.items()]
     defined = tuple((f"{one.name} {one.equation}".strip(), one.formula, one.text) for one in definitions)
     sections = (
         Section("", (first, *pictures[:1]), "first"),
@@ -131,8 +135,8 @@ def record_page(
             *(Section("Parameters of the simulated faults", (Items(faults),), "folded"),) * bool(faults),
         )),
         Section("How to reproduce", (
-            *((Text(REPRODUCE), Text(command, "code")) if command else ()),
-            *(Section(table.caption, (table,), "folded") for table in shown if table),
+            *((Text(REPRODUCE), Text(shlex.join(command), "code")) if command else ()),
+            *(Section(table.caption, (table,), "folded") for table in settings if table),
         )),
         Section("Definitions", (*(Text(text) for text in about if text), Facts(defined, "definitions"))),
     )  # fmt: skip
@@ -178,43 +182,85 @@ class Findings:
         return Findings(self.grids + other.grids, self.charts + other.charts, self.checks + other.checks)
 
 
-def summarize_findings(study: str, findings: Findings) -> Json:
+@dataclasses.dataclass(frozen=True)
+class Conclusion:
+    """A record, its summary, and its report."""
+
+    record: Contents
+    summary: Ending
+    fields: dict[str, Any]  # of `summary.json`, those of one's own included
+    report: Report
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict; None where nothing is compared."""
+        return self.summary.verdict
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is to come: the summary is on record, or of all that was planned."""
+        planned = isinstance(self.summary, CampaignSummary | StudySummary)
+        return self.record.ended or (planned and bool(self.summary.complete))
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """What `conclude` returns."""
+        path = Path(self.record.path)
+        return {**self.fields, "sentence": self.entry("").sentence, "run": str(path), "report": str(path / PAGE)}
+
+    def entry(self, name: str) -> "IndexEntry":
+        """What is said of it among others."""
+        banner = self.report.banner
+        return IndexEntry(name, self.verdict, banner.label if banner else "", banner.sentence if banner else "")
+
+
+class IndexEntry(msgspec.Struct, frozen=True):
+    """A run among others, in the index or beside them."""
+
+    run: str
+    verdict: Verdict | None
+    label: str
+    sentence: str
+
+
+class StudyFindings(StudySummary, kw_only=True):
+    """`summary.json` of a study with findings."""
+
+    grids: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+
+def summarize_findings(study: str, findings: Findings) -> StudyFindings:
     """Contents of `summary.json`."""
-    return {"study": study, **dataclasses.asdict(findings)}
+    return StudyFindings(study=study, grids=findings.grids, charts=findings.charts, checks=findings.checks)
 
 
-def study_page(title: str, manifest: Json, summary: Json) -> Report:
+def study_page(record: Contents, findings: StudyFindings) -> Report:
     """The page of a study, ended or not."""
-    study = str(summary.get("study"))
-    checks = [Check(**check) for check in summary.get("checks") or ()]
+    study, manifest, checks = str(findings.study), record.study, findings.checks
     missing = [check.claim for check in checks if not check.holds]
-    tables = [
-        marked(Table(grid["caption"], tuple(grid["header"]), tuple(map(tuple, grid["rows"])), grid["note"]), SIMULATED)
-        for grid in summary.get("grids") or ()
-    ]
-    charts = [
-        line_figure(Chart(**{**chart, "lines": tuple(Line(**line) for line in chart["lines"])}))
-        for chart in summary.get("charts") or ()
-    ]
+    tables = [marked(table, SIMULATED) for table in findings.grids]
+    charts = [line_figure(chart) for chart in findings.charts]
     rows = tuple((check.claim, "yes" if check.holds else "NO", check.seen) for check in checks)
     seen = f"{len(checks) - len(missing)} of {len(checks)} of the paper's statements were seen at this scale"
-    settings = ("workers", "steps", "seed", "settings", "workloads")
+    settings = {key: record.manifest.get(key) for key in ("workers", "steps", "seed", "settings", "workloads")}
     claims = (
         Text(f"{check.claim}: {check.seen}", "", *(("seen", "clean") if check.holds else ("not seen", "inconclusive")))
         for check in checks
     )
     return record_page(
-        manifest,
+        command=manifest.command,
         kind=f"study of {study}",
-        title=title,
+        title=record.path.resolve().name,
         verdict=None,
         label=f"STUDY: {study.upper()} ({SIMULATED})",
-        headline=headline_of_study(seen if summary else "the study has not ended", "; ".join(missing)),
+        headline=headline_of_study(seen if findings.study else "the study has not ended", "; ".join(missing)),
         simulated="gradients, delays, losses or faults were simulated on sound hardware",
-        facts=[(name, manifest.get(name)) for name in ("workers", "steps", "seed", "parts", "created", "seconds")],
+        facts=[(name, getattr(manifest, name)) for name in ("workers", "steps", "seed", "parts", "created", "seconds")],
         measured=[Table("What the paper says", ("claim", "seen here", "figures"), rows), *tables],
         drawn=[chart if isinstance(chart, LeftOut) else marked(chart, SIMULATED) for chart in charts],
-        settings={"Study": {key: manifest[key] for key in settings if key in manifest}},
+        settings=[flat("Environment", record.manifest.get("environment")), flat("Study", settings)],
         definitions=(),
         about=[SOURCES.get(study, "")],
         brief=[*tables, *claims],

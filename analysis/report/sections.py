@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from .canvas import Drawing
 
     Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
+else:
+    Numbers = Sequence[float]  # as a file has them
 
 NOT_MEASURED = "–"
-Json: TypeAlias = dict[str, Any]
-"""A JSON object as it stands in a file, with the fields that no type of this version names."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:  # for the other packages of this project
     from .estimates import size as size
-    from .records import PAGES as PAGES, SUMMARIES as SUMMARIES
+    from .records import conclude_study as conclude_study
 
 __getattr__, __dir__, __all__ = facade(__name__)

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from scipy import stats
 
 from sdc.records import Contents
+from sdc.schema import Criterion, Failures, Overhead, PartRow, Perturbed
 
-from ..report import Chart, Check, Finding, Findings, Json, Line, Table, summarize_findings
+from ..report import Chart, Check, Finding, Findings, Line, StudyFindings, Table, summarize_findings
 
 
 class Interval(NamedTuple):
@@ -64,53 +65,68 @@ class Workload(NamedTuple):
     """All failures of a training: of each case one row for each start."""
 
     name: str
-    told: Json
+    told: Criterion
     full: Float[np.ndarray, "starts trials"]
     full_sizes: Float[np.ndarray, "starts trials"]
-    cases: Mapping[tuple[str, float, float, str], Json]
-    failed: list[str]
+    cases: Mapping[tuple[str, float, float, str], "CaseCosts"]
+    failed: int  # starts that did not converge
     busiest: float
 
 
-def summary_of(record: Contents) -> Json:
+class CaseCosts(NamedTuple):
+    """A way of saving and a kind of loss; nothing is predicted of most."""
+
+    costs: Float[np.ndarray, "starts trials"]
+    sizes: Float[np.ndarray, "starts trials"]
+    predicted: Float[np.ndarray, "starts trials"]
+    bound: Float[np.ndarray, "starts trials"]
+
+    @property
+    def failed(self) -> int:
+        """Trials that did not converge any more, of which there is no cost."""
+        return int((~np.isfinite(self.costs)).sum())
+
+
+def summary_of(record: Contents) -> StudyFindings:
     """The summary of a study, of the parts that are on record."""
-    rows = sorted(record.lines, key=lambda row: int(row["part"]))
-    complete = len(rows) == record.manifest.get("parts")
-    return {"complete": complete, **summarize_findings("scar", findings(rows))}
+    rows = sorted(record.parts, key=lambda row: row.part)
+    summary = summarize_findings("scar", findings(rows))
+    summary.complete = len(rows) == record.study.parts
+    return summary
 
 
-def findings(rows: Sequence[Json]) -> Findings:
+def findings(rows: Sequence[PartRow]) -> Findings:
     """Tables, figures and claims of what is on record."""
     return Findings.of(_found(rows))
 
 
-def _found(rows: Sequence[Json]) -> Iterator[Finding]:
-    workloads = dict.fromkeys(row["workload"] for row in rows)
+def _found(rows: Sequence[PartRow]) -> Iterator[Finding]:
+    workloads = dict.fromkeys(row.workload for row in rows)
     # What did not converge, of which there is no cost.
     said = [
-        (row["what"], row["workload"], "all" if row["start"] is None else row["start"], row["found"]["failed"])
+        (row.what, row.workload, "all" if row.start is None else row.start, row.failed)
         for row in rows
-        if "failed" in row["found"]
+        if row.failed is not None
     ]
     for name in workloads:
-        starts = [row["found"] for row in rows if row["what"] == "failures" and row["workload"] == name]
-        if 0 < (good := sum("failed" not in one for one in starts)) < LEAST_STARTS:
+        starts = [row for row in rows if (row.what, row.workload) == ("failures", name)]
+        if 0 < (good := sum(row.failed is None for row in starts)) < LEAST_STARTS:
             said.append(("failures", name, "all", f"{good} starts converged: too few for an interval"))
     if said:
         header = ("part", "workload", "start", "why")
         yield Table("What did not converge", header, tuple(said), "Nothing is told of its costs.")
     for row in rows:
-        told = row["found"]
-        if "failed" in told:
+        if row.failed is not None:
             continue
-        if row["what"] == "quadratic":
-            yield from _bounds("Figure 3: a quadratic program", {"random": told}, always=True)
-        elif row["what"] == "perturbations":
-            yield from _bounds(f"Figure 5: {row['workload']}", told, always=False)
-        elif row["what"] == "resets":
-            yield from _bounds(f"Figure 6: {row['workload']}, blocks reset", {"resets": told}, always=False)
-        elif row["what"] == "overhead":
-            yield from _overhead(row["workload"], told)
+        if row.what == "quadratic":
+            yield from _bounds("Figure 3: a quadratic program", {"random": row.read(Perturbed)}, always=True)
+        elif row.what == "perturbations":
+            yield from _bounds(f"Figure 5: {row.workload}", row.read(dict[str, Perturbed]), always=False)
+        elif row.what == "resets":
+            title = f"Figure 6: {row.workload}, blocks reset"
+            yield from _bounds(title, {"resets": row.read(Perturbed)}, always=False)
+        elif row.what == "overhead":
+            yield from _overhead(row.workload, row.read(Overhead))
     if known := [one for name in workloads if (one := _workload(name, rows))]:
         yield _converged(known)
         yield from _partial(known)
@@ -118,42 +134,32 @@ def _found(rows: Sequence[Json]) -> Iterator[Finding]:
         yield from _advice(known)
 
 
-def _workload(name: str, rows: Sequence[Json]) -> Workload | None:
-    mine = [row for row in rows if row["workload"] == name]
-    told = next((row["found"] for row in mine if row["what"] == "criterion" and "failed" not in row["found"]), None)
-    starts = [row["found"] for row in mine if row["what"] == "failures"]
-    good = [one for one in starts if "failed" not in one]
-    if told is None or len(good) < LEAST_STARTS:
+def _workload(name: str, rows: Sequence[PartRow]) -> Workload | None:
+    good = [row for row in rows if row.workload == name and row.failed is None]
+    told = next((row.read(Criterion) for row in good if row.what == "criterion"), None)
+    starts = [row.read(Failures) for row in good if row.what == "failures"]
+    if told is None or len(starts) < LEAST_STARTS:
         return None
     cases = {}
-    for place, case in enumerate(good[0]["cases"]):
-        key = (case["policy"], case["fraction"], case["lost"], case["how"])
-        each = [one["cases"][place] for one in good]
-        cases[key] = {
-            name: np.asarray([one.get(name, []) for one in each], float)
-            for name in ("costs", "sizes", "predicted", "bound")
-        }
-    full, sizes = (np.asarray([one["full"][key] for one in good], float) for key in ("costs", "sizes"))
-    failed = [one["failed"] for one in starts if "failed" in one]
-    return Workload(name, told, full, sizes, cases, failed, float(np.mean([one["busiest"] for one in good])))
+    for each in zip(*(one.cases for one in starts), strict=True):  # of one case, each start
+        key = (each[0].policy, each[0].fraction, each[0].lost, each[0].how)
+        cases[key] = CaseCosts(*(np.asarray([getattr(one, name) for one in each], float) for name in CaseCosts._fields))
+    full, sizes = (np.asarray([getattr(one.full, key) for one in starts], float) for key in ("costs", "sizes"))
+    failed = sum((row.workload, row.what) == (name, "failures") for row in rows) - len(starts)
+    return Workload(name, told, full, sizes, cases, failed, float(np.mean([one.busiest for one in starts])))
 
 
 def reduction(workload: Workload, key: tuple[str, float, float, str]) -> Interval:
     """By which fraction a case costs less than a full restore."""
-    ratio = ratio_interval(workload.cases[key]["costs"], workload.full)
+    ratio = ratio_interval(workload.cases[key].costs, workload.full)
     return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
-
-
-def _lost(case: Json) -> int:
-    """Trials that did not converge any more, of which there is no cost."""
-    return int((~np.isfinite(case["costs"])).sum())
 
 
 def _converged(workloads: Sequence[Workload]) -> Table:
     rows = tuple(
         (
-            one.name, one.told["source"], one.told["blocks"], one.told["iterations"], one.told["criteria"][-1],
-            len(one.full), len(one.failed), int(one.full.size), f"{one.busiest:.0%}",
+            one.name, one.told.source, one.told.blocks, one.told.iterations, one.told.criteria[-1],
+            len(one.full), one.failed, int(one.full.size), f"{one.busiest:.0%}",
         )
         for one in workloads
     )  # fmt: skip
@@ -182,18 +188,18 @@ def _partial(workloads: Sequence[Workload]) -> Iterator[Finding]:
         for (policy, fraction, lost, how), case in one.cases.items():
             if fraction != 1.0 or policy != "priority":
                 continue
-            less, cost = reduction(one, (policy, fraction, lost, how)), mean_interval(case["costs"])
-            squares = ratio_interval(case["sizes"] ** 2, one.full_sizes**2)
+            less, cost = reduction(one, (policy, fraction, lost, how)), mean_interval(case.costs)
+            squares = ratio_interval(case.sizes**2, one.full_sizes**2)
             low, high = PARTIAL[lost]
             rows.append(
                 (
                     one.name, f"{lost:g}", how, full.text(), cost.text(), less.text(percent=True),
-                    f"{100 * low:.0f} to {100 * high:.0f} %", squares.text(), _lost(case),
+                    f"{100 * low:.0f} to {100 * high:.0f} %", squares.text(), case.failed,
                 )
             )  # fmt: skip
             lines.setdefault(how, []).append(cost)
             if how == "random":
-                good &= less.value >= low and not _lost(case)
+                good &= less.value >= low and not case.failed
                 seen.append(f"{lost:g}: {less.text(percent=True)}")
                 if not (abs(squares.value / lost - 1) < 0.15 or squares.low <= lost <= squares.high):
                     squares_off.append(f"not {one.name} at {lost:g}")
@@ -237,20 +243,20 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
         for (policy, fraction, lost, _), case in one.cases.items():
             if lost != 0.5 or fraction == 1.0:
                 continue
-            cost, less = mean_interval(case["costs"]), reduction(one, (policy, fraction, lost, "random"))
+            cost, less = mean_interval(case.costs), reduction(one, (policy, fraction, lost, "random"))
             published = "78 to 95 %" if policy == "priority" and fraction == 0.125 else None
             rows.append(
-                (one.name, f"1/{1 / fraction:g}", policy, cost.text(), less.text(percent=True), published, _lost(case))
+                (one.name, f"1/{1 / fraction:g}", policy, cost.text(), less.text(percent=True), published, case.failed)
             )
-            lines.setdefault(policy, {1.0: mean_interval(first["costs"])})[1 / fraction] = cost
+            lines.setdefault(policy, {1.0: mean_interval(first.costs)})[1 / fraction] = cost
         best, chance = (one.cases[policy, 0.125, 0.5, "random"] for policy in ("priority", "random"))
         less = reduction(one, ("priority", 0.125, 0.5, "random"))
         yield Check(
             f"{one.name}: 1/8 priority checkpoints make losing half at least 78 % cheaper, on average",
-            less.value >= 0.78 and not _lost(best),
+            less.value >= 0.78 and not best.failed,
             less.text(percent=True),
         )
-        gain = mean_interval(chance["costs"] - best["costs"])
+        gain = mean_interval(chance.costs - best.costs)
         claim = f"{one.name}: 1/8 checkpoints by priority cost less than random ones"
         yield Check(claim, gain.low > 0, f"by {gain.text()} iterations")
         yield Chart(
@@ -268,20 +274,20 @@ def _saving(workloads: Sequence[Workload]) -> Iterator[Finding]:
     yield Table("Figure 8: which blocks are saved", header, tuple(rows), note)
 
 
-def _bounds(title: str, told: Mapping[str, Json], *, always: bool) -> Iterator[Finding]:
+def _bounds(title: str, told: Mapping[str, Perturbed], *, always: bool) -> Iterator[Finding]:
     """Perturbations beside the bound; `always` if the iteration shrinks errors by c in each step, whatever they are."""
     rows, lines = [], []
     for kind, one in told.items():
-        bounds, costs, beyond = (np.asarray(one[name], float) for name in ("bounds", "costs", "beyond"))
+        bounds, costs, beyond = (np.asarray(values, float) for values in (one.bounds, one.costs, one.beyond))
         known = np.isfinite(costs)
         rows.append(
             (
-                kind, len(costs), one["c"], mean_interval(costs[:, None]).text(), float(bounds.mean()),
+                kind, len(costs), one.c, mean_interval(costs[:, None]).text(), float(bounds.mean()),
                 int((costs > bounds + 1e-3).sum()), int((beyond > bounds + 1e-3).sum()), int((~known).sum()),
             )
         )  # fmt: skip
         lines.append(Line(kind, np.asarray(bounds)[known].tolist(), costs[known].tolist(), points=True))
-    most = max(float(np.max(one["bounds"])) for one in told.values())
+    most = max(max(one.bounds) for one in told.values())
     lines.append(Line("bound", [0.0, most], [0.0, most], dashed=True))
     header = (
         "perturbations", "trials", "c", "mean cost", "mean bound", "measured costs above the bound",
@@ -298,8 +304,8 @@ def _bounds(title: str, told: Mapping[str, Json], *, always: bool) -> Iterator[F
         claim = f"{title}: beyond kappa(x) no perturbation costs more than theorem 3.2 allows"
         yield Check(claim, not over, f"{over} do")
     if "adversarial" in told:
-        cost = {kind: float(np.nanmean(np.asarray(one["costs"], float))) for kind, one in told.items()}
-        share = cost["adversarial"] / float(np.mean(told["adversarial"]["bounds"]))
+        cost = {kind: float(np.nanmean(np.asarray(one.costs, float))) for kind, one in told.items()}
+        share = cost["adversarial"] / float(np.mean(told["adversarial"].bounds))
         yield Check(
             f"{title}: perturbations away from the optimum cost more than random ones, and near the bound",
             cost["adversarial"] > max(cost["random"], 0) and 0.5 < share < 1.5,
@@ -307,27 +313,25 @@ def _bounds(title: str, told: Mapping[str, Json], *, always: bool) -> Iterator[F
         )
 
 
-def _overhead(workload: str, told: Json) -> Iterator[Finding]:
-    ways = [name for name in told if name not in ("after", "undisturbed")]
-    goal = {name: _behind(told[name]["losses"], told["undisturbed"], told["after"]) for name in ways}
+def _overhead(workload: str, told: Overhead) -> Iterator[Finding]:
+    goal = {name: _behind(way.losses, told.undisturbed, told.after) for name, way in told.ways.items()}
     rows = tuple(
         (
-            name, f"{told[name]['fraction']:g} every {told[name]['saved_every']}", goal[name],
-            1e3 * told[name]["step_seconds"], 1e3 * told[name]["save_seconds"],
-            f"{told[name]['save_seconds'] / told[name]['saved_every'] / told[name]['step_seconds']:.0%}",
+            name, f"{way.fraction:g} every {way.saved_every}", goal[name], 1e3 * way.step_seconds,
+            1e3 * way.save_seconds, f"{way.save_seconds / way.saved_every / way.step_seconds:.0%}",
         )
-        for name in ways
+        for name, way in told.ways.items()
     )  # fmt: skip
     header = ("recovery", "saves", "iterations behind", "ms of an iteration", "ms of a save", "overhead")
     note = (
-        f"Half is lost in iteration {told['after']} of a single training. Behind: how many iterations earlier the "
+        f"Half is lost in iteration {told.after} of a single training. Behind: how many iterations earlier the "
         f"undisturbed training had the same loss, on average over the {AFTERWARDS} iterations after the failure. "
         "Overhead: time for which saves hold up the training (waiting for the one before included), over that of "
         "iterations, of milliseconds here; published: 13 s of 243 s, 5.3 %."
     )
     yield Table(f"Figure 9: {workload}, through a failure", header, rows, note)
-    lines = [Line("undisturbed", list(range(len(told["undisturbed"]))), told["undisturbed"], dashed=True)]
-    lines += [Line(name, list(range(len(told[name]["losses"]))), told[name]["losses"]) for name in ways]
+    lines = [Line("undisturbed", range(len(told.undisturbed)), told.undisturbed, dashed=True)]
+    lines += [Line(name, range(len(way.losses)), way.losses) for name, way in told.ways.items()]
     yield Chart(f"Figure 9: {workload} through a failure", note, "iteration", "loss", tuple(lines))
     sooner = goal["traditional"] - goal["SCAR"]
     yield Check(
@@ -350,20 +354,20 @@ def _advice(workloads: Sequence[Workload]) -> Iterator[Finding]:
     rows, good, strictly = list[tuple[Any, ...]](), dict[str, list[bool]](), list[bool]()
     for one in workloads:
         for (policy, fraction, lost, _), case in one.cases.items():
-            if not case["predicted"].size:
+            if not case.predicted.size:
                 continue
-            predicted, costs = case["predicted"].ravel(), case["costs"].ravel()
+            predicted, costs = case.predicted.ravel(), case.costs.ravel()
             known = np.isfinite(predicted)
             right = within_factor(predicted[known], costs[known])
             good.setdefault(one.name, []).extend(right.tolist())
             strictly.extend(within_factor(predicted[known], costs[known], least=0.0).tolist())
-            bound = case["bound"].ravel()
+            bound = case.bound.ravel()
             told = np.isfinite(bound)
             rows.append(
                 (
                     one.name, f"{policy} 1/{1 / fraction:g}", f"{lost:g}", int(known.sum()),
                     float(np.mean(predicted[known])) if known.any() else None,
-                    mean_interval(np.where(np.isfinite(case["predicted"]), case["costs"], np.nan)).text(),
+                    mean_interval(np.where(np.isfinite(case.predicted), case.costs, np.nan)).text(),
                     f"{right.mean():.0%}" if known.any() else None,
                     f"{int((costs[told] <= bound[told]).sum())} of {int(told.sum())}",
                 )

@@ -3,6 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
+from sdc.records import Contents
+from sdc.schema import EstimateManifest, EstimateSummary, ProgramEstimate
+
 from ..report import (
     COLOURS,
     Action,
@@ -10,11 +15,11 @@ from ..report import (
     Drawing,
     Figure,
     Headline,
-    Json,
     LeftOut,
     Report,
     Table,
     Text,
+    flat,
     marked,
     record_page,
     show,
@@ -31,119 +36,125 @@ DEFINITIONS = (
 )
 
 
-def summarize_estimates(rows: Iterable[Json]) -> Json:
+def summarize_estimates(programs: Iterable[ProgramEstimate]) -> EstimateSummary:
     """The programs of an estimate, each with its ratio to the first of the same target."""
-    programs: list[Json] = []
     first: dict[str, float] = {}
-    for row in rows:
-        cost = None
-        if "does_not_fit" not in row:
-            cost = float(row["seconds"] if row["cycles"] is None else row["cycles"])
-            first.setdefault(row["target"], cost)
-        ratio = None if cost is None or not first[row["target"]] else cost / first[row["target"]]
-        programs.append({**row, "ratio": ratio})
-    return {"verdict": None, "reason": "an estimate tests no device", "programs": programs}
+    rows = []
+    for row in programs:
+        if row.does_not_fit is None and first.setdefault(row.target, row.cost):
+            row = msgspec.structs.replace(row, ratio=row.cost / first[row.target])
+        rows.append(row)
+    return EstimateSummary(reason="an estimate tests no device", programs=rows)
 
 
-def build(title: str, manifest: Json, summary: Json) -> Report:
+def contents_of(summary: EstimateSummary) -> dict[str, Any]:
+    """What `summary.json` says; of a program that does not fit, nothing else."""
+    rows = []
+    for row in summary.programs:
+        fits = row.does_not_fit is None
+        names = set(row.__struct_fields__) - {"does_not_fit"} if fits else {"tool", "target", "does_not_fit", "ratio"}
+        rows.append({name: value for name, value in msgspec.to_builtins(row).items() if name in names})
+    return {"verdict": None, "reason": summary.reason, "programs": rows}
+
+
+def build(record: Contents, summary: EstimateSummary) -> Report:
     """Collects the text, tables and figures of the report."""
-    programs = summary.get("programs") or ()
+    fitting = [row for row in summary.programs if row.does_not_fit is None]
+    lacking = [row for row in summary.programs if row.does_not_fit is not None]
+    manifest = msgspec.convert(record.manifest, EstimateManifest)
     none = "none: an estimate, not a test of a device"
-    said = (f"{row['target']}: {row['tool']} {row['ratio']:.3f}" for row in programs if row.get("ratio") is not None)
+    said = (f"{row.target}: {row.tool} {row.ratio:.3f}" for row in fitting if row.ratio is not None)
     sentence = "; ".join(said) or "nothing could be estimated"
     actions = (Action("Measure it", "An estimate compares programs; only the chips tell a time: sdc bench transform."),)
+    tables = [_costs(fitting), _memory(fitting), _collectives(fitting)]
+    costs, memory, collectives = (marked(table, MARK) for table in tables)
+    unfit = [
+        Text(f"{row.target}, {row.tool}: {row.does_not_fit}", lead="DOES NOT FIT", tone="corrupt") for row in lacking
+    ]
     return record_page(
-        manifest,
+        command=manifest.command,
         mark=MARK,
         kind="estimate",
-        title=title,
+        title=record.path.resolve().name,
         verdict=None,
         label="COMPILER'S ESTIMATE",
         headline=Headline(sentence, none, none, "not asked", "nothing was run: an estimate", actions),
         simulated="nothing was run: all figures are the compiler's estimate",
-        notes=[str(row["does_not_fit"]) for row in programs if "does_not_fit" in row],
-        facts=[("step", manifest.get("subject")), ("started", manifest.get("created"))],
-        measured=[_costs(programs), _memory(programs), _collectives(programs), *map(_parts, programs)],
-        drawn=[_drawn(programs)],
-        settings={"Settings": manifest.get("settings")},
+        notes=[str(row.does_not_fit) for row in lacking],
+        facts=[("step", manifest.subject), ("started", manifest.created)],
+        measured=[*tables, *map(_parts, summary.programs)],
+        drawn=[_drawn(fitting)],
+        settings=[
+            flat("Environment", record.manifest.get("environment")), flat("Settings", record.manifest.get("settings")),
+        ],
         definitions=DEFINITIONS,
         about=[SOURCE],
-        brief=[
-            marked(_costs(programs), MARK),
-            marked(_memory(programs), MARK),
-            *(
-                Text(f"{row['target']}, {row['tool']}: {row['does_not_fit']}", lead="DOES NOT FIT", tone="corrupt")
-                for row in programs
-                if "does_not_fit" in row
-            ),
-            marked(_collectives(programs), MARK),
-        ],
-    )
+        brief=[costs, memory, *unfit, collectives],
+    )  # fmt: skip
 
 
-def _costs(programs: Sequence[Any]) -> Table:
+def _costs(programs: Sequence[ProgramEstimate]) -> Table:
     header = ("target", "program", "ratio", "cycles", "of kernels", "kernels", "moved", "compiled in")
     rows = [
         (
-            row["target"], row["tool"], show(row.get("ratio")), show(row.get("cycles")), show(row.get("kernel_cycles")),
-            show(row.get("kernels")), size(row.get("moved") or None), f"{row['compile_seconds']:.1f} s",
+            row.target, row.tool, show(row.ratio), show(row.cycles), show(row.kernel_cycles), show(row.kernels),
+            size(row.moved or None), f"{row.compile_seconds:.1f} s",
         )
         for row in programs
-        if "does_not_fit" not in row
     ]  # fmt: skip
     return Table("Cost on each device", header, tuple(rows))
 
 
-def _memory(programs: Sequence[Any]) -> Table:
+def _memory(programs: Sequence[ProgramEstimate]) -> Table:
     header = ("target", "program", "devices", "arguments", "outputs", "temporaries", "in all", "there are", "program")
-    names = ("arguments", "outputs", "temporaries", "memory", "capacity", "code")
     rows = [
-        (row["target"], row["tool"], show(row["devices"]), *(size(row[name]) for name in names))
+        (
+            row.target, row.tool, show(row.devices),
+            *map(size, (row.arguments, row.outputs, row.temporaries, row.memory, row.capacity, row.code)),
+        )
         for row in programs
-        if "does_not_fit" not in row
-    ]
+    ]  # fmt: skip
     return Table("Memory of each device", header, tuple(rows))
 
 
-def _collectives(programs: Sequence[Any]) -> Table:
+def _collectives(programs: Sequence[ProgramEstimate]) -> Table:
     header = ("target", "program", "collective", "axes", "crosses", "blocking", "count", "sent", "time", "of it hidden")
     rows = [
         (
-            row["target"], row["tool"], each["kind"], each["axes"] or "-", each["crosses"] or "-",
-            "yes" if each["blocking"] else "no", show(each["count"]), size(each["sent"]),
-            f"{1e3 * each['seconds']:.3g} ms", f"{1e3 * each['hidden']:.3g} ms" if "hidden" in each else "-",
+            row.target, row.tool, each.kind, each.axes or "-", each.crosses or "-", "yes" if each.blocking else "no",
+            show(each.count), size(each.sent), f"{1e3 * each.seconds:.3g} ms", f"{1e3 * each.hidden:.3g} ms",
         )
         for row in programs
-        for each in row.get("collectives") or ()
+        for each in row.collectives
     ]  # fmt: skip
     return Table("Collectives, by bytes over a stated bandwidth", header, tuple(rows))
 
 
-def _parts(row: Json) -> Table:
-    rows = tuple((name, f"{share:.1%}") for name, share in dict(row.get("parts") or {}).items())
-    return Table(f"Dearest operations: {row['tool']} on {row['target']}", ("operation", "share"), rows)
+def _parts(row: ProgramEstimate) -> Table:
+    rows = tuple((name, f"{share:.1%}") for name, share in row.parts.items())
+    return Table(f"Dearest operations: {row.tool} on {row.target}", ("operation", "share"), rows)
 
 
-def _drawn(programs: Sequence[Any]) -> Figure | LeftOut:
+def _drawn(programs: Sequence[ProgramEstimate]) -> Figure | LeftOut:
     title = "Cost of each tool, as a multiple of the first program"
-    known = [row for row in programs if row.get("ratio") is not None]
+    known = [(row.target, row.tool, row.ratio) for row in programs if row.ratio is not None]
     if not known:
         return LeftOut(title, "nothing could be estimated")
 
     def draw(drawing: Drawing) -> None:
         axes = drawing.axes
         places = range(len(known), 0, -1)
-        targets = list(dict.fromkeys(row["target"] for row in known))
-        colours = [COLOURS[targets.index(row["target"]) % len(COLOURS)] for row in known]
-        axes.barh(list(places), [row["ratio"] for row in known], color=colours, height=0.7)
-        axes.set_yticks(list(places), [f"{row['target']}  {row['tool']}" for row in known])
+        targets = list(dict.fromkeys(target for target, _, _ in known))
+        colours = [COLOURS[targets.index(target) % len(COLOURS)] for target, _, _ in known]
+        axes.barh(list(places), [ratio for _, _, ratio in known], color=colours, height=0.7)
+        axes.set_yticks(list(places), [f"{target}  {tool}" for target, tool, _ in known])
         axes.set_xlabel("cost / cost of the first program")
 
     caption = "Cycles (TPU), or time to move the kernels' bytes (GPU), on each device."
     return Figure(title, caption, draw, height=0.9 + 0.32 * len(known))
 
 
-def size(value: Any) -> str:
+def size(value: float | None) -> str:
     """Bytes for people."""
     if value is None:
         return "-"

@@ -1,20 +1,24 @@
 """What the study of checked products found: shares of its counts, and its report."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+import msgspec
 import numpy as np
+
+from sdc.records import Contents
+from sdc.schema import ProductsManifest, ProductsSummary, SchemeCounts, SchemeShares
 
 from ..report import (
     Chart,
     Definition,
     Figure,
-    Json,
     LeftOut,
     Line,
     Report,
     Table,
     Text,
+    flat,
     headline_of_study,
     line_figure,
     marked,
@@ -28,12 +32,13 @@ SIMULATED = "simulated errors"
 MANTISSA = {32: 23, 16: 7}  # bits of the mantissa of float32 and bfloat16
 
 
-def summarize_products(counts: Mapping[str, Mapping[str, Mapping[str, Any]]], magnitudes: Sequence[float]) -> Json:
+def summarize_products(
+    counts: Mapping[str, Mapping[str, SchemeCounts]], magnitudes: Sequence[float]
+) -> ProductsSummary:
     """Shares from the counts of a study.
 
     Args:
-        counts: counts by variant and scheme: rows `checked` and `flagged` in healthy training; errors `made` and
-            `found` by magnitude; flips `bits_made` and `bits_found` by bit.
+        counts: counts by variant and scheme.
         magnitudes: magnitudes of the errors, in root mean squares of the row.
 
     Returns:
@@ -41,20 +46,18 @@ def summarize_products(counts: Mapping[str, Mapping[str, Mapping[str, Any]]], ma
         and `almost_all` (99 %) are found, None where none is; shares of `flips`, and of flips of `sign_exponent`, that
         are found.
     """
-    return {
-        "magnitudes": list(magnitudes),
-        "variants": {
+    return ProductsSummary(
+        magnitudes=list(magnitudes),
+        variants={
             variant: {scheme: _shares(found, magnitudes) for scheme, found in schemes.items()}
             for variant, schemes in counts.items()
         },
-    }
+    )
 
 
-def _shares(found: Mapping[str, Any], magnitudes: Sequence[float]) -> Json:
-    checked, flagged = int(found["checked"]), int(found["flagged"])
-    bits_made, bits_found = (np.asarray(found[key], np.float64) for key in ("bits_made", "bits_found"))
-    mantissa = MANTISSA[len(bits_made)]
-    shares = np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1)
+def _shares(found: SchemeCounts, magnitudes: Sequence[float]) -> SchemeShares:
+    mantissa = MANTISSA[len(found.bits_made)]
+    shares = np.asarray(found.found) / np.maximum(np.asarray(found.made), 1)
 
     def smallest(share: float) -> float | None:
         """The smallest magnitude from which on at least this share is found."""
@@ -62,50 +65,50 @@ def _shares(found: Mapping[str, Any], magnitudes: Sequence[float]) -> Json:
         return float(magnitudes[enough]) if enough < len(magnitudes) else None
 
     def share(bits: slice) -> float | None:
-        made = float(bits_made[bits].sum())
-        return float(bits_found[bits].sum()) / made if made else None
+        made = sum(found.bits_made[bits])
+        return sum(found.bits_found[bits]) / made if made else None
 
-    return {
-        "checked": checked,
-        "flagged": flagged,
-        "false_alarms_upper_95": frequency_upper_bound(flagged, checked) if checked else None,
-        **{key: np.asarray(found[key]).tolist() for key in ("made", "found", "bits_made", "bits_found")},
-        "half": smallest(0.5),
-        "almost_all": smallest(0.99),
-        "flips": share(slice(None)),
-        "sign_exponent": share(slice(mantissa, None)),
-    }
+    return SchemeShares(
+        **msgspec.structs.asdict(found),
+        false_alarms_upper_95=frequency_upper_bound(found.flagged, found.checked) if found.checked else None,
+        half=smallest(0.5),
+        almost_all=smallest(0.99),
+        flips=share(slice(None)),
+        sign_exponent=share(slice(mantissa, None)),
+    )
 
 
-def build(title: str, manifest: Json, summary: Json) -> Report:
+def build(record: Contents, summary: ProductsSummary) -> Report:
     """Collects the text, tables and figures of the study's report."""
-    variants = summary.get("variants") or {}
-    magnitudes = summary.get("magnitudes") or ()
-    defaults = [schemes.get("two-tier", {}) for schemes in variants.values()]
-    alarms, rows = (sum(found.get(key, 0) for found in defaults) for key in ("flagged", "checked"))
-    departs = manifest.get("departs") or ()
-    kappa = show((manifest.get("arithmetic") or {}).get("kappa"))
-    tables = [_table(variant, schemes) for variant, schemes in variants.items()]
+    manifest = msgspec.convert(record.manifest, ProductsManifest)
+    defaults = [schemes["two-tier"] for schemes in summary.variants.values() if "two-tier" in schemes]
+    alarms, rows = (sum(getattr(found, key) for found in defaults) for key in ("flagged", "checked"))
+    kappa = show(manifest.arithmetic.kappa if manifest.arithmetic else None)
+    tables = [_table(variant, schemes) for variant, schemes in summary.variants.items()]
+    figures = (_drawn(variant, schemes, summary.magnitudes) for variant, schemes in summary.variants.items())
     return record_page(
-        manifest,
+        command=manifest.command,
         mark=SIMULATED,
         kind="study of checked products",
-        title=title,
+        title=record.path.resolve().name,
         verdict=None,
         label="STUDY OF CHECKSUMMED PRODUCTS",
         headline=headline_of_study(f"the default scheme flagged {alarms:,} of {rows:,} rows of healthy products"),
         simulated="errors and flips were put into products on sound hardware, to see which are found",
-        notes=[f"The profile was measured elsewhere: {'; '.join(map(str, departs))}."] if departs else [],
+        notes=[f"The profile was measured elsewhere: {'; '.join(manifest.departs)}."] if manifest.departs else [],
         facts=[
-            ("steps", manifest.get("steps")),
-            ("products", manifest.get("where", "products")),
-            ("errors in the products of steps", ", ".join(map(str, manifest.get("marked_steps") or ()))),
-            ("started", manifest.get("created")),
-            ("thresholds", f"{manifest.get('profile')} (kappa {kappa})"),
+            ("steps", manifest.steps),
+            ("products", manifest.where or "products"),
+            ("errors in the products of steps", ", ".join(map(str, manifest.marked_steps))),
+            ("started", manifest.created),
+            ("thresholds", f"{manifest.profile} (kappa {kappa})"),
         ],
         measured=tables,
-        drawn=[figure for variant, schemes in variants.items() for figure in _drawn(variant, schemes, magnitudes)],
-        settings={"Configuration": manifest.get("config")},
+        drawn=itertools.chain.from_iterable(figures),
+        settings=[
+            flat("Environment", record.manifest.get("environment")),
+            flat("Configuration", record.manifest.get("config")),
+        ],
         definitions=DEFINITIONS,
         about=[
             "Appendix D of Ma et al. 2025 (arXiv:2502.12340), whose scheme is `paper`; the others are of this project.",
@@ -125,25 +128,26 @@ DEFINITIONS = (
 )
 
 
-def _table(variant: str, schemes: Json) -> Table:
+def _table(variant: str, schemes: Mapping[str, SchemeShares]) -> Table:
     rows = []
     for scheme, found in schemes.items():
-        values = (found.get(key) for key in ("half", "almost_all", "flips", "sign_exponent"))
-        counts = show(found["checked"]), show(found["flagged"])
-        bound = show(found.get("false_alarms_upper_95"), digits=2)
+        values = (found.half, found.almost_all, found.flips, found.sign_exponent)
+        counts, bound = (show(found.checked), show(found.flagged)), show(found.false_alarms_upper_95, digits=2)
         rows.append((scheme, *counts, bound, *("never" if v is None else show(v) for v in values)))
     shares = ("half found", "99 % found", "flips", "sign, exponent")
     header = ("scheme", "rows", "false alarms", "per row below (95 %)", *shares)
     return Table(f"Schemes on {variant}", header, tuple(rows))
 
 
-def _drawn(variant: str, schemes: Json, magnitudes: Sequence[float]) -> Iterator[Figure | LeftOut]:
+def _drawn(
+    variant: str, schemes: Mapping[str, SchemeShares], magnitudes: Sequence[float]
+) -> Iterator[Figure | LeftOut]:
     """Errors found by magnitude, and flips found by bit."""
     sizes, bits = [], []
     for scheme, found in schemes.items():
-        sizes.append(Line(scheme, magnitudes, np.asarray(found["found"]) / np.maximum(np.asarray(found["made"]), 1)))
-        made = np.asarray(found["bits_made"], np.float64)
-        share = np.where(made > 0, np.asarray(found["bits_found"]) / np.maximum(made, 1), np.nan)
+        sizes.append(Line(scheme, magnitudes, np.asarray(found.found) / np.maximum(np.asarray(found.made), 1)))
+        made = np.asarray(found.bits_made)
+        share = np.where(made > 0, np.asarray(found.bits_found) / np.maximum(made, 1), np.nan)
         bits.append(Line(scheme, range(len(share)), share))
     caption = "Share of errors of this size, one in a row, that the scheme flags."
     title = f"Errors found by magnitude: {variant}"

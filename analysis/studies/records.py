@@ -1,26 +1,20 @@
 """The record of a study: its findings, and the report that shows them."""
 
 import dataclasses
-import datetime
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sdc.records import SUMMARY, Contents, Record, environment, read_json
+import msgspec
+
+from sdc.records import SUMMARY, Contents, Record, RecordError, environment, read_record, to_json
+from sdc.schema import EstimateSummary, Fields, ProductsSummary, ProgramEstimate
 from sdc.train.studies import Measured, NodesMeasured, ProductsMeasured
 
-from ..report import Finding, Findings, Json, Report, study_page, summarize_findings, write_page
+from ..report import PAGE, Conclusion, Finding, Findings, StudyFindings, study_page, summarize_findings, write_page
 from . import _nodes, _paft, _scar, _shadow, dropcompute, estimates, lossy, products
 
 STUDY = "aggregation study"
-# How the page of each kind of study is made, of its name, its manifest and its summary.
-PAGES: Mapping[str, Callable[[str, Json, Json], Report]] = {
-    products.STUDY: products.build,
-    estimates.STUDY: estimates.build,
-    **dict.fromkeys((STUDY, _scar.STUDY, _nodes.STUDY), study_page),
-}
-# The kinds of study whose summary follows from their lines.
-SUMMARIES: Mapping[str, Callable[[Contents], Json]] = {_scar.STUDY: _scar.summary_of}
 FINDINGS: Mapping[str, Callable[[Any], Iterable[Finding]]] = {
     "paft": _paft.findings,
     "dropcompute": dropcompute.findings,
@@ -39,9 +33,32 @@ def findings_of(measured: Measured | NodesMeasured) -> Findings:
     return Findings.of(FINDINGS[measured.study.name](measured))
 
 
+def conclude_study(record: Contents) -> Conclusion:
+    """The summary and the page of a study or an estimate, ended or not."""
+    stored, kind = record.summary or {}, record.kind.name
+    if kind == products.STUDY:
+        shares = msgspec.convert(stored, ProductsSummary)
+        return Conclusion(record, shares, stored, products.build(record, shares))
+    if kind == estimates.STUDY:
+        costs = msgspec.convert(stored, EstimateSummary)
+        return Conclusion(record, costs, stored, estimates.build(record, costs))
+    if kind == _scar.STUDY:  # its summary follows from its lines
+        found = _scar.summary_of(record)
+        every = msgspec.to_builtins(found, enc_hook=to_json)
+        own = {name: every[name] for name in ("complete", "study", "grids", "charts", "checks")}
+        return Conclusion(record, found, own, study_page(record, found))
+    try:
+        found = msgspec.convert(stored, StudyFindings)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{record.path / SUMMARY} is damaged ({error}); restore it or run the study anew") from error
+    return Conclusion(record, found, stored, study_page(record, found))
+
+
 def write_study(
-    folder: Path, measured: Measured | NodesMeasured | ProductsMeasured, manifest: Json | None = None
-) -> Json:
+    folder: Path,
+    measured: Measured | NodesMeasured | ProductsMeasured,
+    manifest: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Writes the record and the report of a study.
 
     Args:
@@ -56,9 +73,8 @@ def write_study(
         RecordError: the folder exists already, or cannot be written.
     """
     study = measured.study
-    about: Json
+    about: Mapping[str, Any]
     if isinstance(measured, ProductsMeasured):
-        summary = products.summarize_products(measured.counts, measured.magnitudes)
         about = {
             "kind": products.STUDY,
             "config": dict(measured.config),
@@ -70,21 +86,23 @@ def write_study(
             "departs": list(measured.departs),
             "magnitudes": list(measured.magnitudes),
         }
-    else:
-        summary = summarize_findings(measured.study.name, findings_of(measured))
-        about = {"kind": _nodes.STUDY, "study": measured.study.name, "seed": study.seed}
-        if isinstance(measured, Measured):
-            own = {"workers": measured.study.workers, "steps": study.steps, "workloads": dict(measured.sources)}
-            about |= {"kind": STUDY, **own}
-    return _write(folder, {**about, **(manifest or {})}, summary)
+        shares = products.summarize_products(measured.counts, measured.magnitudes)
+        return _write(folder, {**about, **(manifest or {})}, shares)
+    about = {"kind": _nodes.STUDY, "study": study.name, "seed": study.seed}
+    if isinstance(measured, Measured):
+        own = {"workers": measured.study.workers, "steps": study.steps, "workloads": dict(measured.sources)}
+        about = {**about, "kind": STUDY, **own}
+    return _write(folder, {**about, **(manifest or {})}, summarize_findings(study.name, findings_of(measured)))
 
 
-def write_estimate(folder: Path, rows: Iterable[Json], manifest: Json | None = None) -> Json:
+def write_estimate(
+    folder: Path, programs: Iterable[ProgramEstimate], manifest: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Writes the record and the report of what programs cost on chips that are not here.
 
     Args:
         folder: a new one.
-        rows: for each program the fields of its `sdc.costs.Estimate`, and `tool`.
+        programs: what each costs, without its ratio to the first.
         manifest: what else the manifest is to say, such as the command.
 
     Returns:
@@ -93,15 +111,13 @@ def write_estimate(folder: Path, rows: Iterable[Json], manifest: Json | None = N
     Raises:
         RecordError: the folder exists already, or cannot be written.
     """
-    return _write(folder, {"kind": estimates.STUDY, **(manifest or {})}, estimates.summarize_estimates(rows))
+    summary = estimates.summarize_estimates(programs)
+    return _write(folder, {"kind": estimates.STUDY, **(manifest or {})}, estimates.contents_of(summary))
 
 
-def _write(folder: Path, manifest: Json, summary: Json) -> Json:
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    about = {"created": created, "environment": environment(), **manifest}
-    with Record.create(folder, about) as record:
+def _write(folder: Path, manifest: Mapping[str, Any], summary: Fields | Mapping[str, Any]) -> dict[str, Any]:
+    with Record.create(folder, {"environment": environment(), **manifest}) as record:
         record.finish(summary)
-    report = PAGES[about["kind"]](folder.resolve().name, about, summary)
-    page = write_page(report, folder / "report.html")
-    sentence = "" if report.banner is None else report.banner.sentence
-    return {**read_json(folder / SUMMARY), "sentence": sentence, "run": str(folder), "report": str(page)}
+    found = conclude_study(read_record(folder))
+    write_page(found.report, folder / PAGE)
+    return found.contents

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     )
 
     # What it costs.
-    from ._estimate import DoesNotFit as DoesNotFit, Estimate as Estimate, estimate as estimate, measure as measure
+    from ._estimate import DoesNotFit as DoesNotFit, estimate as estimate, measure as measure
+    from ..schema import Collective as Collective, Estimate as Estimate
     from ._estimate import with_tool as with_tool
-    from .hlo import Collective as Collective
     from .targets import Uncharged as Uncharged
 
 if TYPE_CHECKING:  # for the other packages of this project

@@ -1,7 +1,6 @@
 """What a step costs on chips that are not here, by what their compiler makes of it; a step with each of the tools."""
 
 import contextlib
-import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +17,9 @@ from sdc.twins import Exchange
 
 from ..faults import BitFlip
 from ..program import Where, compiling_for, direction, holds_objects, is_array, primitive, traced
+from ..schema import Estimate
 from .cycles import cycles_of, estimated, replaced_products
-from .hlo import Collective, Instruction, collectives_of, is_kernel, parse_module, traffic_of
+from .hlo import Instruction, collectives_of, is_kernel, parse_module, traffic_of
 from .targets import Tool, devices_of, find_target, forget_schedules, refuse_unknown, schedules
 
 MOST = 12  # operations that are named
@@ -44,55 +44,6 @@ class DoesNotFit(ValueError):
             f"the step needs {much:.1f} GiB on each device of {target}, which has {has:.1f} GiB: {over:.1f} GiB too "
             f"much; shard its state over at least {-(-needed // there):.0f} times as many devices"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """What a compiled program costs on a device, by the compiler's estimate. Nothing of it was measured.
-
-    Attributes:
-        target: name of the target.
-        devices: number of devices that the program runs on.
-        cycles: TPU: cycles, kernels and collectives included. None for GPUs.
-        kernel_cycles: TPU: those of custom kernels: by their instructions, and where they compute a product not less
-            than the compiler's own product.
-        kernel_instructions: TPU: the same by their instructions alone.
-        kernels: GPU: number of kernels. None for TPUs.
-        moved: GPU: bytes of the kernels' operands and results.
-        seconds: GPU: moving them and the collectives take, at stated bandwidths; TPU: cycles at the chip's clock.
-        parts: share of the dearest operations of the step, by name.
-        collectives: what devices say to each other.
-        arguments: bytes of the inputs, on each device.
-        outputs: bytes of the outputs that do not take the place of an input.
-        temporaries: bytes of what is in between.
-        memory: bytes of all three, at most, or the compiler's peak where it reports one.
-        capacity: bytes of the device's memory.
-        code: bytes of the program itself.
-        compile_seconds: lowering aside.
-    """
-
-    target: str
-    devices: int
-    cycles: int | None
-    kernel_cycles: int
-    kernel_instructions: int
-    kernels: int | None
-    moved: int
-    seconds: float
-    parts: Mapping[str, float]
-    collectives: Sequence[Collective]
-    arguments: int
-    outputs: int
-    temporaries: int
-    memory: int
-    capacity: int
-    code: int
-    compile_seconds: float
-
-    @property
-    def cost(self) -> float:
-        """What programs for the same chips are compared by: cycles, or seconds at stated bandwidths."""
-        return self.seconds if self.cycles is None else float(self.cycles)
 
 
 def estimate(

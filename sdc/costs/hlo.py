@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..program import Tags
+from ..schema import Collective
 from .targets import Chip
 
 _HEAD = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
@@ -232,32 +233,6 @@ def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number)
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """What a program does over some axes, on the way of a step in which nothing is wrong.
-
-    Attributes:
-        kind: of operation.
-        axes: of the mesh, joined by `,`; empty where the groups are none that axes give.
-        crosses: `slices`, `hosts` or `` (nothing).
-        blocking: whether it is a single operation, so that nothing else runs beside it.
-        count: how often it runs.
-        sent: bytes that a device sends in all.
-        seconds: that takes, over the stated bandwidth.
-        hidden: of these, what the device does other things in: what the compiler put between beginning and end of each,
-            and no more than it takes. Nothing is taken off for it elsewhere.
-    """
-
-    kind: str
-    axes: str
-    crosses: str
-    blocking: bool
-    count: int
-    sent: float
-    seconds: float
-    hidden: float
 
 
 @dataclasses.dataclass

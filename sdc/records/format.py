@@ -70,7 +70,7 @@ def to_json(value: Any) -> Any:
     """A value in strict JSON's terms; see the module for non-finite numbers.
 
     Args:
-        value: mappings, sequences, arrays, numbers, texts and paths, within one another.
+        value: mappings, structs, sequences, arrays, numbers, texts and paths, within one another.
 
     Returns:
         The same of dictionaries, lists and plain values.
@@ -85,6 +85,8 @@ def to_json(value: Any) -> Any:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, msgspec.Struct):
+        return to_json(msgspec.to_builtins(value, enc_hook=to_json))
     return value
 
 

@@ -74,11 +74,11 @@ KINDS: dict[str, Kind] = {
             LineFile(INJECTIONS, schema.InjectionRow),
             number="injection",
         ),
-        Kind("abft study", schema.StudyManifest, schema.StudySummary),
+        Kind("abft study", schema.ProductsManifest, schema.ProductsSummary),
         Kind("aggregation study", schema.StudyManifest, schema.StudySummary),
         Kind("scar study", schema.StudyManifest, schema.StudySummary, LineFile(PARTS, schema.PartRow), number="part"),
         Kind("nodes study", schema.StudyManifest, schema.StudySummary),
-        Kind("estimate", schema.StudyManifest, schema.StudySummary),
+        Kind("estimate", schema.EstimateManifest, schema.EstimateSummary),
     )
 }
 """Every kind, by its name in the manifest."""

@@ -18,7 +18,7 @@ import msgspec
 from etils import epath
 
 from .. import schema
-from .format import FIELD, REMEDY, Format, encode, to_text, write_sealed, write_text
+from .format import FIELD, REMEDY, Format, encode, to_json, to_text, write_sealed, write_text
 from .layout import DISCARDED, MANIFEST, SUMMARY, Kind, LineFile, kind_of
 from .lines import Lines, Pace, Rows, end_of, read_content, read_rows, start
 from .lock import LOCK, Lock
@@ -69,6 +69,11 @@ class Contents:
         """`manifest.json` of a campaign."""
         return msgspec.convert(self.manifest, schema.CampaignManifest)
 
+    @cached_property
+    def study(self) -> schema.StudyManifest:
+        """`manifest.json` of a study."""
+        return msgspec.convert(self.manifest, schema.StudyManifest)
+
     @property
     def steps(self) -> list[schema.StepRow]:
         """Lines of `steps.jsonl`."""
@@ -82,6 +87,11 @@ class Contents:
     @property
     def injections(self) -> list[schema.InjectionRow]:
         """Lines of `injections.jsonl`."""
+        return self.lines.typed
+
+    @property
+    def parts(self) -> list[schema.PartRow]:
+        """Lines of `parts.jsonl`."""
         return self.lines.typed
 
     @cached_property
@@ -525,7 +535,7 @@ def _plain(value: Given) -> dict[str, Any]:
     """As a mapping: of a type what it has, and not what it has not."""
     if not isinstance(value, schema.Fields):
         return dict(value)
-    found: dict[str, Any] = msgspec.to_builtins(value)
+    found: dict[str, Any] = msgspec.to_builtins(value, enc_hook=to_json)
     return {name: item for name, item in found.items() if item is not None and item != [] and item != {}}
 
 

@@ -13,12 +13,14 @@ which both sides must run: a fault that does not come back cannot be narrowed do
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool
 
 from ..program import Reports, Selector, Site, boundary, inside
+from ..schema import DifferencePlace, OperationPlace
 
 Iteration: TypeAlias = tuple[int, ...]
 FEW = 24  # so few operations are looked at one by one
@@ -44,10 +46,10 @@ class FirstDifference:
     agreeing: int
     before: tuple[tuple[Site, Iteration], ...] = ()
 
-    def describe(self) -> dict[str, Any]:
-        """The place as JSON: that of `describe_place`, the `devices` and the `outputs`."""
-        place = describe_place(self.site, self.iteration)
-        return place | {"devices": list(self.devices), "outputs": list(self.outputs)}
+    def describe(self, step: int) -> DifferencePlace:
+        """The place as records have it, of traces that part in this step."""
+        place = msgspec.structs.asdict(describe_place(self.site, self.iteration))
+        return DifferencePlace(**place, step=step, devices=list(self.devices), outputs=list(self.outputs))
 
     def __str__(self) -> str:
         devices = "; ".join(" ".join(f"{axis}={index}" for axis, index in device.items()) for device in self.devices)
@@ -63,12 +65,12 @@ class FirstDifference:
         return ", ".join(parts)
 
 
-def describe_place(site: Site, iteration: Iteration) -> dict[str, Any]:
-    """An operation as JSON: what it is, where it stands, and in which iteration it ran."""
-    return {
-        "site": site.name, "operation": site.primitive, "direction": site.direction, "scope": site.scope,
-        "source": site.source, "iteration": list(iteration), "layer": iteration[-1] if iteration else None,
-    }  # fmt: skip
+def describe_place(site: Site, iteration: Iteration) -> OperationPlace:
+    """An operation as records have it."""
+    return OperationPlace(
+        site=site.name, operation=site.primitive, direction=site.direction, scope=site.scope, source=site.source,
+        iteration=list(iteration), layer=iteration[-1] if iteration else None,
+    )  # fmt: skip
 
 
 def first_difference(a: Reports, b: Reports, *, nearest: int = 5) -> FirstDifference | None:

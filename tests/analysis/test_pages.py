@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sdc.analysis import describe_difference, write_beside, write_difference, write_overview
+from sdc.analysis import PartedTraces, describe_difference, write_beside, write_difference, write_overview
 from sdc.analysis.compare_runs import differing
 from sdc.analysis.summary import summary_of
 from sdc.records.format import RecordError
@@ -40,8 +40,8 @@ def runs(tmp_path: Path) -> Path:
 
 def test_the_index_lists_every_run_the_gravest_first(runs: Path) -> None:
     found = write_overview(runs)
-    assert found["verdict"] == "corrupt"
-    listed = [(one["run"], one["verdict"]) for one in found["runs"]]
+    assert found.verdict == "corrupt"
+    listed = [(one.run, one.verdict) for one in found.runs]
     assert listed == [
         ("b corrupt", "corrupt"), ("c under way", "inconclusive"), ("e lost", "inconclusive"),
         ("f <damaged>", "inconclusive"), ("a clean", "clean"), ("d trained", None),
@@ -81,10 +81,10 @@ def test_a_run_whose_report_fails_does_not_hide_the_others(runs: Path, monkeypat
         return summary_of(record)
 
     monkeypatch.setattr("sdc.analysis.conclusion.summary_of", fail)
-    found = {one["run"]: one for one in write_overview(runs)["runs"]}
-    assert found["a clean"]["verdict"] == "inconclusive"
-    assert found["a clean"]["sentence"] == "what nobody thought of"
-    assert found["b corrupt"]["verdict"] == "corrupt"
+    found = {one.run: one for one in write_overview(runs).runs}
+    assert found["a clean"].verdict == "inconclusive"
+    assert found["a clean"].sentence == "what nobody thought of"
+    assert found["b corrupt"].verdict == "corrupt"
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
 
 def test_two_runs_side_by_side(runs: Path, tmp_path: Path) -> None:
     found = write_beside(runs / "a clean", runs / "b corrupt")
-    assert (found["verdict"], found["settings"]) == ("corrupt", {"seed": ("0", "7")})
-    assert Path(found["report"]) == runs / "b corrupt" / "beside-a clean.html"
-    text = Path(found["report"]).read_text()
+    assert (found.verdict, found.settings) == ("corrupt", {"seed": ("0", "7")})
+    assert Path(found.report) == runs / "b corrupt" / "beside-a clean.html"
+    text = Path(found.report).read_text()
     page = Page(text)
     order = ["✔ CLEAN", "✖ CORRUPT", "Over each other", "Answers", "Settings that differ", "Figures", "Measured"]
     places = [page.words.index(word) for word in order]
@@ -108,8 +108,8 @@ def test_two_runs_side_by_side(runs: Path, tmp_path: Path) -> None:
     assert "a clean has no such figure" in page.words
     assert 'href="../a%20clean/report.html"' in text
     elsewhere = write_beside(runs / "a clean", runs / "b corrupt", tmp_path / "new" / "pages")
-    assert Path(elsewhere["report"]).parent == tmp_path / "new" / "pages"
-    assert 'href="../../runs/a%20clean/report.html"' in Path(elsewhere["report"]).read_text()
+    assert Path(elsewhere.report).parent == tmp_path / "new" / "pages"
+    assert 'href="../../runs/a%20clean/report.html"' in Path(elsewhere.report).read_text()
     with pytest.raises(ValueError, match="beside itself"):
         write_beside(runs / "a clean", runs / "." / "a clean")
 
@@ -172,9 +172,9 @@ def test_a_comparison_of_traces_has_a_page(tmp_path: Path, simulated: bool) -> N
     assert "✔ CLEAN" in same
     assert "no digest differs" in same
     told = describe_difference(a, b, found)
-    assert set(told) >= {"verdict", "first", "narrow"}
+    assert isinstance(told, PartedTraces)
     # Two steps agree as a whole, and of the third what comes before.
-    assert told["agreeing"] == 2 * sum(math.prod(shape[:-1]) for shape in a.shapes) + found.first.agreeing
+    assert told.agreeing == 2 * sum(math.prod(shape[:-1]) for shape in a.shapes) + found.first.agreeing
     assert found.first.agreeing > 0
 
 

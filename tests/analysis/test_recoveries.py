@@ -128,12 +128,12 @@ def test_three_runs_on_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "3 of 8 blocks were lost after step 9 (simulated), and recovered" in told
     assert "running.losses:  | shards,step=9 | shards,step=9" in told
     found = write_beside(plain, partial, more=[full])
-    assert [Path(each["run"]) for each in found["runs"]] == [plain, partial, full]
-    assert Path(found["report"]) == full / "beside-plain-partial.html"
-    page = Path(found["report"]).read_text()
+    assert [Path(each.run) for each in found.runs] == [plain, partial, full]
+    assert Path(found.report) == full / "beside-plain-partial.html"
+    page = Path(found.report).read_text()
     assert "plain beside partial beside full" in page
     assert "Losses of the runs" in page
     assert "[simulated faults] What the losses cost" in page
     assert "3 of 8 blocks after step 9, full (simulated)" in page
     assert read_record(plain).ended
-    assert "What the losses cost" not in Path(write_beside(plain, train(tmp_path / "b", rows()))["report"]).read_text()
+    assert "What the losses cost" not in Path(write_beside(plain, train(tmp_path / "b", rows())).report).read_text()

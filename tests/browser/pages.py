@@ -49,8 +49,8 @@ def write_pages(folder: Path) -> dict[str, Path]:
     pages["trace"] = write_report(Path(golden.path))
     pages["diff"] = write_difference(folder / "diff", golden, suspect, diff(golden, suspect))
     pages["diff clean"] = write_difference(folder / "equal", golden, copy, diff(golden, copy))
-    pages["side by side"] = Path(write_beside(folder / "clean", folder / "three twins")["report"])
-    pages["index"] = Path(write_overview(folder)["report"])
+    pages["side by side"] = Path(write_beside(folder / "clean", folder / "three twins").report)
+    pages["index"] = Path(write_overview(folder).report)
     return pages
 
 

@@ -64,7 +64,7 @@ def test_partial_recovery_perturbs_less_than_a_full_one(plain: tuple[Path, dict[
     # What goes back by n steps at most costs n at most; everything costs more than a half of it.
     predicted = {policy: told["predicted"]["steps"] for policy, told in rows.items()}
     assert 0 < predicted["partial"] < predicted["full"] <= 9
-    beside = Path(write_beside(folder, tmp_path / "partial", more=[tmp_path / "full"])["report"]).read_text()
+    beside = Path(write_beside(folder, tmp_path / "partial", more=[tmp_path / "full"]).report).read_text()
     for policy, told in rows.items():
         assert f"{told['lost']} of {told['blocks']} blocks after step 8, {policy} (simulated)" in beside
 

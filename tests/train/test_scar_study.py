@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from sdc.analysis.studies import _scar as findings_of_scar
 from sdc.records.record import read_record
 from sdc.records.storage import RecordError
+from sdc.schema import PartRow
 from sdc.settings import SettingError
 from sdc.train.iterative import Documents, logistic_regression, topic_model
 from sdc.train.studies import ScarStudy, Subject, _scar, trials
@@ -32,32 +35,36 @@ def subject() -> Subject:
     return Subject("regression", logistic_regression(x, y, source="made up", batch=96, rate=0.2), 40)
 
 
-def rows(study: ScarStudy = STUDY, *kinds: str) -> list[dict[str, Any]]:
+def row(what: str, workload: str, found: Any, start: int | None = None) -> PartRow:
+    """A line of what was found."""
+    return PartRow(part=0, what=what, workload=workload, start=start, found=msgspec.to_builtins(found))
+
+
+def rows(study: ScarStudy = STUDY, *kinds: str) -> list[PartRow]:
     """What is on record of the parts of these kinds, or of all."""
-    found: list[dict[str, Any]] = []
+    found: list[PartRow] = []
     for part in study.parts([subject()]):
         if not kinds or part.what in kinds:
-            told = part.run(found)
-            found.append({"what": part.what, "workload": part.workload, "start": part.start, "found": told})
+            found.append(row(part.what, part.workload, part.run(found), start=part.start))
     return found
 
 
 @pytest.fixture(scope="module")
-def sound() -> list[dict[str, Any]]:
+def sound() -> list[PartRow]:
     return rows()
 
 
-def checks(found: list[dict[str, Any]]) -> Mapping[str, bool]:
+def checks(found: list[PartRow]) -> Mapping[str, bool]:
     return {check.claim: check.holds for check in findings_of_scar.findings(found).checks}
 
 
-def test_all_is_seen_where_few_blocks_move(sound: list[dict[str, Any]]) -> None:
+def test_all_is_seen_where_few_blocks_move(sound: list[PartRow]) -> None:
     """The bars of the paper, so that the checks below can fail for one reason alone."""
     assert all(checks(sound).values()), checks(sound)
     assert len(checks(sound)) == 7
 
 
-def test_the_report_says_with_intervals_what_was_published(sound: list[dict[str, Any]]) -> None:
+def test_the_report_says_with_intervals_what_was_published(sound: list[PartRow]) -> None:
     found = findings_of_scar.findings(sound)
     grid = next(grid for grid in found.grids if grid.caption.startswith("Figure 7"))
     assert {row[6] for row in grid.rows} == {"12 to 42 %", "31 to 62 %", "59 to 89 %"}
@@ -145,7 +152,7 @@ class Interrupted(Exception):
     """Somebody ends the study."""
 
 
-def test_it_goes_on_where_it_stopped(tmp_path: Path, sound: list[dict[str, Any]]) -> None:
+def test_it_goes_on_where_it_stopped(tmp_path: Path, sound: list[PartRow]) -> None:
     """With the numbers of a study that was not interrupted; not with other settings."""
     told: list[str] = []
 
@@ -163,25 +170,25 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, sound: list[dict[str, Any]]
     told.clear()
     record = record_study(STUDY, [subject()], folder, resume=True, on_part=told.append)
     assert len(told) == len(record.lines) == len(STUDY.parts([subject()]))
-    assert [row["found"] for row in record.lines] == [row["found"] for row in sound]
+    assert [row.found for row in record.parts] == [row.found for row in sound]
     summary = findings_of_scar.summary_of(record)
-    assert summary["complete"]
-    assert all(check["holds"] for check in summary["checks"])
+    assert summary.complete
+    assert all(check.holds for check in summary.checks)
 
 
 def test_what_does_not_converge_is_said_and_not_priced(tmp_path: Path) -> None:
     task = dataclasses.replace(subject().task, step=lambda state, k: {"weights": 1.1 * state["weights"]})
     record = record_study(STUDY, [Subject("other", task, 20)], tmp_path / "study")
-    found = findings_of_scar.findings(record.lines)
+    found = findings_of_scar.findings(record.parts)
     grid = next(grid for grid in found.grids if grid.caption == "What did not converge")
     assert len(grid.rows) == 1 + STUDY.starts
     assert "other does not converge: its loss was" in grid.rows[0][3]
     assert not any("Figure 7" in grid.caption for grid in found.grids)
 
 
-def test_starts_that_do_not_converge_are_told(sound: list[dict[str, Any]]) -> None:
+def test_starts_that_do_not_converge_are_told(sound: list[PartRow]) -> None:
     changed = [
-        {**row, "found": {"failed": "never came there"}} if row["what"] == "failures" and row["start"] == 2 else row
+        replace(row, found={"failed": "never came there"}) if (row.what, row.start) == ("failures", 2) else row
         for row in sound
     ]
     found = findings_of_scar.findings(changed)
@@ -190,18 +197,18 @@ def test_starts_that_do_not_converge_are_told(sound: list[dict[str, Any]]) -> No
         (2, "never came there"), ("all", "4 starts converged: too few for an interval")
     ]  # fmt: skip
     assert not any("Figure 7" in grid.caption for grid in found.grids)
-    more = [*changed, *({**row, "start": row["start"] + 5} for row in sound if row["what"] == "failures")]
+    more = [*changed, *(replace(row, start=(row.start or 0) + 5) for row in sound if row.what == "failures")]
     trained = next(grid for grid in findings_of_scar.findings(more).grids if grid.caption == "What was trained")
     assert trained.rows[0][5:7] == (9, 1)
 
 
-def test_a_trial_that_does_not_converge_is_no_cost(sound: list[dict[str, Any]]) -> None:
+def test_a_trial_that_does_not_converge_is_no_cost(sound: list[PartRow]) -> None:
     """It is counted, and no claim holds of its case."""
     changed = []
     for row in sound:
-        if row["what"] == "failures" and row["start"] == 1:
-            cases = [{**case, "costs": [None, *case["costs"][1:]]} for case in row["found"]["cases"]]
-            row = {**row, "found": {**row["found"], "cases": cases}}
+        if (row.what, row.start) == ("failures", 1):
+            cases = [{**case, "costs": [None, *case["costs"][1:]]} for case in row.found["cases"]]
+            row = replace(row, found={**row.found, "cases": cases})
         changed.append(row)
     found = findings_of_scar.findings(changed)
     assert [holds for claim, holds in checks(changed).items() if "partial recovery" in claim] == [False]
@@ -225,7 +232,7 @@ def test_bad_settings(settings: dict[str, int], message: str) -> None:
 
 def test_a_criterion_that_is_never_met() -> None:
     part = next(part for part in STUDY.parts([subject()]) if part.what == "failures")
-    told = [{"what": "criterion", "workload": "regression", "found": {"failed": "never"}}]
+    told = [row("criterion", "regression", {"failed": "never"})]
     with pytest.raises(DoesNotConverge, match="has no criterion"):
         part.run(told)
 
@@ -238,17 +245,17 @@ def test_documents_are_lost_and_given_back_with_their_tokens() -> None:
     documents = Documents(words, where, tuple(map(str, range(30))), "made up", "")
     task = topic_model(documents, topics=3, alpha=0.1, beta=0.1)
     found = overhead(Subject("topics", task, 16), 0)
-    for name in ("SCAR", "traditional"):
-        losses = np.asarray(found[name]["losses"])
+    for way in found.ways.values():
+        losses = np.asarray(way.losses)
         assert np.isfinite(losses).all()
         assert losses[-1] < losses[0] - 0.2
     # A full restore after seven iterations is at the fourth, and goes on as from there.
-    assert found["traditional"]["losses"][7] == pytest.approx(found["undisturbed"][4], rel=1e-6)
-    (check,) = findings_of_scar.findings([{"what": "overhead", "workload": "topics", "found": found}]).checks
+    assert found.traditional.losses[7] == pytest.approx(found.undisturbed[4], rel=1e-6)
+    (check,) = findings_of_scar.findings([row("overhead", "topics", found)]).checks
     assert check.claim.startswith("Figure 9")
     assert check.holds
-    broken = {**found, "SCAR": found["traditional"]}  # what is called SCAR restores everything
-    (check,) = findings_of_scar.findings([{"what": "overhead", "workload": "topics", "found": broken}]).checks
+    broken = replace(found, scar=found.traditional)  # what is called SCAR restores everything
+    (check,) = findings_of_scar.findings([row("overhead", "topics", broken)]).checks
     assert not check.holds
 
 

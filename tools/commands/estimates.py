@@ -10,7 +10,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sdc.costs import Tool
+from sdc.schema import ProgramEstimate
 from sdc.settings import SettingError
 from sdc.train import Compiled, Subject
 from sdc.verdict import Exit
@@ -67,7 +70,7 @@ def estimate(options: EstimateCommand) -> int:
     prepare_compilers()  # for what this process asks of JAX at the end
     from .. import CountProgress
 
-    rows: list[dict[str, Any]] = []
+    rows: list[ProgramEstimate] = []
     failed: list[CommandError] = []
     with CountProgress("estimate", len(subjects)) as progress:
         for subject in subjects:
@@ -78,7 +81,8 @@ def estimate(options: EstimateCommand) -> int:
                 for wrong in ("usage", "uncharged"):
                     if wrong in found:
                         raise CommandError(found[wrong])
-                rows.append({"tool": subject.tool, "target": subject.target, **found.get("estimate", found)})
+                about = {"tool": subject.tool, "target": subject.target, **found.get("estimate", found)}
+                rows.append(msgspec.convert(about, ProgramEstimate))
             except CommandError as error:
                 if not rows:  # what is wrong with the first is likely wrong with all
                     raise
@@ -97,7 +101,7 @@ def estimate(options: EstimateCommand) -> int:
     show(summary, describe(folder).report, as_json=options.json)
     for one in failed:
         sys.stderr.write(f"sdc: error: {one}\n")
-    codes = [one.code for one in failed] + [Exit.USAGE for row in rows if "does_not_fit" in row]
+    codes = [one.code for one in failed] + [Exit.USAGE for row in rows if row.does_not_fit is not None]
     return int(max(codes, default=Exit.CLEAN))
 
 
@@ -146,7 +150,7 @@ def _found(subject: dict[str, Any], schedules: Path, kernel: str | None) -> dict
     from sdc.train import estimate_subject
 
     try:
-        return {"estimate": dataclasses.asdict(estimate_subject(Subject(**subject)))}
+        return {"estimate": msgspec.to_builtins(estimate_subject(Subject(**subject)))}
     except DoesNotFit as error:
         return {"does_not_fit": str(error)}
     except Uncharged as error:

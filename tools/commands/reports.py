@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import tyro
 
 from sdc import analysis, checkpoints, tools, twins
@@ -96,20 +97,20 @@ def report(options: ReportCommand) -> int:
                 if more
                 else analysis.write_overview(first)
             )
-            shown: pages.Report | Iterator[pages.Part] = _several(result)
-        else:
-            found = analysis.draw_conclusion(first, write=False)
-            result, shown = found.contents, found.report
-    tools.show(result, shown, as_json=options.json)
-    return exit_code(result.get("verdict"))
+            tools.show(msgspec.to_builtins(result), _several(result), as_json=options.json)
+            return exit_code(result.verdict)
+        found = analysis.draw_conclusion(first, write=False)
+    tools.show(found.contents, found.report, as_json=options.json)
+    return exit_code(found.verdict)
 
 
-def _several(result: dict[str, Any]) -> "Iterator[pages.Part]":
+def _several(result: "analysis.Overview") -> "Iterator[pages.Part]":
     """Several runs, a line for each, and which settings differ."""
-    for one in result["runs"]:
-        yield pages.Text(f"{one['run']}  {one['sentence']}", lead=one["label"], tone=one["verdict"] or "")
-    for name, values in result.get("settings", {}).items():
-        yield pages.Text(f"  {name}: {' | '.join(values)}")
+    for one in result.runs:
+        yield pages.Text(f"{one.run}  {one.sentence}", lead=one.label, tone=one.verdict or "")
+    if isinstance(result, analysis.RunsBeside):
+        for name, values in result.settings.items():
+            yield pages.Text(f"  {name}: {' | '.join(values)}")
 
 
 def diff(options: DiffCommand) -> int:
@@ -121,10 +122,12 @@ def diff(options: DiffCommand) -> int:
     with run_errors(options.run_a, resumable=False):
         found = twins.diff(a, b)
         result = analysis.describe_difference(a, b, found)
+        page = analysis.difference_page(a, b, found, result)
+        written = {}
         if options.output is not None:
-            result["report"] = str(analysis.write_difference(options.output, a, b, found))
-    tools.show(result, analysis.difference_page(a, b, found, result), as_json=options.json)
-    return exit_code(result["verdict"])
+            written["report"] = str(pages.write_page(page, options.output / "diff.html"))
+    tools.show({**msgspec.to_builtins(result), **written}, page, as_json=options.json)
+    return result.verdict.code
 
 
 def checkpoint(options: CheckpointCommand) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -293,7 +294,7 @@ def first_operation(digests: Reports) -> dict[str, Any] | None:
     first = next(iter(early.values()))
     names = {"axis0": DATA, "axis1": MODEL}  # of the leading axes of digests
     return {
-        **describe_place(first.site, first.iteration),
+        **msgspec.structs.asdict(describe_place(first.site, first.iteration)),
         "mismatched": sum(int((value != value[reference]).any(-1).sum()) for value in values),
         "agreeing": first.agreeing * len(copies),
         "undecided": len(copies) > 2 and 2 * size <= len(copies),

@@ -7,10 +7,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -23,6 +24,7 @@ from sdc.checkpoints import (
     squared_distance,
 )
 from sdc.records import Contents, Record, environment, read_manifest, read_record
+from sdc.schema import Criterion, FailureCase, Failures, LossCosts, Overhead, PartRow, Perturbed, RecoveringRun
 from sdc.settings import SettingError
 
 from .. import DataError, check_resumed, rows_in_order
@@ -141,7 +143,7 @@ DIMENSIONS = 4
 SPECTRUM = (0.1, 1.0)  # smallest and largest curvature of the quadratic program
 
 
-def quadratic_program(count: int, seed: int) -> dict[str, Any]:
+def quadratic_program(count: int, seed: int) -> Perturbed:
     """Figure 3: gradient descent on x^T A x / 2, perturbed once at any iteration, in any direction."""
     curvature = np.linspace(*SPECTRUM, DIMENSIONS).astype(np.float32)
     rate = 2 / sum(SPECTRUM)  # the best: the error shrinks by c in the slowest directions
@@ -168,7 +170,7 @@ def quadratic_program(count: int, seed: int) -> dict[str, Any]:
     return _beside(trajectory, c, after, starts)
 
 
-def classes_of_perturbations(subject: Subject, count: int, seed: int) -> dict[str, Any]:
+def classes_of_perturbations(subject: Subject, count: int, seed: int) -> dict[str, Perturbed]:
     """Figure 5: perturbations in random directions, and away from the optimum, of the same sizes."""
     trajectory, optimum, c = _measured(subject, seed)
     rng = np.random.default_rng([seed, 5])
@@ -191,7 +193,7 @@ def classes_of_perturbations(subject: Subject, count: int, seed: int) -> dict[st
     return found
 
 
-def resets(subject: Subject, count: int, seed: int) -> dict[str, Any]:
+def resets(subject: Subject, count: int, seed: int) -> Perturbed:
     """Figure 6: a random fraction of the blocks is as it was at the start."""
     trajectory, _, c = _measured(subject, seed)
     rng = np.random.default_rng([seed, 6])
@@ -232,7 +234,7 @@ def _measured(subject: Subject, seed: int) -> tuple[Trajectory, State, float]:
     return trajectory, optimum, c
 
 
-def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"], starts: State) -> dict[str, Any]:
+def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"], starts: State) -> Perturbed:
     """What perturbations cost, beside their bounds.
 
     The theorem compares upper bounds: `beyond` is by how many iterations a perturbed training took longer than kappa(x)
@@ -246,13 +248,13 @@ def _beside(trajectory: Trajectory, c: float, after: Float[np.ndarray, "trials"]
     if task.distance is squared_distance:
         sizes = np.sqrt(sizes)
     kappa = iterations_bound(distance, c, float(trajectory.criteria[0]))
-    return {
-        "c": c, "distance": distance, "iterations": float(trajectory.iterations[0]), "kappa": kappa,
-        "after": after.tolist(), "sizes": sizes.tolist(),
-        "bounds": [iteration_cost_bound(distance, c, {int(k): float(s)}) for k, s in zip(after, sizes, strict=True)],
-        "costs": finite(outcome.costs),
-        "beyond": finite(outcome.costs + trajectory.iterations[0] - kappa),
-    }  # fmt: skip
+    return Perturbed(
+        c=c, distance=distance, iterations=float(trajectory.iterations[0]), kappa=kappa,
+        after=after.tolist(), sizes=sizes.tolist(),
+        bounds=[iteration_cost_bound(distance, c, {int(k): float(s)}) for k, s in zip(after, sizes, strict=True)],
+        costs=finite(outcome.costs),
+        beyond=finite(outcome.costs + trajectory.iterations[0] - kappa),
+    )  # fmt: skip
 
 
 def _total(task: Iterative, new: State, old: State) -> Array:
@@ -269,7 +271,7 @@ WAYS: Mapping[str, tuple[float, int, Literal["partial", "full"]]] = {
 }
 
 
-def overhead(subject: Subject, seed: int) -> dict[str, Any]:
+def overhead(subject: Subject, seed: int) -> Overhead:
     """Trains three times: without a failure, with SCAR, and with full checkpoints that are restored as a whole.
 
     All arrays of the training have the same rows, which are its blocks: they are saved side by side.
@@ -288,7 +290,7 @@ def overhead(subject: Subject, seed: int) -> dict[str, Any]:
     for k in range(SAVED_ITERATIONS):
         state, loss = one(state, k)
         undisturbed.append(float(loss))
-    found: dict[str, Any] = {"after": SAVED_AFTER, "undisturbed": undisturbed}
+    ways: dict[str, RecoveringRun] = {}
     (moving,) = task.moving
     lost = np.random.default_rng([seed, 9]).permutation(task.count)[: task.count // 2].tolist()
     names = sorted(first)
@@ -324,19 +326,19 @@ def overhead(subject: Subject, seed: int) -> dict[str, Any]:
                     began = time.perf_counter()
                     running.save(joined(state), k + 1)
                     saves.append(time.perf_counter() - began)
-            found[way] = {
-                "losses": losses, "step_seconds": float(np.median(steps)), "save_seconds": float(np.median(saves)),
-                "saved_every": every, "fraction": fraction, "bytes": int(sum(running.partition.sizes[:-1])),
-            }  # fmt: skip
-    if not all(np.isfinite(found[way]["losses"]).all() for way in WAYS):
+            ways[way] = RecoveringRun(
+                losses=losses, step_seconds=float(np.median(steps)), save_seconds=float(np.median(saves)),
+                saved_every=every, fraction=fraction, bytes=int(sum(running.partition.sizes[:-1])),
+            )  # fmt: skip
+    if not all(np.isfinite(way.losses).all() for way in ways.values()):
         raise DoesNotConverge(f"{subject.name}: a loss after the failure is no number")
-    return found
+    return Overhead(after=SAVED_AFTER, undisturbed=undisturbed, scar=ways["SCAR"], traditional=ways["traditional"])
 
 
 EIGHTH = 0.125
 HALF = 0.5
 
-Found = Mapping[str, Any]
+Found: TypeAlias = Perturbed | dict[str, Perturbed] | Overhead | Criterion | Failures
 
 
 class Case(NamedTuple):
@@ -361,7 +363,7 @@ class Part(NamedTuple):
     what: str  # which experiment
     workload: str  # what it trains; empty if nothing of the workloads
     start: int | None  # which of the first states; None if it is of all
-    run: Callable[[Sequence[Found]], Found]  # does it, given what the parts before found
+    run: Callable[[Sequence[PartRow]], Found]  # does it, given what the parts before found
 
     @property
     def title(self) -> str:
@@ -392,7 +394,7 @@ def parts_of(study: ScarStudy, subjects: Sequence[Subject]) -> list[Part]:
     return parts
 
 
-def _criterion(study: ScarStudy, subject: Subject) -> Found:
+def _criterion(study: ScarStudy, subject: Subject) -> Criterion:
     """Losses at which a training counts as converged: the means of all starts in the last quarter."""
     losses = np.stack([_train(study, subject, start).losses for start in range(study.starts)])
     mean = losses.mean(axis=0)
@@ -405,26 +407,26 @@ def _criterion(study: ScarStudy, subject: Subject) -> Found:
             f"{subject.name} does not converge: its loss was {mean[0]:.4g}, is {criterion:.4g} after "
             f"{subject.iterations} iterations, and was lowest after {best}; there is no cost to tell"
         )
-    return {
-        "criteria": criteria, "iterations": subject.iterations, "interval": subject.interval,
-        "blocks": subject.task.count, "source": subject.task.source, "losses": mean.tolist(),
-    }  # fmt: skip
+    return Criterion(
+        criteria=criteria, iterations=subject.iterations, interval=subject.interval, blocks=subject.task.count,
+        source=subject.task.source, losses=mean.tolist(),
+    )  # fmt: skip
 
 
 def _train(study: ScarStudy, subject: Subject, start: int) -> Trajectory:
     return trials.train(subject.task, 2 * subject.iterations, seed=study.seed + start)
 
 
-def _alone(run: Callable[[], Found]) -> Callable[[Sequence[Found]], Found]:
+def _alone(run: Callable[[], Found]) -> Callable[[Sequence[PartRow]], Found]:
     """A run that needs nothing of the parts before."""
     return lambda _: run()
 
 
-def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Found]) -> Found:
-    told = next(one for one in done if one["workload"] == subject.name and one["what"] == "criterion")["found"]
-    if "failed" in told:
+def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[PartRow]) -> Failures:
+    told = next(one for one in done if (one.workload, one.what) == (subject.name, "criterion"))
+    if told.failed is not None:
         raise DoesNotConverge(f"{subject.name} has no criterion; see there")
-    trajectory = trials.until(_train(study, subject, start), *told["criteria"])
+    trajectory = trials.until(_train(study, subject, start), *told.read(Criterion).criteria)
     seed, count = [study.seed, start], study.trials // study.starts
     hit = {
         (lost, how): trials.failures(count, trajectory, lost, how, seed=seed)
@@ -443,7 +445,7 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Fou
     outcome = trials.go_on(trajectory, after, trials.recovered(trajectory, recovered))
     costs, sizes = (np.split(array, len(CASES)) for array in (outcome.costs, outcome.sizes))
     rows = [
-        {**case._asdict(), "costs": finite(costs[n]), "sizes": sizes[n].tolist()} | _told(case, hit, held)
+        FailureCase(**case._asdict(), costs=finite(costs[n]), sizes=sizes[n].tolist(), **_told(case, hit, held))
         for n, case in enumerate(CASES)
     ]
     # A restore of everything, batches and random numbers too, costs what it goes back, bit for bit.
@@ -456,10 +458,10 @@ def _failures(study: ScarStudy, subject: Subject, start: int, done: Sequence[Fou
     known = [one for one in held["priority", EIGHTH].outlooks if one is not None]
     speeds = np.sort(known[len(known) // 2].speeds)[::-1]
     busiest = float(speeds[: max(1, round(EIGHTH * len(speeds)))].sum() / speeds.sum())
-    return {
-        "iterations": trajectory.iterations.tolist(), "after": after[:count], "cases": rows,
-        "full": {"costs": full, "sizes": np.sqrt(squares).tolist()}, "busiest": busiest,
-    }  # fmt: skip
+    return Failures(
+        iterations=trajectory.iterations.tolist(), after=after[:count], cases=rows,
+        full=LossCosts(costs=list(full), sizes=np.sqrt(squares).tolist()), busiest=busiest,
+    )  # fmt: skip
 
 
 def _told(
@@ -511,7 +513,7 @@ def record_study(
         "parts": len(parts), "seed": study.seed, "environment": environment(),
         "workloads": {one.name: f"{one.task.source}, {one.iterations} iterations" for one in subjects},
     }  # fmt: skip
-    found: list[Mapping[str, Any]] = []
+    found: list[PartRow] = []
     if resume:
         check_resumed(folder, "study", read_manifest(folder, KIND), manifest, SETTINGS)
         found = rows_in_order(folder, KIND, "part")
@@ -520,11 +522,11 @@ def record_study(
         record = Record.create(folder, manifest)
     with record:
         for row in found:
-            on_part(parts[row["part"]].title)
+            on_part(parts[row.part].title)
 
-        def done(row: Mapping[str, Any]) -> None:
-            record.line(row)
-            on_part(parts[row["part"]].title)
+        def done(row: PartRow) -> None:
+            record.line(msgspec.to_builtins(row))  # with a start of `null`
+            on_part(parts[row.part].title)
 
         finish_parts(parts, found, done)
         record.sync()
@@ -532,8 +534,8 @@ def record_study(
 
 
 def finish_parts(
-    parts: Sequence[Part], before: Sequence[Found] = (), on_row: Callable[[Found], object] = lambda row: None
-) -> list[Found]:
+    parts: Sequence[Part], before: Sequence[PartRow] = (), on_row: Callable[[PartRow], object] = lambda row: None
+) -> list[PartRow]:
     """Runs the parts of a study, and keeps what they find in memory.
 
     Args:
@@ -542,19 +544,19 @@ def finish_parts(
         on_row: told of what each finds, as it stands in a record.
 
     Returns:
-        All that was found. A part whose training does not converge says so in `failed`.
+        A line for each part. One whose training does not converge says so in `failed`.
     """
     found = list(before)
     for number, part in enumerate(parts[len(found) :], len(found)):
         began = time.perf_counter()
         try:
-            told = part.run(found)
+            told = msgspec.to_builtins(part.run(found))
         except DoesNotConverge as error:
             told = {"failed": str(error)}
-        row = {
-            "part": number, "what": part.what, "workload": part.workload, "start": part.start,
-            "seconds": round(time.perf_counter() - began, 2), "found": told,
-        }  # fmt: skip
+        row = PartRow(
+            part=number, what=part.what, workload=part.workload, start=part.start,
+            seconds=round(time.perf_counter() - began, 2), found=told,
+        )  # fmt: skip
         found.append(row)
         on_row(row)
     return found

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from sdc.checksums import Rounding
 from sdc.nodes import FittedValue
+from sdc.schema import SchemeCounts
 
 from .settings import DropComputeStudy, LossyStudy, NodesStudy, PaftStudy, ProductsStudy, ShadowStudy, Study
 
@@ -258,7 +259,5 @@ class ProductsMeasured:
     config: Mapping[str, Any]  # what was trained
     rounding: Rounding  # how the device rounds, from which thresholds follow
     departs: tuple[str, ...]  # in what this device departs from the one that the rounding is of
-    # By variant (type, sums or rounded) and scheme: rows `checked` and `flagged` in healthy training; errors `made`
-    # and `found` by magnitude; flips `bits_made` and `bits_found` by bit.
-    counts: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    counts: Mapping[str, Mapping[str, SchemeCounts]]  # by variant (type, sums or rounded) and scheme
     magnitudes: tuple[float, ...]  # sizes of the errors, in root mean squares of the row

@@ -37,6 +37,7 @@ from sdc.checksums import (
     time_both,
 )
 from sdc.program import Place, Selector, Values, as_selector, primitive
+from sdc.schema import SchemeCounts
 from sdc.settings import SettingError
 
 from .. import Dataset, TrainConfig, batches
@@ -376,7 +377,13 @@ def experiment(
         config=dataclasses.asdict(config),
         rounding=profile.rounding,
         departs=tuple(profile.departs()),
-        counts=counts,
+        counts={
+            variant: {
+                scheme: SchemeCounts(**{key: value.tolist() for key, value in found.items()})
+                for scheme, found in schemes.items()
+            }
+            for variant, schemes in counts.items()
+        },
         magnitudes=MAGNITUDES,
     )
 
