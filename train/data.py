@@ -302,9 +302,9 @@ def load_tokenizer(spec: str | Path = BYTES) -> Tokenizer:
     return HuggingFaceTokenizer(tokenizer, path)
 
 
-def padded_vocab(tokenizer: Tokenizer, multiple: int = 64) -> int:
-    """Rows of an embedding for a tokenizer: the vocabulary rounded up, so that it divides over a mesh."""
-    return -(-tokenizer.vocab_size // multiple) * multiple
+def padded_vocab(tokenizer: Tokenizer) -> int:
+    """Rows of an embedding for a tokenizer: a multiple of 64, so that it divides over a mesh."""
+    return -(-tokenizer.vocab_size // 64) * 64
 
 
 def _one_line(error: Exception) -> str:

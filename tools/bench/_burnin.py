@@ -41,21 +41,14 @@ BURNIN_BARS = {
 }
 DEVICES = 4
 REPORTS, WORKLOADS, FLEET_DEVICES = 1000, 58, 8
+BAD = (3, 14, 15)  # hosts of the fleet that have a bad device
 # Of the simulated nodes: devices, of which the last one is struck; most rounds and steps; and trials of rounds.
 SUSPECTS, ROUNDS, STEPS, TRIALS = 3, 20, 20, 3
 STRUCK = ("matrix", "attention", "training")  # families whose outputs a node's faults strike
 
 
 def measure_burnin(options: BenchOptions) -> dict[str, Any]:
-    """All figures.
-
-    `digests_share_LEVEL`: time of digests and comparison on the host, as a share of all of it, on one device.
-    `matrix_checked_LEVEL`: time of the matrix workloads against the same products unchecked.
-    `quick_seconds`, `quick_megabytes`: the command `sdc burnin --level quick --devices 4`, compilation included.
-    `pool_bytes`: of digests that a host of a pool exchanges in a step.
-    `false_alarms` in so many `rounds` of healthy devices.
-    `summarize_seconds`: `sdc fleet summarize` of 1,000 results.
-    """
+    """All figures, as BENCHMARKS.md explains them."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["burnin", "--level", "quick", "--devices", DEVICES, "--run", Path(folder) / "run"]
         seconds, megabytes = command_costs(words)
@@ -115,15 +108,15 @@ def _round(programs: burnin.Programs, workload: BurninWorkload) -> tuple[float, 
     return outcome.seconds, time.perf_counter() - began
 
 
-def summarize_results(reports: int = REPORTS, *, pages: bool = True) -> dict[str, float]:
+def summarize_results(reports: int = REPORTS) -> dict[str, float]:
     """Writes results of hosts of 8 devices and 58 workloads, three of them bad, and summarizes them once."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         started = time.perf_counter()
         size = write_results(place / "results", reports)
         writing = time.perf_counter() - started
-        more = ["--output", place / "pages", "--ledger", place / "ledger.json"] if pages else []
-        seconds, megabytes = command_costs(["fleet", "summarize", place / "results", *more], code=1)
+        outputs = ["--output", place / "pages", "--ledger", place / "ledger.json"]
+        seconds, megabytes = command_costs(["fleet", "summarize", place / "results", *outputs], code=1)
         return {
             "reports": reports,
             "seconds": seconds,
@@ -133,13 +126,13 @@ def summarize_results(reports: int = REPORTS, *, pages: bool = True) -> dict[str
         }
 
 
-def write_results(folder: Path, reports: int, *, bad: tuple[int, ...] = (3, 14, 15)) -> int:
-    """Results of hosts that agree with each other but for a device each of the bad ones; returns their size."""
+def write_results(folder: Path, reports: int) -> int:
+    """Results of hosts that agree with each other but for a device of each bad one; returns their size."""
     total = 0
     text = burnin.BURN_IN.encode(_result()).rpartition(b',\n "checksum"')[0] + b"\n}\n"  # as it was sealed
     for host in range(reports):
         mine = text.replace(b"host-name", f"host-{host:04}".encode())
-        if host in bad:
+        if host in BAD:
             mine = mine.replace(b'"digest": "5000000000000003"', f'"digest": "bad{host:013x}"'.encode(), 1)
         place = folder / f"host-{host:04}" / burnin.RESULT
         place.parent.mkdir(parents=True)

@@ -83,12 +83,12 @@ def digest_costs(target: str, dtype: str) -> dict[str, float]:
     return {"digest": own.cost / plain.cost, "digest_temporary_mib": own.temporaries / 2**20}
 
 
-def step_costs(target: str, dtype: str, names: Sequence[str], width: int = WIDTH) -> dict[str, float]:
+def step_costs(target: str, dtype: str, names: Sequence[str]) -> dict[str, float]:
     """The step with some of the `TOOLS` against the plain one; of `abft` also the time of compiling."""
-    plain = _estimated(target, dtype, "plain", width)
+    plain = _estimated(target, dtype, "plain")
     found = {"plain_million_cycles": plain.cost / 1e6} if plain.cycles else {"plain_ms_moving": 1e3 * plain.cost}
     for name in names:
-        own = _estimated(target, dtype, name, width)
+        own = _estimated(target, dtype, name)
         found[name] = own.cost / plain.cost
         found[f"{name}_memory"] = own.memory / plain.memory
         if name.startswith("abft"):
@@ -153,7 +153,7 @@ def _parallel(target: str, dtype: str, optimizer: optax.GradientTransformation, 
     return estimate(mapped, *same, on_mesh(P("data"), x), target=target, options=options)
 
 
-def mlp(dtype: str, width: int = WIDTH) -> tuple[Callable[..., Any], Sequence[Any]]:
+def mlp(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     def loss(weights: Any, x: Any) -> Any:
         hidden = sdc.probe(x @ weights[0], "up")
         active = sdc.probe(jax.nn.silu(hidden), "act")
@@ -164,12 +164,12 @@ def mlp(dtype: str, width: int = WIDTH) -> tuple[Callable[..., Any], Sequence[An
         value, gradient = jax.value_and_grad(loss)(weights, x)
         return [weight - weight.dtype.type(0.1) * part for weight, part in zip(weights, gradient, strict=True)], value
 
-    array = jax.ShapeDtypeStruct((width, width), dtype)
+    array = jax.ShapeDtypeStruct((WIDTH, WIDTH), dtype)
     return step, ([array, array], array)
 
 
-def _estimated(target: str, dtype: str, name: str, width: int) -> Estimate:
-    step, args = mlp(dtype, width)
+def _estimated(target: str, dtype: str, name: str) -> Estimate:
+    step, args = mlp(dtype)
     if name == FUSED:
         return estimate(sdc.abft(step, profile=Profile(PLATFORMS["tpu"], fused=True)), *args, target=target)
     tool, where, exchange = TOOLS[name]

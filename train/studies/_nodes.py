@@ -68,6 +68,7 @@ CELLS = 32 * MICROSTEPS  # a mean each: devices and their microsteps
 # within `DECADES` powers of ten.
 ODD = 0.05
 DECADES = 20.0
+CORRELATED = 20_000  # steps over which the frequencies of submodules are correlated
 
 
 def usual(name: str) -> dict[str, Layers]:
@@ -365,7 +366,7 @@ def _steps_hit(name: str, sync: Load, runs: int, rng: np.random.Generator) -> Fl
     return (rng.random((runs, steps)) > none).sum(1).astype(np.float64)
 
 
-def correlation(name: str, *, steps: int = 20_000, seed: int = 0) -> float | None:
+def correlation(name: str, *, seed: int = 0) -> float | None:
     """How the mismatch frequencies of a node's submodules go together from step to step.
 
     The mean of the correlation coefficients over pairs of submodules, of sums over the layers, without the burst at the
@@ -377,8 +378,8 @@ def correlation(name: str, *, steps: int = 20_000, seed: int = 0) -> float | Non
     for fault in node_faults(name, layers=16):
         if isinstance(fault.what, Tailed):
             if fault.when not in spikes:
-                spikes[fault.when] = rng.random(steps) < fault.when.spike
-            shares = (1 + fault.what.few) * rng.random((16, steps)) ** fault.what.few
+                spikes[fault.when] = rng.random(CORRELATED) < fault.when.spike
+            shares = (1 + fault.what.few) * rng.random((16, CORRELATED)) ** fault.what.few
             sums.append(np.broadcast_to(np.asarray(fault.rate), 16) @ shares * spikes[fault.when])
     sums = [total for total in sums if total.any()]
     if len(sums) < 2:

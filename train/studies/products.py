@@ -110,6 +110,7 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
 DEPTHS = (64, 256, 1024, 4096, 16384)  # numbers of terms of the sums that are measured
 ROWS, COLUMNS = 512, 128
 HALF = 0.5  # share of its bound that the largest measured error may reach
+SHARE = 0.01  # of the rows of a site, above which it begins with the second tier
 
 
 def measure(dtype: str, *, seed: int = 0, depths: Sequence[int] = DEPTHS) -> dict[int, float]:
@@ -160,11 +161,9 @@ def fit(narrow: Mapping[int, float] | None, wide: Mapping[int, float] | None) ->
     return Rounding(kappa, inputs)
 
 
-def begin_with_second(
-    examined: Mapping[str, int], checked: Mapping[str, int], *, share: float = 0.01
-) -> tuple[str, ...]:
+def begin_with_second(examined: Mapping[str, int], checked: Mapping[str, int]) -> tuple[str, ...]:
     """The sites of which the first tier passes on so many rows that the second one is cheaper from the start."""
-    return tuple(name for name, count in examined.items() if checked[name] and count / checked[name] > share)
+    return tuple(name for name, count in examined.items() if checked[name] and count / checked[name] > SHARE)
 
 
 class CalibrationError(RuntimeError):
