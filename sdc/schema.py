@@ -4,6 +4,7 @@ A file says its format, the version of that, and who wrote it: the host, the pro
 field is described where it is declared; the published schema and the tables of the documentation are made of that.
 """
 
+import datetime
 import functools
 import hashlib
 import importlib.metadata
@@ -30,6 +31,11 @@ def about(text: str, *, ge: int | None = None, le: int | None = None) -> msgspec
 
 class Fields(msgspec.Struct, gc=False):  # trees, of which a long record has millions
     """A JSON object of a file. Fields that its type does not name are allowed."""
+
+
+def now() -> str:
+    """The time, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class Host(Fields, kw_only=True):

@@ -25,8 +25,9 @@ if TYPE_CHECKING:  # for the other packages of this project
         show_profile as show_profile,
         table as table,
         write as write,
+        write_json as write_json,
     )
-    from .parse import Only as Only, given as given, require as require
+    from .parse import Only as Only, ResultCommand as ResultCommand, given as given, require as require
     from .progress import (
         BurninProgress as BurninProgress,
         CountProgress as CountProgress,

@@ -22,6 +22,7 @@ from sdc.settings import SettingError
 from sdc.train import CampaignJob, Job, Loaded, Peers, Training, studies
 from sdc.verdict import Exit, exit_code
 
+from .parse import ResultCommand
 from .runtime import (
     CommandError,
     end_aborts_well,
@@ -37,15 +38,13 @@ Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobCommand:
+class JobCommand(ResultCommand):
     """A job, and where to run it."""
 
     job: Job
     peers: Peers = dataclasses.field(default_factory=Peers)
     devices: int | None = None
     """Simulate this many CPU devices, over all processes; by default as many as needed if there is only a CPU."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 def execute(command: JobCommand) -> int:

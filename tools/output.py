@@ -40,7 +40,7 @@ class Output(Console):
 def show(value: Mapping[str, Any], parts: Iterable[Part] | Report = (), *, as_json: bool) -> None:
     """Prints a result on standard output: as JSON, or its parts and where its report is."""
     if as_json:
-        write(json.dumps(to_json({**stamp(lasting=True), **value}), allow_nan=False, indent=1))
+        write_json({**stamp(lasting=True), **value})
         return
     if isinstance(parts, Report):
         parts = [*parts.brief, *([parts.banner] if parts.banner else ())]
@@ -61,6 +61,10 @@ def write(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         Output().on_broken_pipe()
+
+
+def write_json(value: Any) -> None:
+    write(json.dumps(to_json(value), allow_nan=False, indent=1))
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -92,7 +96,7 @@ def _shown(part: Part) -> Iterator[Grid | Styled | str]:
         case Banner():
             yield Styled.assemble((part.label, COLOURS[part.tone]), f"  {part.sentence}")
         case Text():
-            lead = (f"{part.lead}  " if part.lead else "", COLOURS[part.tone])
+            lead = (part.lead + "  " * bool(part.lead and part.text), COLOURS[part.tone])
             yield Styled.assemble(lead, (part.text, COLOURS["note"] if part.style == "note" else ""))
         case str() | Styled() | Grid():
             yield part

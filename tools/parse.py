@@ -102,6 +102,14 @@ class Only(tuple[str, ...]):
         return super().__new__(cls, names)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ResultCommand:
+    """A command with a result for people or for programs."""
+
+    json: bool = False
+    """Print the result as JSON, and nothing else, on standard output."""
+
+
 class Offered(NamedTuple):
     """A flag, and the field that it is: the class that declares it, and its way from the command."""
 
@@ -118,7 +126,8 @@ def offered(kind: type, only: Sequence[str] = ()) -> tuple[list[Offered], Maker]
     every: list[Offered] = []
     makers: dict[str, Maker] = {}
     hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
+    # Whatever a command does, the flag that says how to print it comes last.
+    for field in sorted(dataclasses.fields(kind), key=lambda field: field.name == "json"):
         if only and field.name not in only:
             continue
         hint, *marks = _unwrapped(hints[field.name])

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import datetime
 import functools
 import json
 import math
@@ -30,6 +29,7 @@ from sdc.records import (
     differences,
     environment,
     identify,
+    now,
     on_mesh,
     read_manifest,
     read_record,
@@ -233,7 +233,7 @@ def planned(job: Planned, loaded: Loaded, placement: Placement, command: Sequenc
     return {
         "kind": job.kind,
         "command": list(command),
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": now(),
         "config": dataclasses.asdict(config),
         "steps": job.steps,
         "seed": job.workload.seed,

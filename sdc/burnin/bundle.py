@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import msgspec
 import numpy as np
 
 from ..records import AnyPath, package_version, to_json, write_bytes
@@ -139,4 +138,4 @@ def _arrays(arrays: Sequence[np.ndarray]) -> bytes:
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(to_json(msgspec.to_builtins(value)), indent=1, allow_nan=False).encode() + b"\n"
+    return json.dumps(to_json(value), indent=1, allow_nan=False).encode() + b"\n"

@@ -12,12 +12,12 @@ import msgspec
 from sdc.records import describe_devices
 
 from ..records import identify, package_version
-from ..schema import Device
+from ..schema import Device, now
 from ..verdict import Verdict, gravest
 from .golden_register import Agreed, GoldenEntry, Recording, Register, Seen, foreign, lookup, mark_of, parse_key
 from .host import surroundings
 from .judgement import judge
-from .results import BurninResult, BurninSettings, Tally, now
+from .results import BurninResult, BurninSettings, Tally
 from .rounds import Listener, burn_in, planned_result
 from .sensors import Monitor, driver_errors
 from .workloads import BurninWorkload, find_level, workloads

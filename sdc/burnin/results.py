@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import datetime
 import uuid
 from typing import Annotated, Literal, TypeAlias
 
@@ -12,7 +11,7 @@ import msgspec
 
 from sdc.settings import Flag, SettingError, Within, check_fields
 
-from ..schema import Device, Environment, Fields, Header, about
+from ..schema import Device, Environment, Fields, Header, about, now
 from ..verdict import Verdict
 from .sensors import Course
 from .workloads import Family, find_level
@@ -25,11 +24,6 @@ UNDER_WAY, ON_REQUEST = "under way", "asked to stop"
 MOST_ROUNDS = 10**9
 Evidence: TypeAlias = Literal["repeat", "vote", "golden", "reference", "checksums"]
 Persistence: TypeAlias = Literal["transient", "intermittent", "persistent"]
-
-
-def now() -> str:
-    """The time, UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class CheckedDevice(Device, kw_only=True):

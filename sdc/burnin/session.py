@@ -18,13 +18,13 @@ from sdc.records import RecordError, describe_devices
 from sdc.settings import SettingError
 
 from ..records import Lock, environment, reason, to_json
-from ..schema import Environment
+from ..schema import Environment, now
 from .bundle import write_bundle
 from .golden_register import GOLDEN, Register, itself_alone, lookup, shortfall
 from .host import claim_names, claimed, surroundings
 from .judgement import BURN_IN, judge
 from .programs import Programs
-from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, BurninSettings, BurstOutlook, GoldenUse, now
+from .results import BUNDLE, EVENTS, RESULT, UNDER_WAY, BurninResult, BurninSettings, BurstOutlook, GoldenUse
 from .rounds import Kept, burn_in, planned_result
 from .sensors import Monitor
 from .workloads import find_level, workloads

@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # for the other packages of this project
         write_sealed as write_sealed,
         write_text as write_text,
     )
-    from ..schema import package_version as package_version
+    from ..schema import now as now, package_version as package_version
     from .layout import (
         INJECTIONS as INJECTIONS,
         MANIFEST as MANIFEST,

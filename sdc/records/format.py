@@ -191,7 +191,7 @@ class Format(Generic[T]):
         return int(next(field.default for field in msgspec.structs.fields(self.type) if field.name == "schema"))
 
     def encode(self, value: T) -> bytes:
-        content = to_text(msgspec.to_builtins(value)).encode()
+        content = to_text(value).encode()
         return seal(content) if self.sealed else content
 
     def write(self, path: AnyPath, value: T) -> None:

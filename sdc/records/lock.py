@@ -5,7 +5,6 @@ object store, the file itself does: it is created only if there is none, and wha
 is taken over, but not what is of another host, since nobody here can tell whether that process lives.
 """
 
-import datetime
 import errno
 import fcntl
 import os
@@ -18,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..schema import Header, about, identify
+from ..schema import Header, about, identify, now
 from .storage import AnyPath, RecordError, appends, create_bytes, endless, read_bytes, remove, write_bytes
 
 LOCK = "lock.json"
@@ -77,7 +76,7 @@ class Lock:
     def __init__(self, folder: AnyPath, name: str = LOCK, *, lasting: bool = False) -> None:
         self._folder, self._path = os.fspath(folder), os.path.join(os.fspath(folder), name)
         mine = Holder(
-            since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            since=now(),
             started=_started(os.getpid()),
             namespace=_namespace(),
             token=uuid.uuid4().hex,

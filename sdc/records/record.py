@@ -5,7 +5,6 @@ Runs, traces, campaigns and studies all live this way. `layout.KINDS` says which
 
 import collections
 import dataclasses
-import datetime
 import itertools
 import os
 import sys
@@ -274,8 +273,7 @@ class Record:
             with _locked(folder) as lock:
                 if set(names(folder)) - {LOCK}:  # somebody was faster, and is done
                     raise FolderTaken(folder)
-                created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                whole = _stamped(schema.Manifest, {"created": created, **given, "kind": known.name})
+                whole = _stamped(schema.Manifest, {"created": schema.now(), **given, "kind": known.name})
                 write_sealed(folder / MANIFEST, whole)
                 return cls(folder, whole, known, lock)
         except OSError as error:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import threading
@@ -10,14 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from sdc import burnin
 from sdc.burnin import BurninResult, BurninSettings, DeviceRequest
-from sdc.records import RecordError, to_json, write_text
+from sdc.records import RecordError, write_text
 from sdc.settings import SettingError
 
-from .. import gently, give_up, new_folder, onward, require, run_errors, usage_errors
+from .. import ResultCommand, gently, give_up, new_folder, onward, require, run_errors, usage_errors
 
 if TYPE_CHECKING:
     import jax
@@ -30,7 +27,7 @@ SENTENCES = 12  # sentences that are printed; all of them are in the result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BurninCommand:
+class BurninCommand(ResultCommand):
     """Burns a host in: loads its devices with programs whose bits are known, and says PASS, FAIL or INCONCLUSIVE.
 
     Example: sdc burnin --level prejob --golden fleet.golden --prometheus /var/lib/node_exporter/sdc.prom
@@ -57,8 +54,6 @@ class BurninCommand:
     """Also write the result as JUnit XML."""
     prometheus: Path | None = None
     """Also write the result as metrics, for the textfile collector of the Prometheus node exporter (NAME.prom)."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
     def publish(self, result: BurninResult) -> None:
         """Writes what others read, each time that there is something new to say."""
@@ -69,10 +64,10 @@ class BurninCommand:
 
     def say(self, result: BurninResult, folder: Path | None) -> None:
         """Prints the result; its folder is None where it could not be written."""
-        from .. import print_parts, write
+        from .. import print_parts, write_json
 
         if self.json:
-            write(json.dumps(to_json(msgspec.to_builtins(result)), allow_nan=False, indent=1))
+            write_json(result)
         else:
             print_parts(_parts(result, folder))
 

@@ -3,17 +3,16 @@
 import dataclasses
 from collections.abc import Iterator
 
-import msgspec
-
 from sdc import tools
 from sdc.analysis import report as pages
+from sdc.records import to_json
 from sdc.train.doctor import Examination, Examined, examine
 
-from .. import usage_errors
+from .. import ResultCommand, usage_errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DoctorCommand:
+class DoctorCommand(ResultCommand):
     """Says whether this environment is fit for bitwise comparison, and if not, which setting or operation is why.
 
     Example: sdc doctor --json > host-a.json, then on another host: sdc doctor --against host-a.json
@@ -25,8 +24,6 @@ class DoctorCommand:
     """
 
     asked: Examination = dataclasses.field(default_factory=Examination)
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 def run(options: DoctorCommand) -> int:
@@ -34,7 +31,7 @@ def run(options: DoctorCommand) -> int:
         options.asked.check()
     with tools.StageProgress("doctor") as progress:
         found = examine(options.asked, tell=progress.begin)
-    tools.show(msgspec.to_builtins(found), _parts(found), as_json=options.json)
+    tools.show(to_json(found), _parts(found), as_json=options.json)
     return int(found.verdict.code)
 
 

@@ -18,13 +18,13 @@ from sdc.settings import SettingError
 from sdc.train import Compiled, Subject
 from sdc.verdict import Exit
 
-from .. import CommandError, flag, new_folder, run_errors, usage_errors
+from .. import CommandError, ResultCommand, flag, new_folder, run_errors, usage_errors
 
 LAST = 12  # lines of a compiler's output that are shown if it crashes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EstimateCommand:
+class EstimateCommand(ResultCommand):
     """Says what a step, and the tools around it, cost on chips that are not here, by the compiler's estimate.
 
     Example: sdc estimate --target v5p:2x2x4 --config llama3_8b_16l --model 8
@@ -44,8 +44,6 @@ class EstimateCommand:
     """NAME=VALUE for the compiler, such as xla_tpu_enable_sdc_checker=true."""
     run: Path | None = None
     """Folder of the record, a new one; by default one below runs/."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 def estimate(options: EstimateCommand) -> int:

@@ -13,13 +13,13 @@ from sdc.records import endless, reason
 from sdc.settings import SettingError, Within
 from sdc.verdict import Exit
 
-from .. import usage_errors
+from .. import ResultCommand, usage_errors
 
 LARGEST = 10_000_000  # bytes of a file of host names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SummarizeCommand:
+class SummarizeCommand(ResultCommand):
     """What the results of many hosts say of each other: suspects, outliers, and what adds up over time.
 
     Example: sdc fleet summarize /shared/burnin --output fleet --ledger /shared/ledger.json
@@ -35,8 +35,6 @@ class SummarizeCommand:
     """Folder for a page (index.html), suspects.csv and devices.csv; one of an earlier summary is written anew."""
     ledger: Path | None = None
     """File that adds up what was checked on each device, over time and hosts; made if there is none."""
-    json: bool = False
-    """Print the summary as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,7 @@ class ScheduleCommand:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SimulateCommand:
+class SimulateCommand(ResultCommand):
     """How many rounds of pairs it takes to name the bad hosts of a fleet.
 
     Example: sdc fleet simulate --hosts 64 --bad 3 --probability 0.7 --rounds 8
@@ -87,8 +85,6 @@ class SimulateCommand:
     """Fleets to draw."""
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of the draws."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 Subcommand: TypeAlias = (

@@ -14,7 +14,7 @@ from sdc.records import RecordError
 from sdc.settings import SettingError, Within
 from sdc.verdict import Exit, Verdict
 
-from .. import CommandError, Only, run_errors, usage_errors
+from .. import CommandError, Only, ResultCommand, run_errors, usage_errors
 from .burnin import check_place, start_devices
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SHORT = ("platform_version", "driver", "jax", "jaxlib", "machine", "processor", 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordCommand:
+class RecordCommand(ResultCommand):
     """Records what the devices of this host compute, where runs or devices agree.
 
     Example: sdc golden record h100.golden --level prejob --devices gpu:8
@@ -41,12 +41,10 @@ class RecordCommand:
     settings: Annotated[BurninSettings, Only("level", "minutes", "rounds", "only", "dtypes", "seed")]
     devices: str | None = None
     """Devices that there must be, as for sdc burnin."""
-    json: bool = False
-    """Print what was recorded as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VerifyCommand:
+class VerifyCommand(ResultCommand):
     """Looks whether a register is whole, and whether the devices of this host compute what it says.
 
     Example: sdc golden verify fleet.golden
@@ -63,12 +61,10 @@ class VerifyCommand:
     """Devices, as for sdc burnin; for a register of CPUs by default as many as it was recorded with."""
     no_run: bool = False
     """Only look whether it is whole, and start no device."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MergeCommand:
+class MergeCommand(ResultCommand):
     """Makes one register of several. What they disagree on is told, and believed of none of them.
 
     Example: sdc golden merge fleet.golden rack1.golden rack2.golden
@@ -81,12 +77,10 @@ class MergeCommand:
     """The register to write; a file that exists is not overwritten."""
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Registers to merge."""
-    json: bool = False
-    """Print what became of them as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ListCommand:
+class ListCommand(ResultCommand):
     """Shows what is in registers: devices, versions, workloads, digests, and who saw them.
 
     Example: sdc golden list fleet.golden
@@ -96,8 +90,6 @@ class ListCommand:
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Registers."""
-    json: bool = False
-    """Print them as JSON, and nothing else, on standard output."""
 
 
 Subcommand: TypeAlias = (
@@ -264,36 +256,25 @@ def _end(found: "Confirmed", about: dict[str, Any], sentence: str, as_json: bool
 
 def _show(summary: Mapping[str, Any], as_json: bool, code: Exit = Exit.CLEAN) -> int:
     """Prints what became of a register, or what is in registers, and returns the exit code."""
-    from rich.table import Table
+    from .. import show
 
-    from .. import Output, show
-
-    if as_json:
-        show(summary, as_json=True)
-    else:
-        console = Output()
-        for part in _parts(summary):
-            console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
+    show(summary, _parts(summary), as_json=as_json)
     return code
 
 
 def _parts(summary: Mapping[str, Any]) -> Iterator[Any]:
-    from rich.text import Text
-
-    from .. import COLOURS
+    from sdc.analysis.report import Text
 
     if "entries" in summary:
         yield from _listed(summary)
     yield from summary.get("sentences", [])
-    if "verdict" in summary:
-        yield Text.assemble((summary["verdict"].upper(), COLOURS[summary["verdict"]]), f"  {summary['sentence']}")
-    elif "sentence" in summary:
-        yield summary["sentence"]
+    if "sentence" in summary:
+        verdict = summary.get("verdict", "")
+        yield Text(summary["sentence"], lead=verdict.upper(), tone=verdict)
 
 
 def _listed(summary: Mapping[str, Any]) -> Iterator[Any]:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from .. import table
 
     for mark, environment in summary["environments"].items():
         yield f"environment {mark}: " + ", ".join(
@@ -306,16 +287,12 @@ def _listed(summary: Mapping[str, Any]) -> Iterator[Any]:
             f"burn-in {name[:8]}: host {recording['host']['name']}, {len(recording['devices'])} devices, "
             f"{recording['created']}, level {recording['level']}, {recording['rounds']} rounds"
         )
-    table = Table(title="Golden digests", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("workload", "device", "environment", "digest", "devices", "runs", "agreed"):
-        table.add_column(column, justify="right" if column in ("devices", "runs") else "left", no_wrap=True)
+    rows = []
     for row in summary["entries"]:
         subject, seen = row["subject"], row["seen"]
         shard = "" if subject["shard"] is None else f" device {subject['shard']}"
         agreed = dict.fromkeys(kind for each in seen for kind in each["agreed"])
         counts = (sum(len(each["devices"]) for each in seen), sum(each["runs"] for each in seen))
-        table.add_row(
-            f"{subject['workload']}{shard}", subject["kind"], subject["environment"], row["digest"],
-            *map(str, counts), ", ".join(agreed),
-        )  # fmt: skip
-    yield table
+        of = (f"{subject['workload']}{shard}", subject["kind"], subject["environment"], row["digest"])
+        rows.append((*of, *map(str, counts), ", ".join(agreed)))
+    yield table("Golden digests", ("workload", "device", "environment", "digest", "devices", "runs", "agreed"), rows)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import datetime
 import json
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from sdc.burnin import FOLDERS, PAIR, PAIR_FORMAT, POOL, Pair, Stage, TwinRow
-from sdc.records import to_json
+from sdc.records import now
 from sdc.schema import Device
 from sdc.settings import SettingError
 from sdc.train import FullLoad
@@ -78,8 +77,8 @@ def pair(command: PairCommand) -> int:
         from sdc.analysis import resolve_pairs
 
         found = resolve_pairs([PAIR_FORMAT.read(file) for file in command.resolve])
-    whole = {**dataclasses.asdict(found), "code": found.verdict.code} if command.json else None
-    return _show(found, found.sentences, whole)
+    whole = {**dataclasses.asdict(found), "code": found.verdict.code}
+    return _show(found, found.sentences, whole if command.json else None)
 
 
 def pool(command: PoolCommand) -> int:
@@ -123,7 +122,7 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
             # `healthy` simulates nothing.
             faults = job.faults or ([job.suspect] if job.suspect not in (None, "healthy") else [])
             opening = Opening(
-                kind=kind, id=uuid.uuid4().hex, created=_now(), hosts=hosts, processes=processes, steps=job.steps,
+                kind=kind, id=uuid.uuid4().hex, created=now(), hosts=hosts, processes=processes, steps=job.steps,
                 settings={**settings, "flags": _flags(command)}, faults=[str(fault) for fault in faults],
                 command=["sdc", *sys.argv[1:]],
             )  # fmt: skip
@@ -149,7 +148,7 @@ def compare(command: ComparisonCommand, kind: Literal["pair", "pool"], twins: in
         onward.last_words = None
     if pair is not None and result is not None:
         sentences = [*pair.sentences, *(f"next: {step}" for step in pair.next), f"result: {result.file}"]
-        _show(pair, sentences, to_json(msgspec.to_builtins(pair)) if command.json else None)
+        _show(pair, sentences, pair if command.json else None)
     return code
 
 
@@ -164,7 +163,7 @@ class _Result:
 
     def judge(self, lost: str | None) -> Pair:
         seconds = time.monotonic() - self._started
-        return self._judge(self.file.parent, self._opening, ended=_now(), seconds=seconds, lost=lost)
+        return self._judge(self.file.parent, self._opening, ended=now(), seconds=seconds, lost=lost)
 
     def write(self, lost: str | None) -> Pair:
         pair = self.judge(lost)
@@ -221,18 +220,13 @@ def _flags(command: ComparisonCommand) -> list[str]:
 
 def _show(found: "Pair | Resolution", sentences: Sequence[str], whole: Any) -> int:
     """Prints all of a result as JSON, or sentences where that is None; returns the exit code."""
-    from .. import COLOURS, Output, write
+    from sdc.analysis.report import Text
+
+    from .. import print_parts, write_json
 
     if whole is not None:
-        write(json.dumps(whole, allow_nan=False, indent=1))
-        return found.verdict.code
-    console = Output()
-    mark = "  (simulated faults)" if found.simulated else ""
-    console.print(f"{found.verdict.acceptance}{mark}", style=COLOURS[found.verdict], markup=False)
-    for text in sentences:
-        console.print(text, soft_wrap=True, markup=False)
+        write_json(whole)
+    else:
+        mark = "(simulated faults)" if found.simulated else ""
+        print_parts([Text(mark, lead=found.verdict.acceptance, tone=found.verdict), *sentences])
     return found.verdict.code
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -14,11 +14,11 @@ from sdc.analysis import report as pages, studies
 from sdc.records import MANIFEST, read_manifest
 from sdc.verdict import Exit, Verdict, exit_code
 
-from .. import CommandError, run_errors, usage_errors
+from .. import CommandError, ResultCommand, run_errors, usage_errors
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportCommand:
+class ReportCommand(ResultCommand):
     """Writes report.html and report.md of a run, finished or not, and prints its summary.
 
     Example: sdc report runs/demo
@@ -36,12 +36,10 @@ class ReportCommand:
     """Run folder, a folder of run folders, or several run folders."""
     output: Path | None = None
     """Folder for the page of several runs; by default that of the last run."""
-    json: bool = False
-    """Print the summary as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True)
-class DiffCommand:
+class DiffCommand(ResultCommand):
     """Compares two traces: names the first step and operation that differ, and says how much agrees before.
 
     Example: sdc diff runs/golden runs/suspect
@@ -55,12 +53,10 @@ class DiffCommand:
     """Run folder of another trace of the same program."""
     output: Path | None = None
     """Folder for a report of the comparison, diff.html and diff.md; by default none is written."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointCommand:
+class CheckpointCommand(ResultCommand):
     """Look at certified checkpoints of any program that saves with Orbax.
 
     Example: sdc checkpoint verify runs/my-training/checkpoints
@@ -76,8 +72,6 @@ class CheckpointCommand:
     """Folder that an Orbax checkpointer wrote: it holds one folder a step."""
     step: Annotated[tuple[int, ...], tyro.conf.UseAppendAction] = ()
     """Only this step; may be repeated. By default all."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 def report(options: ReportCommand) -> int:

@@ -8,7 +8,7 @@ from sdc import analysis, tools, train
 from sdc.train import CampaignJob, Tracing, Training, Twins
 from sdc.verdict import Exit
 
-from .. import JobCommand, execute as execute, onward, run_errors, usage_errors
+from .. import JobCommand, ResultCommand, execute as execute, onward, run_errors, usage_errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class TraceCommand(JobCommand):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CampaignCommand:
+class CampaignCommand(ResultCommand):
     """Injects thousands of single simulated faults into training, and reports what becomes of it after each.
 
     Example: sdc campaign --injections 1000 --faults bitflip nan --run runs/campaign
@@ -66,8 +66,6 @@ class CampaignCommand:
     job: CampaignJob
     devices: int | None = None
     """Simulate this many CPU devices; by default as many as needed if there is only a CPU."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 def campaign(command: CampaignCommand) -> int:

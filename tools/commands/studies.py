@@ -27,20 +27,18 @@ from sdc.train.studies import (
 )
 from sdc.verdict import Exit
 
-from .. import CommandError, Only, check_folder, experiment, new_folder, onward, run_errors, usage_errors
+from .. import CommandError, Only, ResultCommand, check_folder, experiment, new_folder, onward, run_errors, usage_errors
 
 Text = Annotated[Workload, Only("config", "seed", "corpus", "tokenizer")]
 TRAINED = Only("steps", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordedStudy:
+class RecordedStudy(ResultCommand):
     """What all studies have in common."""
 
     run: Path | None = None
     """Run folder, a new one; by default one below runs/."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,7 +166,7 @@ class ProductsStudyCommand(RecordedStudy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CalibrateCommand:
+class CalibrateCommand(ResultCommand):
     """Measures how the devices of this machine round, on synthetic and on real products, and writes a profile.
 
     Example: sdc abft calibrate --out h200.json, then sdc train --abft --abft-profile h200.json
@@ -183,8 +181,6 @@ class CalibrateCommand:
     out: Path
     """The profile to write; a file that exists is not overwritten."""
     study: Annotated[Calibration, Only("dtypes", "steps")] = dataclasses.field(default_factory=Calibration)
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 AbftChoice: TypeAlias = (

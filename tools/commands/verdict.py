@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import tyro
 
 from sdc.burnin import Standing, standing_of
@@ -14,7 +13,7 @@ from sdc.records import to_json
 from sdc.settings import SettingError
 from sdc.verdict import Exit
 
-from .. import CommandError, flag
+from .. import CommandError, ResultCommand, flag
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Its word and its exit code for each of ours: 1 is a warning there.
@@ -22,7 +21,7 @@ NAGIOS = {Exit.CLEAN: ("OK", 0), Exit.CORRUPT: ("CRITICAL", 2), Exit.INCONCLUSIV
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VerdictCommand:
+class VerdictCommand(ResultCommand):
     """Says the verdict of the last burn-in, pair or pool again, at once: what a health check calls.
 
     Example: sdc verdict --max-age 24h runs/burnin
@@ -37,8 +36,6 @@ class VerdictCommand:
     """A result that is older says nothing: 90s, 30m, 24h or 7d."""
     format: Literal["text", "nagios"] = "text"
     """Print a line for people, or one for Nagios with its exit codes (0 OK, 2 critical, 3 unknown)."""
-    json: bool = False
-    """Print the result as JSON, and nothing else, on standard output."""
 
 
 def run(options: VerdictCommand) -> int:
@@ -49,7 +46,7 @@ def run(options: VerdictCommand) -> int:
     standing = standing_of(options.result, age)
     word, code = NAGIOS[standing.verdict.code]
     if options.json:
-        told = json.dumps(to_json(msgspec.to_builtins(standing)), allow_nan=False, indent=1)
+        told = json.dumps(to_json(standing), allow_nan=False, indent=1)
     elif options.format == "nagios":
         # A bar would begin what Nagios reads as performance data, and it shows the first line only.
         told = f"SDC {word} - {_line(standing).replace('|', '/')}"
